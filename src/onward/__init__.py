@@ -1,0 +1,1 @@
+"""Onward: decoder-only Transformer language models from understanding to use."""

@@ -1,0 +1,58 @@
+"""Files that are there whole or not at all."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from onward.errors import UserError
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; it takes `path`'s place, flushed, only if nothing went wrong.
+
+    Works for a file and for a folder (which must not exist yet). A full disk is a UserError; `path` stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True) as beside:
+        new = Path(beside) / path.name
+        try:
+            yield new
+            for file in [new, *new.rglob("*")] if new.is_dir() else [new]:
+                flush(file)
+            os.replace(new, path)
+            flush(path.parent)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}; what was there is kept") from error
+
+
+def flush(path: Path) -> None:
+    """Have the disk keep what was written to a file or folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, whole or not at all."""
+    with written_whole(path) as new:
+        new.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The table in a JSON file; a UserError if it is missing or not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no {path.name} in {path.parent}: name a folder that holds a model") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as JSON ({error}): restore or write it again") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no table: restore or write it again")
+    return value

@@ -1,0 +1,83 @@
+"""Families: published kinds of decoders, each a small file of this folder that translates two ways.
+
+A family file defines
+
+- `ARCHITECTURES`: their model_type -> the class that transformers loads it with,
+- `config(hf) -> DecoderConfig`: what their config.json means,
+- `to_hf(config) -> dict`: the keys of a config.json that says the same, as far as theirs can,
+- `names(config)`: pairs (their tensor name, our tensor name), each with an optional pair of inverse functions
+  (theirs to ours, ours to theirs); a list of ours is a tensor they fuse along rows, a list of theirs a stack of ours.
+
+Nothing else in Onward looks at a family's name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from onward.errors import UserError
+from onward.fields import nearest
+from onward.model.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HF = Mapping[str, Any]
+Fix = tuple["Callable[[Tensor], Tensor]", "Callable[[Tensor], Tensor]"]
+Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | list[str], Fix]
+
+
+class Family(Protocol):
+    """What a family file defines."""
+
+    ARCHITECTURES: dict[str, str]
+
+    def config(self, hf: HF) -> DecoderConfig: ...
+    def to_hf(self, config: DecoderConfig) -> dict[str, Any]: ...
+    def names(self, config: DecoderConfig) -> Iterator[Row]: ...
+
+
+@cache
+def families() -> dict[str, Family]:
+    """Every family by its model_type; `onward`, which can say everything, comes last."""
+    names = sorted((found.name for found in pkgutil.iter_modules(__path__)), key=lambda name: name == "onward")
+    modules: list[Any] = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {model_type: module for module in modules for model_type in module.ARCHITECTURES}
+
+
+def family(model_type: str) -> Family:
+    """The family of a model_type; a UserError names the nearest known one."""
+    if model_type not in families():
+        raise UserError(
+            f"model_type {model_type!r} is not a family that Onward knows: {nearest(model_type, families())}"
+        )
+    return families()[model_type]
+
+
+def express(config: DecoderConfig) -> dict[str, Any]:
+    """The config.json of the first family that can say all of this decoder."""
+    for model_type, candidate in families().items():
+        try:
+            hf = candidate.to_hf(config) | {"model_type": model_type}
+            if candidate.config(hf) == config:
+                return hf | {"architectures": [candidate.ARCHITECTURES[model_type]]}
+        except (AttributeError, UserError):  # a part that this family has no words for
+            continue
+    raise AssertionError("the family `onward` expresses every decoder")
+
+
+def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
+    """The rows for a layer's weight and, where there is one, its bias."""
+    for leaf in ("weight", "bias"):
+        ours = [f"{o}.{leaf}" for o in our] if isinstance(our, list) else f"{our}.{leaf}"
+        yield (f"{their}.{leaf}", ours, fix[0]) if fix else (f"{their}.{leaf}", ours)
+
+
+def sizes(hf: HF, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    """Our fields from their keys: `keys` maps our name to (their name, what transformers takes where it is absent)."""
+    found = {our: hf.get(their, default) for our, (their, default) in keys.items()}
+    return {our: value for our, value in found.items() if value is not None}

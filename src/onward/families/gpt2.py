@@ -1,0 +1,63 @@
+"""GPT-2 (Radford et al. 2019)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from onward.families import HF, Row, linear, sizes
+from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention
+
+ARCHITECTURES = {"gpt2": "GPT2LMHeadModel"}
+SIZES = {
+    "vocab_size": ("vocab_size", 50_257),
+    "d_model": ("n_embd", 768),
+    "n_layers": ("n_layer", 12),
+    "n_heads": ("n_head", 12),
+    "d_ff": ("n_inner", None),
+    "context_length": ("n_positions", 1024),
+    "tied": ("tie_word_embeddings", True),
+    "dropout": ("resid_pdrop", 0.1),
+}
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+}
+
+
+def config(hf: HF) -> DecoderConfig:
+    return DecoderConfig(
+        **sizes(hf, SIZES),
+        position=Learned(),
+        attention=SelfAttention(bias=True, out_bias=True),
+        mlp=Plain(act=ACTIVATIONS[hf.get("activation_function", "gelu_new")], bias=True),  # type: ignore[arg-type]
+        norm=LayerNorm(eps=hf.get("layer_norm_epsilon", 1e-5)),
+    )
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
+        "embd_pdrop": c.dropout,
+        "attn_pdrop": c.dropout,
+        "layer_norm_epsilon": c.norm.eps,
+        "activation_function": {"gelu_tanh": "gelu_new"}.get(c.mlp.act, c.mlp.act),
+    }
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    def turn(t):  # type: ignore[no-untyped-def]  # GPT-2 stores its matrices transposed
+        return t.mT if t.ndim == 2 else t
+
+    yield "transformer.wte.weight", "embed.weight"
+    yield "transformer.wpe.weight", "position.weight"
+    yield "lm_head.weight", "head.weight"
+    yield from linear("transformer.ln_f", "norm")
+    for i in range(c.n_layers):
+        their, our = f"transformer.h.{i}", f"blocks.{i}"
+        yield from linear(f"{their}.ln_1", f"{our}.attn_norm")
+        yield from linear(f"{their}.ln_2", f"{our}.mlp_norm")
+        yield from linear(f"{their}.attn.c_attn", [f"{our}.attn.{n}" for n in "qkv"], (turn, turn))
+        yield from linear(f"{their}.attn.c_proj", f"{our}.attn.out", (turn, turn))
+        yield from linear(f"{their}.mlp.c_fc", f"{our}.mlp.up", (turn, turn))
+        yield from linear(f"{their}.mlp.c_proj", f"{our}.mlp.down", (turn, turn))

@@ -1,0 +1,26 @@
+"""Decoders that no published family can express: all of DecoderConfig under the key `decoder`, our own names."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from onward import fields
+from onward.errors import UserError
+from onward.families import HF, Row
+from onward.model.config import DecoderConfig
+
+ARCHITECTURES = {"onward": "Decoder"}
+
+
+def config(hf: HF) -> DecoderConfig:
+    if not isinstance(hf.get("decoder"), dict):
+        raise UserError("config.json has model_type onward and no table `decoder`: write the folder again")
+    return fields.build(DecoderConfig, hf["decoder"], "config.json: decoder")
+
+
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    return {"decoder": fields.plain(c)}
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    """Nothing to translate: a name without a row keeps its name."""
+    yield from ()

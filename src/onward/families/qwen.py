@@ -1,0 +1,21 @@
+"""Qwen 3: Llama with queries and keys normalised per head (Yang et al. 2025)."""
+
+from dataclasses import replace
+from typing import Any
+
+from onward.families import HF, llama
+from onward.model.config import DecoderConfig, SelfAttention
+
+ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM"}
+DEFAULTS = {"vocab_size": 151_936, "head_dim": 128, "intermediate_size": 22_016, "max_position_embeddings": 32_768}
+names = llama.names
+
+
+def config(hf: HF) -> DecoderConfig:
+    c = llama.config({**DEFAULTS, **hf})
+    bias = hf.get("attention_bias", False)
+    return replace(c, attention=SelfAttention(qk_norm="head", bias=bias, out_bias=bias))
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    return llama.to_hf(c)

@@ -1,0 +1,175 @@
+"""Typed values from plain ones: dataclass fields read from JSON, TOML and the command line by one set of rules.
+
+Does not import torch, so that `--help` answers at once.
+"""
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import re
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from onward.errors import UserError
+
+T = TypeVar("T")
+
+
+class Part:
+    """A choice with fields of its own: a frozen dataclass, registered by `kind` in the slot it is a choice for.
+
+    A slot is a direct subclass of Part without a kind (`class Norm(Part)`); a choice is a subclass of a slot with
+    one (`class RMSNorm(Norm, kind="rms")`). Written as text it is `rms` or `rms(eps=1e-6)`, as JSON or TOML
+    `{"kind": "rms", "eps": 1e-6}`.
+    """
+
+    kind: ClassVar[str]
+    kinds: ClassVar[dict[str, type[Any]]]
+
+    def __init_subclass__(cls, kind: str | None = None) -> None:
+        if kind is None:
+            cls.kinds = {}
+        else:
+            cls.kind = kind
+            cls.kinds[kind] = cls
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ "did you mean X?" or, if nothing is near, the list of what is known; made to end a sentence."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+
+
+def hints(cls: type) -> dict[str, Any]:
+    """The type of every field of a dataclass that can be set."""
+    types_ = get_type_hints(cls)
+    return {f.name: types_[f.name] for f in dataclasses.fields(cls) if f.init}
+
+
+def docs(cls: type) -> dict[str, str]:
+    """What each field of a dataclass means: the comment at the end of its line in the source."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            found |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", inspect.getsource(base), re.MULTILINE))
+    return found
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """A dataclass from plain values; unknown names, missing ones and wrong types are a UserError that says where."""
+    known, prefix = hints(cls), f"{where}." if where else ""
+    for name in values:
+        if name not in known:
+            raise UserError(f"{prefix}{name} is not a known option: {nearest(name, known)}")
+    made = {name: convert(known[name], value, prefix + name) for name, value in values.items()}
+    needed = (dataclasses.MISSING, dataclasses.MISSING)
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if f.init and f.name not in made and (f.default, f.default_factory) == needed:
+            raise UserError(f"{prefix}{f.name} is missing: give it a value ({docs(cls).get(f.name, f.name)})")
+    return cls(**made)
+
+
+def plain(value: Any) -> Any:
+    """The reverse of `build`: only dictionaries, lists, strings, numbers, booleans and None."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = {"kind": value.kind} if isinstance(value, Part) else {}
+        return kind | {name: plain(getattr(value, name)) for name in hints(type(value))}
+    if isinstance(value, tuple | list):
+        return [plain(v) for v in value]
+    return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def convert(kind: Any, value: Any, where: str) -> Any:
+    """`value`, plain or text, as the type `kind`; a UserError that names `where` if it cannot be."""
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if type(None) in args and (value is None or value == "none"):
+            return None
+        if any(get_origin(a) is tuple for a in args):  # one part, or several that repeat over the layers
+            value = parse(value, where) if isinstance(value, str) else value
+            args = tuple(a for a in args if (get_origin(a) is tuple) == isinstance(value, list | tuple))
+        return convert(next(a for a in args if a is not type(None)), value, where)
+    if origin is Literal:
+        if value in args:
+            return value
+        raise UserError(f"{where} is {value!r}: {nearest(str(value), map(str, args))}")
+    if origin is tuple:
+        value = parse(value, where) if isinstance(value, str) else value
+        if isinstance(value, list | tuple):
+            each = args[:1] * len(value) if args[-1] is Ellipsis else args
+            if len(each) == len(value):
+                return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(each, value)))
+        raise UserError(f"{where} is {value!r}: it takes {describe(kind)}")
+    if origin is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
+    elif isinstance(value, kind):
+        if not (kind in (int, float) and isinstance(value, bool)):
+            return value
+    elif issubclass(kind, Part):
+        return part(kind, value, where)
+    elif dataclasses.is_dataclass(kind):
+        if isinstance(value, Mapping):
+            return build(kind, value, where)  # type: ignore[arg-type]
+    elif kind is bool and value in ("true", "false"):
+        return value == "true"
+    elif kind in (int, float) and isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+            if kind is float:
+                return number
+            if number == int(number):
+                return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
+        except (ValueError, OverflowError):
+            pass
+    raise UserError(f"{where} is {value!r}: it takes {describe(kind)}")
+
+
+def part(slot: type[Part], value: Any, where: str) -> Part:
+    """A choice for a slot from its text (`rotary(theta=5e5)`) or its table (`{"kind": "rotary", "theta": 5e5}`)."""
+    value = parse(value, where) if isinstance(value, str) else value
+    if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
+        raise UserError(f"{where} is {value!r}: {nearest('', slot.kinds)}")
+    kind = value["kind"]
+    if kind not in slot.kinds:
+        raise UserError(f"{where} is {kind!r}: {nearest(kind, slot.kinds)}")
+    return build(slot.kinds[kind], {k: v for k, v in value.items() if k != "kind"}, f"{where}.{kind}")
+
+
+def parse(text: str, where: str) -> Any:
+    """Plain values from text in Python's notation; names and calls become tables with a `kind`."""
+
+    def read(node: ast.expr) -> Any:
+        match node:
+            case ast.Name(name):
+                return {"kind": name}
+            case ast.Call(ast.Name(name), [], keywords) if all(k.arg for k in keywords):
+                return {"kind": name} | {k.arg: read(k.value) for k in keywords}
+            case ast.Tuple(items) | ast.List(items):
+                return [read(item) for item in items]
+            case _:
+                return ast.literal_eval(node)
+
+    try:
+        return read(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise UserError(f"{where} is {text!r}: write it as name, name(field=value) or (first, second)") from None
+
+
+def describe(kind: Any) -> str:
+    """A type in words, for messages and `--help`."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join("none" if a is type(None) else describe(a) for a in args)
+    if origin is Literal:
+        return "|".join(map(str, args))
+    if origin is tuple:
+        return f"({describe(args[0])}, ...)" if args[-1] is Ellipsis else f"({', '.join(map(describe, args))})"
+    if isinstance(kind, type) and issubclass(kind, Part):
+        return "|".join(kind.kinds)
+    return {int: "a whole number", float: "a number", str: "text", bool: "true|false"}.get(kind, "a table of fields")

@@ -1,0 +1,132 @@
+"""Self-attention, and Attend: the one place that chooses how it is computed.
+
+Shapes: B batch, T tokens in this call, S tokens that can be seen, H heads, K key/value heads, E d_head.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onward.model.cache import View
+from onward.model.config import DecoderConfig, SelfAttention, at
+from onward.model.positions import rotate
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float,
+    cap: float | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """How much each token reads from each other, (B, H, T, S), for q (B, T, H, E) and k (B, S, K, E), written out.
+
+    `mask` (B, T, S) tells who sees whom, None that each token sees all up to itself; `bias` (B, H, T, S) is added to
+    the scores; `sinks` (H,) are scores that take part in the softmax and are then left out. The softmax is computed
+    in at least fp32.
+    """
+    heads, groups = q.size(2), k.size(2)
+    k = k.permute(0, 2, 3, 1)  # (B, K, E, S)
+    folded = q.unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, K, H / K * T, E)
+    scores = (folded @ k).view(q.size(0), heads, q.size(1), k.size(-1)) * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    if bias is not None:
+        scores = scores + bias.type_as(scores)
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()[None]
+    scores = scores.masked_fill(~mask[:, None], -math.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.type_as(scores)[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+    weights = scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).type_as(q)
+    return weights[..., :-1] if sinks is not None else weights
+
+
+class Attend(nn.Module):
+    """Softmax attention over what a view lets each token see. A module of its own so that it can be watched.
+
+    Written out it is the reference; the fused kernel is taken where it computes the same thing faster.
+    """
+
+    def __init__(self, config: DecoderConfig, attention: SelfAttention) -> None:
+        super().__init__()
+        self.scale = config.d_head**-0.5 if attention.scale is None else attention.scale
+        self.cap, self.dropout = attention.score_cap, config.dropout
+        self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if attention.sinks else None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
+        """q (B, T, H, E) and the keys and values (B, T, K, E) of the same tokens -> (B, T, H, E)."""
+        if view.store:
+            view.store.write(view.positions, k=k, v=v)
+            k, v = view.store.entries["k"].type_as(q), view.store.entries["v"].type_as(q)
+        fused = self.cap is None and self.sinks is None and not written_out_is_faster(q, k)
+        return (self.fused if fused else self.written_out)(q, k, v, view)
+
+    def written_out(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
+        """The reference: every step in the open."""
+        weights = self.weights(q, k, view)
+        weights = F.dropout(weights, self.dropout, self.training)
+        v = v.transpose(1, 2)  # (B, K, S, E)
+        y = weights.unflatten(1, (v.size(1), -1)).flatten(2, 3) @ v  # a group of query heads shares its values
+        return y.view(q.size(0), q.size(2), q.size(1), v.size(-1)).transpose(1, 2)
+
+    def weights(self, q: Tensor, k: Tensor, view: View) -> Tensor:
+        """The attention weights (B, H, T, S)."""
+        return attention_weights(q, k, scale=self.scale, cap=self.cap, bias=view.bias, mask=view.mask, sinks=self.sinks)
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
+        """The same through torch's fused kernel."""
+        mask = None if view.mask is None else view.mask[:, None]
+        if view.bias is not None:
+            mask = view.bias if mask is None else view.bias.masked_fill(~mask, -math.inf)
+            if view.mask is None:
+                causal = torch.ones(mask.shape[-2:], dtype=torch.bool, device=q.device).tril()
+                mask = mask.masked_fill(~causal, -math.inf)
+            mask = mask.type_as(q)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(
+            q, k, v, mask, dropout, is_causal=mask is None, scale=self.scale, enable_gqa=q.size(1) != k.size(1)
+        )
+        return y.transpose(1, 2)
+
+
+def written_out_is_faster(q: Tensor, k: Tensor) -> bool:
+    """Training in bf16 on a CPU over short contexts: its fused backward is slower than plain matrix products."""
+    return q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad and k.size(1) <= 512
+
+
+class SelfAttentionModule(nn.Module):
+    """Project to queries, keys and values, attend, project back: x (B, T, D) -> (B, T, D)."""
+
+    def __init__(self, part: SelfAttention, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        self.d_head = config.d_head
+        wide, narrow = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+        self.q = nn.Linear(config.d_model, wide, bias=part.bias)
+        self.k = nn.Linear(config.d_model, narrow, bias=part.bias)
+        self.v = nn.Linear(config.d_model, narrow, bias=part.bias)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        self.q_group, self.k_group = (wide, narrow) if part.qk_norm == "width" else (self.d_head, self.d_head)
+        if part.qk_norm != "none":
+            norm = at(config.norm, layer)
+            self.q_norm = norm.build(config, layer, self.q_group)
+            self.k_norm = norm.build(config, layer, self.k_group)
+        self.attend = Attend(config, part)
+        self.out: nn.Module = nn.Linear(wide, config.d_model, bias=part.out_bias) if part.out else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        heads = (*x.shape[:2], -1, self.d_head)
+        q = self.q_norm(self.q(x).unflatten(-1, (-1, self.q_group))).view(heads)
+        k = self.k_norm(self.k(x).unflatten(-1, (-1, self.k_group))).view(heads)
+        v = self.v(x).view(heads)
+        if view.rotation:
+            q, k = rotate(q, *view.rotation), rotate(k, *view.rotation)
+        return self.dropout(self.out(self.attend(q, k, v, view).flatten(-2)))

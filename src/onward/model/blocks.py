@@ -1,0 +1,90 @@
+"""Blocks: the residual stream, two lines of arithmetic; a variant changes just those lines.
+
+Shapes: x (B, T, D) -> (B, T, D).
+"""
+
+from torch import Tensor, nn
+
+from onward.model.cache import View
+from onward.model.config import DecoderConfig, at
+
+
+class PreNormBlock(nn.Module):
+    """Each branch reads a normalised x and adds to it."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        norm = at(config.norm, layer)
+        self.attn_norm = norm.build(config, layer)
+        self.attn = at(config.attention, layer).build(config, layer)
+        self.mlp_norm = norm.build(config, layer)
+        self.mlp = at(config.mlp, layer).build(config, layer)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), view)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class ScaledBlock(PreNormBlock):
+    """What each branch adds is scaled."""
+
+    def __init__(self, config: DecoderConfig, layer: int, scale: float) -> None:
+        super().__init__(config, layer)
+        self.scale = scale
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), view) * self.scale
+        return x + self.mlp(self.mlp_norm(x)) * self.scale
+
+
+class PostNormBlock(PreNormBlock):
+    """The sum is normalised."""
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        x = self.attn_norm(x + self.attn(x, view))
+        return self.mlp_norm(x + self.mlp(x))
+
+
+class SandwichBlock(PreNormBlock):
+    """Each branch is normalised on its way out as well."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        norm = at(config.norm, layer)
+        self.attn_post_norm = norm.build(config, layer)
+        self.mlp_post_norm = norm.build(config, layer)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        x = x + self.attn_post_norm(self.attn(self.attn_norm(x), view))
+        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
+
+
+class ParallelBlock(PreNormBlock):
+    """Both branches read the same x, each through its own norm."""
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        return x + self.attn(self.attn_norm(x), view) + self.mlp(self.mlp_norm(x))
+
+
+class SharedNormBlock(PreNormBlock):
+    """Both branches read the same normalised x."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        del self.mlp_norm
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        y = self.attn_norm(x)
+        return x + self.attn(y, view) + self.mlp(y)
+
+
+class AttentionOnlyBlock(nn.Module):
+    """There is no feed-forward."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        self.attn_norm = at(config.norm, layer).build(config, layer)
+        self.attn = at(config.attention, layer).build(config, layer)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        return x + self.attn(self.attn_norm(x), view)

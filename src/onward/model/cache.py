@@ -1,0 +1,148 @@
+"""State outside the model: the keys and values of past tokens, and what a layer knows of one call.
+
+Shapes: B rows, T tokens in this call, S slots, H heads, K key/value heads, E d_head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from onward.model.config import DecoderConfig, at
+
+
+class Store:
+    """What one layer keeps: tensors (B, S, ...), with position p of a row in slot p % S."""
+
+    def __init__(self, entries: dict[str, Tensor]) -> None:
+        self.entries = entries
+
+    @property
+    def slots(self) -> int:
+        return next(iter(self.entries.values())).size(1)
+
+    def write(self, positions: Tensor, **new: Tensor) -> None:
+        """Keep the vectors (B, T, ...) of the tokens at positions (B, T)."""
+        row = torch.arange(positions.size(0), device=positions.device)[:, None]
+        for name, vectors in new.items():
+            self.entries[name][row, positions % self.slots] = vectors.to(self.entries[name].dtype)
+
+
+class Cache:
+    """The past of a batch of rows: position p of a row lives in slot p % slots of that row.
+
+    The mask hides the slots a row has not reached yet, so nothing is ever cleared: to roll back, or to give the row
+    to another request, call the model with smaller positions. Rows advance independently.
+
+    `length` positions fit; one call may add up to `chunk` tokens to each row, which is also how far a row may be
+    rolled back. Full layers have length + chunk slots, since a ragged call pads its shorter rows with positions
+    beyond their last; layers with a window have window + chunk.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        rows: int,
+        length: int,
+        chunk: int = 1,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.length, self.chunk = length, chunk
+        self.layers: list[Store] = []
+        for layer in range(config.n_layers):
+            attention = at(config.attention, layer)
+            slots = chunk + (min(attention.window, length) if attention.window else length)
+            self.layers.append(
+                Store(
+                    {
+                        name: torch.zeros(rows, slots, *shape, device=device, dtype=dtype)
+                        for name, shape in attention.entries(config).items()
+                    }
+                )
+            )
+
+    def rows(self, start: int, end: int) -> Self:
+        """The same memory, rows start to end only."""
+        return self._view(lambda t: t[start:end])
+
+    def upto(self, length: int) -> Self:
+        """The same memory, without the slots that positions below `length` do not need."""
+        return self._view(lambda t: t[:, :length], length)
+
+    def _view(self, cut, length: int | None = None) -> Self:  # type: ignore[no-untyped-def]
+        view = object.__new__(type(self))
+        view.length, view.chunk = length or self.length, self.chunk
+        view.layers = [Store({name: cut(t) for name, t in layer.entries.items()}) for layer in self.layers]
+        return view
+
+    def nbytes(self) -> int:
+        """Memory of all entries in bytes."""
+        return sum(t.nbytes for layer in self.layers for t in layer.entries.values())
+
+
+@dataclass(frozen=True)
+class View:
+    """What one layer knows of the tokens in this call."""
+
+    positions: Tensor  # (B, T), or (1, T) where all rows are alike
+    rotation: tuple[Tensor, Tensor] | None  # cosines and sines, each (B, T, 1, rotating / 2)
+    mask: Tensor | None  # who sees whom, (B, T, S); None: everything up to itself
+    bias: Tensor | None  # added to the scores, (B, H, T, S)
+    store: Store | None  # the past of this layer
+
+
+def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
+    """May the token at position `query` see the one at position `key`? A slot not reached yet has key < 0."""
+    seen = (key <= query) & (key >= 0)
+    return seen & (query - key < window) if window else seen
+
+
+def held(slots: int, last: Tensor) -> Tensor:
+    """The position that each slot holds once a row has reached `last` (B, 1): (B, S), negative where none."""
+    return last - (last - torch.arange(slots, device=last.device)) % slots
+
+
+def documents(positions: Tensor) -> Tensor:
+    """Which packed document each token belongs to, (B, T): one begins where a position does not follow the last."""
+    begins = positions[:, 1:] != positions[:, :-1] + 1
+    return torch.nn.functional.pad(begins.cumsum(1), (1, 0))
+
+
+def views(
+    config: DecoderConfig, positions: Tensor | None, shape: torch.Size, device: torch.device, cache: Cache | None
+) -> list[View]:
+    """One View per layer for a call of B rows and T tokens; layers that are alike share masks and rotations."""
+    plain = positions is None and cache is None
+    if positions is None:
+        positions = torch.arange(shape[1], device=device)[None]
+    seen: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
+    rotations, biases = {}, {}
+    result = []
+    for layer in range(config.n_layers):
+        attention, position = at(config.attention, layer), at(config.position, layer)
+        store = cache.layers[layer] if cache else None
+        where = attention.window, store.slots if store else 0
+        if where not in seen:
+            key = held(store.slots, positions[:, -1:]) if store else positions
+            mask = None
+            if attention.window or not plain:
+                mask = visible(positions[:, :, None], key[:, None], attention.window)
+                if not store and not plain:
+                    document = documents(positions)
+                    mask = mask & (document[:, :, None] == document[:, None])
+            seen[where] = mask, key
+        mask, key = seen[where]
+        turn = position, attention.rotary_width(config)
+        if turn not in rotations:
+            rotations[turn] = position.rotation(turn[1], positions)
+        if (position, where) not in biases:
+            slopes = position.slopes(config)
+            distance = positions[:, None, :, None] - key[:, None, None]
+            biases[position, where] = None if slopes is None else -slopes.to(device)[:, None, None] * distance
+        result.append(View(positions, rotations[turn], mask, biases[position, where], store))
+    return result

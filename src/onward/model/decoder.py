@@ -1,0 +1,98 @@
+"""The decoder: embed, blocks, norm, head. One path serves training, prefill and decoding; state comes from outside.
+
+Shapes: B batch, T tokens in this call, D d_model, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from onward.model.cache import Cache, views
+from onward.model.config import DecoderConfig, at
+from onward.model.initialise import initialise
+
+
+class Scale(nn.Module):
+    """x times a constant, which is rounded to x's precision first."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor(self.factor, dtype=x.dtype, device=x.device)
+
+
+class Cap(nn.Module):
+    """cap * tanh(x / cap): nothing gets past the cap."""
+
+    def __init__(self, cap: float) -> None:
+        super().__init__()
+        self.cap = cap
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cap * torch.tanh(x / self.cap)
+
+
+class Decoder(nn.Module):
+    """A decoder-only Transformer made from a DecoderConfig, with fresh weights.
+
+    >>> model = Decoder(DecoderConfig(vocab_size=100, d_model=64, n_layers=2, n_heads=4))
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 100])
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.embed_scale = Scale(c.embed_scale) if c.embed_scale != 1.0 else nn.Identity()
+        self.position = at(c.position, 0).build(c, 0)
+        self.dropout = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(at(c.block, layer).build(c, layer) for layer in range(c.n_layers))
+        self.norm = (c.final_norm or at(c.norm, c.n_layers - 1)).build(c, c.n_layers - 1)
+        self.head = nn.Linear(c.d_model, c.vocab_size, bias=c.head_bias)
+        self.logit_scale = Scale(c.logit_scale) if c.logit_scale != 1.0 else nn.Identity()
+        self.logit_cap = Cap(c.logit_cap) if c.logit_cap else nn.Identity()
+        if c.tied:
+            self.head.weight = self.embed.weight
+        initialise(self)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+        """Logits (B, T, V) in which place t speaks of the token at t + 1. Arguments as of `hidden`."""
+        return self.logits(self.hidden(tokens, positions, cache))
+
+    def hidden(self, tokens: Tensor, positions: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+        """The normalised residual stream (B, T, D) after the last block.
+
+        `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default
+        0, 1, 2, ...; where one does not follow the one before, another document begins, which sees nothing of those
+        before it. With a `cache`, positions are required, rows are continued from what the cache holds, and a row's
+        last position must be its greatest. A ValueError tells of a call that the cache or the positions cannot hold.
+        """
+        if cache:
+            check(cache, positions, tokens.size(1))
+        x = tokens if tokens.is_floating_point() else self.embed(tokens)
+        x = self.embed_scale(x)
+        layer_views = views(self.config, positions, tokens.shape[:2], tokens.device, cache)
+        if self.position is not None:
+            x = x + self.position(layer_views[0].positions).type_as(x)
+        x = self.dropout(x)
+        for block, view in zip(self.blocks, layer_views):
+            x = block(x, view)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (B, T, V) from the hidden states (B, T, D)."""
+        return self.logit_cap(self.logit_scale(self.head(hidden)))
+
+
+def check(cache: Cache, positions: Tensor | None, tokens: int) -> None:
+    """Refuse a call that would write over what its own tokens still have to see."""
+    if positions is None:
+        raise ValueError("with a cache, give the positions (B, T) of the tokens")
+    if tokens > cache.chunk:
+        raise ValueError(f"a call adds {tokens} tokens to a cache made for {cache.chunk} at a time: use a larger chunk")
+    if positions.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere a look would wait
+        first = positions[:, 0]
+        if first.numel() and (int(first.max()) >= cache.length or int(first.min()) < 0):
+            raise ValueError(f"position {int(first.max())} does not fit in a cache of length {cache.length}")

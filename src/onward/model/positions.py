@@ -1,0 +1,60 @@
+"""Positions: what is added to embeddings, how queries and keys turn, how scores fall with distance.
+
+Shapes: B batch, T tokens in this call, D d_model, H heads, E d_head.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class LearnedPosition(nn.Module):
+    """A trained vector per position: positions (B, T) -> (B, T, D)."""
+
+    def __init__(self, length: int, width: int, offset: int) -> None:
+        super().__init__()
+        self.offset = offset
+        self.weight = nn.Parameter(torch.empty(length + offset, width))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return nn.functional.embedding(positions + self.offset, self.weight)
+
+
+class SinusoidalPosition(nn.Module):
+    """Sines at even and cosines at odd indices (Vaswani et al. 2017): positions (B, T) -> (B, T, D)."""
+
+    def __init__(self, width: int, theta: float) -> None:
+        super().__init__()
+        self.width, self.theta = width, theta
+
+    def forward(self, positions: Tensor) -> Tensor:
+        angles = positions[..., None] * frequencies(self.theta, self.width, positions.device)
+        return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
+
+
+def frequencies(theta: float, rotating: int, device: torch.device) -> Tensor:
+    """The angle per position of each pair: theta ** (-2 i / rotating), (rotating / 2,)."""
+    return theta ** (-torch.arange(0, rotating, 2, device=device, dtype=torch.float32) / rotating)
+
+
+def rotation(theta: float, rotating: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles at positions (B, T), each (B, T, 1, rotating / 2)."""
+    angles = (positions[..., None] * frequencies(theta, rotating, positions.device))[:, :, None]
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the first numbers of each head of x (B, T, H, E): number i with number i + rotating / 2; the rest stays."""
+    half = cos.size(-1)
+    a, b, still = x.split([half, half, x.size(-1) - 2 * half], -1)
+    turned = [(a * cos - b * sin).type_as(x), (b * cos + a * sin).type_as(x)]
+    return torch.cat([*turned, still] if still.size(-1) else turned, -1)
+
+
+def alibi_slopes(n_heads: int) -> Tensor:
+    """The slope of each head, (H,): 2 ** (-8 (h + 1) / H); between the powers of two as in Press et al. (2021)."""
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    slopes += [2 ** (-4 * (2 * h + 1) / power) for h in range(n_heads - power)]
+    return torch.tensor(slopes)
