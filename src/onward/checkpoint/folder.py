@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from onward.checkpoint.files import read_json, write_json
 from onward.checkpoint.weights import read_tensors, to_ours, to_theirs, write_tensors
 from onward.families import HF, express, family
+from onward.files import read_json, write_json
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 

@@ -8,9 +8,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onward.checkpoint.files import written_whole
 from onward.errors import UserError
 from onward.families import Family
+from onward.files import written_whole
 from onward.model.config import DecoderConfig
 
 

@@ -1,0 +1,71 @@
+"""The command `onward`: one file per sub-command, imported when it is called."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "quickstart": "train a small decoder on the built-in text and watch it learn",
+    "data": "list and fetch well-known corpora",
+    "train": "text -> tokens -> windows -> logits -> loss -> weights",
+    "evaluate": "loss, perplexity and bits per byte of a model on a text",
+    "generate": "prompt -> logits -> next token -> text",
+}
+
+WAY = """\
+The way of the data, and the command for each step:
+
+  text -> tokens -> windows -> logits -> loss -> weights       onward train mybook.txt --out runs/mybook
+                                            how good is it?    onward evaluate runs/mybook other.txt
+  prompt -> logits -> next token -> text                       onward generate runs/mybook "Once upon"
+
+All of it at once, on text that every Python brings along:     onward quickstart
+Well-known texts to train on:                                  onward data list
+
+onward COMMAND --help explains each command, with examples. The commands:
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0, 2 for a mistake of the user, 130 for Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return dispatch(words)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
+        from onward.errors import UserError
+
+        if isinstance(error, UserError):
+            message = str(error)
+        elif isinstance(error, OSError) and error.filename:
+            message = f"{error.filename}: {error.strerror}"
+        else:
+            raise
+        print(f"onward: {message}", file=sys.stderr)
+        return 2
+
+
+def dispatch(words: list[str]) -> int:
+    """Call the named command with the other words."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(WAY)
+        for name, what in COMMANDS.items():
+            print(f"  {name:12}{what}")
+        return 0
+    if words[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"onward {version('onward')}")
+        return 0
+    if words[0] not in COMMANDS:
+        from onward.errors import UserError
+        from onward.fields import nearest
+
+        raise UserError(f"{words[0]!r} is not a command: {nearest(words[0], COMMANDS)}")
+    status: int | None = importlib.import_module(f"onward.cli.{words[0]}").main(words[1:])
+    return status or 0

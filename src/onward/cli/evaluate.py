@@ -1,0 +1,55 @@
+"""onward evaluate: how well a model predicts a text."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from onward.cli.options import parse
+from onward.cli.output import print_json, print_next, print_table
+from onward.errors import UserError
+
+ABOUT = """\
+Loss, perplexity and bits per byte of a model on a text, by a window that slides over it.
+
+examples:
+  onward evaluate runs/mybook                    the validation text of the run
+  onward evaluate runs/mybook other.txt
+  onward evaluate runs/mybook other.txt --stride 64 --json
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to evaluate, and how."""
+
+    model: str  # folder of the model
+    sources: tuple[str, ...] = ()  # files, folders, globs, .jsonl, .gz, - or a corpus; none: the run's validation text
+    stride: int = 0  # tokens the window moves on by; 0: half the context
+    field: str = "text"  # the field of each .jsonl line that holds the text
+    encoding: str = "utf-8"  # of the text files
+    device: str = "auto"  # auto, cpu, cuda, mps
+    json: bool = False  # print the result as JSON
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward evaluate", about=ABOUT, positional=("model", "sources"))
+    import onward
+    from onward.data.sources import documents
+    from onward.data.tokens import load_tokens
+
+    lm = onward.load(options.model, device=options.device)
+    if options.sources:
+        texts = list(documents(options.sources, field=options.field, encoding=options.encoding))
+        result = lm.evaluate(texts, stride=options.stride)
+    else:
+        folder = Path(options.model)
+        if not (folder / "data" / "validation.bin").exists():
+            raise UserError(f"{folder} has no validation text of its own: name a text to evaluate on")
+        held = load_tokens(folder / "data").validation
+        assert held is not None
+        result = lm.evaluate(held, stride=options.stride)
+    if options.json:
+        print_json(asdict(result))
+    else:
+        print_table([asdict(result)])
+        print_next(f'onward generate {options.model} "Once upon"')

@@ -1,0 +1,52 @@
+"""onward generate: what follows a prompt."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onward.cli.options import parse
+from onward.cli.output import print_json, print_next
+from onward.generation.sampling import Sampling
+
+ABOUT = """\
+Continue a prompt with a model, word by word as it comes.
+
+examples:
+  onward generate runs/mybook "Once upon"
+  onward generate runs/mybook "Once upon" --temperature 0 --max-new-tokens 50
+  onward generate runs/mybook "Once upon" "In the end" --top-p 0.9 --seed 1 --json
+"""
+
+
+@dataclass(frozen=True)
+class Options(Sampling):
+    """What to continue, and how."""
+
+    model: str = ""  # folder of the model
+    prompts: tuple[str, ...] = ()  # texts to continue; none: start from nothing
+    max_new_tokens: int = 256  # how many tokens at the most
+    slide: bool = True  # go on beyond the model's context, from the later half of it
+    device: str = "auto"  # auto, cpu, cuda, mps
+    json: bool = False  # print prompts and texts as JSON
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward generate", about=ABOUT, positional=("model", "prompts"))
+    import onward
+
+    lm = onward.load(options.model, device=options.device)
+    prompts = options.prompts or ("",)
+    sampling = {name: getattr(options, name) for name in Sampling.__dataclass_fields__}
+    how = {"max_new_tokens": options.max_new_tokens, "slide": options.slide} | sampling
+    if options.json:
+        texts = lm.generate(prompts, **how)
+        print_json([{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts)])
+        return
+    for i, prompt in enumerate(prompts):
+        own = {} if options.seed is None else {"seed": options.seed + i}
+        print(prompt, end="", flush=True)
+        for piece in lm.stream(prompt, **how | own):
+            print(piece, end="", flush=True)
+        print(flush=True)
+    if sys.stdout.isatty():
+        print_next(f"onward evaluate {options.model}")

@@ -1,0 +1,39 @@
+"""What commands print: a table or JSON on standard output; everything else goes to standard error."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+console = Console(stderr=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows with the same keys as a table; large numbers with separators, fractions with four digits."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in rows[0]:
+        number = isinstance(rows[0][name], int | float)
+        table.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(readable(value) for value in row.values()))
+    Console(file=sys.stdout, highlight=False).print(table)
+
+
+def readable(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def print_next(*commands: str) -> None:
+    """Name the natural next commands."""
+    console.print("\nNext:", style="bold")
+    for command in commands:
+        console.print(f"  {command}", markup=False, soft_wrap=True)

@@ -1,0 +1,142 @@
+"""Known texts: one that every Python brings along, and well-known ones to fetch. Imports nothing heavy."""
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import os
+import platform
+import sysconfig
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from onward.errors import UserError
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents with a name, a version and a hash."""
+
+    name: str
+    version: str
+    sha256: str
+    documents: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A corpus that can be fetched."""
+
+    url: str
+    bytes: int
+    sha256: str
+    what: str
+    licence: str
+
+
+KNOWN = {
+    "tinyshakespeare": Known(
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        1_115_394,
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+        "plays of Shakespeare, 40,000 lines",
+        "public domain",
+    ),
+}
+NAMES = ", ".join(["embedded", *KNOWN])
+
+
+def embedded() -> Corpus:
+    """The documentation inside this Python: the topics of its help, and the docstrings of its standard library.
+
+    Read from the source files with `ast`, without importing them. It differs from one Python version to the next.
+    """
+    library = Path(sysconfig.get_path("stdlib"))
+    found = dict.fromkeys(text for text in [*topics(), *docstrings(library)] if len(text) > 40)
+    digest = hashlib.sha256("\0".join(found).encode()).hexdigest()
+    return Corpus("embedded", f"Python {platform.python_version()}", digest, tuple(found))
+
+
+def topics() -> Iterator[str]:
+    """The texts of `help("TOPIC")`."""
+    spec = importlib.util.find_spec("pydoc_data.topics")
+    if spec and spec.origin:
+        for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Dict):
+                texts = [ast.literal_eval(v) for v in node.values if isinstance(v, ast.Constant | ast.BinOp)]
+                yield from (inspect.cleandoc(text) for text in texts if isinstance(text, str))
+
+
+def docstrings(folder: Path) -> Iterator[str]:
+    """The docstrings of all modules, classes and functions in a folder, tests left out."""
+    for path in sorted(folder.rglob("*.py")):
+        if SKIPPED.isdisjoint(path.relative_to(folder).parts):
+            try:
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+            except (SyntaxError, ValueError, OSError):
+                continue
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield ast.get_docstring(node) or ""
+
+
+SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+def home() -> Path:
+    """The folder of fetched corpora: $ONWARD_HOME or ~/.cache/onward."""
+    return Path(os.environ.get("ONWARD_HOME") or Path.home() / ".cache" / "onward")
+
+
+def get(name: str, folder: Path | None = None) -> Path:
+    """The file of a known corpus, fetched if it is not there yet, its checksum verified.
+
+    An interrupted download goes on where it stopped. A UserError tells that there is no network or another file.
+    """
+    from onward.fields import nearest
+
+    if name not in KNOWN:
+        raise UserError(f"{name!r} is not a corpus that can be fetched: {nearest(name, KNOWN)}")
+    known, path = KNOWN[name], (folder or home()) / f"{name}.txt"
+    if path.exists() and sha256(path) == known.sha256:
+        return path
+    part = path.with_suffix(".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        download(known, part, name)
+    except (OSError, urllib.error.URLError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UserError(
+            f"{name} cannot be fetched from {known.url} ({reason}): try again with a network, or train on the corpus "
+            "`embedded`, which needs none"
+        ) from None
+    if sha256(part) != known.sha256:
+        part.unlink()
+        raise UserError(f"{known.url} is not the file it was (its checksum differs): try again, or use `embedded`")
+    part.replace(path)
+    return path
+
+
+def download(known: Known, part: Path, name: str) -> None:
+    """Fetch into `part`, going on behind what is there."""
+    from rich.progress import Progress
+
+    done = part.stat().st_size if part.exists() else 0
+    if done >= known.bytes:
+        return
+    request = urllib.request.Request(known.url, headers={"Range": f"bytes={done}-"} if done else {})
+    with urllib.request.urlopen(request, timeout=30) as answer, Progress(transient=True) as progress:
+        resumed = answer.status == 206
+        task = progress.add_task(name, total=known.bytes, completed=done if resumed else 0)
+        with open(part, "ab" if resumed else "wb") as file:
+            while block := answer.read(1 << 16):
+                file.write(block)
+                progress.advance(task, len(block))
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

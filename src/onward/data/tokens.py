@@ -1,0 +1,77 @@
+"""Tokens on disk: what a run trains on and is validated with."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onward.errors import UserError
+from onward.files import read_json, write_json, written_whole
+from onward.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TokenData:
+    """Token ids, mapped from disk, and what is known of them."""
+
+    train: np.ndarray
+    validation: np.ndarray | None
+    info: dict[str, Any]
+
+
+def write_tokens(
+    folder: Path, tokenizer: Tokenizer, documents: Iterable[str], validation: float | Iterable[str] | None
+) -> TokenData:
+    """Encode documents into train.bin and validation.bin, each document followed by the end token.
+
+    `validation` is a share at the end of the documents' tokens, other documents, or None.
+    """
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    train, info = encode(tokenizer, documents, dtype)
+    held: np.ndarray | None = None
+    if isinstance(validation, float):
+        border = int(len(train) * (1 - validation))
+        train, held = train[:border], train[border:]
+    elif validation is not None:
+        held, _ = encode(tokenizer, validation, dtype)
+    if held is not None and len(held) < 2:
+        raise UserError("the validation text has fewer than two tokens: give it more, or --validation none")
+    parts = {"train": train} | ({} if held is None else {"validation": held})
+    for name, tokens in parts.items():
+        with written_whole(folder / f"{name}.bin") as new:
+            tokens.tofile(new)
+        info[name] = {"tokens": len(tokens), "sha256": hashlib.sha256(tokens.tobytes()).hexdigest()}
+    write_json(folder / "data.json", info | {"dtype": dtype.name})
+    return load_tokens(folder)
+
+
+def encode(tokenizer: Tokenizer, documents: Iterable[str], dtype: np.dtype) -> tuple[np.ndarray, dict[str, Any]]:
+    """All documents as one array, and how much there was."""
+    info = {"documents": 0, "bytes": 0, "unknown_characters": 0}
+
+    def arrays() -> Iterator[np.ndarray]:
+        for text in documents:
+            ids = tokenizer.encode(text, special=False)
+            info["documents"] += 1
+            info["bytes"] += len(text.encode())
+            info["unknown_characters"] += ids.count(tokenizer.unknown_id) if tokenizer.unknown_id is not None else 0
+            yield np.array(ids if tokenizer.eos_id is None else [*ids, tokenizer.eos_id], dtype=dtype)
+
+    return np.concatenate([np.empty(0, dtype), *arrays()]), info
+
+
+def load_tokens(folder: Path) -> TokenData:
+    """What `write_tokens` wrote; a UserError if a file is not what it was."""
+    info = read_json(folder / "data.json")
+    found: dict[str, np.ndarray | None] = {"validation": None}
+    for name in ("train", "validation"):
+        if name in info:
+            path = folder / f"{name}.bin"
+            size = info[name]["tokens"] * np.dtype(info["dtype"]).itemsize
+            if not path.exists() or path.stat().st_size != size:
+                raise UserError(f"{path} is missing or not the size it was written with: start a new run from the text")
+            found[name] = np.memmap(path, dtype=info["dtype"], mode="r")
+    return TokenData(found["train"], found["validation"], info)  # type: ignore[arg-type]

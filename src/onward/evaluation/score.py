@@ -1,0 +1,94 @@
+"""How well a model predicts text it is given.
+
+Shapes: T tokens, V vocabulary.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice
+
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+
+T = TypeVar("T")
+
+
+@torch.inference_mode()
+def log_probabilities(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
+    """The log-probabilities, in nats, of the tokens from place `first` on in windows (B, T), each given those before it.
+
+    Returns (B, T - first) in at least fp32. A UserError tells of a token id that the model does not have.
+    """
+    if windows.max() >= model.config.vocab_size or windows.min() < 0:
+        raise UserError(
+            f"token id {windows.max()} is out of range for a vocabulary of {model.config.vocab_size}: the tokenizer "
+            "belongs to another model"
+        )
+    ids = torch.as_tensor(windows.astype(np.int64), device=model.embed.weight.device)
+    logits = model.logits(model.hidden(ids[:, :-1])[:, first - 1 :])
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    return logits.log_softmax(-1, dtype=exact).gather(-1, ids[:, first:, None])[..., 0].cpu().numpy()
+
+
+TOGETHER = 4096  # tokens in one call
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a model predicts a text."""
+
+    loss: float  # nats per token
+    perplexity: float  # exp(loss)
+    bits_per_byte: float  # comparable across tokenizers
+    tokens: int  # predicted
+    bytes: int  # of UTF-8 text
+    context_length: int
+    stride: int
+
+
+def windows(count: int, context_length: int, stride: int) -> list[tuple[int, int, int]]:
+    """(start, first, end): tokens start to end go in, and those from first on are predicted; every token but the
+    very first is predicted once, with at least context_length - stride tokens before it where there are so many."""
+    result, first = [], 1
+    while first < count:
+        end = min(count, first + stride if first > 1 else context_length + 1)
+        result.append((max(0, end - context_length - 1), first, end))
+        first = end
+    return result
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of up to `size` items."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def evaluate(model: Decoder, tokens: np.ndarray, n_bytes: int, stride: int = 0) -> Evaluation:
+    """Loss, perplexity and bits per byte of a text of any length, by a window that moves on by `stride` tokens.
+
+    By default that is half the context. A stride of the whole context makes windows that do not overlap, as validation in training does.
+    """
+    length = model.config.context_length
+    stride = stride or max(1, length // 2)
+    if not 1 <= stride <= length:
+        raise UserError(f"stride is {stride}: it must be from 1 to the context length, {length}")
+    if len(tokens) < 2:
+        raise UserError("the text has fewer than two tokens, so that nothing can be predicted: give it more text")
+    found = []
+    for shape, spans in groupby(windows(len(tokens), length, stride), key=lambda s: (s[2] - s[0], s[1] - s[0])):
+        for batch in batched(spans, max(1, TOGETHER // shape[0])):
+            stack = np.stack([tokens[start:end] for start, _, end in batch])
+            found.append(log_probabilities(model, stack, shape[1]).flatten())
+    predicted = np.concatenate(found)
+    nats = -math.fsum(predicted)
+    loss = nats / len(predicted)
+    return Evaluation(
+        loss, math.exp(min(loss, 700)), nats / math.log(2) / max(1, n_bytes), len(predicted), n_bytes, length, stride
+    )

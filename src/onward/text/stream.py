@@ -1,0 +1,41 @@
+"""Text that grows token by token."""
+
+import re
+
+from onward.text.tokenizer import Tokenizer
+
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's fall-back to bytes
+
+
+class TextStream:
+    """Incremental decoding: each token's text as soon as it is certain; joined, the pieces are the whole text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.said: list[int] = []  # the tokens of the last piece, since a decoder may look back
+        self.held: list[int] = []  # tokens since then, whose text is not certain
+
+    def push(self, token: int) -> str:
+        """The text that is certain now; an incomplete character is held back."""
+        if token in self.tokenizer.special:
+            return ""
+        self.held.append(token)
+        name = self.tokenizer.inner.id_to_token(token) or ""
+        if BYTE.fullmatch(name):  # a byte that follows can still spoil the whole run of them
+            return ""
+        text = self.text()
+        incomplete = text.endswith("\ufffd") and token != self.tokenizer.unknown_id
+        return "" if incomplete else self.say(text)
+
+    def finish(self) -> str:
+        """The text that is left."""
+        return self.say(self.text())
+
+    def text(self) -> str:
+        before = self.tokenizer.decode(self.said)
+        return self.tokenizer.decode(self.said + self.held)[len(before) :]
+
+    def say(self, text: str) -> str:
+        if text:
+            self.said, self.held = self.held, []
+        return text

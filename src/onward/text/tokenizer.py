@@ -1,0 +1,167 @@
+"""Text as token ids and back, through the `tokenizers` library. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from onward.errors import UserError
+from onward.files import write_json, written_whole
+
+END = "<|endoftext|>"  # ends a document and, as in GPT-2, begins one
+UNKNOWN = "\ufffd"
+PIECE = 1 << 16  # characters encoded at a time; the library is slow on very long strings and parallel over many
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` with the ids of its beginning, end and unknown tokens.
+
+    Control tokens written out in a text are encoded as the plain text they are.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, bos: str | None = END, eos: str | None = END) -> None:
+        self.inner = inner
+        self.inner.encode_special_tokens = True
+        self.inner.no_truncation()
+        self.inner.no_padding()
+        self.bos, self.eos = bos, eos
+        self.bos_id: int | None = inner.token_to_id(bos) if bos else None
+        self.eos_id: int | None = inner.token_to_id(eos) if eos else None
+        unknown = getattr(inner.model, "unk_token", None)
+        self.unknown_id: int | None = inner.token_to_id(unknown) if unknown else None
+        self.vocab_size = max(inner.get_vocab().values(), default=-1) + 1
+        self.special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """From a folder with tokenizer.json or GPT-2's vocab.json and merges.txt, or from a tokenizer.json."""
+        path = Path(path)
+        file = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            if path.is_dir() and not file.exists() and (path / "vocab.json").exists():
+                bpe = models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
+                return cls(byte_level(bpe, use_regex=True))
+            inner = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            if not file.exists():
+                raise UserError(f"there is no tokenizer.json in {path}: name a folder or file that holds one") from None
+            raise UserError(f"{file} is not a tokenizer ({error}): restore or train it again") from None
+        named = special_names(file.parent)
+        known = lambda name: name if name is not None and inner.token_to_id(name) is not None else None
+        end = known(END)
+        return cls(inner, known(named.get("bos_token")) or end, known(named.get("eos_token")) or end)
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json and the tokenizer_config.json with which transformers loads it."""
+        folder = Path(folder)
+        with written_whole(folder / "tokenizer.json") as new:
+            self.inner.save(str(new))
+        names = {"bos_token": self.bos, "eos_token": self.eos}
+        if self.unknown_id is not None:
+            names["unk_token"] = self.inner.id_to_token(self.unknown_id)
+        kept = {name: token for name, token in names.items() if token is not None}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        write_json(folder / "tokenizer_config.json", config | kept)
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The ids of a text, with the control tokens that this tokenizer puts around a text unless told otherwise."""
+        pieces = self.pieces(text)
+        if len(pieces) == 1:
+            return self.inner.encode(text, add_special_tokens=special).ids
+        return [i for e in self.inner.encode_batch_fast(pieces, add_special_tokens=False) for i in e.ids]
+
+    def pieces(self, text: str) -> list[str]:
+        """A long text cut where no token crosses: behind a line break that no white space follows."""
+        if len(text) <= PIECE or self.inner.normalizer is not None or self.inner.post_processor is not None:
+            return [text]
+        result, start = [], 0
+        while match := CUT.search(text, start + PIECE):
+            result.append(text[start : match.end()])
+            start = match.end()
+        return [*result, text[start:]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; control tokens have none."""
+        return self.inner.decode([i for i in ids if i not in self.special], skip_special_tokens=False)
+
+    def byte_count(self, ids: Sequence[int]) -> int:
+        """How many bytes of UTF-8 text the ids stand for."""
+        if isinstance(self.inner.decoder, decoders.ByteLevel):  # a symbol is a byte, also where characters are cut
+            lengths = {i: len(self.inner.id_to_token(i) or "") for i in set(ids) - self.special}
+            return sum(lengths.get(i, 0) for i in ids)
+        return len(self.decode(ids).encode())
+
+    def piece(self, i: int) -> str:
+        """One token as one reads it, for tables: control tokens by name, part of a character as U+FFFD."""
+        token = self.inner.id_to_token(i)
+        if token is None or i in self.special:
+            return token or f"<{i}>"
+        # a decoder may strip what begins a text: decode behind a token, and take that token's text away
+        anchor = next(k for k in range(self.vocab_size) if k not in self.special and self.inner.id_to_token(k))
+        return self.decode([anchor, i]).removeprefix(self.decode([anchor]))
+
+    def textless(self, size: int) -> list[int]:
+        """The ids below `size` that stand for no text: padding and holes of the vocabulary."""
+        return [i for i in range(size) if self.inner.id_to_token(i) is None]
+
+
+CUT = re.compile(r"(?<=\S)\n(?=\S)")
+
+
+def special_names(folder: Path) -> dict[str, str | None]:
+    """`bos_token` and `eos_token` as the files of a folder name them."""
+    found: dict[str, Any] = {}
+    for file in "special_tokens_map.json", "tokenizer_config.json":
+        try:
+            found |= json.loads((folder / file).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+    text = lambda value: value.get("content") if isinstance(value, dict) else value
+    return {name: text(found.get(name)) for name in ("bos_token", "eos_token")}
+
+
+def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
+    """A tokenizer over bytes; with `use_regex` cut into words by GPT-2's pattern first (Radford et al. 2019)."""
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([END])
+    return inner
+
+
+def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer that `char`, `byte`, `bpe:4096` or a path stands for; the first and third learn from the texts.
+
+    `char`: every character of the texts is a token, and any other becomes U+FFFD. `byte`: the 256 bytes. `bpe:N`:
+    byte-level BPE with GPT-2's pattern and at most N ids, the control token included.
+    """
+    kind, _, size = spec.partition(":")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if spec == "char":
+        characters = sorted(set().union(*map(set, texts)) - {UNKNOWN})
+        vocabulary = {c: i for i, c in enumerate([UNKNOWN, *characters])}
+        inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+        inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+        inner.decoder = decoders.Fuse()
+        inner.add_special_tokens([END])
+    elif spec == "byte":
+        inner = byte_level(models.BPE({c: i for i, c in enumerate(alphabet)}, []), use_regex=False)
+    elif kind == "bpe" and size.isdigit() and int(size) > len(alphabet):
+        inner = byte_level(models.BPE(), use_regex=True)
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=int(size), special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+        )
+        inner.train_from_iterator(texts, trainer)
+    elif kind == "bpe":
+        raise UserError(f"tokenizer is {spec!r}: write bpe:N with N, the number of ids, above {len(alphabet)}")
+    elif Path(spec).exists():
+        return Tokenizer.load(spec)
+    else:
+        raise UserError(f"tokenizer is {spec!r}: choose char, byte, bpe:4096 or a path to a tokenizer.json or folder")
+    return Tokenizer(inner)

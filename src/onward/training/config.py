@@ -1,0 +1,96 @@
+"""What a training run is, as a value: data, model, and how to train. Does not import torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from onward import fields
+from onward.errors import UserError
+from onward.model.config import DecoderConfig, RMSNorm, SelfAttention
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"d_model": 64, "n_layers": 2, "n_heads": 4, "context_length": 128},
+    "mini": {"d_model": 128, "n_layers": 4, "n_heads": 4, "context_length": 128},
+    "small": {"d_model": 384, "n_layers": 6, "n_heads": 6, "context_length": 256},
+    "medium": {"d_model": 768, "n_layers": 12, "n_heads": 12, "n_kv_heads": 4, "context_length": 1024},
+}
+SHAPE: dict[str, Any] = {"attention": SelfAttention(qk_norm="head"), "norm": RMSNorm(eps=1e-6), "tied": True}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a run computes. A UserError tells of values out of range or in contradiction."""
+
+    sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, .jsonl, .gz, - (standard input), a corpus's name
+    out: str = ""  # folder of the run; "": runs/ and the name of the first source
+    tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY, or the path of a tokenizer.json or model folder
+    validation: str = "0.1"  # a file, the share at the end of the text, or none
+    field: str = "text"  # the field of each .jsonl line that holds the text
+    encoding: str = "utf-8"  # of the text files
+    preset: Literal["tiny", "mini", "small", "medium"] = "mini"  # a size of model, of which --model.* changes fields
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ from the preset
+    steps: int = 0  # optimiser steps; 0: as many as --time or --epochs allow
+    time: str = ""  # how long to train, such as 100s, 5m or 2h; fixed to a number of steps after a short timing
+    epochs: float = 0.0  # how often to see all of the training text
+    batch_size: int = 16  # windows of context_length tokens in one forward and backward
+    accumulation: int = 1  # batches whose gradients make one step
+    learning_rate: float = 3e-3  # the highest, after the warm-up
+    final_share: float = 0.05  # of the learning rate, at the end of the cosine
+    warmup: float = 0.05  # share of the steps in which the learning rate rises
+    weight_decay: float = 0.1  # of matrices; norms and biases have none
+    beta1: float = 0.9  # AdamW's decay of the mean of gradients
+    beta2: float = 0.99  # AdamW's decay of the mean of squared gradients
+    clip: float = 1.0  # the greatest norm of the gradient
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # bf16 computes products in bf16; auto takes the faster
+    device: str = "auto"  # auto, cpu, cuda, mps
+    compile: bool = False  # compile the blocks with torch.compile: a slow start, then faster steps
+    seed: int = 0  # of the weights, the order of windows and dropout
+    validate_every: int = 0  # steps between validations and saves; 0: twenty of them in the run
+    validation_tokens: int = 16_384  # how much of the validation text is used during the run; at the end it is all
+    prompt: str = ""  # continued again and again in the display; "": the beginning of the validation text
+
+    def __post_init__(self) -> None:
+        chosen = [name for name in ("steps", "time", "epochs") if getattr(self, name)]
+        if len(chosen) > 1:
+            raise UserError(f"{' and '.join(chosen)} are both given: choose one of steps, time and epochs")
+        if not chosen:
+            object.__setattr__(self, "time", "5m")
+        if self.time:
+            seconds(self.time)
+        for name in ("batch_size", "accumulation", "validation_tokens"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        for name in ("steps", "epochs", "learning_rate", "weight_decay", "clip", "validate_every"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} is {getattr(self, name)}: it must not be negative")
+        for name in ("final_share", "warmup", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"{name} is {getattr(self, name)}: it is a share, from 0 to 1")
+        if not self.sources:
+            raise UserError("no text to train on: name files or folders, or the corpus `embedded`")
+
+    def decoder(self, vocab_size: int) -> DecoderConfig:
+        """The model: Qwen 3's shape in the preset's size, with the fields in `model` changed."""
+        values = {"vocab_size": vocab_size} | SHAPE | PRESETS[self.preset]
+        kinds = fields.hints(DecoderConfig)
+        for name, change in self.model.items():
+            part = values.get(name, getattr(DecoderConfig, name, None))
+            if isinstance(change, dict) and "kind" not in change and part is not None:  # fields of the part there is
+                change = fields.plain(fields.convert(kinds[name], part, name)) | change
+            values[name] = change
+        config = fields.build(DecoderConfig, values, "model")
+        if config.vocab_size < vocab_size:
+            raise UserError(
+                f"model.vocab_size is {config.vocab_size}, and the tokenizer has {vocab_size} tokens: raise it"
+            )
+        return config
+
+
+def seconds(text: str) -> float:
+    """A duration such as 100s, 5m, 2h or 100 in seconds."""
+    match = re.fullmatch(r"(\d+\.?\d*)\s*([smh]?)", text.strip())
+    if not match or float(match[1]) <= 0:
+        raise UserError(f"time is {text!r}: write it like 100s, 5m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
