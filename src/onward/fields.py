@@ -63,7 +63,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     known, prefix = hints(cls), f"{where}." if where else ""
     for name in values:
         if name not in known:
-            raise UserError(f"{prefix}{name} is not a known option: {nearest(name, known)}")
+            raise UserError(f"{prefix}{name} is not a known option: {nearest(str(name), known)}")
     made = {name: convert(known[name], value, prefix + name) for name, value in values.items()}
     needed = (dataclasses.MISSING, dataclasses.MISSING)
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -149,15 +149,18 @@ def parse(text: str, where: str) -> Any:
             case ast.Name(name):
                 return {"kind": name}
             case ast.Call(ast.Name(name), [], keywords) if all(k.arg for k in keywords):
-                return {"kind": name} | {k.arg: read(k.value) for k in keywords}
+                return {"kind": name} | {k.arg: word(k.value) for k in keywords}
             case ast.Tuple(items) | ast.List(items):
                 return [read(item) for item in items]
             case _:
                 return ast.literal_eval(node)
 
+    def word(node: ast.expr) -> Any:  # relu, true, none: what it means is up to the field
+        return node.id if isinstance(node, ast.Name) else read(node)
+
     try:
         return read(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise UserError(f"{where} is {text!r}: write it as name, name(field=value) or (first, second)") from None
 
 

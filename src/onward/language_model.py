@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
@@ -15,11 +15,12 @@ from onward.checkpoint.folder import load_model, save_model
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.evaluation.score import Evaluation, evaluate, log_probabilities
+from onward.fields import build
+from onward.files import write_json
 from onward.generation.generate import Request, generate
 from onward.generation.sampling import Sampling
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
-from onward.fields import build
 from onward.text.stream import TextStream
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
@@ -151,7 +152,10 @@ def save(lm: LanguageModel, folder: str | Path) -> None:
 
 
 def train(
-    sources: str | Sequence[str], out: str | Path, on_event: Callable[[Event], object] = lambda event: None, **config: Any
+    sources: str | Sequence[str],
+    out: str | Path,
+    on_event: Callable[[Event], object] = lambda event: None,
+    **config: Any,
 ) -> LanguageModel:
     """Train a fresh model on texts into the run folder `out`, and return it.
 
@@ -163,4 +167,14 @@ def train(
     run = Run.start(build(RunConfig, values))
     for event in run.train():
         on_event(event)
-    return LanguageModel(run.model.eval(), run.tokenizer, run.hf)
+    conclude(run)
+    return LanguageModel(run.model, run.tokenizer, run.hf)
+
+
+def conclude(run: Run) -> Evaluation | None:
+    """Evaluate a finished run on its whole validation text, and write result.json and report.html."""
+    lm, result = LanguageModel(run.model.eval(), run.tokenizer, run.hf), None
+    if run.data.validation is not None:
+        result = lm.evaluate(run.data.validation, stride=lm.config.context_length)
+        write_json(run.folder / "result.json", asdict(result) | {"seconds": run.seconds, "step": run.step})
+    return result

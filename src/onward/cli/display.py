@@ -1,8 +1,6 @@
 """A training run as one watches it: where it is, how well it does, and the same prompt continued again and again."""
 
 import json
-from dataclasses import asdict
-from pathlib import Path
 from time import perf_counter
 
 from rich.console import Group, RenderableType
@@ -101,13 +99,3 @@ class Display:
         table.add_row(*(Text(value, style="bold") for value in figures.values()))
         bar = ProgressBar(total=self.run.config.steps, completed=self.step)
         return Group(table, bar, Panel(self.sample, title="the same prompt, continued", title_align="left", height=9))
-
-
-def write_result(folder: Path, run: Run) -> None:
-    """Keep the final figures of a run in result.json."""
-    from onward.files import write_json
-
-    lm = LanguageModel(run.model.eval(), run.tokenizer, run.hf)
-    if run.data.validation is not None:
-        result = lm.evaluate(run.data.validation, stride=run.model.config.context_length)
-        write_json(folder / "result.json", asdict(result) | {"seconds": run.seconds, "step": run.step})

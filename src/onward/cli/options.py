@@ -79,7 +79,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag(f"model.{name}"), metavar=metavar(kind), help=docs[name].replace("%", "%%"))
     group = parser.add_argument_group("fields of the model's parts")
     for name, kind in hints.items():
-        owners: dict[str, list[type]] = {}
+        owners: dict[str, list[type[fields.Part]]] = {}
         for part in part_kinds(kind):
             for own in fields.hints(part):
                 owners.setdefault(own, []).append(part)
@@ -91,7 +91,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
             )
 
 
-def part_kinds(kind: Any) -> list[type[Any]]:
+def part_kinds(kind: Any) -> list[type[fields.Part]]:
     """The choices of a field that holds a part, or several; none for any other field."""
     slots = [a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, fields.Part)]
     return [part for slot in slots for part in slot.kinds.values()]

@@ -47,7 +47,11 @@ class Windows:
         return result
 
 
-def validation_windows(tokens: np.ndarray, context_length: int) -> list[np.ndarray]:
-    """Windows that do not overlap and cover a text: each token but the first is predicted once."""
-    starts = range(0, len(tokens) - 1, context_length)
-    return [np.asarray(tokens[s : s + context_length + 1], dtype=np.int64) for s in starts]
+def validation_windows(tokens: np.ndarray, context_length: int) -> np.ndarray:
+    """Windows (N, T + 1) int64 that do not overlap and cover a text: each token but the first is predicted once.
+
+    Behind the end of the text the last window has -1.
+    """
+    starts = np.arange(0, len(tokens) - 1, context_length)
+    places = starts[:, None] + np.arange(context_length + 1)
+    return np.where(places < len(tokens), np.asarray(tokens, dtype=np.int64)[places.clip(max=len(tokens) - 1)], -1)

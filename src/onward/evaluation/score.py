@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
-
 from typing import TypeVar
 
 import numpy as np
@@ -21,9 +20,10 @@ T = TypeVar("T")
 
 @torch.inference_mode()
 def log_probabilities(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
-    """The log-probabilities, in nats, of the tokens from place `first` on in windows (B, T), each given those before it.
+    """The log-probabilities, in nats, of the tokens from place `first` on in windows (B, T).
 
-    Returns (B, T - first) in at least fp32. A UserError tells of a token id that the model does not have.
+    Each is given those before it in its window. Returns (B, T - first) in at least fp32. A UserError tells of a
+    token id that the model does not have.
     """
     if windows.max() >= model.config.vocab_size or windows.min() < 0:
         raise UserError(
@@ -73,7 +73,8 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 def evaluate(model: Decoder, tokens: np.ndarray, n_bytes: int, stride: int = 0) -> Evaluation:
     """Loss, perplexity and bits per byte of a text of any length, by a window that moves on by `stride` tokens.
 
-    By default that is half the context. A stride of the whole context makes windows that do not overlap, as validation in training does.
+    By default that is half the context. A stride of the whole context makes windows that do not overlap, as
+    validation in training does.
     """
     length = model.config.context_length
     stride = stride or max(1, length // 2)

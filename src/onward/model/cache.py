@@ -5,6 +5,7 @@ Shapes: B rows, T tokens in this call, S slots, H heads, K key/value heads, E d_
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -53,6 +54,7 @@ class Cache:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.length, self.chunk = length, chunk
+        self.end = length + chunk  # every position in a call, pads included, is below it
         self.layers: list[Store] = []
         for layer in range(config.n_layers):
             attention = at(config.attention, layer)
@@ -71,12 +73,14 @@ class Cache:
         return self._view(lambda t: t[start:end])
 
     def upto(self, length: int) -> Self:
-        """The same memory, without the slots that positions below `length` do not need."""
-        return self._view(lambda t: t[:, :length], length)
+        """The same memory, without the slots that positions below `length`, pads included, do not need."""
+        view = self._view(lambda t: t[:, :length])
+        view.length, view.end = min(length, self.length), min(length, self.end)
+        return view
 
-    def _view(self, cut, length: int | None = None) -> Self:  # type: ignore[no-untyped-def]
+    def _view(self, cut: Callable[[Tensor], Tensor]) -> Self:
         view = object.__new__(type(self))
-        view.length, view.chunk = length or self.length, self.chunk
+        view.length, view.chunk, view.end = self.length, self.chunk, self.end
         view.layers = [Store({name: cut(t) for name, t in layer.entries.items()}) for layer in self.layers]
         return view
 

@@ -7,6 +7,7 @@ files beside this one). Any part may be a tuple, which then repeats over the lay
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
@@ -29,7 +30,14 @@ def at(parts: P | tuple[P, ...], layer: int) -> P:
 # ---------------------------------------------------------------- the slots
 
 
-class Position(Part):
+class DecoderPart(Part):
+    """A choice for a slot of a DecoderConfig."""
+
+    def check(self, config: DecoderConfig) -> None:
+        """Raise a UserError where this part and the sizes contradict each other."""
+
+
+class Position(DecoderPart):
     """How the order of the tokens enters: added to the embeddings, as a rotation, as a bias, or not at all."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module | None:
@@ -44,11 +52,12 @@ class Position(Part):
         """What each head subtracts from its scores per token of distance, (H,), or None."""
         return None
 
-    def check(self, config: DecoderConfig) -> None:
-        """Raise a UserError where this part and the sizes contradict each other."""
+    def limit(self, config: DecoderConfig) -> float:
+        """How many positions there are."""
+        return math.inf
 
 
-class Attention(Part):
+class Attention(DecoderPart):
     """How a token reads from those before it."""
 
     window: int = 0
@@ -66,7 +75,7 @@ class Attention(Part):
         return config.d_head
 
 
-class FeedForward(Part):
+class FeedForward(DecoderPart):
     """What happens to each token by itself."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
@@ -74,7 +83,7 @@ class FeedForward(Part):
         raise NotImplementedError
 
 
-class Norm(Part):
+class Norm(DecoderPart):
     """How a vector is brought to a common size."""
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
@@ -82,7 +91,7 @@ class Norm(Part):
         raise NotImplementedError
 
 
-class Block(Part):
+class Block(DecoderPart):
     """The arithmetic of the residual stream in one layer."""
 
     additions: ClassVar[int] = 2  # to the residual stream
@@ -105,6 +114,13 @@ class Learned(Position, kind="learned"):
         from onward.model.positions import LearnedPosition
 
         return LearnedPosition(config.context_length, config.d_model, self.offset)
+
+    def limit(self, config: DecoderConfig) -> float:
+        return config.context_length
+
+    def check(self, config: DecoderConfig) -> None:
+        if self.offset < 0:
+            raise UserError(f"position.learned.offset is {self.offset}: it must be at least 0")
 
 
 @dataclass(frozen=True)
@@ -185,6 +201,12 @@ class SelfAttention(Attention, kind="self"):
     def entries(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(("k", "v"), (config.n_kv_heads, config.d_head))
 
+    def check(self, config: DecoderConfig) -> None:
+        if self.window < 0:
+            raise UserError(f"attention.self.window is {self.window}: it must be positive, or 0 to see all")
+        if self.score_cap is not None and self.score_cap <= 0:
+            raise UserError(f"attention.self.score_cap is {self.score_cap}: it must be positive, or none")
+
 
 # ---------------------------------------------------------------- feed-forward
 
@@ -230,9 +252,13 @@ class Experts(FeedForward, kind="experts"):
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.experts import ExpertsModule
 
-        if not 1 <= self.active <= self.count:
-            raise UserError(f"experts.active is {self.active}: a token visits between 1 and count ({self.count})")
         return ExpertsModule(self, config)
+
+    def check(self, config: DecoderConfig) -> None:
+        if not 1 <= self.active <= self.count:
+            raise UserError(f"mlp.experts.active is {self.active}: a token visits between 1 and count ({self.count})")
+        if self.shared < 0 or self.d_ff < 0:
+            raise UserError(f"mlp.experts has shared {self.shared} and d_ff {self.d_ff}: neither can be negative")
 
 
 # ---------------------------------------------------------------- norms
@@ -397,5 +423,8 @@ class DecoderConfig:
             raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}: change one")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout is {self.dropout}: it is a share, at least 0 and below 1")
-        for layer in range(self.n_layers):
-            at(self.position, layer).check(self)
+        for name in ("position", "attention", "mlp", "norm", "block"):
+            if getattr(self, name) == ():
+                raise UserError(f"{name} names no part: give at least one")
+            for layer in range(self.n_layers):
+                at(getattr(self, name), layer).check(self)

@@ -6,6 +6,7 @@ Shapes: B batch, T tokens in this call, D d_model, V vocabulary.
 import torch
 from torch import Tensor, nn
 
+from onward.errors import UserError
 from onward.model.cache import Cache, views
 from onward.model.config import DecoderConfig, at
 from onward.model.initialise import initialise
@@ -19,7 +20,7 @@ class Scale(nn.Module):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.tensor(self.factor, dtype=x.dtype, device=x.device)
+        return x * x.new_full((), self.factor)
 
 
 class Cap(nn.Module):
@@ -67,10 +68,10 @@ class Decoder(nn.Module):
         `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default
         0, 1, 2, ...; where one does not follow the one before, another document begins, which sees nothing of those
         before it. With a `cache`, positions are required, rows are continued from what the cache holds, and a row's
-        last position must be its greatest. A ValueError tells of a call that the cache or the positions cannot hold.
+        last position must be its greatest. A ValueError tells of a call that the cache or the learned
+        positions cannot hold.
         """
-        if cache:
-            check(cache, positions, tokens.size(1))
+        check(self.config, positions, tokens.size(1), cache)
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         x = self.embed_scale(x)
         layer_views = views(self.config, positions, tokens.shape[:2], tokens.device, cache)
@@ -86,13 +87,25 @@ class Decoder(nn.Module):
         return self.logit_cap(self.logit_scale(self.head(hidden)))
 
 
-def check(cache: Cache, positions: Tensor | None, tokens: int) -> None:
-    """Refuse a call that would write over what its own tokens still have to see."""
+def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: Cache | None) -> None:
+    """Refuse positions that are not there, and a call that would write over what its own tokens still have to see."""
+    limit = at(config.position, 0).limit(config)
+    if cache:
+        if positions is None:
+            raise UserError("with a cache, give the positions (B, T) of the tokens")
+        if tokens > cache.chunk:
+            raise UserError(
+                f"a call adds {tokens} tokens to a cache made for {cache.chunk} at a time: use a larger chunk"
+            )
+        limit = min(limit, cache.length)
     if positions is None:
-        raise ValueError("with a cache, give the positions (B, T) of the tokens")
-    if tokens > cache.chunk:
-        raise ValueError(f"a call adds {tokens} tokens to a cache made for {cache.chunk} at a time: use a larger chunk")
-    if positions.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere a look would wait
-        first = positions[:, 0]
-        if first.numel() and (int(first.max()) >= cache.length or int(first.min()) < 0):
-            raise ValueError(f"position {int(first.max())} does not fit in a cache of length {cache.length}")
+        first, last, real = 0, tokens - 1, tokens - 1
+    elif positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling():
+        first, last = int(positions.min()), int(positions.max())
+        real = int(positions[:, 0].max()) if cache else last  # behind the first there may be pads
+    else:  # elsewhere a look would wait
+        return
+    if real >= limit or first < 0:
+        raise UserError(f"position {real if first >= 0 else first} is outside the {limit} that there are")
+    if cache and last >= cache.end:
+        raise UserError(f"position {last}, pads included, is past the slots of this view of a cache ({cache.end})")

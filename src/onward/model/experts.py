@@ -95,7 +95,7 @@ def fastest_way(shape: tuple[int, int, int], device: str, dtype: torch.dtype, vi
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):  # there is no grouped product in fp64
         return "loop"
     experts, d_ff, width = shape
-    with torch.device(device), torch.enable_grad(), torch.autocast(device, enabled=False):
+    with torch.inference_mode(False), torch.enable_grad(), torch.device(device), torch.autocast(device, enabled=False):
         x = torch.ones(visits, width, dtype=dtype, requires_grad=True)
         ins = torch.ones(2, experts, d_ff, width, dtype=dtype, requires_grad=True)
         down = torch.ones(experts, width, d_ff, dtype=dtype, requires_grad=True)

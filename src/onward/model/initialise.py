@@ -22,7 +22,7 @@ def initialise(model: "Decoder", std: float = 0.02) -> None:
     | biases, sinks                                  | 0                                                        |
     | norms                                          | as made: 1 (0 where 1 is added), biases 0                |
 
-    N is 2 for a block with attention and feed-forward. The division keeps the variance of the residual stream from
+    A block with attention and feed-forward adds 2 to N. The division keeps the variance of the residual stream from
     growing with depth (Radford et al. 2019, section 2.3).
     """
     config = model.config

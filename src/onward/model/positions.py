@@ -18,7 +18,8 @@ class LearnedPosition(nn.Module):
         self.weight = nn.Parameter(torch.empty(length + offset, width))
 
     def forward(self, positions: Tensor) -> Tensor:
-        return nn.functional.embedding(positions + self.offset, self.weight)
+        rows = (positions + self.offset).clamp(max=len(self.weight) - 1)  # pads may lie beyond
+        return nn.functional.embedding(rows, self.weight)
 
 
 class SinusoidalPosition(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,7 +31,7 @@ class RunConfig:
     field: str = "text"  # the field of each .jsonl line that holds the text
     encoding: str = "utf-8"  # of the text files
     preset: Literal["tiny", "mini", "small", "medium"] = "mini"  # a size of model, of which --model.* changes fields
-    model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ from the preset
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
     steps: int = 0  # optimiser steps; 0: as many as --time or --epochs allow
     time: str = ""  # how long to train, such as 100s, 5m or 2h; fixed to a number of steps after a short timing
     epochs: float = 0.0  # how often to see all of the training text

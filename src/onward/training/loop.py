@@ -35,7 +35,7 @@ class Step:
     seconds: float
 
 
-IGNORED = -100
+IGNORED = -1
 
 
 def loss_sum(model: nn.Module, batch: Batch) -> Tensor:

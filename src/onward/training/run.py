@@ -13,10 +13,12 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from onward import fields
@@ -117,7 +119,7 @@ class Run:
                 if stopping or self.due():
                     self.save()
                 if self.due() and self.data.validation is not None:
-                    yield record(self.validate())
+                    yield record(self.validate(whole=self.step == config.steps))
                 if stopping:
                     return
 
@@ -147,16 +149,17 @@ class Run:
         starts = range(first, first + c.accumulation * c.batch_size, c.batch_size)
         return [self.batch(self.windows.batch(start, c.batch_size)) for start in starts]
 
-    def batch(self, windows: Any) -> Batch:
+    def batch(self, windows: np.ndarray) -> Batch:
+        """Windows (B, T + 1) as tokens and the tokens after them."""
         ids = torch.from_numpy(windows).to(self.device, non_blocking=True)
-        return Batch(ids[:, :-1], ids[:, 1:])
+        return Batch(ids[:, :-1].clamp(min=0), ids[:, 1:])
 
-    def validate(self) -> Validation:
-        """The loss over the validation text: at the last step all of it, before then evenly spread windows."""
+    def validate(self, *, whole: bool = False) -> Validation:
+        """The loss over the validation text: over evenly spread windows, or the whole."""
         assert self.data.validation is not None
         length, size = self.model.config.context_length, self.config.batch_size
         found = validation_windows(self.data.validation, length)
-        if self.step < self.config.steps:
+        if not whole:
             found = found[:: max(1, len(found) * length // self.config.validation_tokens)]
         batches = (self.batch(found[i : i + size]) for i in range(0, len(found), size))
         loss, tokens = mean_loss(self.model, batches, self.config.precision)
@@ -179,11 +182,11 @@ class Run:
         if config.time:
             budget = seconds(config.time)
             step, validations = self.timing(budget)
-            left = budget - (perf_counter() - began) - validations
+            left = max(budget / 2, budget - (perf_counter() - began) - validations)
             config = replace(config, time="", steps=max(1, int(left / step)))
         return config
 
-    def fastest_precision(self) -> str:
+    def fastest_precision(self) -> Literal["fp32", "bf16"]:
         """bf16 where the device computes products in it and that is faster for this model, else fp32."""
         if self.device.type == "cuda":
             return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
@@ -195,10 +198,11 @@ class Run:
         def run(precision: str) -> None:
             with mixed(precision, self.device):
                 loss = loss_sum(self.model, batch)
-            torch.autograd.grad(loss, [p for p in self.model.parameters() if p.requires_grad], allow_unused=True)
+            torch.autograd.grad(loss, list(self.model.parameters()), allow_unused=True)
 
         with torch.random.fork_rng():
-            return fastest({precision: lambda p=precision: run(p) for precision in ("fp32", "bf16")}, rounds=3)  # type: ignore[misc]
+            way = fastest({"fp32": partial(run, "fp32"), "bf16": partial(run, "bf16")}, rounds=3)
+        return "bf16" if way == "bf16" else "fp32"
 
     def timing(self, budget: float) -> tuple[float, float]:
         """Seconds per step and for all validations of a run of that many seconds, measured on throw-away steps."""

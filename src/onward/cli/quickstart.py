@@ -1,0 +1,66 @@
+"""onward quickstart: train, evaluate, generate and look, all in one, without any file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onward.cli.options import parse
+from onward.cli.output import console, print_next
+
+ABOUT = """\
+Train a small decoder on text that every Python brings along, and watch noise become words.
+
+examples:
+  onward quickstart
+  onward quickstart --time 30s --out runs/quick
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How long, and where to."""
+
+    out: str = "runs/quickstart"  # folder of the run; an earlier quickstart in it is replaced
+    time: str = "110s"  # how long to train
+
+
+def main(argv: Sequence[str]) -> int:
+    options = parse(Options, argv, prog="onward quickstart", about=ABOUT)
+    import shutil
+    from pathlib import Path
+
+    from onward.cli.train import train
+    from onward.errors import UserError
+    from onward.language_model import LanguageModel
+    from onward.training.config import RunConfig
+    from onward.training.run import Run
+
+    folder = Path(options.out)
+    config = RunConfig(
+        sources=("embedded",), out=options.out, time=options.time, tokenizer="bpe:2048", prompt="Return the"
+    )
+    if (folder / "run.json").exists():
+        if read_sources(folder) != ["embedded"]:
+            raise UserError(f"{folder} holds a run on other text: choose another --out")
+        shutil.rmtree(folder)
+    console.print("Training a decoder on the documentation inside this Python.")
+    run = Run.start(config)
+    if status := train(run):
+        return status
+    lm = LanguageModel(run.model, run.tokenizer, run.hf)
+    for prompt in "Return the", "This function", "Raise an exception if":
+        console.print(f"\n{prompt}", style="bold", end="")
+        for piece in lm.stream(prompt, 80, slide=True, temperature=0.7, seed=1):
+            console.print(piece, end="", markup=False)
+        console.print()
+    print_next(
+        f'onward generate {folder} "Return a list of"',
+        f"onward evaluate {folder} README.md",
+        "onward train mybook.txt --out runs/mybook",
+    )
+    return 0
+
+
+def read_sources(folder) -> list[str]:  # type: ignore[no-untyped-def]
+    from onward.files import read_json
+
+    return list(read_json(folder / "run.json").get("sources", []))

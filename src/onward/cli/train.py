@@ -1,0 +1,141 @@
+"""onward train: a model from text."""
+
+import dataclasses
+import signal
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onward import fields
+from onward.cli.options import read
+from onward.cli.output import console, print_next
+from onward.errors import UserError
+from onward.training.config import RunConfig
+
+if TYPE_CHECKING:
+    from onward.training.run import Run
+
+ABOUT = """\
+Train a decoder on text. The run folder is a Hugging Face folder that also holds what is needed to go on.
+
+examples:
+  onward train mybook.txt --out runs/mybook
+  onward train notes/ 'more/*.md' talks.jsonl.gz --field body --time 10m
+  onward train tinyshakespeare --tokenizer char --time 100s --out runs/shakespeare
+  cat mybook.txt | onward train - --out runs/piped --epochs 3
+  onward train mybook.txt --preset small --model.position learned --model.dropout 0.1
+  onward train mybook.txt --model.attention "(self(window=64), self)" --learning-rate 1e-3
+  onward train mybook.txt --config myrun.toml
+  onward train --resume runs/mybook
+
+A TOML file for --config holds the same names: learning_rate = 1e-3, [model] n_layers = 8,
+[model.position] kind = "rotary", theta = 500000.0. What is given on the command line counts before it.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(RunConfig):
+    """A run's configuration, and where else to take it from."""
+
+    config: str = ""  # a TOML file with any of these options
+    resume: str = ""  # the folder of a run to go on with; no other option then
+
+
+def main(argv: Sequence[str]) -> int:
+    values = read(Options, argv, prog="onward train", about=ABOUT, positional=("sources",))
+    resume, toml = values.pop("resume", ""), values.pop("config", "")
+    if not values.get("sources"):
+        values.pop("sources", None)
+    if resume and (values or toml):
+        given = ", ".join(["config"] * bool(toml) + list(values))
+        raise UserError(f"--resume goes on with the run as it was configured: leave out {given}")
+    if not resume:
+        values = merge(from_toml(Path(toml)) if toml else {}, values)
+        if "sources" not in values:
+            raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")
+        config = fields.build(RunConfig, values)
+        if not config.out:
+            config = dataclasses.replace(config, out=f"runs/{default_name(config.sources[0])}")
+    from onward.training.run import Run
+
+    return train(Run.resume(Path(resume)) if resume else Run.start(config))
+
+
+def train(run: "Run") -> int:
+    """Train with a display until the end or Ctrl-C; returns the exit status."""
+    from onward.cli.display import Display
+    from onward.language_model import conclude
+
+    folder = run.folder
+    info = run.data.info
+    if unknown := info.get("unknown_characters"):
+        console.print(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
+    if run.step >= run.config.steps:
+        raise UserError(f"{folder} has finished its {run.step:,} steps: start another with --out")
+    parameters = sum(p.numel() for p in run.model.parameters())
+    console.print(
+        f"{parameters:,} parameters, {info['train']['tokens']:,} training tokens, {run.config.steps:,} steps, "
+        f"{run.config.precision} on {run.device}, into {folder}",
+        soft_wrap=True,
+    )
+    with interrupts() as interrupted, Display(run) as display:
+        for event in run.train(interrupted):
+            display.show(event)
+    if run.step < run.config.steps:
+        console.print(
+            f"\nStopped and saved at step {run.step:,}. To go on: onward train --resume {folder}", soft_wrap=True
+        )
+        return 130
+    if result := conclude(run):
+        console.print(
+            f"\nvalidation loss {result.loss:.4f} | perplexity {result.perplexity:.2f} | bits per byte "
+            f"{result.bits_per_byte:.4f} | {run.seconds:.0f} s",
+            soft_wrap=True,
+        )
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+    print_next(f'onward generate {folder} "{display.prompt}"', f"onward evaluate {folder} other.txt")
+    return 0
+
+
+@contextmanager
+def interrupts() -> Iterator[Any]:
+    """A function that tells whether Ctrl-C was pressed; pressed twice, it interrupts at once."""
+    pressed: list[bool] = []
+
+    def note(*_: object) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(True)
+        print("\nstopping after this step; press Ctrl-C again to stop at once", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def from_toml(path: Path) -> dict[str, Any]:
+    """The options in a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}: give --config a TOML file") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as TOML: {error}") from None
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` upon `base`, table by table; a table that names another kind of part replaces it."""
+    result = dict(base)
+    for name, value in over.items():
+        both = isinstance(value, dict) and isinstance(base.get(name), dict)
+        result[name] = merge(base[name], value) if both and "kind" not in value else value
+    return result
+
+
+def default_name(source: str) -> str:
+    return "stdin" if source == "-" else Path(source.rstrip("/*")).name.split(".")[0] or "run"
