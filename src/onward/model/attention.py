@@ -21,30 +21,26 @@ def attention_weights(
     scale: float,
     cap: float | None = None,
     bias: Tensor | None = None,
-    mask: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """How much each token reads from each other, (B, H, T, S), for q (B, T, H, E) and k (B, S, K, E), written out.
 
-    `mask` (B, T, S) tells who sees whom, None that each token sees all up to itself; `bias` (B, H, T, S) is added to
-    the scores; `sinks` (H,) are scores that take part in the softmax and are then left out. The softmax is computed
-    in at least fp32.
+    `bias` (B, 1 or H, T, S) is added to the scores, -inf where a token does not see another; None stands for the plain
+    causal mask. `sinks` (H,) are scores that take part in the softmax and are then left out. The softmax is computed in
+    at least fp32 and rounded once.
     """
-    heads, groups = q.size(2), k.size(2)
+    if bias is None:
+        bias = q.new_full((q.size(1), k.size(1)), -math.inf).triu(1)
     k = k.permute(0, 2, 3, 1)  # (B, K, E, S)
-    folded = q.unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, K, H / K * T, E)
-    scores = (folded @ k).view(q.size(0), heads, q.size(1), k.size(-1)) * scale
+    folded = (q * scale).unflatten(2, (k.size(1), -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, K, H / K * T, E)
+    scores = (folded @ k).view(q.size(0), q.size(2), q.size(1), k.size(-1))
     if cap is not None:
         scores = cap * torch.tanh(scores / cap)
-    if bias is not None:
-        scores = scores + bias.type_as(scores)
-    if mask is None:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()[None]
-    scores = scores.masked_fill(~mask[:, None], -math.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.type_as(scores)[:, None, None].expand(*scores.shape[:-1], 1)], -1)
-    weights = scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).type_as(q)
-    return weights[..., :-1] if sinks is not None else weights
+    scores = scores + bias.type_as(scores)
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks.type_as(scores)[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
 
 
 class Attend(nn.Module):
@@ -69,29 +65,24 @@ class Attend(nn.Module):
 
     def written_out(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
         """The reference: every step in the open."""
-        weights = self.weights(q, k, view)
-        weights = F.dropout(weights, self.dropout, self.training)
-        v = v.transpose(1, 2)  # (B, K, S, E)
-        y = weights.unflatten(1, (v.size(1), -1)).flatten(2, 3) @ v  # a group of query heads shares its values
-        return y.view(q.size(0), q.size(2), q.size(1), v.size(-1)).transpose(1, 2)
+        with torch.autocast(q.device.type, enabled=False):
+            weights = F.dropout(self.weights(q, k, view), self.dropout, self.training)
+            v = v.transpose(1, 2)  # (B, K, S, E)
+            y = weights.unflatten(1, (v.size(1), -1)).flatten(2, 3) @ v  # a group of query heads shares its values
+            return y.view(q.size(0), q.size(2), q.size(1), v.size(-1)).transpose(1, 2)
 
     def weights(self, q: Tensor, k: Tensor, view: View) -> Tensor:
         """The attention weights (B, H, T, S)."""
-        return attention_weights(q, k, scale=self.scale, cap=self.cap, bias=view.bias, mask=view.mask, sinks=self.sinks)
+        return attention_weights(q, k, scale=self.scale, cap=self.cap, bias=view.bias, sinks=self.sinks)
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
         """The same through torch's fused kernel."""
-        mask = None if view.mask is None else view.mask[:, None]
-        if view.bias is not None:
-            mask = view.bias if mask is None else view.bias.masked_fill(~mask, -math.inf)
-            if view.mask is None:
-                causal = torch.ones(mask.shape[-2:], dtype=torch.bool, device=q.device).tril()
-                mask = mask.masked_fill(~causal, -math.inf)
-            mask = mask.type_as(q)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        bias = None if view.bias is None else view.bias.type_as(q)
         dropout = self.dropout if self.training else 0.0
+        grouped = q.size(1) != k.size(1)
         y = F.scaled_dot_product_attention(
-            q, k, v, mask, dropout, is_causal=mask is None, scale=self.scale, enable_gqa=q.size(1) != k.size(1)
+            q, k, v, bias, dropout, is_causal=bias is None, scale=self.scale, enable_gqa=grouped
         )
         return y.transpose(1, 2)
 

@@ -5,6 +5,7 @@ Shapes: B rows, T tokens in this call, S slots, H heads, K key/value heads, E d_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
@@ -95,8 +96,7 @@ class View:
 
     positions: Tensor  # (B, T), or (1, T) where all rows are alike
     rotation: tuple[Tensor, Tensor] | None  # cosines and sines, each (B, T, 1, rotating / 2)
-    mask: Tensor | None  # who sees whom, (B, T, S); None: everything up to itself
-    bias: Tensor | None  # added to the scores, (B, H, T, S)
+    bias: Tensor | None  # added to the scores, (B, 1 or H, T, S), -inf where not seen; None: all up to itself is seen
     store: Store | None  # the past of this layer
 
 
@@ -124,14 +124,14 @@ def views(
     plain = positions is None and cache is None
     if positions is None:
         positions = torch.arange(shape[1], device=device)[None]
-    seen: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
+    masks: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
     rotations, biases = {}, {}
     result = []
     for layer in range(config.n_layers):
         attention, position = at(config.attention, layer), at(config.position, layer)
         store = cache.layers[layer] if cache else None
         where = attention.window, store.slots if store else 0
-        if where not in seen:
+        if where not in masks:
             key = held(store.slots, positions[:, -1:]) if store else positions
             mask = None
             if attention.window or not plain:
@@ -139,14 +139,24 @@ def views(
                 if not store and not plain:
                     document = documents(positions)
                     mask = mask & (document[:, :, None] == document[:, None])
-            seen[where] = mask, key
-        mask, key = seen[where]
+            masks[where] = mask, key
         turn = position, attention.rotary_width(config)
         if turn not in rotations:
             rotations[turn] = position.rotation(turn[1], positions)
         if (position, where) not in biases:
-            slopes = position.slopes(config)
-            distance = positions[:, None, :, None] - key[:, None, None]
-            biases[position, where] = None if slopes is None else -slopes.to(device)[:, None, None] * distance
-        result.append(View(positions, rotations[turn], mask, biases[position, where], store))
+            biases[position, where] = score_bias(position.slopes(config), positions, *masks[where])
+        result.append(View(positions, rotations[turn], biases[position, where], store))
     return result
+
+
+def score_bias(slopes: Tensor | None, positions: Tensor, mask: Tensor | None, key: Tensor) -> Tensor | None:
+    """What is added to the scores (View.bias) for queries at positions (B, T) and keys at positions (B, S)."""
+    if slopes is None and mask is None:
+        return None
+    if mask is None:
+        mask = visible(positions[:, :, None], key[:, None], 0)
+    bias = torch.zeros(mask.shape, device=mask.device)[:, None]
+    if slopes is not None:
+        distance = positions[:, None, :, None] - key[:, None, None]
+        bias = -slopes.to(mask.device)[:, None, None] * distance
+    return bias.masked_fill(~mask[:, None], -math.inf)

@@ -272,9 +272,9 @@ class LayerNorm(Norm, kind="layer"):
     bias: bool = True  # whether a trained vector is added
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
-        from torch import nn
+        from onward.model.norms import LayerNormModule
 
-        return nn.LayerNorm(width or config.d_model, self.eps, bias=self.bias)
+        return LayerNormModule(width or config.d_model, self.eps, bias=self.bias)
 
 
 @dataclass(frozen=True)

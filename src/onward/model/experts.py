@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from onward.model.config import DecoderConfig, Experts
 from onward.model.feedforward import ACTIVATIONS, GatedModule
+from onward.model.norms import working_dtype
 from onward.timing import fastest
 
 
@@ -52,12 +53,11 @@ class ExpertsModule(nn.Module):
         order = chosen.flatten().argsort(stable=True)  # visits, sorted by expert
         visitor = order // chosen.size(1)
         counts = torch.bincount(chosen.flatten(), minlength=self.part.count)
-        device = tokens.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tokens.dtype
+        dtype = working_dtype(tokens)
         stacks = self.gate.to(dtype), self.up.to(dtype), self.down.to(dtype)
         way: str = self.part.compute
         if way == "auto":
-            way = fastest_way(tuple(self.gate.shape), device, dtype, 1 << len(order).bit_length())
+            way = fastest_way(tuple(self.gate.shape), tokens.device.type, dtype, 1 << len(order).bit_length())
         answers = WAYS[way](tokens[visitor].to(dtype), counts, *stacks, self.act)
         answers = answers * weight.flatten()[order, None].type_as(answers)
         return torch.zeros_like(tokens, dtype=dtype).index_add(0, visitor, answers)

@@ -1,12 +1,28 @@
-"""Norms beyond torch's own."""
+"""Norms: computed in at least fp32, and given on in the precision that products are computed in.
+
+Under autocast that is autocast's: what follows a norm is a product, and one conversion here saves one in each of them.
+"""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+def working_dtype(x: Tensor) -> torch.dtype:
+    """The precision in which products with x are computed: autocast's where it is on, else that of x."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+class LayerNormModule(nn.LayerNorm):
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(working_dtype(x))
+
+
 class RMSNormModule(nn.Module):
-    """x / sqrt(mean(x ** 2) + eps) * (weight + offset) over the last dimension, in at least fp32."""
+    """x / sqrt(mean(x ** 2) + eps) * (weight + offset) over the last dimension."""
 
     def __init__(self, width: int, eps: float, offset: float) -> None:
         super().__init__()
@@ -16,6 +32,5 @@ class RMSNormModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         exact = torch.promote_types(x.dtype, torch.float32)
         weight = self.weight.to(exact)
-        return F.rms_norm(x.to(exact), weight.shape, weight + self.offset if self.offset else weight, self.eps).type_as(
-            x
-        )
+        y = F.rms_norm(x.to(exact), weight.shape, weight + self.offset if self.offset else weight, self.eps)
+        return y.to(working_dtype(x))
