@@ -17,17 +17,19 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     Works for a file and for a folder (which must not exist yet). A full disk is a UserError; `path` stays as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True) as beside:
-        new = Path(beside) / path.name
-        try:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True
+        ) as beside:
+            new = Path(beside) / path.name
             yield new
             for file in [new, *new.rglob("*")] if new.is_dir() else [new]:
                 flush(file)
             os.replace(new, path)
             flush(path.parent)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}; what was there is kept") from error
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; what was there is kept") from error
 
 
 def flush(path: Path) -> None:

@@ -19,6 +19,8 @@ from onward.fields import build
 from onward.files import write_json
 from onward.generation.generate import Request, generate
 from onward.generation.sampling import Sampling
+from onward.inspection.curve import write_loss_svg
+from onward.inspection.report import write_report
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.text.stream import TextStream
@@ -172,9 +174,12 @@ def train(
 
 
 def conclude(run: Run) -> Evaluation | None:
-    """Evaluate a finished run on its whole validation text, and write result.json and report.html."""
+    """Evaluate a finished run on its whole validation text; write result.json, report.html and loss.svg."""
     lm, result = LanguageModel(run.model.eval(), run.tokenizer, run.hf), None
     if run.data.validation is not None:
         result = lm.evaluate(run.data.validation, stride=lm.config.context_length)
         write_json(run.folder / "result.json", asdict(result) | {"seconds": run.seconds, "step": run.step})
+    held = run.data.train if run.data.validation is None else run.data.validation
+    write_report(run.folder, run.model, run.tokenizer, run.tokenizer.decode(held[:64].tolist()))
+    write_loss_svg(run.folder, lm.config.vocab_size)
     return result

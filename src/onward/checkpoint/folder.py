@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from onward.checkpoint.weights import read_tensors, to_ours, to_theirs, write_tensors
-from onward.families import HF, express, family
+from onward.families import HF, express, family, read
 from onward.files import read_json, write_json
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
@@ -17,8 +17,7 @@ def load_model(
 ) -> tuple[Decoder, dict[str, Any]]:
     """The decoder in a folder, in its files' precision unless `dtype` is given, and its config.json."""
     hf = read_json(folder / "config.json")
-    kind = family(str(hf.get("model_type")))
-    config = kind.config(hf)
+    kind, config = read(hf)
     with torch.device("meta"):
         model = Decoder(config)
     theirs = read_tensors(folder / "model.safetensors")
@@ -48,7 +47,6 @@ def save_model(model: Decoder, folder: Path, extra: HF | None = None) -> None:
 
 def describe(config: DecoderConfig, original: HF) -> dict[str, Any]:
     """The config.json of a decoder: the original where it still says the same, else rewritten."""
-    model_type = original.get("model_type")
-    if model_type is not None and family(model_type).config(original) == config:
+    if "model_type" in original and read(original)[1] == config:
         return dict(original)
     return {**original, **express(config)}

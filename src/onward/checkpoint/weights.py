@@ -57,7 +57,7 @@ def to_ours(
 ) -> dict[str, Tensor]:
     """Tensors under our names from tensors under theirs; `model` has the shapes that are expected.
 
-    A UserError names a tensor that is missing, left over, or of the wrong shape.
+    A UserError names a tensor that is missing, left over, or of the wrong shape or type.
     """
     left = dict(theirs)
     found: dict[str, Tensor] = {}
@@ -70,6 +70,8 @@ def to_ours(
         shape = [sum(model[n].size(0) for n in names), *model[names[0]].shape[1:]]
         if list(tensor.shape) != shape:
             raise UserError(f"tensor {pieces[0]} has shape {list(tensor.shape)}, and config.json asks for {shape}")
+        if not tensor.is_floating_point():
+            raise UserError(f"tensor {pieces[0]} holds {tensor.dtype}: Onward reads weights in floating point")
         found.update(zip(names, tensor.split([model[n].size(0) for n in names])))
     if left:
         raise UserError(f"the checkpoint has a tensor {min(left)} that its config.json has no place for")

@@ -2,15 +2,15 @@
 
 import ast
 import hashlib
-import importlib.util
+import http.client
 import inspect
 import os
 import platform
 import sysconfig
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from onward.errors import UserError
@@ -49,22 +49,23 @@ KNOWN = {
 NAMES = ", ".join(["embedded", *KNOWN])
 
 
+@cache
 def embedded() -> Corpus:
     """The documentation inside this Python: the topics of its help, and the docstrings of its standard library.
 
     Read from the source files with `ast`, without importing them. It differs from one Python version to the next.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    found = dict.fromkeys(text for text in [*topics(), *docstrings(library)] if len(text) > 40)
+    texts = [*topics(library / "pydoc_data" / "topics.py"), *docstrings(library)]
+    found = dict.fromkeys(text for text in texts if len(text) > 40)
     digest = hashlib.sha256("\0".join(found).encode()).hexdigest()
     return Corpus("embedded", f"Python {platform.python_version()}", digest, tuple(found))
 
 
-def topics() -> Iterator[str]:
+def topics(path: Path) -> Iterator[str]:
     """The texts of `help("TOPIC")`."""
-    spec = importlib.util.find_spec("pydoc_data.topics")
-    if spec and spec.origin:
-        for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
+    if path.exists():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Dict):
                 texts = [ast.literal_eval(v) for v in node.values if isinstance(v, ast.Constant | ast.BinOp)]
                 yield from (inspect.cleandoc(text) for text in texts if isinstance(text, str))
@@ -107,7 +108,7 @@ def get(name: str, folder: Path | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         download(known, part, name)
-    except (OSError, urllib.error.URLError) as error:
+    except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise UserError(
             f"{name} cannot be fetched from {known.url} ({reason}): try again with a network, or train on the corpus "
@@ -135,6 +136,8 @@ def download(known: Known, part: Path, name: str) -> None:
             while block := answer.read(1 << 16):
                 file.write(block)
                 progress.advance(task, len(block))
+    if part.stat().st_size < known.bytes:
+        raise ConnectionError("the connection broke; what came is kept")
 
 
 def sha256(path: Path) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onward.data import corpora
 from onward.errors import UserError
+from onward.text.tokenizer import SURROGATE, UNKNOWN
 
 TEXT = {".txt", ".md", ".rst", ".text", ".jsonl", ".py", ".tex", ".html", ".xml", ".csv", ".json", ".org", ""}
 
@@ -31,6 +32,14 @@ def documents(sources: Sequence[str], *, field: str = "text", encoding: str = "u
         else:
             for path in paths(source):
                 yield from read(str(path), content(path), field, encoding)
+
+
+def provenance(source: str) -> dict[str, str]:
+    """What to keep on record of a source: its name and, of the built-in corpus, which it is."""
+    if source != "embedded":
+        return {"name": source}
+    corpus = corpora.embedded()
+    return {"name": source, "version": corpus.version, "sha256": corpus.sha256}
 
 
 def paths(source: str) -> list[Path]:
@@ -82,12 +91,13 @@ def read(name: str, data: bytes, field: str, encoding: str) -> Iterator[str]:
         ) from None
     if not text.strip():
         raise UserError(f"{name} is empty: name a file with text")
-    if name.removesuffix(".gz").endswith(".jsonl"):
+    text = text.removeprefix("\ufeff")
+    if name.lower().removesuffix(".gz").endswith(".jsonl"):
         yield from (
             record(name, number, line, field) for number, line in enumerate(text.split("\n"), 1) if line.strip()
         )
     else:
-        yield text.removeprefix("\ufeff").replace("\r\n", "\n")
+        yield SURROGATE.sub(UNKNOWN, text.replace("\r\n", "\n"))
 
 
 def record(name: str, number: int, line: str, field: str) -> str:
@@ -99,4 +109,4 @@ def record(name: str, number: int, line: str, field: str) -> str:
     if not isinstance(value, dict) or not isinstance(value.get(field), str):
         there = ", ".join(value) if isinstance(value, dict) else type(value).__name__
         raise UserError(f"{name} line {number} has no text under {field!r} (it has {there}): name it with --field")
-    return value[field]
+    return SURROGATE.sub(UNKNOWN, value[field])

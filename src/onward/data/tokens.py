@@ -1,7 +1,7 @@
 """Tokens on disk: what a run trains on and is validated with."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,15 @@ class TokenData:
 
 
 def write_tokens(
-    folder: Path, tokenizer: Tokenizer, documents: Iterable[str], validation: float | Iterable[str] | None
+    folder: Path,
+    tokenizer: Tokenizer,
+    documents: Iterable[str],
+    validation: float | Iterable[str] | None,
+    sources: Sequence[Mapping[str, str]] = (),
 ) -> TokenData:
     """Encode documents into train.bin and validation.bin, each document followed by the end token.
 
-    `validation` is a share at the end of the documents' tokens, other documents, or None.
+    `validation` is a share at the end of the documents' tokens, other documents, or None; `sources` is kept on record.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     train, info = encode(tokenizer, documents, dtype)
@@ -36,7 +40,8 @@ def write_tokens(
         border = int(len(train) * (1 - validation))
         train, held = train[:border], train[border:]
     elif validation is not None:
-        held, _ = encode(tokenizer, validation, dtype)
+        held, other = encode(tokenizer, validation, dtype)
+        info["unknown_characters"] += other["unknown_characters"]
     if held is not None and len(held) < 2:
         raise UserError("the validation text has fewer than two tokens: give it more, or --validation none")
     parts = {"train": train} | ({} if held is None else {"validation": held})
@@ -44,7 +49,7 @@ def write_tokens(
         with written_whole(folder / f"{name}.bin") as new:
             tokens.tofile(new)
         info[name] = {"tokens": len(tokens), "sha256": hashlib.sha256(tokens.tobytes()).hexdigest()}
-    write_json(folder / "data.json", info | {"dtype": dtype.name})
+    write_json(folder / "data.json", info | {"dtype": dtype.name, "sources": list(sources)})
     return load_tokens(folder)
 
 

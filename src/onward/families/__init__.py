@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from onward import fields
 from onward.errors import UserError
 from onward.fields import nearest
 from onward.model.config import DecoderConfig
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
 
 HF = Mapping[str, Any]
 Fix = tuple["Callable[[Tensor], Tensor]", "Callable[[Tensor], Tensor]"]
+ACTIVATIONS = {
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}  # their names -> ours
+THEIRS = {our: their for their, our in reversed(ACTIVATIONS.items())}
 Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | list[str], Fix]
 
 
@@ -56,6 +66,24 @@ def family(model_type: str) -> Family:
             f"model_type {model_type!r} is not a family that Onward knows: {nearest(model_type, families())}"
         )
     return families()[model_type]
+
+
+def read(hf: HF) -> tuple[Family, DecoderConfig]:
+    """The family and the decoder that a config.json means; a UserError if one of its values cannot be."""
+    kind = family(str(hf.get("model_type")))
+    try:
+        return kind, fields.build(DecoderConfig, fields.plain(kind.config(hf)), "config.json")
+    except UserError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"config.json holds a value that cannot be ({error}): restore or write it again") from None
+
+
+def only(hf: HF, **known: Any) -> None:
+    """A UserError if one of these keys has another value than the one that Onward can do."""
+    for key, value in known.items():
+        if hf.get(key, value) != value:
+            raise UserError(f"config.json has {key} {hf[key]!r}: Onward can only do {value!r}")
 
 
 def express(config: DecoderConfig) -> dict[str, Any]:

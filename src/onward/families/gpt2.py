@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from onward.families import HF, Row, linear, sizes
+from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, only, sizes
 from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention
 
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel"}
@@ -17,21 +17,16 @@ SIZES = {
     "tied": ("tie_word_embeddings", True),
     "dropout": ("resid_pdrop", 0.1),
 }
-ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-}
 
 
 def config(hf: HF) -> DecoderConfig:
+    only(hf, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    act: Any = hf.get("activation_function", "gelu_new")
     return DecoderConfig(
         **sizes(hf, SIZES),
         position=Learned(),
         attention=SelfAttention(bias=True, out_bias=True),
-        mlp=Plain(act=ACTIVATIONS[hf.get("activation_function", "gelu_new")], bias=True),  # type: ignore[arg-type]
+        mlp=Plain(act=ACTIVATIONS.get(act, act), bias=True),
         norm=LayerNorm(eps=hf.get("layer_norm_epsilon", 1e-5)),
     )
 
@@ -41,7 +36,7 @@ def to_hf(c: Any) -> dict[str, Any]:
         "embd_pdrop": c.dropout,
         "attn_pdrop": c.dropout,
         "layer_norm_epsilon": c.norm.eps,
-        "activation_function": {"gelu_tanh": "gelu_new"}.get(c.mlp.act, c.mlp.act),
+        "activation_function": THEIRS[c.mlp.act],
     }
 
 

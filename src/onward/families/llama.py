@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from onward.families import HF, Row, linear, sizes
+from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, only, sizes
 from onward.model.config import DecoderConfig, Gated, RMSNorm, Rotary, SelfAttention
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
@@ -23,16 +23,22 @@ SIZES = {
 
 def rotary(hf: HF) -> Rotary:
     """Rotary positions from the keys of transformers 5 (rope_parameters) or those before it (rope_theta)."""
-    parameters = {"rope_theta": hf.get("rope_theta", 10_000.0), **(hf.get("rope_parameters") or {})}
+    parameters = {
+        "rope_theta": hf.get("rope_theta", 10_000.0),
+        **(hf.get("rope_scaling") or {}),
+        **(hf.get("rope_parameters") or {}),
+    }
+    only(parameters, rope_type="default", type="default")
     return Rotary(theta=parameters["rope_theta"])
 
 
 def config(hf: HF) -> DecoderConfig:
+    act: Any = hf.get("hidden_act", "silu")
     return DecoderConfig(
         **sizes(hf, SIZES),
         position=rotary(hf),
         attention=SelfAttention(bias=hf.get("attention_bias", False), out_bias=hf.get("attention_bias", False)),
-        mlp=Gated(act=hf.get("hidden_act", "silu"), bias=hf.get("mlp_bias", False)),
+        mlp=Gated(act=ACTIVATIONS.get(act, act), bias=hf.get("mlp_bias", False)),
         norm=RMSNorm(eps=hf.get("rms_norm_eps", 1e-6)),
     )
 
@@ -43,7 +49,7 @@ def to_hf(c: Any) -> dict[str, Any]:
         "rope_theta": c.position.theta,  # read by transformers before 5
         "attention_bias": c.attention.bias,
         "mlp_bias": c.mlp.bias,
-        "hidden_act": c.mlp.act,
+        "hidden_act": THEIRS[c.mlp.act],
         "rms_norm_eps": c.norm.eps,
     }
 

@@ -3,15 +3,22 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, llama
+from onward.families import HF, llama, only
 from onward.model.config import DecoderConfig, SelfAttention
 
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM"}
-DEFAULTS = {"vocab_size": 151_936, "head_dim": 128, "intermediate_size": 22_016, "max_position_embeddings": 32_768}
+DEFAULTS = {
+    "vocab_size": 151_936,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "intermediate_size": 22_016,
+    "max_position_embeddings": 32_768,
+}
 names = llama.names
 
 
 def config(hf: HF) -> DecoderConfig:
+    only(hf, use_sliding_window=False)
     c = llama.config({**DEFAULTS, **hf})
     bias = hf.get("attention_bias", False)
     return replace(c, attention=SelfAttention(qk_norm="head", bias=bias, out_bias=bias))

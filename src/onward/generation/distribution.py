@@ -12,6 +12,9 @@ from torch import Tensor
 from onward.generation.sampling import Sampling
 
 
+COLDEST = 1e-6  # a lower temperature would only leave fp32, not change which token is taken
+
+
 def next_token_distribution(logits: Tensor, samplings: Sequence[Sampling], banned: Tensor | None = None) -> Tensor:
     """The probabilities (B, V) of the next token, in fp32, from logits (B, V) and one Sampling per row.
 
@@ -22,9 +25,9 @@ def next_token_distribution(logits: Tensor, samplings: Sequence[Sampling], banne
     if banned is not None:
         logits = logits.masked_fill(banned, -math.inf)
     column = lambda values, dtype: torch.tensor(values, dtype=dtype, device=logits.device)[:, None]
-    greedy = column([s.temperature == 0 for s in samplings], torch.bool)
+    greedy = column([s.temperature < COLDEST for s in samplings], torch.bool)
     best = torch.zeros_like(logits).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
-    logits = logits / column([s.temperature or 1.0 for s in samplings], torch.float32)
+    logits = logits / column([max(s.temperature, COLDEST) for s in samplings], torch.float32)
     if any(s.top_k or s.top_p < 1 for s in samplings):
         ranked, order = logits.sort(-1, descending=True)
         k = column([min(s.top_k or logits.size(1), logits.size(1)) for s in samplings], torch.long)
@@ -35,6 +38,9 @@ def next_token_distribution(logits: Tensor, samplings: Sequence[Sampling], banne
         out = before >= column([s.top_p if s.top_p < 1 else math.inf for s in samplings], torch.float32)
         logits = logits.masked_fill(out.scatter(1, order, out), -math.inf)
     return torch.where(greedy, best, logits.softmax(-1))
+
+
+GOLDEN = 0x9E3779B97F4A7C15  # 2 ** 64 over the golden ratio
 
 
 def uniform(seeds: Tensor, index: Tensor, purpose: int) -> Tensor:
@@ -52,8 +58,8 @@ def uniform(seeds: Tensor, index: Tensor, purpose: int) -> Tensor:
         x = (x ^ shift(x, 27)) * signed(0x94D049BB133111EB)
         return x ^ shift(x, 31)
 
-    step = signed(0x9E3779B97F4A7C15)
-    x = scramble(scramble(scramble(seeds + step) + index * step) + purpose * step)
+    step = signed(GOLDEN)
+    x = scramble(scramble(scramble(seeds + step) + index * step) + signed(purpose * GOLDEN % (1 << 64)))
     return shift(x, 11).double() * 2.0**-53
 
 

@@ -14,6 +14,7 @@ from onward.errors import UserError
 from onward.generation.distribution import draw, next_token_distribution, uniform
 from onward.generation.sampling import Sampling
 from onward.model.cache import Cache
+from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
@@ -28,6 +29,7 @@ class Request:
     sampling: Sampling
     max_new_tokens: int
     tokens: list[int] = field(default_factory=list)  # what has been generated
+    start: int = 0  # where in prompt and tokens the context begins
     done: bool = False
 
     def __post_init__(self) -> None:
@@ -42,7 +44,9 @@ class Request:
     def context(self, length: int) -> list[int]:
         """What to go on from: all there is or, once that fills the context, the later half of it."""
         tokens = self.prompt + self.tokens
-        return tokens if len(tokens) < length else tokens[-(length // 2 or 1) :]
+        if len(tokens) - self.start >= length:
+            self.start = len(tokens) - (length // 2 or 1)
+        return tokens[self.start :]
 
 
 @torch.inference_mode()
@@ -62,7 +66,7 @@ def generate(
     on its seed alone, not on its company.
     """
     for request in requests:
-        check(request, model.config.context_length, slide)
+        check(request, model.config, slide)
     waiting = [request for request in requests if request.max_new_tokens > 0]
     while waiting:
         yield from run(model, waiting, end, banned)
@@ -116,11 +120,18 @@ def prefill(model: Decoder, contexts: Sequence[Sequence[int]], length: int) -> t
     return cache, torch.stack(lasts)[:, None]
 
 
-def check(request: Request, length: int, slide: bool) -> None:
+def check(request: Request, config: DecoderConfig, slide: bool) -> None:
     """Refuse what cannot be continued, in one sentence."""
+    length = config.context_length
     wanted = len(request.prompt) + request.max_new_tokens
     if not request.prompt:
         raise UserError("the prompt is empty and there is no beginning token: give it at least one token")
+    for token in min(request.prompt), max(request.prompt):
+        if not 0 <= token < config.vocab_size:
+            raise UserError(
+                f"token id {token} is out of range for a vocabulary of {config.vocab_size}: the tokenizer belongs to "
+                "another model"
+            )
     if request.max_new_tokens < 0:
         raise UserError(f"max_new_tokens is {request.max_new_tokens}: it must be at least 0")
     if wanted > length and not slide:

@@ -9,8 +9,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from onward.model.attention import Attend
 from onward.model.cache import View
 from onward.model.decoder import Decoder
+
+
+def attends(model: Decoder) -> list[Attend]:
+    """Where each layer attends."""
+    return [block.attn.attend for block in model.blocks]  # type: ignore[union-attr, misc]
 
 
 @contextmanager
@@ -22,12 +28,12 @@ def attention_watched(model: Decoder) -> Iterator[list[Tensor]]:
     """
     maps: list[Tensor] = []
 
-    def look(attend: torch.nn.Module, inputs: tuple[Tensor, Tensor, Tensor, View], _: Tensor) -> None:
+    @torch.no_grad()
+    def look(attend: Attend, inputs: tuple[Tensor, Tensor, Tensor, View], _: Tensor) -> None:
         q, k, _, view = inputs
-        with torch.no_grad():
-            maps.append(attend.weights(q, k, view))
+        maps.append(attend.weights(q, k, view))
 
-    hooks = [block.attn.attend.register_forward_hook(look) for block in model.blocks]
+    hooks = [attend.register_forward_hook(look) for attend in attends(model)]
     try:
         with torch.compiler.set_stance("force_eager"):
             yield maps
@@ -57,11 +63,19 @@ def next_tokens(model: Decoder, tokens: Sequence[int], top: int = 10) -> list[li
     return [list(zip(ids, shares)) for ids, shares in zip(likeliest.indices.tolist(), likeliest.values.tolist())]
 
 
-@torch.inference_mode()
-def logits(model: Decoder, tokens: Sequence[int]) -> Tensor:
-    """The logits (T, V) of one sequence, without dropout; the model's mode stays what it was."""
+@contextmanager
+def without_dropout(model: Decoder) -> Iterator[None]:
+    """The model in evaluation mode; afterwards in the mode it was in."""
     training = model.training
+    model.eval()
     try:
-        return model.eval()(torch.tensor([list(tokens)], device=model.embed.weight.device))[0]
+        yield
     finally:
         model.train(training)
+
+
+@torch.inference_mode()
+def logits(model: Decoder, tokens: Sequence[int]) -> Tensor:
+    """The logits (T, V) of one sequence."""
+    with without_dropout(model):
+        return model(torch.tensor([list(tokens)], device=model.embed.weight.device))[0]

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ COLOURS = """
 """
 STYLE = """
 .plot { font: 12px system-ui, sans-serif; fill: var(--soft) }
+.plot text { paint-order: stroke; stroke: var(--paper); stroke-width: 4px }
 .plot path, .plot line { fill: none; stroke: var(--line) }
 .plot path.rate { fill: var(--line); stroke: none; opacity: .45 }
 .plot path.raw { stroke: var(--accent); opacity: .3 }
@@ -28,7 +29,7 @@ STYLE = """
 .plot line.even { stroke: var(--soft); stroke-dasharray: 2 4 }
 .plot .smooth-name { fill: var(--accent) } .plot .validation-name { fill: var(--second) }
 """
-LEFT, RIGHT, TOP, BOTTOM = 42.0, 850.0, 34.0, 310.0  # of the plotted area, in a picture of 860 by 350
+LEFT, RIGHT, TOP, BOTTOM = 42.0, 836.0, 34.0, 310.0  # of the plotted area, in a picture of 860 by 350
 POINTS = 600  # the most that are drawn of a curve
 
 
@@ -52,32 +53,34 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [row for row in found if isinstance(row, dict)]
 
 
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers in a table."""
+    return {key: value for key, value in row.items() if isinstance(value, int | float) and math.isfinite(value)}
+
+
 def read_metrics(run: Path) -> Metrics:
     """The numbers in metrics.jsonl of a run folder."""
-    rows = [
-        {k: v for k, v in row.items() if isinstance(v, int | float) and math.isfinite(v)}
-        for row in read_lines(run / "metrics.jsonl")
-    ]
+    rows = [numbers(row) for row in read_lines(run / "metrics.jsonl")]
     rows = [row for row in rows if row.get("step", 0) > 0]
     return Metrics([row for row in rows if "loss" in row], [row for row in rows if "validation_loss" in row])
 
 
 def smoothed(values: Sequence[float]) -> np.ndarray:
-    """The mean of 2 % of the values around each, and of fewer where the curve begins, so that it keeps its shape."""
+    """The mean of 2 % of the values, around each, and of fewer where the curve begins, so that it keeps its shape."""
     count = len(values)
     cumulated = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
     place = np.arange(count)
-    reach = np.minimum(place, count // 100)
+    reach = np.minimum(place // 4, count // 100)
     first, last = place - reach, np.minimum(place + reach, count - 1) + 1
     return (cumulated[last] - cumulated[first]) / (last - first)
 
 
 def sample(count: int, most: int = POINTS) -> list[int]:
-    """At most so many of `count` places, the first and the last among them: half spread evenly, half logarithmically."""
+    """At most so many of `count` places, from the first to the last: half spread evenly, half logarithmically."""
     if count <= most:
         return list(range(count))
     even, early = np.linspace(0, count - 1, most // 2), np.geomspace(1, count, most // 2) - 1
-    return sorted({int(round(i)) for i in (*even, *early)})
+    return sorted({round(float(i)) for i in (*even, *early)})
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:

@@ -1,6 +1,6 @@
 """report.html: what a run has learned, on one page that needs nothing else.
 
-Shapes: L layers, H heads, T tokens.
+Shapes: H heads, T tokens.
 """
 
 import base64
@@ -12,19 +12,20 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
-from itertools import islice
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from onward.errors import UserError
 from onward.evaluation.score import log_probabilities
 from onward.files import read_json, written_whole
-from onward.inspection.attention import attention_maps, next_tokens
-from onward.inspection.curve import COLOURS, STYLE, Metrics, loss_svg, read_lines, read_metrics, sample
+from onward.inspection.attention import attends, attention_maps, next_tokens, without_dropout
+from onward.inspection.curve import COLOURS, STYLE, Metrics, loss_svg, numbers, read_lines, read_metrics, sample
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 
@@ -94,30 +95,27 @@ def head(
     metrics: Metrics,
 ) -> dict[str, str]:
     """What the page begins with: lead, notice, tiles and facts."""
-    c, steps = model.config, metrics.steps
-    done, planned = int(steps[-1]["step"]) if steps else 0, configuration.get("steps") or 0
+    c, steps, final = model.config, metrics.steps, numbers(result)
+    done, planned = int(steps[-1]["step"]) if steps else 0, int(numbers(configuration).get("steps", 0))
     tokens, spent = (sum(row.get(key, 0) for row in steps) for key in ("tokens", "seconds"))
-    took = result.get("seconds") or spent
+    took = final.get("seconds") or spent
     corpus = words(data.get("sources") or configuration.get("sources") or "text that is not on record")
 
-    loss, of = result.get("loss"), "nats per token, on text held out"
+    loss, where = final.get("loss"), "on text held out"
     if loss is None and metrics.validations:
-        loss, of = (
-            metrics.validations[-1]["validation_loss"],
-            f"nats per token, at step {metrics.validations[-1]['step']:,}",
-        )
+        last = metrics.validations[-1]
+        loss, where = last["validation_loss"], f"at step {last['step']:,}"
     tiles: list[tuple[str, str, str]] = []
     if loss is not None:
         tiles += [
-            ("validation loss", f"{loss:.3f}", of),
+            ("validation loss", f"{loss:.3f}", f"nats per token, {where}"),
             ("perplexity", f"{math.exp(min(loss, 700)):,.1f}", "as unsure as between so many tokens"),
         ]
-    if "bits_per_byte" in result:
-        tiles.append(("bits per byte", f"{result['bits_per_byte']:.3f}", "the text itself has 8"))
+    if "bits_per_byte" in final:
+        tiles.append(("bits per byte", f"{final['bits_per_byte']:.3f}", "the text itself has 8"))
     if tokens:
-        tiles.append(
-            ("tokens seen", f"{tokens / 1e6:,.2f} M" if tokens >= 1e6 else f"{tokens:,}", f"in {done:,} steps")
-        )
+        count = f"{tokens / 1e6:,.2f} M" if tokens >= 1e6 else f"{tokens:,}"
+        tiles.append(("tokens seen", count, f"in {done:,} steps"))
     if tokens and spent:
         tiles.append(("tokens per second", f"{tokens / spent:,.0f}", "in training"))
 
@@ -127,7 +125,8 @@ def head(
         f"context {c.context_length:,} tokens",
         "Tokenizer": f"{configuration.get('tokenizer', 'its own')}, {tokenizer.vocab_size:,} tokens",
         "Corpus": corpus,
-        "Machine": f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}, Python {platform.python_version()}",
+        "Machine": f"{torch.get_num_threads()} threads, {platform.machine()}",
+        "Software": f"PyTorch {torch.__version__}, Python {platform.python_version()}",
         "Date": date.today().isoformat(),
     }
     parameters = sum(p.numel() for p in model.parameters())
@@ -151,7 +150,7 @@ def duration(seconds: float) -> str:
 def words(value: Any) -> str:
     """A plain value as a line of text, hashes shortened."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {words(item)}" for key, item in value.items())
+        return ", ".join(words(item) if key == "name" else f"{key} {words(item)}" for key, item in value.items())
     if isinstance(value, list):
         return "; ".join(words(item) for item in value[:5]) + (f"; and {len(value) - 5} more" if len(value) > 5 else "")
     return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b", r"\1…", str(value))
@@ -192,7 +191,8 @@ def sample_article(row: Mapping[str, Any]) -> str:
     """One sample: the prompt, and how the model went on."""
     prompt, text = (visible(str(row.get(key, ""))[:SAMPLE_LENGTH]) for key in ("prompt", "text"))
     step = visible(str(row.get("step", "?")))
-    return f'<article><h3>step {step}</h3><p class="text" dir="auto"><span class="prompt">{prompt}</span>{text}</p></article>'
+    whole = f'<p class="text" dir="auto"><span class="prompt">{prompt}</span>{text}</p>'
+    return f"<article><h3>step {step}</h3>{whole}</article>"
 
 
 def look(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
@@ -205,14 +205,15 @@ def look(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
     if places < 2:
         return dict.fromkeys(("attention", "sinks", "words", "next"), "")
     tokens = tokens[: places + 1]
-    likely = [0.0, *map(math.exp, log_probabilities(model, tokens))]  # of each token, given those before it
+    with without_dropout(model):
+        likely = [0.0, *np.exp(log_probabilities(model, np.array([tokens]))[0])]  # of each token, given those before
     seen, pieces = tokens[:places], [tokenizer.piece(token) for token in tokens]
     attention = {
         "pieces": [readable(piece, MARKS) for piece in pieces[:places]],
         "heads": c.n_heads,
         "layers": [packed(weights) for weights in attention_maps(model, seen)],
     }
-    sinks = any(block.attn.attend.sinks is not None for block in model.blocks)
+    sinks = any(attend.sinks is not None for attend in attends(model))
     articles = []
     for i, candidates in enumerate(next_tokens(model, seen)):
         behind = "".join(pieces[max(0, i - 7) : i + 1])
@@ -224,7 +225,7 @@ def look(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
         "attention": embedded(attention),
         "sinks": " (to less here, where a sink takes the rest)" if sinks else "",
         "words": "".join(
-            f'<button type="button" class="token" style="--p:{80 * p:.0f}%">{visible(piece, MARKS)}</button>'
+            f'<button type="button" class="token" style="--p:{100 * p:.0f}%">{visible(piece, MARKS)}</button>'
             for piece, p in zip(pieces[:places], likely)
         ),
         "next": "".join(articles),
@@ -245,4 +246,4 @@ def next_article(behind: str, rows: Sequence[tuple[str, float, bool]]) -> str:
             f'<li{" class=true" if true else ""}><span class="token">{visible(piece, MARKS)}</span>'
             f'<span><i style="width:{p:.1%}"></i></span><span>{share}</span></li>'
         )
-    return f"<article><h3>after “{visible(behind, {})}”</h3><ol>{items}</ol></article>"
+    return f"<article><h3>after “<bdi>{visible(behind.strip())}</bdi>”</h3><ol>{items}</ol></article>"

@@ -40,8 +40,8 @@ class Cache:
     to another request, call the model with smaller positions. Rows advance independently.
 
     `length` positions fit; one call may add up to `chunk` tokens to each row, which is also how far a row may be
-    rolled back. Full layers have length + chunk slots, since a ragged call pads its shorter rows with positions
-    beyond their last; layers with a window have window + chunk.
+    rolled back from the furthest position it was given, pads included. Full layers have length + chunk slots, since a
+    ragged call pads its shorter rows with positions beyond their last; layers with a window have window + chunk.
     """
 
     def __init__(

@@ -405,6 +405,10 @@ class DecoderConfig:
         def derive(name: str, value: Callable[[], int]) -> None:
             object.__setattr__(self, name, getattr(self, name) or value())
 
+        slots = "position", "attention", "mlp", "norm", "block"
+        for name in slots:
+            if getattr(self, name) == ():
+                raise UserError(f"{name} names no part: give at least one")
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "context_length"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
@@ -423,8 +427,7 @@ class DecoderConfig:
             raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}: change one")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout is {self.dropout}: it is a share, at least 0 and below 1")
-        for name in ("position", "attention", "mlp", "norm", "block"):
-            if getattr(self, name) == ():
-                raise UserError(f"{name} names no part: give at least one")
-            for layer in range(self.n_layers):
-                at(getattr(self, name), layer).check(self)
+        for name in slots:
+            parts = getattr(self, name)
+            for part in parts if isinstance(parts, tuple) else (parts,):
+                part.check(self)

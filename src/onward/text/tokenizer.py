@@ -16,6 +16,7 @@ from onward.files import write_json, written_whole
 
 END = "<|endoftext|>"  # ends a document and, as in GPT-2, begins one
 UNKNOWN = "\ufffd"
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which no encoding can hold
 PIECE = 1 << 16  # characters encoded at a time; the library is slow on very long strings and parallel over many
 
 
@@ -37,6 +38,7 @@ class Tokenizer:
         self.unknown_id: int | None = inner.token_to_id(unknown) if unknown else None
         self.vocab_size = max(inner.get_vocab().values(), default=-1) + 1
         self.special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
+        self.cuttable = cuttable(inner)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -71,14 +73,14 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The ids of a text, with the control tokens that this tokenizer puts around a text unless told otherwise."""
-        pieces = self.pieces(text)
+        pieces = self.pieces(SURROGATE.sub(UNKNOWN, text))
         if len(pieces) == 1:
-            return self.inner.encode(text, add_special_tokens=special).ids
+            return self.inner.encode(pieces[0], add_special_tokens=special).ids
         return [i for e in self.inner.encode_batch_fast(pieces, add_special_tokens=False) for i in e.ids]
 
     def pieces(self, text: str) -> list[str]:
         """A long text cut where no token crosses: behind a line break that no white space follows."""
-        if len(text) <= PIECE or self.inner.normalizer is not None or self.inner.post_processor is not None:
+        if len(text) <= PIECE or not self.cuttable:
             return [text]
         result, start = [], 0
         while match := CUT.search(text, start + PIECE):
@@ -112,6 +114,19 @@ class Tokenizer:
 
 
 CUT = re.compile(r"(?<=\S)\n(?=\S)")
+ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that reaches over such a line break, in characters or in byte symbols
+
+
+def cuttable(inner: tokenizers.Tokenizer) -> bool:
+    """Whether the pieces of a text, cut at `CUT`, have the ids of the whole."""
+    first = inner.pre_tokenizer
+    return (
+        isinstance(first, pre_tokenizers.ByteLevel | pre_tokenizers.Split)
+        and not getattr(first, "add_prefix_space", False)
+        and inner.normalizer is None
+        and inner.post_processor is None
+        and not any(map(ACROSS.search, inner.get_vocab()))
+    )
 
 
 def special_names(folder: Path) -> dict[str, str | None]:

@@ -23,7 +23,7 @@ import torch
 
 from onward import fields
 from onward.checkpoint.training import load_state, restore, save_state
-from onward.data.sources import documents
+from onward.data.sources import documents, provenance
 from onward.data.tokens import TokenData, load_tokens, write_tokens
 from onward.data.windows import Windows, validation_windows
 from onward.device import choose_device
@@ -234,7 +234,8 @@ def read_data(config: RunConfig, folder: Path) -> tuple[Tokenizer, TokenData]:
     read = lambda names: documents(names, field=config.field, encoding=config.encoding)
     texts = list(read(sources))
     tokenizer = train_tokenizer(config.tokenizer, texts)
-    return tokenizer, write_tokens(folder / "data", tokenizer, texts, held_out(config.validation, read))
+    held = held_out(config.validation, read)
+    return tokenizer, write_tokens(folder / "data", tokenizer, texts, held, [provenance(name) for name in sources])
 
 
 def held_out(validation: str, read: Callable[[list[str]], Iterator[str]]) -> float | Iterator[str] | None:

@@ -1,0 +1,32 @@
+"""Text for benchmarks, and a line about the machine."""
+
+import platform
+from pathlib import Path
+
+import torch
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def shakespeare() -> list[str]:
+    """tinyshakespeare where it is at hand, else the built-in corpus (and a line that says so)."""
+    from onward.data.sources import documents
+
+    path = SHARED / "tinyshakespeare.txt"
+    if path.exists():
+        return list(documents([str(path)]))
+    print("tinyshakespeare is not at hand: the built-in corpus takes its place, and losses are other ones")
+    return list(documents(["embedded"]))
+
+
+def machine() -> str:
+    """What this runs on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    kind = names[0] if names else platform.processor()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    extras = [name for name in ("avx512_bf16", "avx512_vnni", "amx_bf16") if name in flags]
+    return (
+        f"{kind}, {torch.get_num_threads()} threads, {' '.join(extras) or 'no bf16 units'}, torch {torch.__version__}"
+    )

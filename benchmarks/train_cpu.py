@@ -1,0 +1,146 @@
+"""Training on the CPU: Onward's loop against a plain fp32 loop, on the same weights and batches.
+
+    python -m benchmarks.train_cpu                  speed, then 200 steps of each
+    python -m benchmarks.train_cpu --steps 0        speed only
+    python -m benchmarks.train_cpu --compile        with the blocks compiled
+
+The model is GPT-2's shape: width 384, 6 layers, 6 heads, context 256, batch 12, characters. The two are timed in turns,
+and the best and the median of each are compared. The products' own limit is measured beside them: the floating-point
+operations of a step over the rate of a large product in each precision.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import onward
+from benchmarks.plain import PlainGPT
+from benchmarks.text import machine, shakespeare
+from onward.data.tokens import write_tokens
+from onward.data.windows import Windows, validation_windows
+from onward.text.tokenizer import train_tokenizer
+from onward.training.loop import Batch, fit, mean_loss
+from onward.training.optimiser import adamw
+
+BATCH, CONTEXT, WIDTH, LAYERS, HEADS, RATE = 12, 256, 384, 6, 6, 1e-3
+
+
+def decoder(vocab: int) -> onward.Decoder:
+    """The model in Onward."""
+    config = onward.DecoderConfig(
+        vocab_size=vocab,
+        d_model=WIDTH,
+        n_layers=LAYERS,
+        n_heads=HEADS,
+        context_length=CONTEXT,
+        position=onward.Learned(),
+        attention=onward.SelfAttention(bias=True, out_bias=True),
+        mlp=onward.Plain(bias=True),
+        norm=onward.LayerNorm(),
+        tied=True,
+    )
+    return onward.Decoder(config)
+
+
+def plain_loop(model: PlainGPT, windows: Windows) -> Iterator[float]:
+    """The loop of the usual kind; yields the seconds of each step."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1)
+    step = 0
+    while True:
+        start = perf_counter()
+        ids = torch.from_numpy(windows.batch(step * BATCH, BATCH))
+        logits = model(ids[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        loss.item()
+        step += 1
+        yield perf_counter() - start
+
+
+def our_loop(model: onward.Decoder, windows: Windows) -> Iterator[float]:
+    """Onward's loop in bf16."""
+
+    def batches(step: int) -> list[Batch]:
+        ids = torch.from_numpy(windows.batch(step * BATCH, BATCH))
+        return [Batch(ids[:, :-1], ids[:, 1:])]
+
+    optimiser = adamw(model, RATE, 0.1, (0.9, 0.99))
+    for event in fit(model, batches, optimiser, lambda step: RATE, range(1 << 30), clip=1.0, precision="bf16"):
+        yield event.seconds
+
+
+def rate(dtype: torch.dtype) -> float:
+    """FLOP/s of the model's widest product."""
+    x, w = torch.randn(BATCH * CONTEXT, WIDTH, dtype=dtype), torch.randn(4 * WIDTH, WIDTH, dtype=dtype)
+    times = []
+    for _ in range(20):
+        start = perf_counter()
+        F.linear(x, w)
+        times.append(perf_counter() - start)
+    return 2 * x.numel() * 4 * WIDTH / min(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200, help="steps of each before their losses are compared")
+    parser.add_argument("--rounds", type=int, default=12, help="timed steps of each")
+    parser.add_argument("--compile", action="store_true", help="compile Onward's blocks")
+    options = parser.parse_args()
+    texts = shakespeare()
+    tokenizer = train_tokenizer("char", texts)
+    with TemporaryDirectory() as folder:
+        data = write_tokens(Path(folder), tokenizer, texts, 0.1)
+        train, held = np.array(data.train), np.array(data.validation)
+    windows = Windows(train, CONTEXT, seed=0)
+    torch.manual_seed(0)
+    ours, plain = decoder(tokenizer.vocab_size), PlainGPT(tokenizer.vocab_size, WIDTH, LAYERS, HEADS, CONTEXT)
+    plain.copy(ours.state_dict())
+    if options.compile:
+        for block in ours.blocks:
+            block.compile()
+    loops = {"plain fp32": plain_loop(plain, windows), "onward bf16": our_loop(ours, windows)}
+    times: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(options.rounds + 2):
+        for name, loop in loops.items():
+            times[name].append(next(loop))
+    parameters = sum(p.numel() for p in ours.parameters())
+    attention = 12 * LAYERS * WIDTH * CONTEXT  # per token, all places of the square counted, as computed
+    flop = BATCH * CONTEXT * (6 * (parameters - CONTEXT * WIDTH) + attention)
+    limits = {"plain fp32": flop / rate(torch.float32), "onward bf16": flop / rate(torch.bfloat16)}
+
+    print(machine())
+    print(f"{parameters:,} parameters, {flop / 1e9:.0f} GFLOP a step\n")
+    print(f"{'':14}{'best':>9}{'median':>9}{'limit of the products':>24}{'of the limit':>14}")
+    for name, taken in times.items():
+        best, middle = min(taken[2:]), statistics.median(taken[2:])
+        limit = limits[name]
+        print(f"{name:14}{best * 1e3:7.0f}ms{middle * 1e3:7.0f}ms{limit * 1e3:22.0f}ms{limit / best:13.0%}")
+    ratio: Callable[[Callable[[list[float]], float]], float] = lambda f: (
+        f(times["plain fp32"][2:]) / f(times["onward bf16"][2:])
+    )
+    print(f"\nsteps per second, onward / plain: {ratio(min):.2f} (best), {ratio(statistics.median):.2f} (median)")
+    print(f"the products alone would allow:   {limits['plain fp32'] / limits['onward bf16']:.2f}")
+    if options.steps:
+        for name, loop in loops.items():
+            for _ in range(options.steps - len(times[name])):
+                next(loop)
+        found = validation_windows(held, CONTEXT)
+        ids = torch.from_numpy(found)
+        parts = [Batch(b[:, :-1].clamp(min=0), b[:, 1:]) for b in ids.split(BATCH)]
+        losses = {name: mean_loss(model, parts)[0] for name, model in (("plain fp32", plain), ("onward bf16", ours))}
+        print(f"\nvalidation loss after {options.steps} steps: " + ", ".join(f"{n} {x:.4f}" for n, x in losses.items()))
+        print(f"difference {abs(losses['plain fp32'] - losses['onward bf16']):.4f}")
+
+
+if __name__ == "__main__":
+    main()

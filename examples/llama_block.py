@@ -1,0 +1,77 @@
+"""What a Llama block is made of, and what each choice does.
+
+A block with RMSNorm, SwiGLU of hidden size int(8/3 d), rotary positions and no biases. Three experiments from
+outside, with hooks: RMSNorm scales a vector but does not centre it, as LayerNorm does; the score of two rotated
+vectors depends on how far apart they are and not on where they are; and nothing breaks beyond the training length.
+"""
+
+import argparse
+
+import torch
+from torch import Tensor, nn
+
+import onward
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of the weights and vectors (default: 0)")
+torch.manual_seed(parser.parse_args().seed)
+
+D, TRAINED = 64, 32  # width, training length
+config = onward.DecoderConfig(
+    vocab_size=256,
+    d_model=D,
+    n_layers=1,
+    n_heads=4,
+    d_ff=int(8 / 3 * D),  # three matrices of 8/3 d have the parameters of the usual two of 4 d
+    context_length=TRAINED,
+    position=onward.Rotary(),
+    attention=onward.SelfAttention(),
+    mlp=onward.Gated("silu"),
+    norm=onward.RMSNorm(),
+    block=onward.PreNorm(),
+)
+model = onward.Decoder(config).eval()
+seen: dict[str, Tensor] = {}
+
+
+def look_at_norm(norm: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+    seen.update(before=inputs[0], after=output)
+
+
+def look_at_attention(attend: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    q, k, _, view = inputs  # q and k are rotated already
+    seen.update(scores=torch.einsum("bqhe,bkhe->bhqk", q, k), weights=attend.weights(q, k, view))
+
+
+model.get_submodule("blocks.0.attn_norm").register_forward_hook(look_at_norm)
+model.get_submodule("blocks.0.attn.attend").register_forward_hook(look_at_attention)
+torch.set_grad_enabled(False)
+
+print("The block, part by part (no biases):")
+for name, parameter in model.get_submodule("blocks.0").named_parameters():
+    print(f"  {name:18} {tuple(parameter.shape)}")
+
+print("\n1. RMSNorm divides by the root of the mean square. It does not centre.")
+model(3 + torch.randn(1, TRAINED, D))
+layer_norm = onward.LayerNorm().build(config, layer=0)
+for name, x in ("before", seen["before"]), ("RMSNorm", seen["after"]), ("LayerNorm", layer_norm(seen["before"])):
+    print(f"  {name:10} mean {x.mean():7.4f}   root mean square {x.square().mean(-1).sqrt().mean():7.4f}")
+
+print("\n2. Rotary positions: the score of two vectors depends on their distance only.")
+print("  The same vector stands at every place, so only position can make scores differ.")
+model(torch.randn(D).expand(1, TRAINED, D))
+scores = seen["scores"][0, 0]
+for distance in 0, 1, 2, 4, 8, 16:
+    pairs = scores.diagonal(-distance)
+    apart = pairs.max() - pairs.min()
+    print(f"  distance {distance:2}: score {pairs.mean():8.5f}, the same for {len(pairs)} pairs up to {apart:.1e}")
+
+print("\n3. Nothing breaks beyond the training length.")
+tokens = torch.randint(config.vocab_size, (1, 8 * TRAINED))
+logits = model(tokens)
+weights = seen["weights"]
+print(f"  {tokens.size(1)} tokens into a model for {TRAINED}: attention {tuple(weights.shape)}")
+print(f"  finite attention: {weights.isfinite().all()}, finite logits: {logits.isfinite().all()}")
+print(f"  rows sum to 1 up to {(weights.sum(-1) - 1).abs().max():.1e}")
+print("  A learned position per place would have no row there. That the numbers are finite does not make them wise:")
+print("  a model must be trained, or its rotary base raised, to use distances it has never seen.")

@@ -1,0 +1,79 @@
+"""A small GPT, with every parameter accounted for.
+
+GPT-2's shape and vocabulary (50,257), made small: context 256, 6 layers, 6 heads, width 384, GELU, and a head that
+uses the embedding's weights, so that the vocabulary is paid for once. It prints the parameters part by part, then
+takes a few steps on real text, by default the documentation that comes with Python.
+"""
+
+import argparse
+import math
+from collections import Counter
+
+import numpy as np
+import torch
+
+import onward
+from onward.data.sources import documents
+from onward.data.tokens import encode
+from onward.data.windows import Windows
+from onward.text.tokenizer import train_tokenizer
+from onward.training.loop import Batch, fit
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")
+parser.add_argument("--steps", type=int, default=6, help="of training (default: 6)")
+parser.add_argument("--seed", type=int, default=0, help="of weights and windows (default: 0)")
+options = parser.parse_args()
+torch.manual_seed(options.seed)
+
+V, T, BATCH = 50_257, 256, 2  # vocabulary, tokens in a window, windows in a step
+model = onward.Decoder(
+    onward.DecoderConfig(
+        vocab_size=V,
+        d_model=384,
+        n_layers=6,
+        n_heads=6,
+        context_length=T,
+        position=onward.Learned(),
+        attention=onward.SelfAttention(bias=True, out_bias=True),
+        mlp=onward.Plain("gelu", bias=True),
+        norm=onward.LayerNorm(),
+        tied=True,
+    )
+)
+
+print("Parameters, part by part:")
+parts: Counter[str] = Counter()
+for name, parameter in model.named_parameters():
+    where = name.split(".")
+    part = f"6 x {where[2]}" if where[0] == "blocks" else where[0]  # blocks.3.attn.q.weight belongs to attn
+    parts[part] += parameter.numel()
+for part, count in parts.items():
+    print(f"  {part:14} {count:10,}")
+print(f"  {'head':14} {0:10,}  (the embedding, once more: tied)")
+print(f"  {'total':14} {parts.total():10,}\n")
+
+try:
+    texts = list(documents(options.source))
+    tokenizer = train_tokenizer(f"bpe:{V}", texts)
+    tokens, _ = encode(tokenizer, texts, np.dtype(np.uint32))
+    windows = Windows(tokens, T, options.seed)
+except onward.UserError as error:
+    parser.error(str(error))
+print(f"The text is {len(tokens):,} tokens of {tokenizer.vocab_size:,} kinds, learned from it; other ids stay unused.")
+print(f"A guess among {V:,} tokens has loss ln {V:,} = {math.log(V):.3f}.")
+
+
+def batches(step: int) -> list[Batch]:
+    """The windows of a step: at each place the target is the token after it."""
+    ids = torch.from_numpy(windows.batch(step * BATCH, BATCH))
+    return [Batch(ids[:, :-1], ids[:, 1:])]
+
+
+optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in fit(model, batches, optimiser, lambda step: 1e-3, range(options.steps), clip=1.0, precision="fp32"):
+    print(
+        f"step {step.step}  loss {step.loss:.3f}  gradient norm {step.grad_norm:.2f}, clipped to "
+        f"{min(step.grad_norm, 1.0):.2f}  {step.tokens / step.seconds:,.0f} tokens/s",
+        flush=True,
+    )

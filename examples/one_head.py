@@ -1,0 +1,92 @@
+"""One attention head, small enough to read every number.
+
+Six vectors of width 4 go through a decoder with one layer and one head (post-norm, ReLU, no biases) and come out as
+logits over 20 tokens. There are no embeddings: a decoder takes vectors as gladly as token ids. On the way we look at
+the attention weights, and see why the causal mask matters: no token reads from one that comes after it.
+"""
+
+import argparse
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import onward
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--seed", type=int, default=0, help="of the weights and vectors (default: 0)")
+torch.manual_seed(parser.parse_args().seed)
+torch.set_printoptions(precision=3, sci_mode=False, linewidth=120)
+
+B, T, D, V = 1, 6, 4, 20
+config = onward.DecoderConfig(
+    vocab_size=V,
+    d_model=D,
+    n_layers=1,
+    n_heads=1,
+    d_ff=4 * D,
+    context_length=T,
+    position=onward.NoPosition(),
+    attention=onward.SelfAttention(),
+    mlp=onward.Plain("relu"),
+    norm=onward.LayerNorm(),
+    block=onward.PostNorm(),
+    final_norm=onward.NoNorm(),  # a post-norm block ends with a norm already
+)
+model = onward.Decoder(config)  # its table of embeddings stays unused
+
+# Fresh weights have a deviation of 0.02, which suits widths of hundreds. At width 4 all scores would be near 0 and the
+# attention uniform, so the block's matrices are drawn larger: sums over D products then have a deviation near 1.
+for matrix in model.blocks.parameters():
+    if matrix.ndim == 2:
+        nn.init.normal_(matrix, std=D**-0.5)
+
+# Every value of interest enters or leaves a submodule, so a hook shows it, and the model needs no line for that.
+seen: dict[str, Tensor] = {}
+
+
+def look(attend: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    """Keep what the head works with; its weights are computed once more, beside the kernel that ran."""
+    q, k, v, view = inputs
+    seen.update(q=q, k=k, v=v, weights=attend.weights(q, k, view).detach(), output=output)
+
+
+model.get_submodule("blocks.0.attn.attend").register_forward_hook(look)
+
+vectors = torch.randn(B, T, D)
+logits = model(vectors)
+
+print("Shapes: B batch, T tokens, H heads, E width of a head, D width of the model, V vocabulary")
+print(f"  vectors in      (B, T, D)     {tuple(vectors.shape)}")
+for name in ("q", "k", "v"):
+    print(f"  {name}               (B, T, H, E)  {tuple(seen[name].shape)}")
+print(f"  attention       (B, H, T, T)  {tuple(seen['weights'].shape)}")
+print(f"  head's output   (B, T, H, E)  {tuple(seen['output'].shape)}")
+print(f"  logits out      (B, T, V)     {tuple(logits.shape)}")
+
+weights = seen["weights"][0, 0]
+print("\nAttention: row t is how much token t reads from each token.")
+print(weights)
+print(f"Every row sums to 1 (largest error {(weights.sum(-1) - 1).abs().max():.1e}).")
+print(f"Above the diagonal the largest weight is {weights.triu(1).max().item()}: nobody reads from the future.")
+
+changed = vectors.clone()
+changed[:, -1] = torch.randn(D)
+moved = (model(changed) - logits).abs().amax((0, 2))
+print(f"So with another last vector the logits change by this much at each place:\n{moved.detach()}")
+
+print(f"\nLogits of the last token:\n{logits[0, -1].detach()}")
+
+targets = torch.randint(V, (B, T))
+optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+print()
+for when in ("Untrained", "After one step of AdamW"):
+    loss = F.cross_entropy(model(vectors).flatten(0, 1), targets.flatten())
+    optimiser.zero_grad()
+    loss.backward()
+    gradient = model.get_parameter("blocks.0.attn.q.weight").grad
+    print(f"{when}: loss {loss:.4f}, gradient norm at the query projection {gradient.norm():.2e}")
+    optimiser.step()
+print(f"Untrained, the loss is near ln {V} = {math.log(V):.4f}, that of a guess among {V} tokens. The gradient reaches")
+print("the queries back through head, norms, feed-forward and softmax: all parts learn together.")

@@ -1,0 +1,53 @@
+"""What all tests share: two threads, no hub, real data, and one small trained run."""
+
+import os
+import random
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("onward", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("onward")
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+TINY = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_length": 32}
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data beside the repository; tests that use it skip where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip(f"needs the data in {SHARED}")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def story() -> str:
+    """About 8,000 characters of simple English, the same each time."""
+    choose = random.Random(0).choice
+    who, does, where = ["The cat", "A dog", "The old king"], ["sat", "slept", "sang"], ["mat", "hill", "café"]
+    return "".join(f"{choose(who)} {choose(does)} on the {choose(where)}.\n" for _ in range(270))
+
+
+@pytest.fixture(scope="session")
+def story_file(story: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "story.txt"
+    path.write_text(story, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_run(story_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of a small model with BPE; not to be changed."""
+    import onward
+
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    onward.train(
+        str(story_file), folder, tokenizer="bpe:300", steps=60, batch_size=8, precision="fp32", device="cpu", model=TINY
+    )
+    return folder

@@ -1,0 +1,142 @@
+"""Documents from every kind of source, and one sentence for every bad one."""
+
+import gzip
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onward.data.sources import documents, read
+from onward.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "deep/er").mkdir(parents=True)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "a.txt").write_bytes("\ufeffä one\r\ntwo".encode())
+    (tmp_path / "b.jsonl").write_text('{"text": "x", "body": "y"}\n\n{"text": "z\\n", "body": "\\u2028"}\n')
+    (tmp_path / "deep/c.md.gz").write_bytes(gzip.compress(b"packed"))
+    (tmp_path / "deep/er/d").write_text("no suffix")
+    (tmp_path / "deep/e.jsonl.gz").write_bytes(gzip.compress(b'{"text": "rows"}'))
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0")
+    (tmp_path / ".git/hidden.txt").write_text("hidden")
+    return tmp_path
+
+
+A, B = "ä one\ntwo", ["x", "z\n"]
+CASES = {
+    "a file": (["a.txt"], [A]),
+    "the lines of a .jsonl": (["b.jsonl"], B),
+    "a .gz": (["deep/c.md.gz"], ["packed"]),
+    "a .jsonl.gz": (["deep/e.jsonl.gz"], ["rows"]),
+    "a folder, its text files in order": (["."], [A, *B, "packed", "rows", "no suffix"]),
+    "a glob": (["*.txt"], [A]),
+    "a glob through folders": (["**/*.gz"], ["packed", "rows"]),
+    "several at once, in the order given": (["deep/er", "a.txt", "b.jsonl"], ["no suffix", A, *B]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_documents_come_from(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    sources, expected = CASES[case]
+    assert list(documents(sources)) == expected
+
+
+def test_a_jsonl_field_can_be_named(folder: Path) -> None:
+    assert list(documents([str(folder / "b.jsonl")], field="body")) == ["y", "\u2028"]
+
+
+def test_standard_input_is_a_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO("piped é".encode())))
+    assert list(documents(["-"])) == ["piped é"]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-32", "UTF_16"])
+def test_another_encoding_can_be_named(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes("café\n".encode(encoding))
+    assert list(documents([str(tmp_path / "t.txt")], encoding=encoding)) == ["café\n"]
+
+
+def test_a_file_with_brackets_in_its_name_is_not_a_glob(tmp_path: Path) -> None:
+    (tmp_path / "book [1].txt").write_text("text")
+    assert list(documents([str(tmp_path / "book [1].txt")])) == ["text"]
+
+
+def test_half_a_character_in_json_becomes_an_unknown_one(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"text": "a\\ud800b"}')
+    assert list(documents([str(tmp_path / "t.jsonl")])) == ["a\ufffdb"]
+
+
+BAD = {  # name, bytes, what the sentence names
+    "no such file": ("gone.txt", None, ["gone.txt does not exist"]),
+    "a glob without a match": ("*.nothing", None, ["*.nothing does not exist"]),
+    "an empty file": ("t.txt", b"", ["t.txt is empty"]),
+    "a file of spaces": ("t.txt", b" \n\t", ["t.txt is empty"]),
+    "a binary file": ("t.txt", b"abc\0def", ["t.txt is binary", "offset 3"]),
+    "not UTF-8": ("t.txt", b"ab\nc\xff", ["t.txt is not utf-8", "offset 4", "line 2", "--encoding"]),
+    "a cut .gz": ("t.txt.gz", gzip.compress(b"text" * 99)[:-9], ["t.txt.gz is cut off"]),
+    "not a .gz": ("t.gz", b"plain text", ["t.gz", "not a .gz"]),
+    "a broken line": ("t.jsonl", b'{"text": "a"}\n\n{"text": ', ["t.jsonl line 3 is not JSON"]),
+    "a line without the field": ("t.jsonl", b'{"body": "a"}', ["t.jsonl line 1", "'text'", "body", "--field"]),
+    "a field that is no text": ("t.jsonl", b'{"text": 3}', ["t.jsonl line 1 has no text"]),
+    "a line that is a list": ("t.jsonl", b"[1]", ["t.jsonl line 1", "list"]),
+    "deep brackets": ("t.jsonl", b"[" * 100_000, ["t.jsonl line 1 is not JSON"]),
+    "a long number": ("t.jsonl", b"9" * 10_000, ["t.jsonl line 1 is not JSON"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_one_sentence_names(case: str, tmp_path: Path) -> None:
+    name, content, expected = BAD[case]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        list(documents([str(tmp_path / name)]))
+    assert all(part in str(caught.value) for part in expected), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_text_and_no_source_at_all_are_told(tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(b"\0")
+    with pytest.raises(UserError, match="holds no text files"):
+        list(documents([str(tmp_path)]))
+    with pytest.raises(UserError, match="no text is named"):
+        list(documents([]))
+    with pytest.raises(UserError, match="--encoding klingon is unknown"):
+        list(read("x", b"abc", "text", "klingon"))
+
+
+ENCODINGS = st.sampled_from(["utf-8", "latin-1", "utf-16", "utf-7", "utf-8-sig", "shift_jis", "punycode", "rot13", "hex"])
+LINES = st.lists(st.dictionaries(st.sampled_from(["text", "b"]), st.text() | st.none()).map(json.dumps))
+
+
+@given(
+    data=st.binary() | st.text().map(str.encode) | LINES.map("\n".join).map(str.encode),
+    name=st.sampled_from(["x.txt", "x.jsonl"]),
+    encoding=ENCODINGS,
+)
+def test_any_bytes_are_documents_or_one_sentence(data: bytes, name: str, encoding: str) -> None:
+    try:
+        found = list(read(name, data, "text", encoding))
+    except UserError as error:
+        assert name in str(error) or encoding in str(error)
+        return
+    for text in found:
+        text.encode()  # nothing that UTF-8 cannot hold
+
+
+@given(st.binary())
+def test_any_bytes_named_gz_are_documents_or_one_sentence(data: bytes) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.gz"
+        path.write_bytes(b"\x1f\x8b\x08" + data)
+        with pytest.raises(UserError, match=r"x\.gz"):
+            list(documents([str(path)]))

@@ -1,0 +1,132 @@
+"""Small decoders that together use every part and every option, and weights that make each of them matter."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.model.config import (
+    Alibi,
+    AttentionOnly,
+    DecoderConfig,
+    Experts,
+    Gated,
+    LayerNorm,
+    Learned,
+    NoNorm,
+    NoPosition,
+    Parallel,
+    Plain,
+    PostNorm,
+    PreNorm,
+    RMSNorm,
+    Rotary,
+    Sandwich,
+    SelfAttention,
+    SharedNorm,
+    Sinusoidal,
+)
+from onward.model.decoder import Decoder
+
+LENGTH = 12  # context_length of all
+
+
+def config(**changes: Any) -> DecoderConfig:
+    sizes = {"vocab_size": 13, "d_model": 16, "n_layers": 2, "n_heads": 4, "context_length": LENGTH}
+    return DecoderConfig(**{**sizes, **changes})
+
+
+DECODERS = {
+    "llama": config(n_kv_heads=2),
+    "gpt2": config(
+        position=Learned(),
+        norm=LayerNorm(),
+        mlp=Plain(act="gelu_tanh", bias=True),
+        attention=SelfAttention(bias=True, out_bias=True),
+        tied=True,
+    ),
+    "gpt": config(
+        position=Learned(offset=2), norm=LayerNorm(eps=1e-3), block=PostNorm(), mlp=Plain(act="relu"), head_bias=True
+    ),
+    "vaswani": config(position=Sinusoidal(theta=100), norm=LayerNorm(bias=False), mlp=Plain(), d_ff=20),
+    "neox": config(position=Rotary(fraction=0.5), norm=LayerNorm(), block=Parallel(), mlp=Plain(act="silu")),
+    "some layers without rotary": config(
+        position=(Rotary(theta=100), NoPosition()), n_layers=3, attention=SelfAttention(qk_norm="head"), n_kv_heads=1
+    ),
+    "bloom": config(position=Alibi(), n_heads=3, d_head=4, norm=LayerNorm(), block=SharedNorm(), mlp=Plain()),
+    "alibi in windows": config(
+        position=Alibi(), n_heads=6, n_kv_heads=3, d_head=8, attention=(SelfAttention(window=3), SelfAttention())
+    ),
+    "statquest": config(
+        position=NoPosition(),
+        attention=SelfAttention(out=False),
+        block=AttentionOnly(),
+        norm=NoNorm(),
+    ),
+    "gemma2": config(
+        n_layers=3,
+        n_kv_heads=2,
+        d_head=6,
+        block=Sandwich(),
+        norm=RMSNorm(offset=1.0, eps=1e-6),
+        attention=(SelfAttention(window=4, score_cap=2.0, scale=0.3), SelfAttention(score_cap=2.0, scale=0.3)),
+        mlp=Gated(act="gelu_tanh"),
+        embed_scale=4.0,
+        logit_cap=3.0,
+        tied=True,
+    ),
+    "gpt-oss": config(
+        n_kv_heads=2,
+        attention=(SelfAttention(window=3, sinks=True, bias=True), SelfAttention(sinks=True)),
+        mlp=Experts(count=5, active=3, d_ff=12, shared=1, compute="loop"),
+    ),
+    "granite": config(
+        block=PreNorm(residual_scale=0.22),
+        embed_scale=12.0,
+        logit_scale=0.25,
+        attention=SelfAttention(scale=0.1),
+        mlp=Gated(act="gelu", bias=True),
+    ),
+    "olmo2": config(attention=SelfAttention(qk_norm="width"), n_kv_heads=2, final_norm=LayerNorm()),
+    "deepseek": config(
+        n_layers=3,
+        mlp=(
+            Gated(),
+            Experts(act="relu", renormalize=False, shared=2, compute="loop"),
+            Experts(count=4, compute="loop"),
+        ),
+    ),
+    "everything about scores": config(
+        position=(Alibi(), Rotary()),
+        n_heads=6,
+        n_kv_heads=2,
+        d_head=4,
+        block=(PreNorm(), Sandwich()),
+        attention=SelfAttention(window=4, score_cap=3.0, sinks=True, qk_norm="head", bias=True),
+        norm=(RMSNorm(), LayerNorm()),
+        final_norm=NoNorm(),
+    ),
+}
+
+
+@torch.no_grad()
+def decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decoder:
+    """A decoder in which every parameter, biases and sinks too, is random and large enough to be noticed."""
+    torch.manual_seed(0)
+    model = Decoder(config).to(dtype).eval()
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def token_ids(config: DecoderConfig, rows: int = 2, length: int = LENGTH) -> Tensor:
+    """Random token ids (rows, length)."""
+    return torch.randint(config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def assert_close(got: Tensor, wanted: Tensor, share: float = 1e-5) -> None:
+    """Equal within a share of the largest number (or of 1 where all are smaller)."""
+    assert got.shape == wanted.shape
+    assert got.dtype == wanted.dtype
+    largest = max(1.0, wanted.abs().max().item())
+    torch.testing.assert_close(got, wanted, rtol=0, atol=share * largest)

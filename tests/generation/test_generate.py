@@ -1,0 +1,154 @@
+"""Continuing prompts: the tokens of the plain run, whoever is beside, and no further than asked."""
+
+import pytest
+import torch
+
+from onward.errors import UserError
+from onward.generation.distribution import draw, next_token_distribution, uniform
+from onward.generation.generate import DRAW, Request, generate
+from onward.generation.sampling import Sampling
+from onward.model.config import Alibi, DecoderConfig, Learned, SelfAttention
+from onward.model.decoder import Decoder
+
+GREEDY, WARM = Sampling(temperature=0), Sampling(temperature=1.3, top_k=20, top_p=0.95, seed=5)
+CONFIGS = {
+    "rotary": {},
+    "learned": {"position": Learned()},
+    "alibi": {"position": Alibi()},
+    "windows": {"attention": (SelfAttention(window=5), SelfAttention())},
+}
+
+
+def decoder(kind: str = "rotary", **changes: object) -> Decoder:
+    torch.manual_seed(3)
+    sizes = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_length": 24}
+    model = Decoder(DecoderConfig(**sizes | CONFIGS[kind] | changes)).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(4)  # far from uniform, so that the choices hang on the model
+    return model
+
+
+def run(model: Decoder, requests: list[Request], **options: object) -> list[list[int]]:
+    for _ in generate(model, requests, **options):  # type: ignore[arg-type]
+        pass
+    return [request.tokens for request in requests]
+
+
+@torch.no_grad()
+def plainly(model: Decoder, prompt: list[int], sampling: Sampling, count: int) -> list[int]:
+    """Without a cache, without company: the whole context through the model for every token."""
+    length, tokens, context = model.config.context_length, [], list(prompt)
+    for index in range(count):
+        if len(context) >= length and (index == 0 or len(context) > length):
+            context = context[-(length // 2 or 1) :]
+        p = next_token_distribution(model(torch.tensor([context]))[:, -1], [sampling])
+        at = uniform(torch.tensor([sampling.seed or 0]), torch.tensor([index]), DRAW)
+        tokens.append(int(draw(p, at)))
+        context.append(tokens[-1])
+    return tokens
+
+
+PROMPTS = [[1], [4, 7, 1, 9, 30, 2, 2], [11, 12, 13], [5, 6]]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_tokens_equal_the_plain_run_without_a_cache(kind: str, sampling: Sampling) -> None:
+    model = decoder(kind)
+    for prompt in PROMPTS:
+        assert run(model, [Request(prompt, sampling, 15)]) == [plainly(model, prompt, sampling, 15)]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_request_is_the_same_alone_and_in_company(kind: str) -> None:
+    model = decoder(kind)
+    make = lambda: [
+        Request(p, s, n)
+        for p, s, n in zip(PROMPTS, [GREEDY, WARM, Sampling(seed=8), Sampling(0.5, top_k=3, seed=-1)], [15, 3, 0, 12])
+    ]
+    alone = [run(model, [request])[0] for request in make()]
+    assert [len(tokens) for tokens in alone] == [15, 3, 0, 12]
+    assert run(model, make()) == alone
+    assert run(model, make()[::-1]) == alone[::-1]
+
+
+def test_tokens_come_one_by_one_and_are_those_of_the_request() -> None:
+    model, requests = decoder(), [Request(p, WARM, 6) for p in PROMPTS[:2]]
+    seen: list[list[int]] = [[], []]
+    for request, token in generate(model, requests):
+        seen[requests.index(request)].append(token)
+        assert request.tokens[-1] == token
+    assert seen == [request.tokens for request in requests]
+    assert [len(tokens) for tokens in seen] == [6, 6]
+
+
+def test_it_stops_at_the_end_token_which_is_not_among_the_tokens() -> None:
+    model = decoder()
+    free = run(model, [Request(PROMPTS[0], WARM, 15)])[0]
+    end = free[5]
+    requests = [Request(PROMPTS[0], WARM, 15), Request(PROMPTS[1], GREEDY, 15)]
+    stopped, _ = run(model, requests, end={end})
+    assert stopped == free[: free.index(end)]
+    assert all(request.done for request in requests)
+
+
+def test_banned_tokens_are_never_chosen() -> None:
+    model = decoder()
+    banned = torch.arange(50) >= 3
+    for sampling in GREEDY, WARM, Sampling(temperature=50.0, seed=2):
+        (tokens,) = run(model, [Request([1], sampling, 20)], banned=banned)
+        assert set(tokens) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("length", [1, 2, 9, 24])
+def test_sliding_goes_beyond_the_context_from_its_later_half(kind: str, length: int) -> None:
+    model = decoder(kind, context_length=length)
+    for prompt in [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [1]:
+        found = run(model, [Request(prompt, WARM, 40)], slide=True)[0]
+        assert found == plainly(model, prompt, WARM, 40)
+
+
+def test_sliding_in_company_changes_nothing() -> None:
+    model = decoder(context_length=9)
+    make = lambda: [Request(p * 3, Sampling(seed=i), 30 + i) for i, p in enumerate(PROMPTS)]
+    alone = [run(model, [request], slide=True)[0] for request in make()]
+    assert run(model, make(), slide=True) == alone
+
+
+def test_prompts_longer_than_a_chunk_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onward.generation import generate as module
+
+    monkeypatch.setattr(module, "CHUNK", 3)
+    for kind in CONFIGS:
+        model = decoder(kind)
+        found = run(model, [Request(p, GREEDY, 10) for p in PROMPTS])
+        assert found == [plainly(model, p, GREEDY, 10) for p in PROMPTS]
+
+
+def test_without_a_seed_each_run_is_another() -> None:
+    model = decoder()
+    first, second = (run(model, [Request([1], Sampling(temperature=2.0), 20)])[0] for _ in range(2))
+    assert first != second
+
+
+BAD = {
+    "an empty prompt": (Request([], GREEDY, 5), "the prompt is empty"),
+    "a prompt and new tokens beyond the context": (Request([1] * 20, GREEDY, 5), "context of 24"),
+    "fewer than no tokens": (Request([1], GREEDY, -1), "max_new_tokens is -1"),
+    "a token id out of range": (Request([1, 50], GREEDY, 5), "token id 50 is out of range"),
+    "a negative token id": (Request([-1], GREEDY, 5), "token id -1 is out of range"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_continued_is_one_sentence(case: str) -> None:
+    request, message = BAD[case]
+    with pytest.raises(UserError, match=message):
+        run(decoder(), [request])
+
+
+def test_no_requests_and_no_new_tokens_give_nothing() -> None:
+    assert run(decoder(), []) == []
+    assert run(decoder(), [Request([1], GREEDY, 0)]) == [[]]

@@ -1,0 +1,108 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from onward.inspection.attention import attention_maps, attention_watched, next_tokens
+from onward.model.attention import Attend
+from onward.model.config import Alibi, DecoderConfig, Learned, Part, SelfAttention
+from onward.model.decoder import Decoder
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def decoder(**parts: Part) -> Decoder:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "d_model": 16, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "dropout": 0.5}
+    model = Decoder(DecoderConfig(**sizes, context_length=16, **parts))
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    return model.eval()
+
+
+VARIANTS = {
+    "rotary": {},
+    "alibi": {"position": Alibi()},
+    "learned, capped": {"position": Learned(), "attention": SelfAttention(score_cap=2.0)},
+    "window": {"attention": (SelfAttention(window=3), SelfAttention())},
+    "sinks": {"attention": SelfAttention(sinks=True)},
+}
+every_variant = pytest.mark.parametrize("parts", VARIANTS.values(), ids=VARIANTS)
+
+
+@every_variant
+def test_each_row_tells_the_shares_a_token_reads_and_nothing_comes_from_the_future(parts: dict[str, Part]) -> None:
+    model = decoder(**parts)
+    maps = attention_maps(model, TOKENS)
+    assert [tuple(weights.shape) for weights in maps] == [(4, 8, 8)] * 3
+    for weights in maps:
+        assert torch.equal(weights.triu(1), torch.zeros_like(weights))
+        sums = weights.sum(-1)
+        if parts.get("attention") == SelfAttention(sinks=True):
+            assert (sums > 0).all()
+            assert (sums < 1).all()
+        else:
+            torch.testing.assert_close(sums, torch.ones_like(sums))
+    if "window" in str(parts) and isinstance(parts["attention"], tuple):
+        assert not maps[0].tril(-3).any()
+        assert maps[1].tril(-3).any()
+
+
+@every_variant
+def test_the_weights_are_those_with_which_the_kernel_that_ran_mixed_the_values(parts: dict[str, Part]) -> None:
+    model, seen = decoder(**parts), []
+    hooks = [
+        block.attn.attend.register_forward_hook(lambda _, inputs, output: seen.append((inputs[2], output)))
+        for block in model.blocks
+    ]
+    maps = attention_maps(model, TOKENS)
+    for hook in hooks:
+        hook.remove()
+    for weights, (v, output) in zip(maps, seen, strict=True):
+        mixed = weights @ v[0].transpose(0, 1).repeat_interleave(2, 0)  # (H, T, E)
+        torch.testing.assert_close(mixed.transpose(0, 1), output[0], atol=1e-5, rtol=1e-5)
+
+
+@every_variant
+def test_looking_changes_no_bit_and_leaves_nothing_behind(parts: dict[str, Part]) -> None:
+    model, ids = decoder(**parts), torch.tensor([TOKENS])
+    plain = model(ids)
+    with attention_watched(model) as maps:
+        watched = model(ids)
+    assert torch.equal(watched, plain)
+    assert len(maps) == 3
+    model(ids)
+    assert len(maps) == 3
+    assert not any(m._forward_hooks for m in model.modules() if isinstance(m, Attend))
+
+
+def test_a_model_in_training_is_seen_without_dropout_and_goes_on_training() -> None:
+    model = decoder()
+    expected = attention_maps(model, TOKENS)
+    model.train()
+    for ours, theirs in zip(attention_maps(model, TOKENS), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert model.training
+
+
+def test_compiled_blocks_are_seen_too() -> None:
+    model = decoder()
+    expected = attention_maps(model, TOKENS)
+    for block in model.blocks:
+        block.compile(backend="eager")
+    model(torch.tensor([TOKENS]))
+    for ours, theirs in zip(attention_maps(model, TOKENS), expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_next_tokens_are_the_likeliest_of_every_place() -> None:
+    model = decoder()
+    places = next_tokens(model, TOKENS, top=5)
+    probabilities = F.softmax(model(torch.tensor([TOKENS]))[0], -1)
+    assert len(places) == len(TOKENS)
+    for likeliest, p in zip(places, probabilities):
+        ids, shares = zip(*likeliest)
+        assert list(shares) == sorted(shares, reverse=True)
+        torch.testing.assert_close(torch.tensor(shares), p[list(ids)])
+        assert shares[-1] >= p[[i for i in range(20) if i not in ids]].max()
+    assert next_tokens(model, TOKENS[:3], top=5)[-1][0][0] == places[2][0][0]
+    assert len(next_tokens(model, TOKENS, top=100)[0]) == 20

@@ -1,0 +1,124 @@
+"""Attention equals a formula written in plain loops; positions do what their papers say."""
+
+import math
+
+import pytest
+import torch
+from decoders import DECODERS, assert_close
+from torch import Tensor
+
+from onward.model import cache as cache_module
+from onward.model.attention import Attend, attention_weights
+from onward.model.cache import views
+from onward.model.config import Alibi, DecoderConfig, Rotary, at
+from onward.model.positions import SinusoidalPosition, alibi_slopes, rotate
+
+POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 1, 2, 0, 1]])  # the second is packed
+
+
+def in_plain_loops(config: DecoderConfig, layer: int, q: Tensor, k: Tensor, sinks: list[float] | None) -> Tensor:
+    """The weights (B, H, T, S), one number after the other."""
+    attention, position = at(config.attention, layer), at(config.position, layer)
+    rows, tokens, heads, width = q.shape
+    slopes = {3: [2**-4, 2**-8, 2**-2], 6: [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]}.get(heads)
+    scale = 1 / math.sqrt(width) if attention.scale is None else attention.scale
+    weights = torch.zeros(rows, heads, tokens, tokens, dtype=torch.float64)
+    for b in range(rows):
+        where = POSITIONS[b].tolist()
+        for h in range(heads):
+            keys = k[b, :, h * k.size(2) // heads]
+            for i in range(tokens):
+                begin = max(j for j in range(i + 1) if where[j] == 0)  # of the document
+                if attention.window:
+                    begin = max(begin, i - attention.window + 1)
+                exponentials = {}
+                for j in range(begin, i + 1):
+                    score = scale * sum(x * y for x, y in zip(q[b, i, h].tolist(), keys[j].tolist()))
+                    if attention.score_cap:
+                        score = attention.score_cap * math.tanh(score / attention.score_cap)
+                    if isinstance(position, Alibi):
+                        score -= slopes[h] * (i - j)  # type: ignore[index]
+                    exponentials[j] = math.exp(score)
+                total = sum(exponentials.values()) + (math.exp(sinks[h]) if sinks else 0)
+                for j, e in exponentials.items():
+                    weights[b, h, i, j] = e / total
+    return weights
+
+
+LAYERS = [(name, layer) for name, config in DECODERS.items() for layer in range(config.n_layers)]
+
+
+@torch.inference_mode()
+def assert_equals_plain_loops(name: str, layer: int) -> None:
+    config = DECODERS[name]
+    torch.manual_seed(2)
+    attend = Attend(config, at(config.attention, layer)).double()
+    sinks = None if attend.sinks is None else attend.sinks.normal_().tolist()
+    q = torch.randn(2, 9, config.n_heads, config.d_head, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 9, config.n_kv_heads, config.d_head, dtype=torch.float64)
+    view = views(config, POSITIONS, q.shape[:2], q.device, None)[layer]
+    weights = in_plain_loops(config, layer, q, k, sinks)
+    wanted = torch.einsum("bhts,bshe->bthe", weights, v.repeat_interleave(config.n_heads // config.n_kv_heads, 2))
+    assert_close(attend.weights(q, k, view), weights, 1e-10)
+    assert_close(attend.written_out(q, k, v, view), wanted, 1e-10)
+    assert_close(attend(q, k, v, view), wanted, 1e-10)
+
+
+@pytest.mark.parametrize(("name", "layer"), LAYERS)
+def test_attention_equals_plain_loops(name: str, layer: int) -> None:
+    assert_equals_plain_loops(name, layer)
+
+
+@pytest.mark.parametrize("by", [1, -1])
+def test_the_proof_notices_a_window_off_by_one(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = cache_module.visible
+    monkeypatch.setattr(cache_module, "visible", lambda q, k, window: right(q, k, window + by if window else 0))
+    with pytest.raises(AssertionError):
+        assert_equals_plain_loops("gemma2", 0)
+
+
+def test_the_proof_notices_wrong_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Attend.weights
+    monkeypatch.setattr(Attend, "weights", lambda self, q, k, view: right(self, q, k.flip(2), view))
+    with pytest.raises(AssertionError):
+        assert_equals_plain_loops("llama", 0)
+
+
+def test_attention_weights_sum_to_one_and_see_nothing_ahead() -> None:
+    q, k = torch.randn(2, 5, 6, 4), torch.randn(2, 5, 3, 4)
+    weights = attention_weights(q, k, scale=0.5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 6, 5))
+    assert torch.equal(weights.triu(1), torch.zeros_like(weights))
+    assert (attention_weights(q, k, scale=0.5, sinks=torch.zeros(6)).sum(-1) < 1).all()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 20])
+def test_alibi_slopes_are_those_of_the_paper(heads: int) -> None:
+    def powers(n: int) -> list[float]:
+        return [2 ** (-8 * (h + 1) / n) for h in range(n)]
+
+    closest = 2 ** int(math.log2(heads))
+    wanted = powers(closest) + powers(2 * closest)[::2][: heads - closest]
+    torch.testing.assert_close(alibi_slopes(heads), torch.tensor(wanted))
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_the_score_of_two_rotated_vectors_depends_on_their_distance_only(fraction: float) -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
+    rotary = Rotary(fraction=fraction)
+
+    def score(i: int, j: int) -> float:
+        turned = [rotate(x, *rotary.rotation(8, torch.tensor([[p]]))) for x, p in ((q, i), (k, j))]
+        return float((turned[0] * turned[1]).sum())
+
+    assert score(5, 2) == pytest.approx(score(103, 100), abs=1e-5)
+    assert score(5, 2) != pytest.approx(score(5, 3), abs=1e-3)
+    turning = int(8 * fraction)
+    assert torch.equal(rotate(q, *rotary.rotation(8, torch.tensor([[7]])))[..., turning:], q[..., turning:])
+
+
+def test_sinusoidal_positions_are_those_of_the_paper() -> None:
+    got = SinusoidalPosition(6, 10_000.0)(torch.tensor([[0, 3]]))[0, 1].tolist()
+    wanted = [f(3 / 10_000 ** (2 * i / 6)) for i in range(3) for f in (math.sin, math.cos)]
+    assert got == pytest.approx(wanted, abs=1e-6)

@@ -1,0 +1,55 @@
+"""Sizes that cannot be are refused in one sentence; those not given are worked out."""
+
+from typing import Any
+
+import pytest
+from decoders import config
+
+from onward.errors import UserError
+from onward.model.config import (
+    Experts,
+    Gated,
+    Learned,
+    Plain,
+    Rotary,
+    SelfAttention,
+    Sinusoidal,
+)
+
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"d_model": 10}, "d_model 10 is not divisible by n_heads 4"),
+    ({"n_kv_heads": 3}, "n_heads 4 is not a multiple of n_kv_heads 3"),
+    ({"d_head": 3}, "3 of 3 numbers in a head rotate"),
+    ({"position": Rotary(fraction=0.25)}, "1 of 4 numbers in a head rotate"),
+    ({"position": Rotary(fraction=0.0)}, "fraction is 0.0"),
+    ({"position": Rotary(fraction=1.5)}, "fraction is 1.5"),
+    ({"position": (Rotary(), Rotary(fraction=0.25))}, "1 of 4 numbers in a head rotate"),
+    ({"d_model": 9, "d_head": 4, "position": Sinusoidal()}, "d_model is 9"),
+    ({"position": Learned(offset=-1)}, "offset is -1"),
+    ({"attention": SelfAttention(window=-2)}, "window is -2"),
+    ({"attention": SelfAttention(score_cap=0.0)}, "score_cap is 0.0"),
+    ({"mlp": Experts(count=2, active=3)}, "active is 3"),
+    ({"mlp": Experts(active=0)}, "active is 0"),
+    ({"mlp": (Gated(), Experts(shared=-1))}, "shared -1"),
+    ({"attention": ()}, "attention names no part"),
+    ({"mlp": ()}, "mlp names no part"),
+    ({"dropout": 1.0}, "dropout is 1.0"),
+    ({"dropout": float("nan")}, "dropout is nan"),
+    ({"n_kv_heads": -1}, "n_kv_heads is -1"),
+    *(({name: 0}, f"{name} is 0") for name in ("vocab_size", "d_model", "n_layers", "n_heads", "context_length")),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), IMPOSSIBLE, ids=[sentence for _, sentence in IMPOSSIBLE])
+def test_impossible_sizes_are_refused_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        config(**changes)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_sizes_that_are_not_given_are_worked_out() -> None:
+    c = config(d_model=48)
+    assert (c.n_kv_heads, c.d_head, c.d_ff) == (4, 12, 128)
+    assert config(d_model=48, mlp=Plain()).d_ff == 192
+    assert config(d_model=10, d_head=2).d_head == 2

@@ -1,0 +1,240 @@
+"""Every decoder is causal, and every way to run it gives the logits of the plain run."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import torch
+from decoders import DECODERS, LENGTH, assert_close, decoder, token_ids
+from torch import Tensor
+
+from onward import fields
+from onward.model import cache as cache_module
+from onward.model import config as parts
+from onward.model.attention import Attend
+from onward.model.cache import Cache
+from onward.model.config import DecoderConfig, Experts, at
+from onward.model.decoder import Decoder
+
+every_decoder = pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
+
+
+def test_the_decoders_use_every_part_and_every_option() -> None:
+    used: dict[tuple[str, str], set[Any]] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, tuple):
+            for v in value:
+                visit(v)
+        elif is_dataclass(value):
+            used.setdefault((type(value).__name__, ""), set())
+            for name in fields.hints(type(value)):
+                used.setdefault((type(value).__name__, name), set()).add(getattr(value, name))
+                visit(getattr(value, name))
+
+    for config in DECODERS.values():
+        visit(config)
+    slots = [parts.Position, parts.Attention, parts.FeedForward, parts.Norm, parts.Block]
+    classes = [part for slot in slots for part in slot.kinds.values()] + [DecoderConfig]
+    for cls in classes:
+        assert (cls.__name__, "") in used, f"no decoder has {cls.__name__}"
+        hints = fields.hints(cls)
+        for field in fields_of(cls):
+            values = used[cls.__name__, field.name]
+            if field.name in ("vocab_size", "d_model", "context_length", "dropout", "compute"):
+                continue  # sizes that are alike, and what has tests of its own
+            if get_origin(hints[field.name]) is Literal and cls not in (parts.Plain, parts.Gated, Experts):
+                assert values == set(get_args(hints[field.name])), f"{cls.__name__}.{field.name}"
+            assert values - {field.default}, f"{cls.__name__}.{field.name} is always {field.default}"
+    acts = set().union(*(used[cls, "act"] for cls in ("Plain", "Gated", "Experts")))
+    assert acts == set(get_args(parts.Activation))
+
+
+@every_decoder
+def test_a_config_comes_back_from_json(config: DecoderConfig) -> None:
+    assert fields.build(DecoderConfig, json.loads(json.dumps(fields.plain(config)))) == config
+
+
+@every_decoder
+def test_a_token_changes_what_follows_within_reach_and_nothing_else(config: DecoderConfig) -> None:
+    model, tokens = decoder(config, torch.float64), token_ids(config, rows=1, length=10)
+    windows = [at(config.attention, layer).window for layer in range(config.n_layers)]
+    reach = sum(w - 1 for w in windows) if all(windows) else LENGTH
+    for t in range(10):
+        other = tokens.clone()
+        other[0, t] = (tokens[0, t] + 1) % config.vocab_size
+        changed = (model(tokens) - model(other)).abs().amax(-1)[0] > 1e-10  # more than rounding
+        assert not changed[:t].any()
+        assert changed[t : t + reach + 1].all()
+        assert not changed[t + reach + 1 :].any()
+
+
+# Ways to run a model: each takes tokens (2, LENGTH) and returns the logits of the plain run in its own manner.
+
+
+def positions(tokens: Tensor, start: int = 0) -> Tensor:
+    return torch.arange(start, start + tokens.size(1)).expand_as(tokens)
+
+
+def new_cache(model: Decoder, chunk: int) -> Cache:
+    return Cache(model.config, 2, LENGTH, chunk, dtype=model.embed.weight.dtype)
+
+
+def in_steps(chunk: int, upto: bool = False) -> Callable[[Decoder, Tensor], Tensor]:
+    def run(model: Decoder, tokens: Tensor) -> Tensor:
+        cache, out = new_cache(model, chunk), []
+        for piece in positions(tokens).split(chunk, 1):
+            seen = cache.upto(int(piece.max()) + 1) if upto else cache
+            out.append(model(tokens.gather(1, piece), piece, seen))
+        return torch.cat(out, 1)
+
+    return run
+
+
+def row_by_row(model: Decoder, tokens: Tensor) -> Tensor:
+    """Each row through its own view of one cache, and in steps of its own."""
+    cache = new_cache(model, 5)
+    pieces: list[list[Tensor]] = [[], []]
+    for start in range(LENGTH):
+        for row, step in (0, 5), (1, 3):
+            if start % step == 0:
+                piece = tokens[row : row + 1, start : start + step]
+                pieces[row].append(model(piece, positions(piece, start), cache.rows(row, row + 1)))
+    return torch.cat([torch.cat(p, 1) for p in pieces])
+
+
+def rolled_back(model: Decoder, tokens: Tensor) -> Tensor:
+    """Other tokens follow, are given up, and the right ones take their place."""
+    cache, out = new_cache(model, 4), []
+    for start in range(0, LENGTH, 2):
+        wrong = tokens[:, start : start + 4].flip(0, 1)
+        model(wrong, positions(wrong, start), cache)
+        right = tokens[:, start : start + 2]
+        out.append(model(right, positions(right, start), cache))
+    return torch.cat(out, 1)
+
+
+def reused(model: Decoder, tokens: Tensor) -> Tensor:
+    """The rows belonged to others before."""
+    cache = new_cache(model, 5)
+    for start in range(0, LENGTH, 5):
+        before = tokens.flip(1)[:, start : start + 5]
+        model(before, positions(before, start), cache)
+    out = [model(tokens[:, s : s + 5], positions(tokens[:, s : s + 5], s), cache) for s in range(0, LENGTH, 5)]
+    return torch.cat(out, 1)
+
+
+def ragged(model: Decoder, tokens: Tensor) -> Tensor:
+    """Rows of 8 and 5 tokens, then of 4 and 7, the shorter one padded on the right, at last past the context."""
+    cache, padded = new_cache(model, 8), torch.cat([tokens, tokens.flip(1)], 1)
+    first = padded[:, :8].clone()
+    first[1, 5:] = 0
+    a = model(first, positions(first), cache)
+    second = torch.stack([padded[0, 8:15], padded[1, 5:12]])
+    b = model(second, torch.stack([torch.arange(8, 15), torch.arange(5, 12)]), cache)
+    return torch.stack([torch.cat([a[0], b[0, :4]]), torch.cat([a[1, :5], b[1]])])
+
+
+def packed(model: Decoder, tokens: Tensor) -> Tensor:
+    """Both rows as documents in one."""
+    return model(tokens.view(1, -1), positions(tokens).reshape(1, -1)).view(2, LENGTH, -1)
+
+
+def from_vectors(model: Decoder, tokens: Tensor) -> Tensor:
+    return model(model.embed(tokens))
+
+
+WAYS: dict[str, Callable[[Decoder, Tensor], Tensor]] = {
+    "one by one": in_steps(1),
+    "in chunks": in_steps(5),
+    "in chunks that read only the slots in use": in_steps(5, upto=True),
+    "row by row": row_by_row,
+    "rolled back": rolled_back,
+    "in rows used before": reused,
+    "ragged": ragged,
+    "packed": packed,
+    "from vectors": from_vectors,
+}
+
+
+@torch.inference_mode()
+def assert_equals_the_plain_run(config: DecoderConfig, way: str) -> None:
+    model, tokens = decoder(config), token_ids(config)
+    assert_close(WAYS[way](model, tokens), model(tokens))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@every_decoder
+def test_every_way_to_run_gives_the_logits_of_the_plain_run(config: DecoderConfig, way: str) -> None:
+    assert_equals_the_plain_run(config, way)
+
+
+@torch.inference_mode()
+@every_decoder
+def test_the_fused_kernel_computes_the_reference(config: DecoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = decoder(config, torch.float64), token_ids(config)
+    twice = positions(tokens).reshape(1, -1)  # documents too
+    default = model(tokens), model(tokens.view(1, -1), twice)
+    monkeypatch.setattr(Attend, "fused", Attend.written_out)
+    for got, wanted in zip(default, (model(tokens), model(tokens.view(1, -1), twice))):
+        assert_close(got, wanted, 1e-10)
+
+
+MUTANTS: dict[str, tuple[str, Any, str, str]] = {  # what is broken: its place, what it becomes, where it must show
+    "documents see each other": ("documents", lambda p: torch.zeros_like(p), "llama", "packed"),
+    "a window forgets its last token": (
+        "held",
+        lambda slots, last: last - (last - torch.arange(slots)) % slots - 1,
+        "gemma2",
+        "one by one",
+    ),
+    "unreached slots are seen": (
+        "visible",
+        lambda query, key, window: key <= query,
+        "llama",
+        "in chunks",
+    ),
+    "slots see the future": ("visible", lambda query, key, window: key >= 0, "llama", "rolled back"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_proof_notices_when(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, broken, name, way = MUTANTS[mutant]
+    monkeypatch.setattr(cache_module, place, broken)
+    with pytest.raises(AssertionError):
+        assert_equals_the_plain_run(DECODERS[name], way)
+
+
+def test_the_proof_notices_a_window_store_without_room_for_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Cache.__init__
+
+    def tight(self: Cache, *args: Any, **kwargs: Any) -> None:
+        whole(self, *args, **kwargs)
+        for layer, store in enumerate(self.layers):
+            if window := at(DECODERS["gemma2"].attention, layer).window:
+                store.entries = {name: t[:, :window] for name, t in store.entries.items()}
+
+    monkeypatch.setattr(Cache, "__init__", tight)
+    for way in "in chunks", "rolled back", "ragged":
+        with pytest.raises((AssertionError, RuntimeError)):
+            assert_equals_the_plain_run(DECODERS["gemma2"], way)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    config = parts.DecoderConfig(**{**DECODERS["gpt2"].__dict__, "dropout": 0.5})
+    model, tokens = decoder(config), token_ids(config)
+    assert torch.equal(model(tokens), decoder(DECODERS["gpt2"])(tokens))
+    model.train()
+    assert not torch.equal(model(tokens), model(tokens))
+
+
+@every_decoder
+def test_every_parameter_gets_a_gradient(config: DecoderConfig) -> None:
+    model, tokens = decoder(config), token_ids(config, rows=4)
+    torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    still = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert still == [name for name in still if name.endswith("attn.k.bias")]  # softmax is blind to a shift

@@ -1,0 +1,95 @@
+"""A mixture of experts computes the same whichever way it is computed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from decoders import assert_close, config
+from torch import Tensor
+
+from onward.model.config import Experts
+from onward.model.experts import ExpertsModule, fastest_way
+
+SIZES = [(16, 15), (15, 7), (7, 1), (1, 3)]  # d_model, width of an expert: few are whole 16 bytes
+
+
+def experts(d_model: int, d_ff: int, *, dtype: torch.dtype = torch.float32, **options: object) -> ExpertsModule:
+    torch.manual_seed(0)
+    c = config(d_model=d_model, n_heads=1, d_head=2)
+    part = Experts(count=6, active=2, d_ff=d_ff, **options)  # type: ignore[arg-type]
+    module = ExpertsModule(part, c).to(dtype)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module
+
+
+def over_all_experts(module: ExpertsModule, x: Tensor) -> Tensor:
+    """Every expert answers every token; the weights of those not chosen are zero."""
+    gates = module.router(x).softmax(-1)
+    kth = gates.sort(-1, descending=True).values[:, module.part.active - 1, None]
+    gates = gates * (gates >= kth)
+    if module.part.renormalize:
+        gates = gates / gates.sum(-1, keepdim=True)
+    inner = module.act(torch.einsum("nd,xfd->xnf", x, module.gate)) * torch.einsum("nd,xfd->xnf", x, module.up)
+    y = torch.einsum("xnf,xdf,nx->nd", inner, module.down, gates)
+    return y if module.shared is None else y + module.shared(x)
+
+
+def answers(module: ExpertsModule, x: Tensor, compute: str) -> list[Tensor]:
+    """The output and the gradients of everything it depends on."""
+    if compute != "all":
+        module.part = replace(module.part, compute=compute)  # type: ignore[arg-type]
+    x = x.clone().requires_grad_()
+    y = over_all_experts(module, x) if compute == "all" else module(x)
+    return [y, *torch.autograd.grad((y * torch.arange(y.size(1)).cos()).sum(), [x, *module.parameters()])]
+
+
+@pytest.mark.parametrize("options", [{}, {"renormalize": False}, {"shared": 2, "act": "gelu"}], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("compute", ["loop", "grouped", "auto"])
+def test_every_way_equals_the_formula_over_all_experts(
+    compute: str, size: tuple[int, int], options: dict[str, object]
+) -> None:
+    module = experts(*size, **options)
+    for tokens in (1, 9):  # with one token most experts are empty
+        x = torch.randn(tokens, size[0])
+        for got, wanted in zip(answers(module, x, compute), answers(module, x, "all")):
+            assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("compute", ["loop", "auto"])
+def test_fp64_stays_fp64(compute: str) -> None:
+    module = experts(7, 5, dtype=torch.float64, shared=1)
+    x = torch.randn(9, 7, dtype=torch.float64)
+    for got, wanted in zip(answers(module, x, compute), answers(module, x, "all")):
+        assert_close(got, wanted, 1e-12)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_in_bf16_the_ways_differ_by_rounding_only(size: tuple[int, int]) -> None:
+    module = experts(*size, dtype=torch.bfloat16)
+    x = torch.randn(9, size[0]).bfloat16()
+    for got, wanted in zip(answers(module, x, "grouped"), answers(module, x, "loop")):
+        assert_close(got, wanted, 0.03)
+
+
+def test_the_router_is_computed_in_fp32() -> None:
+    module = experts(8, 4, dtype=torch.bfloat16, renormalize=False)
+    x = torch.randn(50, 8).bfloat16()
+    weight, chosen = module.route(x)
+    assert torch.equal(weight, module.router(x).float().softmax(-1).gather(1, chosen))
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_the_way_can_be_timed_where_gradients_are_off(mode) -> None:  # type: ignore[no-untyped-def]
+    fastest_way.cache_clear()
+    with mode():
+        assert experts(8, 8, compute="auto")(torch.randn(2, 3, 8)).shape == (2, 3, 8)
+
+
+def test_the_way_is_timed_once_for_a_shape() -> None:
+    fastest_way.cache_clear()
+    module = experts(8, 8, compute="auto")
+    for _ in range(3):
+        module(torch.randn(3, 8))
+    assert fastest_way.cache_info().misses == 1

@@ -1,0 +1,85 @@
+"""What is computed in at least fp32 whatever the precision of the weights: norms, softmax, rotary angles."""
+
+import pytest
+import torch
+from decoders import DECODERS, assert_close, decoder, token_ids
+from torch import Tensor
+
+from onward.model.attention import attention_weights
+from onward.model.config import DecoderConfig, LayerNorm, Norm, RMSNorm, Rotary
+from onward.model.decoder import Scale
+from onward.model.positions import rotate
+
+
+def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 0.1).sqrt() * weight + bias
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt() * weight
+
+
+NORMS = {
+    "layer": (LayerNorm(eps=0.1), layer),
+    "layer without bias": (LayerNorm(eps=0.1, bias=False), lambda x, w: layer(x, w, torch.zeros_like(w))),
+    "rms": (RMSNorm(eps=0.1), rms),
+    "rms plus 1": (RMSNorm(eps=0.1, offset=1.0), lambda x, w: rms(x, 1 + w)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_is_the_exact_formula_rounded_once(name: str, dtype: torch.dtype) -> None:
+    part, formula = NORMS[name]
+    torch.manual_seed(0)
+    norm = part.build(DECODERS["llama"], 0, 64).to(dtype)
+    for parameter in norm.parameters():
+        torch.nn.init.normal_(parameter)
+    x = (torch.randn(50, 64) * 3 + 1).to(dtype)
+    exact = formula(x.double(), *(p.double() for p in norm.parameters()))
+    got = norm(x)
+    assert got.dtype == dtype
+    ulp = torch.finfo(dtype).eps  # half of it is the rounding itself; near a tie fp32 may take the other neighbour
+    fp32 = 0 if dtype == torch.float64 else 2e-6
+    torch.testing.assert_close(got.double(), exact, rtol=0.51 * ulp if ulp > 1e-6 else 4 * ulp, atol=fp32 or 1e-14)
+
+
+def test_softmax_over_bf16_scores_is_rounded_once() -> None:
+    torch.manual_seed(0)
+    q = torch.eye(8).bfloat16()[None, :, None]  # so that scores are keys
+    k = (torch.randn(1, 8, 1, 8) * 3).bfloat16()
+    got = attention_weights(q, k, scale=1.0)[0, 0]
+    scores = k[0, :, 0].float().T.masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf)
+    assert torch.equal(got, scores.softmax(-1).bfloat16())
+
+
+def test_far_positions_turn_bf16_vectors_by_exact_angles() -> None:
+    x, positions = torch.randn(1, 3, 2, 8).bfloat16(), torch.tensor([[1000, 5001, 100_003]])
+    got = rotate(x, *Rotary().rotation(8, positions))
+    angles = positions[..., None].double() * 10_000 ** (-torch.arange(0, 8, 2).double() / 8)
+    a, b = x.double().chunk(2, -1)
+    cos, sin = angles.cos()[:, :, None], angles.sin()[:, :, None]
+    exact = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.double(), exact, rtol=0.004, atol=0.02)  # fp32 angles at 100,003: 0.004
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
+def test_each_precision_gives_its_own_logits_and_lower_ones_are_near(config: DecoderConfig) -> None:
+    tokens = token_ids(config)
+    exact = decoder(config, torch.float64)(tokens)
+    assert exact.dtype == torch.float64
+    assert (exact != exact.float()).any()
+    same = decoder(config).double()(tokens)  # the weights of fp32, computed with in fp64
+    assert_close(decoder(config)(tokens).double(), same, 1e-5)
+    rounded = decoder(config).bfloat16().double()(tokens)
+    low = decoder(config).bfloat16()(tokens)
+    assert low.dtype == torch.bfloat16
+    if not any(hasattr(block.mlp, "router") for block in decoder(config).blocks if hasattr(block, "mlp")):
+        assert_close(low.double(), rounded, 0.08)  # a router may choose others over a rounding
+
+
+def test_a_multiplier_is_rounded_to_the_precision_first() -> None:
+    x = torch.full((2,), 3.0, dtype=torch.bfloat16)
+    assert torch.equal(Scale(0.1)(x), x * torch.tensor(0.1, dtype=torch.bfloat16))

@@ -1,0 +1,54 @@
+"""README, docs/ and CONTRIBUTING run: every Python block, and every `onward` command of the shell blocks."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from onward.cli import main
+from onward.data.corpora import embedded
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+KINDS = {"python", "sh", "text", "toml"}  # text: what a command printed
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the pages speak of."""
+    monkeypatch.chdir(tmp_path)
+    text = "\n\n".join(embedded().documents[:120])
+    Path("mybook.txt").write_text(text, encoding="utf-8")
+    Path("other.txt").write_text(text[:4000], encoding="utf-8")
+    return tmp_path
+
+
+def shortened(words: list[str]) -> list[str]:
+    """A training command with three steps of a tiny model instead of its own length."""
+    if words[0] == "train" and "--resume" not in words:
+        for flag in "--time", "--steps", "--epochs":
+            if flag in words:
+                del words[words.index(flag) : words.index(flag) + 2]
+        words += ["--steps", "3", "--preset", "tiny", "--tokenizer", "byte"]
+    return words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_the_page_runs(page: Path, reader: Path) -> None:
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    assert {kind for kind, _ in blocks} <= KINDS
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    for kind, body in blocks:
+        if kind == "python":
+            exec(compile(body, str(page), "exec"), names)
+        for line in body.splitlines() if kind == "sh" else ():
+            words = shlex.split(line, comments=True)
+            targets = [word for word in words[1:] if "=" not in word]
+            match words[:1]:
+                case ["make"]:
+                    assert all(f"\n{target}:" in makefile for target in targets), line
+                case ["onward"] if words[1:] != ["quickstart"] and words[1:3] != ["data", "get"]:
+                    assert main(shortened(words[1:])) == 0, line

@@ -1,0 +1,185 @@
+"""The examples, run as a user runs them; what they claim is read off what they print."""
+
+import ast
+import importlib.util
+import math
+import re
+import runpy
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+NUMBER = r"(-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"
+
+
+def call(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT)
+
+
+@cache
+def printed(name: str, *arguments: str) -> str:
+    done = call(name, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    """All numbers at the place of # in the pattern, one at least."""
+    found = re.findall(re.escape(pattern).replace(r"\ ", r"\s+").replace(r"\#", NUMBER), text)
+    assert found, f"{pattern!r} is not in\n{text}"
+    return [float(number.replace(",", "")) for number in found]
+
+
+def number(pattern: str, text: str) -> float:
+    (found,) = numbers(pattern, text)
+    return found
+
+
+def two_prompts() -> dict:
+    return runpy.run_path(str(ROOT / "examples" / "two_prompts.py"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_help_says_what_the_example_shows(name: str) -> None:
+    text = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+    assert text.partition('"""')[2].partition("\n")[0] in printed(name, "--help")
+
+
+@pytest.mark.parametrize("name", ["char_model", "mini_gpt"])
+def test_a_missing_text_is_one_sentence_and_status_2(name: str) -> None:
+    done = call(name, "no_such_book.txt")
+    assert done.returncode == 2
+    assert "no_such_book.txt does not exist" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class TestOneHead:
+    def test_attention_rows_sum_to_1_and_see_no_future(self) -> None:
+        rows = re.findall(r"\[((?:[\d.]+(?:, )?){6})\]", printed("one_head").split("Every row")[0])
+        weights = torch.tensor([[float(x) for x in row.split(",")] for row in rows])
+        assert weights.shape == (6, 6)
+        assert (weights.sum(-1) - 1).abs().max() < 0.004  # printed with three digits
+        assert number("sums to 1 (largest error #)", printed("one_head")) < 1e-6
+        assert number("the largest weight is #", printed("one_head")) == 0.0
+        assert weights.triu(1).max() == 0.0
+
+    def test_shapes_go_from_vectors_to_logits(self) -> None:
+        assert "(1, 6, 4)" in printed("one_head")
+        assert "(1, 1, 6, 6)" in printed("one_head")
+        assert "(1, 6, 20)" in printed("one_head")
+
+    def test_another_last_vector_changes_no_logits_before_it(self) -> None:
+        changes = re.search(r"each place:\ntensor\(\[(.*)\]\)", printed("one_head"))
+        assert changes
+        *before, last = map(float, changes[1].split(","))
+        assert before == [0.0] * 5
+        assert last > 0
+
+    @pytest.mark.parametrize("seed", ["0", "1"])
+    def test_the_first_loss_is_near_a_guess_and_the_queries_get_a_gradient(self, seed: str) -> None:
+        text = printed("one_head", "--seed", seed)
+        assert number("Untrained: loss #", text) == pytest.approx(math.log(20), abs=0.15)
+        assert min(numbers("gradient norm at the query projection #", text)) > 1e-4
+        assert number("AdamW: loss #", text) < number("Untrained: loss #", text)
+
+
+class TestTwoPrompts:
+    def test_it_has_37_parameters_and_answers_both(self) -> None:
+        text = printed("two_prompts")
+        assert number("parameters #", text) == 37
+        assert "what is statquest EOS -> awesome EOS\n  statquest is what EOS -> awesome EOS" in text
+
+    def test_38_of_40_seeds_answer_both_prompts(self) -> None:
+        example, answered = two_prompts(), 0
+        for seed in range(40):
+            example["train"](model := example["new_model"](seed))
+            answered += all(example["continuation"](model, prompt) == "awesome EOS" for prompt in example["PROMPTS"])
+        assert answered >= 38
+
+    def test_the_loss_over_the_wrong_axis_hides_when_there_are_as_many_places_as_tokens(self) -> None:
+        example = two_prompts()
+        model, inputs, targets = example["new_model"](0), example["INPUTS"], example["TARGETS"]
+        before = example["wrong_loss"](model(inputs), targets)
+        assert example["train"](model, example["wrong_loss"]) < before / 10  # it looks like learning
+        assert example["right_loss"](model(inputs), targets) > math.log(5)  # and is worse than a guess
+        with pytest.raises((RuntimeError, ValueError), match="target"):
+            example["wrong_loss"](model(inputs[:, :4]), targets[:, :4])
+
+    def test_the_wrong_loss_is_exposed_in_what_is_printed(self) -> None:
+        text = printed("two_prompts")
+        assert number("that loss falls to #", text) < 0.1
+        assert number("The right loss of the same model is #", text) > math.log(5)
+        assert "one token shorter it shows at once: Expected target size" in text
+
+    @pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="needs the extra `lightning`")
+    def test_lightning_trains_it_to_the_same_weights(self) -> None:
+        assert number("the weights differ by # from", printed("two_prompts", "--lightning")) < 1e-6
+
+    def test_without_lightning_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "lightning", None)
+        example = two_prompts()
+        with pytest.raises(SystemExit, match=r"pip install 'onward\[lightning\]'"):
+            example["train_with_lightning"](example["new_model"](0))
+
+
+class TestCharModel:
+    def test_the_loss_falls_from_a_guess_and_samples_are_characters_of_the_text(self) -> None:
+        text = printed("char_model", "LICENSE", "--steps", "40")
+        first, last = numbers("loss #", text.split("ln")[1])[:2]
+        assert first == pytest.approx(number("= #", text), abs=0.15)
+        assert last < first - 1
+        assert number("validation  loss #", text) < first - 1
+        known = set((ROOT / "LICENSE").read_text(encoding="utf-8"))
+        lines = [line.strip() for line in text.splitlines() if line.startswith("  ")]
+        samples = [ast.literal_eval(line) for line in lines]  # each was printed by repr
+        assert len(samples) == 6
+        assert set("".join(samples)) <= known | {"\ufffd"}
+        assert samples[:3] != samples[3:]
+
+
+class TestMiniGpt:
+    def test_the_parts_add_up_to_30_044_544_parameters(self) -> None:
+        parts, rest = printed("mini_gpt", "--steps", "2").split("total")
+        assert number("#", rest.split("\n")[0]) == 30_044_544
+        assert sum(int(n.replace(",", "")) for n in re.findall(r" ([\d,]+)(?:\s+\(.*)?$", parts, re.M)) == 30_044_544
+
+    def test_it_learns_from_real_text_with_clipped_gradients(self) -> None:
+        text = printed("mini_gpt", "--steps", "2")
+        first, second = numbers("loss #  gradient", text)
+        assert first == pytest.approx(math.log(50_257), abs=0.15)
+        assert second < first
+        assert numbers("clipped to #", text) == [1.0, 1.0]
+        assert min(numbers("gradient norm #,", text)) > 1
+
+
+class TestLlamaBlock:
+    def test_it_has_no_biases_and_a_hidden_size_of_8_thirds(self) -> None:
+        block = printed("llama_block").split("\n1.")[0]
+        assert "mlp.gate.weight    (170, 64)" in block
+        assert ".bias" not in block
+
+    def test_rms_norm_does_not_centre(self) -> None:
+        means = dict(re.findall(rf"(\w+)\s+mean\s+{NUMBER}", printed("llama_block")))
+        assert abs(float(means["RMSNorm"])) > 0.5
+        assert abs(float(means["LayerNorm"])) < 1e-3
+        sizes = numbers("root mean square #", printed("llama_block"))
+        assert sizes[1:] == [1.0, 1.0]
+
+    def test_a_rotated_score_depends_on_the_distance_only(self) -> None:
+        text = printed("llama_block")
+        scores = numbers(": score #, the same", text)
+        assert len(set(scores)) == len(scores) == 6
+        assert max(numbers("pairs up to #", text)) < 1e-6
+
+    def test_attention_is_finite_beyond_the_training_length(self) -> None:
+        text = printed("llama_block")
+        assert "256 tokens into a model for 32" in text
+        assert "finite attention: True, finite logits: True" in text
+        assert number("rows sum to 1 up to #", text) < 1e-5

@@ -1,0 +1,71 @@
+"""Files are there whole or not at all."""
+
+import resource
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onward.errors import UserError
+from onward.files import read_json, write_json, written_whole
+
+
+@given(old=st.none() | st.binary(max_size=50), new=st.binary(max_size=50), fails=st.booleans())
+def test_a_file_is_the_old_one_or_the_new_one(old: bytes | None, new: bytes, fails: bool, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path_factory.mktemp("whole") / "file"
+    if old is not None:
+        path.write_bytes(old)
+    try:
+        with written_whole(path) as beside:
+            beside.write_bytes(new)
+            assert (path.read_bytes() if path.exists() else None) == old
+            if fails:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    assert (path.read_bytes() if path.exists() else None) == (old if fails else new)
+    assert {p.name for p in path.parent.iterdir()} <= {"file"}
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), written_whole(tmp_path / "a") as new:
+        (new / "inner").mkdir(parents=True)
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+    with written_whole(tmp_path / "a") as new:
+        (new / "inner").mkdir(parents=True)
+        (new / "inner" / "file").write_text("x")
+    assert [p.name for p in tmp_path.rglob("*")] == ["a", "inner", "file"]
+
+
+def test_a_full_disk_is_one_sentence_and_the_old_file_stays(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"old": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writes past it fail, as on a full disk
+    try:
+        with pytest.raises(UserError, match="cannot write .*a.json"):
+            write_json(tmp_path / "a.json", ["long"] * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert read_json(tmp_path / "a.json") == {"old": 1}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("place", ["file/inner/new.json", "file/new.json", "folder"])
+def test_a_place_where_nothing_can_be_written_is_one_sentence(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder" / "full").mkdir(parents=True)
+    with pytest.raises(UserError, match="cannot write"):
+        write_json(tmp_path / place, {})
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "folder", "full"]
+
+
+@given(data=st.binary(max_size=30) | st.text(max_size=30).map(str.encode))
+def test_any_bytes_are_a_table_or_refused(data: bytes, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path_factory.mktemp("json") / "a.json"
+    path.write_bytes(data)
+    try:
+        assert isinstance(read_json(path), dict)
+    except UserError:
+        pass

@@ -1,0 +1,153 @@
+"""Tokenizers: what goes in comes out, nothing vanishes, and others read the file the same way."""
+
+import random
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from onward.errors import UserError
+from onward.text import tokenizer as module
+from onward.text.tokenizer import END, UNKNOWN, Tokenizer, train_tokenizer
+
+TEXT = "The cat sat.\n\n  The café\tsang — 猫 🐈! It's  12,345 o'clock.\r\n" * 8
+SPECS = ["char", "byte", "bpe:300"]
+TRAINED = {spec: train_tokenizer(spec, [TEXT]) for spec in SPECS}
+EXACT = [t for spec, t in TRAINED.items() if spec != "char"]
+
+
+@given(text=st.text())
+def test_every_text_survives_bytes_and_bpe(text: str) -> None:
+    for tokenizer in EXACT:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.byte_count(tokenizer.encode(text)) == len(text.encode())
+
+
+@given(text=st.text(alphabet=sorted(set(TEXT)) + ["ß", "\0", "\U0001f984"]))
+def test_unknown_characters_never_vanish(text: str) -> None:
+    expected = "".join(c if c in TEXT else UNKNOWN for c in text)
+    ids = TRAINED["char"].encode(text)
+    assert len(ids) == len(text)
+    assert TRAINED["char"].decode(ids) == expected
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("broken", ["\ud800", "a\udcffb"])
+def test_half_characters_become_unknown_ones(spec: str, broken: str) -> None:
+    expected = "".join(c if c in TEXT and spec == "char" or spec != "char" and c < "\ud800" else UNKNOWN for c in broken)
+    assert TRAINED[spec].decode(TRAINED[spec].encode(broken)) == expected
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_control_token_written_in_a_text_is_text(spec: str) -> None:
+    tokenizer = train_tokenizer(spec, [TEXT, f"a{END}b"])
+    assert tokenizer.eos_id is not None
+    ids = tokenizer.encode(f"a{END}b")
+    assert tokenizer.eos_id not in ids
+    assert tokenizer.decode(ids) == f"a{END}b"
+    assert tokenizer.decode([*ids, tokenizer.eos_id]) == f"a{END}b"
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("loader", ["AutoTokenizer", "PreTrainedTokenizerFast"])
+def test_transformers_reads_the_saved_file_with_the_same_ids(spec: str, loader: str, tmp_path: Path) -> None:
+    import transformers
+
+    TRAINED[spec].save(tmp_path)
+    theirs = getattr(transformers, loader).from_pretrained(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    for text in [TEXT, "a cat", " two  spaces ", "日本", "", "\n"]:
+        ids = TRAINED[spec].encode(text)
+        assert theirs.encode(text) == ids == again.encode(text)
+        assert theirs.decode(ids, clean_up_tokenization_spaces=False) == TRAINED[spec].decode(ids)
+    assert theirs.eos_token_id == TRAINED[spec].eos_id == again.eos_id
+    assert len(theirs) == TRAINED[spec].vocab_size == again.vocab_size
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_training_a_tokenizer_twice_gives_the_same_file(spec: str, tmp_path: Path) -> None:
+    for name in "first", "second":
+        train_tokenizer(spec, [TEXT, TEXT[::-1]]).save(tmp_path / name)
+    assert (tmp_path / "first/tokenizer.json").read_bytes() == (tmp_path / "second/tokenizer.json").read_bytes()
+
+
+def test_bpe_has_the_vocabulary_that_was_asked_for() -> None:
+    assert train_tokenizer("bpe:290", [TEXT]).vocab_size == 290
+    assert TRAINED["byte"].vocab_size == 257
+
+
+def test_the_files_of_gpt2_give_the_ids_of_transformers(shared: Path, tmp_path: Path) -> None:
+    from transformers import GPT2TokenizerFast
+
+    ours = Tokenizer.load(shared / "gpt2-tokenizer")
+    files = {name: str(shared / "gpt2-tokenizer" / f) for name, f in [("vocab", "vocab.json"), ("merges", "merges.txt")]}
+    theirs = GPT2TokenizerFast(**files)
+    shakespeare = (shared / "tinyshakespeare.txt").read_text()[:200_000]
+    for text in [TEXT, shakespeare, "Hello world", " \n \n a\n"]:
+        assert ours.encode(text) == theirs.encode(text)
+    assert ours.encode("Hello world") == [15496, 995]
+    assert ours.eos_id == 50_256 == ours.vocab_size - 1
+    ours.save(tmp_path)
+    assert Tokenizer.load(tmp_path).encode(TEXT) == ours.encode(TEXT)
+
+
+def metaspace() -> Tokenizer:
+    """A tokenizer that marks the beginning of a text, as SentencePiece does."""
+    inner = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate("▁ab\n")}, []))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    inner.decoder = decoders.Metaspace()
+    return Tokenizer(inner)
+
+
+def across_lines() -> Tokenizer:
+    """A tokenizer whose tokens may reach over a line break."""
+    vocabulary = {c: i for i, c in enumerate(["a", "b", "\n", "\nb"])}
+    return Tokenizer(tokenizers.Tokenizer(models.BPE(vocabulary, [("\n", "b")])))
+
+
+def normalising() -> Tokenizer:
+    inner = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate("▁ab\n")}, []))
+    inner.normalizer = normalizers.Prepend("▁")
+    return Tokenizer(inner)
+
+
+@pytest.mark.parametrize("make", [*(lambda s=s: TRAINED[s] for s in SPECS), metaspace, across_lines, normalising])
+def test_a_long_text_in_pieces_has_the_ids_of_the_whole(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE", 16)
+    tokenizer = make()
+    random_ = random.Random(1)
+    spaces = ["\n", "\n\n", " ", "  \n", "\n ", "\r\n", "\x85", "\u2028", "\x1c", "\u180e\n"]
+    for _ in range(30):
+        text = "".join(random_.choice(spaces + ["a", "b", "ab", "'s", "12", "?!", "é"]) for _ in range(200))
+        assert tokenizer.encode(text) == tokenizer.inner.encode(text).ids
+
+
+@pytest.mark.parametrize("spec", ["", "chars", "bpe", "bpe:", "bpe:0", "bpe:256", "bpe:-3", "bpe:4k", "no/such/path"])
+def test_a_bad_choice_of_tokenizer_is_one_sentence(spec: str) -> None:
+    with pytest.raises(UserError, match="tokenizer") as caught:
+        train_tokenizer(spec, [TEXT])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b'{"model": 3}', b"[]"])
+def test_a_broken_tokenizer_file_is_one_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(UserError, match="is not a tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_padding_and_holes_of_the_vocabulary_have_no_text() -> None:
+    inner = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 3}, unk_token="a"))
+    assert Tokenizer(inner).textless(6) == [1, 2, 4, 5]
+    assert TRAINED["byte"].textless(257) == []
+
+
+def test_pieces_for_tables_keep_spaces_and_name_control_tokens(shared: Path) -> None:
+    stories = Tokenizer.load(shared / "stories260K")
+    ids = stories.encode("Once upon a time")
+    assert "".join(stories.piece(i) for i in ids) == "<s> Once upon a time"
+    byte = TRAINED["byte"]
+    assert [byte.piece(i) for i in byte.encode("é")] == [UNKNOWN, UNKNOWN]

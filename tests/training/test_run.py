@@ -1,0 +1,220 @@
+"""Training runs: folders that others can load, and that go on as if they had never stopped."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onward
+from onward.checkpoint.training import saves
+from onward.checkpoint.weights import read_tensors
+from onward.errors import UserError
+from onward.training.config import RunConfig
+from onward.training.run import Run, Validation
+
+TINY = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_length": 32, "dropout": 0.1}
+SETTINGS: dict[str, Any] = {"tokenizer": "char", "steps": 30, "batch_size": 4, "precision": "fp32", "device": "cpu"}
+SETTINGS |= {"validate_every": 10, "model": TINY, "learning_rate": 1e-2}
+
+
+def config(story_file: Path, out: Path, **changes: Any) -> RunConfig:
+    return RunConfig(sources=(str(story_file),), out=str(out), **SETTINGS | changes)
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Bit for bit, except for the seconds that steps took."""
+    for name in "model.safetensors", "checkpoints/step-0000030/optimiser.safetensors":
+        first, second = read_tensors(one / name), read_tensors(other / name)
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[key], second[key]) for key in first), name
+    assert metrics(one) == metrics(other)
+
+
+@pytest.fixture(scope="module")
+def whole(story_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    list(Run.start(config(story_file, folder)).train())
+    return folder
+
+
+def test_a_run_learns_and_writes_what_it_did(whole: Path) -> None:
+    rows = metrics(whole)
+    steps, validations = [r for r in rows if "loss" in r], [r for r in rows if "validation_loss" in r]
+    assert [r["step"] for r in steps] == list(range(1, 31))
+    assert [r["step"] for r in validations] == [10, 20, 30]
+    assert steps[0]["loss"] > 2.5
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
+    assert steps[-1]["learning_rate"] == pytest.approx(1e-2 * 0.05, rel=1e-12)
+    assert max(r["learning_rate"] for r in steps) == pytest.approx(1e-2)
+    assert [p.name for p in saves(whole)] == ["step-0000030"], "only the newest save is kept"
+
+
+@pytest.mark.parametrize("at", [1, 10, 17, 29])
+def test_a_run_stopped_and_resumed_equals_one_that_never_stopped(
+    at: int, whole: Path, story_file: Path, tmp_path: Path
+) -> None:
+    run = Run.start(config(story_file, tmp_path / "run"))
+    for _ in run.train(stop=lambda: run.step == at):
+        pass
+    assert run.step == at
+    torch.manual_seed(99)
+    list(Run.resume(tmp_path / "run").train())
+    assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize(("at", "kind"), [(10, "Step"), (13, "Step"), (20, "Validation")])
+def test_a_killed_run_resumes_exactly(at: int, kind: str, whole: Path, story_file: Path, tmp_path: Path) -> None:
+    program = f"""
+import os, signal, torch
+from onward.training.run import Run
+from onward.training.config import RunConfig
+torch.set_num_threads(2)
+for event in Run.start(RunConfig(sources=({str(story_file)!r},), out={str(tmp_path / "run")!r}, **{SETTINGS})).train():
+    if event.step == {at} and type(event).__name__ == {kind!r}:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    list(Run.resume(tmp_path / "run").train())
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_a_run_killed_before_its_first_save_is_no_dead_end(whole: Path, story_file: Path, tmp_path: Path) -> None:
+    events = Run.start(config(story_file, tmp_path / "run")).train()
+    for _ in range(3):
+        next(events)
+    del events
+    list(Run.resume(tmp_path / "run").train())
+    assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [({"steps": 7}, 7), ({"steps": 0, "epochs": 2.0}, None), ({"steps": 0, "epochs": 0.5, "accumulation": 2}, None)],
+)
+def test_steps_and_epochs_fix_the_steps(changes: dict, steps: int | None, story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", **changes))
+    per_step = run.config.batch_size * run.config.accumulation
+    expected = steps or round(changes["epochs"] * len(run.windows) / per_step)
+    assert run.config.steps == expected
+    assert json.loads((tmp_path / "run/run.json").read_text())["steps"] == expected
+
+
+def test_time_fixes_the_steps_so_that_resuming_repeats_them(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", steps=0, time="2s", validate_every=0))
+    steps = run.config.steps
+    assert steps >= 1
+    assert run.config.time == ""
+    for _ in run.train(stop=lambda: run.step == 2):
+        pass
+    again = Run.resume(tmp_path / "run")
+    assert (again.config.steps, again.step) == (steps, 2)
+    fresh = Run.start(config(story_file, tmp_path / "fresh", steps=steps))
+    for timed, untimed in zip(run.windows.batch(0, 4), fresh.windows.batch(0, 4)):
+        assert (timed == untimed).all()
+
+
+def test_timing_leaves_no_trace_in_the_weights(story_file: Path, tmp_path: Path) -> None:
+    timed = Run.start(config(story_file, tmp_path / "timed", steps=0, time="2s"))
+    plain = Run.start(config(story_file, tmp_path / "plain"))
+    for one, other in zip(timed.model.parameters(), plain.model.parameters()):
+        assert torch.equal(one, other)
+    assert torch.equal(torch.rand(3), torch.rand(3)) is False  # the generator is alive
+    assert not timed.optimiser.state
+
+
+def test_a_save_that_fails_leaves_the_one_before(whole: Path, story_file: Path, tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    run = Run.start(config(story_file, tmp_path / "run"))
+    try:
+        with pytest.raises(UserError, match="cannot write"):
+            for event in run.train():
+                if isinstance(event, Validation) and event.step == 10:  # from here on, files cannot grow so large
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limit[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert [p.name for p in saves(tmp_path / "run")] == ["step-0000010"]
+    assert not list((tmp_path / "run").rglob(".*")), "nothing half-written is left"
+    list(Run.resume(tmp_path / "run").train())
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_a_finished_run_is_not_changed_by_resuming_it(whole: Path) -> None:
+    before = (whole / "metrics.jsonl").read_bytes()
+    assert list(Run.resume(whole).train()) == []
+    assert (whole / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_save(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run"))
+    with pytest.raises(UserError, match="step 11 has loss nan"):
+        for event in run.train():
+            if isinstance(event, Validation):
+                with torch.no_grad():
+                    run.model.embed.weight.fill_(float("nan"))
+    assert all(t.isfinite().all() for t in read_tensors(tmp_path / "run/model.safetensors").values())
+
+
+def test_a_run_is_not_started_over_another(whole: Path, story_file: Path) -> None:
+    with pytest.raises(UserError, match=r"holds a run already: --resume"):
+        Run.start(config(story_file, whole))
+    with pytest.raises(UserError, match=r"there is no run\.json"):
+        Run.resume(whole / "data")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "sizes in contradiction": ({"model": {"d_model": 30, "n_heads": 4}}, "d_model 30 is not divisible"),
+    "an odd rotating width": ({"model": {"d_model": 36, "n_heads": 4}}, "rotate"),
+    "heads that do not group": ({"model": {"n_kv_heads": 3}}, "n_kv_heads 3"),
+    "an unknown field": ({"model": {"n_layer": 3}}, "did you mean n_layers"),
+    "a vocabulary too small": ({"model": {"vocab_size": 3}}, "raise it"),
+    "a text shorter than one window": ({"model": {"context_length": 100_000}}, "give it more text"),
+    "a missing validation text": ({"validation": "gone.txt"}, "gone.txt does not exist"),
+    "a share out of range": ({"validation": "1.5"}, "validation is 1.5"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_is_one_sentence_and_leaves_nothing(
+    case: str, story_file: Path, tmp_path: Path
+) -> None:
+    changes, message = REFUSED[case]
+    with pytest.raises(UserError, match=message) as caught:
+        Run.start(config(story_file, tmp_path / "runs/run", **changes))
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("*.bin"))
+    assert not (tmp_path / "runs/run").exists()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model", [{}, {"attention": {"qk_norm": "none"}}, {"attention": {"bias": True}}])
+def test_a_trained_folder_loads_in_transformers_with_the_same_logits(
+    tied: bool, model: dict, story_file: Path, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    change = {"dropout": 0.0, "tied": tied, **({"attention": {"kind": "self", **model["attention"]}} if model else {})}
+    if model.get("attention", {}).get("qk_norm") == "none":
+        change["attention"] = {"kind": "self"}
+    if model.get("attention", {}).get("bias"):
+        change["attention"] = {"qk_norm": "head", "bias": True, "out_bias": True}
+    lm = onward.train(str(story_file), tmp_path, **SETTINGS | {"steps": 8, "model": TINY | change})
+    text = "The cat sat on the mat."
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    ids = transformers.AutoTokenizer.from_pretrained(tmp_path)(text, return_tensors="pt")["input_ids"]
+    assert ids.tolist() == [lm.tokenizer.encode(text)]
+    with torch.no_grad():
+        expected, found = theirs(ids).logits, onward.load(tmp_path).model(ids)
+    assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
+    assert type(theirs).__module__.split(".")[1] == "models", "a class of transformers' own"
+    assert torch.equal(found, lm.model(ids))
