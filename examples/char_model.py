@@ -20,7 +20,7 @@ from onward.training.loop import Batch, fit, mean_loss
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")
-parser.add_argument("--steps", type=int, default=250, help="of training (default: 250)")
+parser.add_argument("--steps", type=int, default=200, help="of training (default: 200)")
 parser.add_argument("--seed", type=int, default=0, help="of weights, windows and samples (default: 0)")
 options = parser.parse_args()
 torch.manual_seed(options.seed)

@@ -6,11 +6,13 @@ vectors depends on how far apart they are and not on where they are; and nothing
 """
 
 import argparse
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import onward
+from onward.model.attention import Attend
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--seed", type=int, default=0, help="of the weights and vectors (default: 0)")
@@ -38,7 +40,7 @@ def look_at_norm(norm: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None
     seen.update(before=inputs[0], after=output)
 
 
-def look_at_attention(attend: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def look_at_attention(attend: Attend, inputs: tuple[Any, ...], output: Tensor) -> None:
     q, k, _, view = inputs  # q and k are rotated already
     seen.update(scores=torch.einsum("bqhe,bkhe->bhqk", q, k), weights=attend.weights(q, k, view))
 

@@ -7,12 +7,14 @@ the attention weights, and see why the causal mask matters: no token reads from 
 
 import argparse
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import onward
+from onward.model.attention import Attend
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--seed", type=int, default=0, help="of the weights and vectors (default: 0)")
@@ -46,7 +48,7 @@ for matrix in model.blocks.parameters():
 seen: dict[str, Tensor] = {}
 
 
-def look(attend: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def look(attend: Attend, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Keep what the head works with; its weights are computed once more, beside the kernel that ran."""
     q, k, v, view = inputs
     seen.update(q=q, k=k, v=v, weights=attend.weights(q, k, view).detach(), output=output)
@@ -85,8 +87,8 @@ for when in ("Untrained", "After one step of AdamW"):
     loss = F.cross_entropy(model(vectors).flatten(0, 1), targets.flatten())
     optimiser.zero_grad()
     loss.backward()
-    gradient = model.get_parameter("blocks.0.attn.q.weight").grad
-    print(f"{when}: loss {loss:.4f}, gradient norm at the query projection {gradient.norm():.2e}")
+    norms = {name: p.grad.norm() for name, p in model.named_parameters() if p.grad is not None}
+    print(f"{when}: loss {loss:.4f}, gradient norm at the query projection {norms['blocks.0.attn.q.weight']:.2e}")
     optimiser.step()
 print(f"Untrained, the loss is near ln {V} = {math.log(V):.4f}, that of a guess among {V} tokens. The gradient reaches")
 print("the queries back through head, norms, feed-forward and softmax: all parts learn together.")

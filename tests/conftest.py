@@ -1,4 +1,4 @@
-"""What all tests share: two threads, no hub, real data, and one small trained run."""
+"""What all tests share: one thread, no hub, real data, and one small trained run."""
 
 import os
 import random

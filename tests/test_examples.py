@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import math
+import os
 import re
 import runpy
 import subprocess
@@ -20,7 +21,8 @@ NUMBER = r"(-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"
 
 def call(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
-    return subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # on a busy machine two threads wait for each other
+    return subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT, env=environment)
 
 
 @cache

@@ -1,5 +1,6 @@
 """Values from text, JSON and TOML: either the right type or one sentence, and back again unchanged."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def value_or_sentence(read: Callable[[], Any]) -> Any:
     try:
         return read()
     except UserError as error:
-        assert str(error).startswith(("here", "model"))
+        assert str(error).startswith("here")  # noqa: PT017
         return None
 
 
@@ -103,10 +104,8 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
 
 @given(st.dictionaries(st.sampled_from(list(fields.hints(DecoderConfig))), JSON | CHOICES | NOTATION, max_size=4))
 def test_any_table_is_a_config_or_refused(changes: dict[str, Any]) -> None:
-    try:
+    with contextlib.suppress(UserError):
         fields.build(DecoderConfig, fields.plain(DECODERS["llama"]) | changes)
-    except UserError as error:
-        assert str(error)  # noqa: PT017
 
 
 every = st.builds(

@@ -1,8 +1,8 @@
 """Files are there whole or not at all."""
 
-import resource
 from pathlib import Path
 
+import disk
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,9 +29,13 @@ def test_a_file_is_the_old_one_or_the_new_one(old: bytes | None, new: bytes, fai
 
 
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), written_whole(tmp_path / "a") as new:
-        (new / "inner").mkdir(parents=True)
-        raise KeyboardInterrupt
+    def interrupted() -> None:
+        with written_whole(tmp_path / "a") as new:
+            (new / "inner").mkdir(parents=True)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert not list(tmp_path.iterdir())
     with written_whole(tmp_path / "a") as new:
         (new / "inner").mkdir(parents=True)
@@ -41,13 +45,8 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_sentence_and_the_old_file_stays(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"old": 1})
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writes past it fail, as on a full disk
-    try:
-        with pytest.raises(UserError, match="cannot write .*a.json"):
-            write_json(tmp_path / "a.json", ["long"] * 100)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with disk.with_room_for(100), pytest.raises(UserError, match=r"cannot write .*a.json"):
+        write_json(tmp_path / "a.json", ["long"] * 100)
     assert read_json(tmp_path / "a.json") == {"old": 1}
     assert len(list(tmp_path.iterdir())) == 1
 

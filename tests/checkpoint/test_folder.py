@@ -1,11 +1,10 @@
 """A folder gives back the model bit for bit; a damaged one is refused in a sentence; a full disk harms nothing."""
 
 import json
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
+import disk
 import pytest
 import torch
 from decoders import DECODERS, decoder, token_ids
@@ -115,22 +114,11 @@ def test_what_is_no_folder_is_refused(path: str, tmp_path: Path) -> None:
         load_model(tmp_path / path)
 
 
-@contextmanager
-def disk_with_room_for(size: int) -> Iterator[None]:
-    """Writes past `size` bytes in a file fail, as on a full disk (Python ignores the signal that comes with it)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("room", [0, 100, 4000])
 def test_a_full_disk_leaves_the_old_model_bit_for_bit(room: int, tmp_path: Path) -> None:
     save_model(decoder(DECODERS["llama"]), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with disk_with_room_for(room), pytest.raises(UserError, match="cannot write .*model.safetensors"):
+    with disk.with_room_for(room), pytest.raises(UserError, match=r"cannot write .*model.safetensors"):
         save_model(decoder(DECODERS["gpt2"]), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

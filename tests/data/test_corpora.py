@@ -107,3 +107,14 @@ def test_without_a_network_a_sentence_points_to_the_embedded_corpus(
 def test_an_unknown_corpus_names_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean tinyshakespeare"):
         corpora.get("tinyshakespear")
+
+
+def test_a_cache_folder_that_cannot_be_made_is_one_sentence(server: dict, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file"):
+        corpora.get("local", tmp_path / "file" / "cache")
+
+
+def test_a_download_writes_nothing_to_standard_output(server: dict, tmp_path: Path, capsys) -> None:
+    corpora.get("local", tmp_path)
+    assert capsys.readouterr().out == ""

@@ -56,3 +56,8 @@ def test_a_text_shorter_than_one_window_is_one_sentence(count: int) -> None:
     with pytest.raises(UserError, match=rf"{count} tokens.*33"):
         Windows(np.arange(count), 32, 0)
     assert len(Windows(np.arange(33), 32, 0)) == 1
+
+
+def test_any_seed_will_do() -> None:
+    samples = [Windows(np.arange(1000), 10, seed).batch(0, 50) for seed in (-1, 1, 2**63)]
+    assert not np.array_equal(samples[0], samples[1])

@@ -40,7 +40,7 @@ def plainly(model: Decoder, prompt: list[int], sampling: Sampling, count: int) -
     """Without a cache, without company: the whole context through the model for every token."""
     length, tokens, context = model.config.context_length, [], list(prompt)
     for index in range(count):
-        if len(context) >= length and (index == 0 or len(context) > length):
+        if len(context) > length:
             context = context[-(length // 2 or 1) :]
         p = next_token_distribution(model(torch.tensor([context]))[:, -1], [sampling])
         at = uniform(torch.tensor([sampling.seed or 0]), torch.tensor([index]), DRAW)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from decoders import DECODERS, assert_close, config, decoder, token_ids
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.model.cache import Cache
@@ -32,7 +32,6 @@ def test_views_share_the_memory_of_the_cache() -> None:
 MODELS = [decoder(DECODERS[name]) for name in ("gemma2", "alibi in windows", "everything about scores")]
 
 
-@settings(max_examples=25)
 @given(model=st.sampled_from(MODELS), data=st.data())
 @torch.inference_mode()
 def test_any_interleaving_of_chunks_roll_backs_and_new_rows_equals_the_plain_run(model, data) -> None:  # type: ignore[no-untyped-def]

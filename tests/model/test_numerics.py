@@ -6,7 +6,7 @@ from decoders import DECODERS, assert_close, decoder, token_ids
 from torch import Tensor
 
 from onward.model.attention import attention_weights
-from onward.model.config import DecoderConfig, LayerNorm, Norm, RMSNorm, Rotary
+from onward.model.config import DecoderConfig, LayerNorm, RMSNorm, Rotary
 from onward.model.decoder import Scale
 from onward.model.positions import rotate
 

@@ -53,3 +53,9 @@ def test_a_character_is_said_as_soon_as_it_is_whole() -> None:
 def test_control_tokens_have_no_text_in_a_stream() -> None:
     bpe = TOKENIZERS["bpe:300"]
     assert "".join(streamed(bpe, [bpe.eos_id, *bpe.encode("cat"), bpe.eos_id])) == "cat"
+
+
+def test_the_cost_of_a_token_does_not_grow_where_no_character_ever_ends() -> None:
+    byte = TOKENIZERS["byte"]
+    continuation = byte.encode("é")[1:] * 50_000  # minutes if the whole were decoded again for each
+    assert "".join(streamed(byte, continuation)) == UNKNOWN * 50_000

@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if isinstance(error, UserError):
             message = str(error)
-        elif isinstance(error, OSError) and error.filename:
-            message = f"{error.filename}: {error.strerror}"
+        elif isinstance(error, OSError):
+            message = f"{error.filename or 'a file'}: {error.strerror or error}"
         else:
             raise
         print(f"onward: {message}", file=sys.stderr)

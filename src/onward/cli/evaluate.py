@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 
 from onward.cli.options import parse
 from onward.cli.output import print_json, print_next, print_table
@@ -52,4 +53,4 @@ def main(argv: Sequence[str]) -> None:
         print_json(asdict(result))
     else:
         print_table([asdict(result)])
-        print_next(f'onward generate {options.model} "Once upon"')
+        print_next(f'onward generate {quote(options.model)} "Once upon"')

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 from onward.cli.options import parse
 from onward.cli.output import print_json, print_next
@@ -44,9 +45,10 @@ def main(argv: Sequence[str]) -> None:
         return
     for i, prompt in enumerate(prompts):
         own = {} if options.seed is None else {"seed": options.seed + i}
-        print(prompt, end="", flush=True)
+        waiting = prompt  # until something follows it: where that is a mistake, there is nothing to print
         for piece in lm.stream(prompt, **how | own):
-            print(piece, end="", flush=True)
-        print(flush=True)
+            print(waiting + piece, end="", flush=True)
+            waiting = ""
+        print(waiting, flush=True)
     if sys.stdout.isatty():
-        print_next(f"onward evaluate {options.model}")
+        print_next(f"onward evaluate {quote(options.model)}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 from onward.cli.options import parse
 from onward.cli.output import console, print_next
@@ -53,8 +54,8 @@ def main(argv: Sequence[str]) -> int:
             console.print(piece, end="", markup=False)
         console.print()
     print_next(
-        f'onward generate {folder} "Return a list of"',
-        f"onward evaluate {folder} README.md",
+        f'onward generate {quote(options.out)} "Return a list of"',
+        f"onward evaluate {quote(options.out)} README.md",
         "onward train mybook.txt --out runs/mybook",
     )
     return 0

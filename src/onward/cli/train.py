@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from onward import fields
@@ -86,7 +87,8 @@ def train(run: "Run") -> int:
             display.show(event)
     if run.step < run.config.steps:
         console.print(
-            f"\nStopped and saved at step {run.step:,}. To go on: onward train --resume {folder}", soft_wrap=True
+            f"\nStopped and saved at step {run.step:,}. To go on: onward train --resume {quote(str(folder))}",
+            soft_wrap=True,
         )
         return 130
     if result := conclude(run):
@@ -96,7 +98,8 @@ def train(run: "Run") -> int:
             soft_wrap=True,
         )
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
-    print_next(f'onward generate {folder} "{display.prompt}"', f"onward evaluate {folder} other.txt")
+    named = quote(str(folder))
+    print_next(f"onward generate {named} {quote(display.prompt)}", f"onward evaluate {named} other.txt")
     return 0
 
 
@@ -138,4 +141,6 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def default_name(source: str) -> str:
-    return "stdin" if source == "-" else Path(source.rstrip("/*")).name.split(".")[0] or "run"
+    """What a run is called after its first source: the file or, of a glob, the folder it looks in."""
+    parts = (part for part in Path(source).parts if not {"*", "?"} & set(part))
+    return "stdin" if source == "-" else Path(*parts).name.split(".")[0] or "run"

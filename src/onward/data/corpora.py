@@ -73,15 +73,20 @@ def topics(path: Path) -> Iterator[str]:
 
 def docstrings(folder: Path) -> Iterator[str]:
     """The docstrings of all modules, classes and functions in a folder, tests left out."""
-    for path in sorted(folder.rglob("*.py")):
-        if SKIPPED.isdisjoint(path.relative_to(folder).parts):
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(set(folders) - SKIPPED)
+        for name in sorted(name for name in names if name.endswith(".py")):
             try:
-                tree = ast.parse(path.read_text(encoding="utf-8"))
+                tree = ast.parse(Path(parent, name).read_text(encoding="utf-8"))
             except (SyntaxError, ValueError, OSError):
                 continue
-            for node in ast.walk(tree):
+            nodes: list[ast.AST] = [tree]
+            for node in nodes:  # grows: statements within statements; expressions hold no docstrings
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                     yield ast.get_docstring(node) or ""
+                for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+                    inside = getattr(node, part, None)
+                    nodes += inside if isinstance(inside, list) else []
 
 
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -105,8 +110,8 @@ def get(name: str, folder: Path | None = None) -> Path:
     if path.exists() and sha256(path) == known.sha256:
         return path
     part = path.with_suffix(".part")
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         download(known, part, name)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
@@ -123,13 +128,15 @@ def get(name: str, folder: Path | None = None) -> Path:
 
 def download(known: Known, part: Path, name: str) -> None:
     """Fetch into `part`, going on behind what is there."""
+    from rich.console import Console
     from rich.progress import Progress
 
     done = part.stat().st_size if part.exists() else 0
     if done >= known.bytes:
         return
     request = urllib.request.Request(known.url, headers={"Range": f"bytes={done}-"} if done else {})
-    with urllib.request.urlopen(request, timeout=30) as answer, Progress(transient=True) as progress:
+    progress = Progress(console=Console(stderr=True), transient=True)
+    with urllib.request.urlopen(request, timeout=30) as answer, progress:
         resumed = answer.status == 206
         task = progress.add_task(name, total=known.bytes, completed=done if resumed else 0)
         with open(part, "ab" if resumed else "wb") as file:

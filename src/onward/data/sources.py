@@ -3,6 +3,7 @@
 import glob
 import gzip
 import json
+import os
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,7 @@ def provenance(source: str) -> dict[str, str]:
 def paths(source: str) -> list[Path]:
     """The files that a source means."""
     path = Path(source)
-    if path.is_dir():
+    if os.path.isdir(path):
         inside = (p.relative_to(path) for p in path.rglob("*"))
         names = [p for p in inside if not any(part.startswith(".") for part in p.parts)]
         found = sorted(path / p for p in names if Path(str(p).removesuffix(".gz")).suffix.lower() in TEXT)
@@ -53,7 +54,7 @@ def paths(source: str) -> list[Path]:
         if not found:
             raise UserError(f"{source} holds no text files: name one that does, or the files themselves")
         return found
-    if path.exists():
+    if os.path.exists(path):  # unlike Path.exists, never raises
         return [path]
     if matches := sorted(Path(p) for p in glob.glob(source, recursive=True) if Path(p).is_file()):
         return matches
@@ -107,6 +108,6 @@ def record(name: str, number: int, line: str, field: str) -> str:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name} line {number} is not JSON ({error}): mend or remove the line") from None
     if not isinstance(value, dict) or not isinstance(value.get(field), str):
-        there = ", ".join(value) if isinstance(value, dict) else type(value).__name__
+        there = ", ".join(map(ascii, value)) if isinstance(value, dict) else type(value).__name__
         raise UserError(f"{name} line {number} has no text under {field!r} (it has {there}): name it with --field")
     return SURROGATE.sub(UNKNOWN, value[field])

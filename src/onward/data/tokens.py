@@ -1,12 +1,14 @@
 """Tokens on disk: what a run trains on and is validated with."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
 from onward.errors import UserError
 from onward.files import read_json, write_json, written_whole
@@ -53,19 +55,19 @@ def write_tokens(
     return load_tokens(folder)
 
 
-def encode(tokenizer: Tokenizer, documents: Iterable[str], dtype: np.dtype) -> tuple[np.ndarray, dict[str, Any]]:
+def encode(tokenizer: Tokenizer, documents: Iterable[str], dtype: np.dtype[Any]) -> tuple[np.ndarray, dict[str, Any]]:
     """All documents as one array, and how much there was."""
     info = {"documents": 0, "bytes": 0, "unknown_characters": 0}
-
-    def arrays() -> Iterator[np.ndarray]:
-        for text in documents:
-            ids = tokenizer.encode(text, special=False)
-            info["documents"] += 1
-            info["bytes"] += len(text.encode())
-            info["unknown_characters"] += ids.count(tokenizer.unknown_id) if tokenizer.unknown_id is not None else 0
-            yield np.array(ids if tokenizer.eos_id is None else [*ids, tokenizer.eos_id], dtype=dtype)
-
-    return np.concatenate([np.empty(0, dtype), *arrays()]), info
+    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    found = [np.empty(0, dtype)]
+    console = Console(stderr=True)
+    for text in track(documents, "encoding", console=console, transient=True, disable=not console.is_terminal):
+        ids = tokenizer.encode(text, special=False)
+        info["documents"] += 1
+        info["bytes"] += len(text.encode())
+        info["unknown_characters"] += ids.count(tokenizer.unknown_id) if tokenizer.unknown_id is not None else 0
+        found.append(np.array(ids + end, dtype=dtype))
+    return np.concatenate(found), info
 
 
 def load_tokens(folder: Path) -> TokenData:

@@ -33,7 +33,7 @@ class Windows:
 
     def _epoch(self, epoch: int) -> tuple[int, np.ndarray]:
         """Where the first window of an epoch begins, and the order of its windows."""
-        random = np.random.default_rng((self.seed, epoch))
+        random = np.random.default_rng((self.seed % 2**64, epoch))  # numpy takes no negative seeds
         room = len(self.tokens) - 1 - self.count * self.length
         return int(random.integers(0, min(room, self.length) + 1)), random.permutation(self.count)
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from onward.errors import UserError
+from onward.generation.generate import check_ids
 from onward.model.decoder import Decoder
 
 T = TypeVar("T")
@@ -25,11 +26,7 @@ def log_probabilities(model: Decoder, windows: np.ndarray, first: int = 1) -> np
     Each is given those before it in its window. Returns (B, T - first) in at least fp32. A UserError tells of a
     token id that the model does not have.
     """
-    if windows.max() >= model.config.vocab_size or windows.min() < 0:
-        raise UserError(
-            f"token id {windows.max()} is out of range for a vocabulary of {model.config.vocab_size}: the tokenizer "
-            "belongs to another model"
-        )
+    check_ids(int(windows.min()), int(windows.max()), model.config)
     ids = torch.as_tensor(windows.astype(np.int64), device=model.embed.weight.device)
     logits = model.logits(model.hidden(ids[:, :-1])[:, first - 1 :])
     exact = torch.promote_types(logits.dtype, torch.float32)
@@ -57,8 +54,8 @@ def windows(count: int, context_length: int, stride: int) -> list[tuple[int, int
     very first is predicted once, with at least context_length - stride tokens before it where there are so many."""
     result, first = [], 1
     while first < count:
-        end = min(count, first + stride if first > 1 else context_length + 1)
-        result.append((max(0, end - context_length - 1), first, end))
+        end = first + stride if first > 1 else context_length + 1
+        result.append((max(0, end - context_length - 1), first, min(count, end)))
         first = end
     return result
 

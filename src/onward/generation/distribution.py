@@ -11,7 +11,6 @@ from torch import Tensor
 
 from onward.generation.sampling import Sampling
 
-
 COLDEST = 1e-6  # a lower temperature would only leave fp32, not change which token is taken
 
 

@@ -42,9 +42,9 @@ class Request:
         return self.max_new_tokens - len(self.tokens)
 
     def context(self, length: int) -> list[int]:
-        """What to go on from: all there is or, once that fills the context, the later half of it."""
+        """What to go on from: all there is or, once that is more than the context, the later half of one."""
         tokens = self.prompt + self.tokens
-        if len(tokens) - self.start >= length:
+        if len(tokens) - self.start > length:
             self.start = len(tokens) - (length // 2 or 1)
         return tokens[self.start :]
 
@@ -126,12 +126,7 @@ def check(request: Request, config: DecoderConfig, slide: bool) -> None:
     wanted = len(request.prompt) + request.max_new_tokens
     if not request.prompt:
         raise UserError("the prompt is empty and there is no beginning token: give it at least one token")
-    for token in min(request.prompt), max(request.prompt):
-        if not 0 <= token < config.vocab_size:
-            raise UserError(
-                f"token id {token} is out of range for a vocabulary of {config.vocab_size}: the tokenizer belongs to "
-                "another model"
-            )
+    check_ids(min(request.prompt), max(request.prompt), config)
     if request.max_new_tokens < 0:
         raise UserError(f"max_new_tokens is {request.max_new_tokens}: it must be at least 0")
     if wanted > length and not slide:
@@ -139,3 +134,13 @@ def check(request: Request, config: DecoderConfig, slide: bool) -> None:
             f"{len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones are more than the model's "
             f"context of {length}: shorten them, or let the context slide"
         )
+
+
+def check_ids(least: int, greatest: int, config: DecoderConfig) -> None:
+    """Refuse token ids that the model does not have, given the least and the greatest of them."""
+    for token in least, greatest:
+        if not 0 <= token < config.vocab_size:
+            raise UserError(
+                f"token id {token} is out of range for a vocabulary of {config.vocab_size}: the tokenizer belongs to "
+                "another model"
+            )

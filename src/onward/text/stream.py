@@ -1,5 +1,6 @@
 """Text that grows token by token."""
 
+import codecs
 import re
 
 from onward.text.tokenizer import Tokenizer
@@ -14,11 +15,14 @@ class TextStream:
         self.tokenizer = tokenizer
         self.said: list[int] = []  # the tokens of the last piece, since a decoder may look back
         self.held: list[int] = []  # tokens since then, whose text is not certain
+        self.bytes = codecs.getincrementaldecoder("utf-8")("replace")  # of a byte-level tokenizer nothing else is held
 
     def push(self, token: int) -> str:
         """The text that is certain now; an incomplete character is held back."""
         if token in self.tokenizer.special:
             return ""
+        if self.tokenizer.of_bytes:
+            return self.bytes.decode(self.tokenizer.token_bytes(token))
         self.held.append(token)
         name = self.tokenizer.inner.id_to_token(token) or ""
         if BYTE.fullmatch(name):  # a byte that follows can still spoil the whole run of them
@@ -29,7 +33,7 @@ class TextStream:
 
     def finish(self) -> str:
         """The text that is left."""
-        return self.say(self.text())
+        return self.bytes.decode(b"", final=True) + self.say(self.text())
 
     def text(self) -> str:
         before = self.tokenizer.decode(self.said)

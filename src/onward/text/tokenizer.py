@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -39,6 +39,7 @@ class Tokenizer:
         self.vocab_size = max(inner.get_vocab().values(), default=-1) + 1
         self.special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
         self.cuttable = cuttable(inner)
+        self.of_bytes = isinstance(inner.decoder, decoders.ByteLevel)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -54,10 +55,9 @@ class Tokenizer:
             if not file.exists():
                 raise UserError(f"there is no tokenizer.json in {path}: name a folder or file that holds one") from None
             raise UserError(f"{file} is not a tokenizer ({error}): restore or train it again") from None
-        named = special_names(file.parent)
-        known = lambda name: name if name is not None and inner.token_to_id(name) is not None else None
-        end = known(END)
-        return cls(inner, known(named.get("bos_token")) or end, known(named.get("eos_token")) or end)
+        end = END if inner.token_to_id(END) is not None else None
+        bos, eos = (special_name(file.parent, key, inner) or end for key in ("bos_token", "eos_token"))
+        return cls(inner, bos, eos)
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and the tokenizer_config.json with which transformers loads it."""
@@ -73,10 +73,15 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The ids of a text, with the control tokens that this tokenizer puts around a text unless told otherwise."""
-        pieces = self.pieces(SURROGATE.sub(UNKNOWN, text))
-        if len(pieces) == 1:
-            return self.inner.encode(pieces[0], add_special_tokens=special).ids
-        return [i for e in self.inner.encode_batch_fast(pieces, add_special_tokens=False) for i in e.ids]
+        if special and not self.cuttable:  # a tokenizer that adds control tokens is never cuttable
+            return self.inner.encode(SURROGATE.sub(UNKNOWN, text)).ids
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        """The ids of many texts, on all cores, without control tokens."""
+        cut = [self.pieces(SURROGATE.sub(UNKNOWN, text)) for text in texts]
+        found = iter(self.inner.encode_batch_fast([p for pieces in cut for p in pieces], add_special_tokens=False))
+        return [[i for _ in pieces for i in next(found).ids] for pieces in cut]
 
     def pieces(self, text: str) -> list[str]:
         """A long text cut where no token crosses: behind a line break that no white space follows."""
@@ -94,10 +99,17 @@ class Tokenizer:
 
     def byte_count(self, ids: Sequence[int]) -> int:
         """How many bytes of UTF-8 text the ids stand for."""
-        if isinstance(self.inner.decoder, decoders.ByteLevel):  # a symbol is a byte, also where characters are cut
-            lengths = {i: len(self.inner.id_to_token(i) or "") for i in set(ids) - self.special}
-            return sum(lengths.get(i, 0) for i in ids)
+        if self.of_bytes:
+            lengths = {i: len(self.token_bytes(i)) for i in set(ids)}
+            return sum(lengths[i] for i in ids)
         return len(self.decode(ids).encode())
+
+    def token_bytes(self, i: int) -> bytes:
+        """The bytes that a token of a byte-level tokenizer stands for, which may be part of a character."""
+        token = "" if i in self.special else self.inner.id_to_token(i) or ""
+        if all(c in BYTE_OF for c in token):
+            return bytes(BYTE_OF[c] for c in token)
+        return token.encode()  # added to the vocabulary as it is written
 
     def piece(self, i: int) -> str:
         """One token as one reads it, for tables: control tokens by name, part of a character as U+FFFD."""
@@ -129,16 +141,31 @@ def cuttable(inner: tokenizers.Tokenizer) -> bool:
     )
 
 
-def special_names(folder: Path) -> dict[str, str | None]:
-    """`bos_token` and `eos_token` as the files of a folder name them."""
-    found: dict[str, Any] = {}
-    for file in "special_tokens_map.json", "tokenizer_config.json":
+def byte_symbols() -> dict[str, int]:
+    """The byte of each symbol: printable bytes are their own, the others follow in the order of their symbols."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    own = {chr(b): b for b in range(256) if chr(b) in alphabet}
+    return own | dict(zip(sorted(alphabet - own.keys()), sorted(set(range(256)) - set(own.values()))))
+
+
+BYTE_OF = byte_symbols()
+
+
+def special_name(folder: Path, key: str, inner: tokenizers.Tokenizer) -> str | None:
+    """The `bos_token` or `eos_token` that the files of a folder name, by its text or by its id; None if none does."""
+    for file in "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json":
         try:
-            found |= json.loads((folder / file).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            table = json.loads((folder / file).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
             continue
-    text = lambda value: value.get("content") if isinstance(value, dict) else value
-    return {name: text(found.get(name)) for name in ("bos_token", "eos_token")}
+        value, i = (table.get(key), table.get(f"{key}_id")) if isinstance(table, dict) else (None, None)
+        value = value.get("content") if isinstance(value, dict) else value
+        i = i[0] if isinstance(i, list) and i else i  # several end tokens: the first is the usual one
+        if isinstance(value, str) and inner.token_to_id(value) is not None:
+            return value
+        if isinstance(i, int) and 0 <= i < 1 << 32 and (token := inner.id_to_token(i)) is not None:
+            return token
+    return None
 
 
 def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
@@ -167,7 +194,7 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
         inner.add_special_tokens([END])
     elif spec == "byte":
         inner = byte_level(models.BPE({c: i for i, c in enumerate(alphabet)}, []), use_regex=False)
-    elif kind == "bpe" and size.isdigit() and int(size) > len(alphabet):
+    elif kind == "bpe" and re.fullmatch("[0-9]{1,7}", size) and int(size) > len(alphabet):
         inner = byte_level(models.BPE(), use_regex=True)
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=int(size), special_tokens=[END], initial_alphabet=alphabet, show_progress=False
@@ -175,7 +202,7 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
         inner.train_from_iterator(texts, trainer)
     elif kind == "bpe":
         raise UserError(f"tokenizer is {spec!r}: write bpe:N with N, the number of ids, above {len(alphabet)}")
-    elif Path(spec).exists():
+    elif os.path.exists(spec):  # unlike Path.exists, never raises
         return Tokenizer.load(spec)
     else:
         raise UserError(f"tokenizer is {spec!r}: choose char, byte, bpe:4096 or a path to a tokenizer.json or folder")

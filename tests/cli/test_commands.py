@@ -1,0 +1,175 @@
+"""The command line, as a user types it."""
+
+import io
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from onward.cli import COMMANDS, main
+
+SMALL = "--tokenizer char --steps 6 --batch-size 2 --precision fp32 --device cpu --model.d-model 16 --model.n-layers 1"
+SMALL += " --model.n-heads 2 --model.context-length 16"
+
+
+def onward(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that succeeds; what it printed on standard output."""
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def config(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_onward_alone_prints_the_way_of_the_data_and_a_command_for_each_step(capsys) -> None:
+    out = onward(capsys=capsys)
+    assert "text -> tokens -> windows -> logits -> loss -> weights" in out
+    assert all(f"onward {name}" in out for name in COMMANDS)
+    assert onward("--help", capsys=capsys) == out
+    assert onward("--version", capsys=capsys).startswith("onward 0.")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_examples_and_a_default_or_meaning_for_each_option(name: str, capsys) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert not caught.value.code
+    out = capsys.readouterr().out
+    assert f"examples:\n  onward {name}" in out
+    assert "--resume" in out or name != "train"
+    assert "--model.position.theta" in out or name != "train"
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], *([name, "--help"] for name in COMMANDS), ["nonsense"]], ids=str)
+def test_help_answers_without_importing_torch(words: list[str]) -> None:
+    program = f"""
+import sys
+from onward.cli import main
+try:
+    main({words!r})
+except SystemExit:
+    pass
+assert not {{"torch", "numpy", "transformers"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+
+
+def test_train_evaluate_and_generate_follow_one_another(story_file: Path, tmp_path: Path, capsys) -> None:
+    run = str(tmp_path / "run")
+    assert main(["train", str(story_file), "--out", run, *SMALL.split()]) == 0
+    said = capsys.readouterr().err
+    assert "6 of 6" in said
+    assert "bits per byte" in said
+    assert f"onward generate {run} " in said
+    assert f"onward evaluate {run}" in said
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
+    assert main(["evaluate", run, str(story_file)]) == 0
+    table = capsys.readouterr()
+    assert "bits per byte" in table.out
+    assert "onward generate" in table.err
+    assert onward("generate", run, "The cat", "--max-new-tokens", "5", capsys=capsys).startswith("The cat")
+
+
+def test_json_outputs_parse(tiny_run: Path, story_file: Path, capsys) -> None:
+    read = lambda *words: json.loads(onward(*words, "--json", capsys=capsys))
+    evaluation = read("evaluate", str(tiny_run), str(story_file))
+    assert {"loss", "perplexity", "bits_per_byte", "tokens", "stride"} <= set(evaluation)
+    assert read("evaluate", str(tiny_run), str(story_file), "--stride", "4")["loss"] < evaluation["loss"] + 0.05
+    own = read("evaluate", str(tiny_run), "--stride", "32")
+    assert own["loss"] == pytest.approx(json.loads((tiny_run / "result.json").read_text())["loss"], rel=1e-5)
+    texts = read("generate", str(tiny_run), "The", "A dog", "--seed", "1", "--max-new-tokens", "9")
+    assert [t["prompt"] for t in texts] == ["The", "A dog"]
+    assert "tinyshakespeare" in {row["name"] for row in read("data", "list")}
+
+
+def test_generate_streams_what_it_also_gives_as_json(tiny_run: Path, capsys) -> None:
+    words = ["generate", str(tiny_run), "The", "A dog", "--seed", "1", "--max-new-tokens", "40"]
+    streamed = onward(*words, capsys=capsys)
+    rows = json.loads(onward(*words, "--json", capsys=capsys))
+    assert streamed == "".join(row["prompt"] + row["text"] + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", {"model_type": "qwen3", "tie_word_embeddings": True}),
+        ("--model.position.theta 5e5", {"rope_theta": 5e5}),
+        ("--model.n-kv-heads 1 --model.dropout 0.1", {"num_key_value_heads": 1, "attention_dropout": 0.1}),
+        ("--model.position learned", {"model_type": "onward"}),
+        ("--model.attention (self(window=4),self)", {"model_type": "onward"}),
+    ],
+)
+def test_every_field_of_the_model_can_be_set(
+    words: str, expected: dict, story_file: Path, tmp_path: Path, capsys
+) -> None:
+    onward("train", str(story_file), "--out", str(tmp_path / "run"), *SMALL.split(), *words.split(), capsys=capsys)
+    found = config(tmp_path / "run")
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_a_toml_file_holds_the_same_options_and_the_command_line_counts_before_it(
+    story_file: Path, tmp_path: Path, capsys
+) -> None:
+    (tmp_path / "my.toml").write_text(
+        f"""
+sources = ["{story_file}"]
+tokenizer = "char"
+steps = 4
+batch_size = 2
+precision = "fp32"
+learning_rate = 1e-3
+[model]
+d_model = 16
+n_layers = 1
+n_heads = 2
+context_length = 16
+[model.position]
+kind = "rotary"
+theta = 12345.0
+"""
+    )
+    words = ["train", "--config", str(tmp_path / "my.toml"), "--steps", "3", "--model.n-layers", "2"]
+    onward(*words, "--out", str(tmp_path / "run"), capsys=capsys)
+    run = json.loads((tmp_path / "run/run.json").read_text())
+    assert (run["steps"], run["learning_rate"]) == (3, 1e-3)
+    found = config(tmp_path / "run")
+    assert (found["rope_theta"], found["num_hidden_layers"], found["hidden_size"]) == (12345.0, 2, 16)
+
+
+def test_standard_input_is_stored_in_the_run_so_that_it_can_be_resumed(
+    story: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(story.encode())))
+    onward("train", "-", "--out", str(tmp_path / "run"), *SMALL.split(), capsys=capsys)
+    assert (tmp_path / "run/data/stdin.txt").read_text() == story
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        *[("book.txt", "book"), ("book.txt.gz", "book"), ("notes/", "notes"), ("notes/*.md", "notes"), ("-", "stdin")],
+        *[("embedded", "embedded"), ("*.txt", "run"), ("notes/**/*.md", "notes"), (".", "run"), ("my[1].txt", "my[1]")],
+    ],
+)
+def test_a_run_is_named_after_its_first_source(source: str, name: str) -> None:
+    from onward.cli.train import default_name
+
+    assert default_name(source) == name
+
+
+def test_a_reader_that_goes_away_is_no_error(tiny_run: Path) -> None:
+    program = "import sys; from onward.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["generate", str(tiny_run), "The", "--max-new-tokens", "300"]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0

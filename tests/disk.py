@@ -1,0 +1,16 @@
+"""A disk that fills up."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def with_room_for(size: int) -> Iterator[None]:
+    """Writes past `size` bytes in a file fail, as on a full disk (Python ignores the signal that comes with it)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

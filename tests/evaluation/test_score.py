@@ -1,0 +1,93 @@
+"""How well a model predicts a text."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onward.errors import UserError
+from onward.evaluation.score import evaluate, log_probabilities, windows
+from onward.model.config import DecoderConfig, Learned
+from onward.model.decoder import Decoder
+
+torch.manual_seed(0)
+CONFIG = DecoderConfig(vocab_size=30, d_model=32, n_layers=2, n_heads=4, context_length=12, position=Learned())
+MODEL = Decoder(CONFIG).double().eval()
+TOKENS = np.random.default_rng(0).integers(0, 30, 100).astype(np.uint16)
+
+
+@given(count=st.integers(2, 200), length=st.integers(1, 40), data=st.data())
+def test_every_token_but_the_first_is_predicted_once(count: int, length: int, data: st.DataObject) -> None:
+    stride = data.draw(st.integers(1, length))
+    spans = windows(count, length, stride)
+    assert [i for _, first, end in spans for i in range(first, end)] == list(range(1, count))
+    for start, first, end in spans:
+        assert 0 <= start < first < end <= start + length + 1
+        assert start == 0 or first - start >= length - stride, "with that much before it"
+
+
+@torch.no_grad()
+def plain_nats(tokens: np.ndarray, stride: int) -> list[float]:
+    """Token by token, by the formula."""
+    nats = []
+    for start, first, end in windows(len(tokens), CONFIG.context_length, stride):
+        logits = MODEL(torch.tensor(tokens[start : end - 1].astype(int))[None])[0].tolist()
+        for i in range(first, end):
+            row = logits[i - 1 - start]
+            nats.append(math.log(sum(map(math.exp, row))) - row[tokens[i]])
+    return nats
+
+
+@pytest.mark.parametrize("stride", [1, 5, 6, 12])
+@pytest.mark.parametrize("count", [2, 12, 13, 14, 100])
+def test_loss_perplexity_and_bits_are_the_formulas(stride: int, count: int) -> None:
+    found = evaluate(MODEL, TOKENS[:count], n_bytes=77, stride=stride)
+    nats = plain_nats(TOKENS[:count], stride)
+    assert found.tokens == len(nats) == count - 1
+    assert found.loss == pytest.approx(math.fsum(nats) / len(nats), rel=1e-9)
+    assert found.perplexity == pytest.approx(math.exp(found.loss), rel=1e-9)
+    assert found.bits_per_byte == pytest.approx(math.fsum(nats) / math.log(2) / 77, rel=1e-9)
+
+
+def test_a_stride_of_the_context_gives_windows_that_do_not_overlap() -> None:
+    from onward.data.windows import validation_windows
+    from onward.training.loop import Batch, mean_loss
+
+    rows = torch.from_numpy(validation_windows(TOKENS, 12))
+    expected, count = mean_loss(MODEL, [Batch(rows[:, :-1].clamp(min=0), rows[:, 1:])])
+    found = evaluate(MODEL, TOKENS, 1, stride=12)
+    assert found.tokens == count
+    assert found.loss == pytest.approx(expected, rel=1e-9)
+
+
+def test_by_default_the_window_moves_by_half_the_context() -> None:
+    assert evaluate(MODEL, TOKENS, 1).stride == 6
+
+
+def test_many_windows_in_several_calls_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onward.evaluation import score
+
+    whole = evaluate(MODEL, TOKENS, 1)
+    monkeypatch.setattr(score, "TOGETHER", 1)
+    assert evaluate(MODEL, TOKENS, 1).loss == pytest.approx(whole.loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("stride", [-1, 13])
+def test_a_stride_out_of_range_is_one_sentence(stride: int) -> None:
+    with pytest.raises(UserError, match=f"stride is {stride}"):
+        evaluate(MODEL, TOKENS, 1, stride)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_text_with_nothing_to_predict_is_one_sentence(count: int) -> None:
+    with pytest.raises(UserError, match="fewer than two tokens"):
+        evaluate(MODEL, TOKENS[:count], 1)
+
+
+@pytest.mark.parametrize("token", [30, -1])
+def test_a_token_id_out_of_range_is_one_sentence(token: int) -> None:
+    with pytest.raises(UserError, match=f"token id {token} is out of range"):
+        log_probabilities(MODEL, np.array([[1, token, 2]]))
