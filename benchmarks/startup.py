@@ -1,4 +1,4 @@
-"""What it costs to start: `import onward` beside `import torch`, and the help texts, best of several processes in turns.
+"""What it costs to start: `import onward` beside `import torch`, and the help texts, best of five each, in turns.
 
 python -m benchmarks.startup
 """

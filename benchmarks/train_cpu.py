@@ -71,8 +71,7 @@ def our_loop(model: onward.Decoder, windows: Windows) -> Iterator[float]:
     """Onward's loop in bf16."""
 
     def batches(step: int) -> list[Batch]:
-        ids = torch.from_numpy(windows.batch(step * BATCH, BATCH))
-        return [Batch(ids[:, :-1], ids[:, 1:])]
+        return [Batch.of(torch.from_numpy(windows.batch(step * BATCH, BATCH)))]
 
     optimiser = adamw(model, RATE, 0.1, (0.9, 0.99))
     for event in fit(model, batches, optimiser, lambda step: RATE, range(1 << 30), clip=1.0, precision="bf16"):
@@ -135,8 +134,7 @@ def main() -> None:
             for _ in range(options.steps - len(times[name])):
                 next(loop)
         found = validation_windows(held, CONTEXT)
-        ids = torch.from_numpy(found)
-        parts = [Batch(b[:, :-1].clamp(min=0), b[:, 1:]) for b in ids.split(BATCH)]
+        parts = [Batch.of(part) for part in torch.from_numpy(found).split(BATCH)]
         losses = {name: mean_loss(model, parts)[0] for name, model in (("plain fp32", plain), ("onward bf16", ours))}
         print(f"\nvalidation loss after {options.steps} steps: " + ", ".join(f"{n} {x:.4f}" for n, x in losses.items()))
         print(f"difference {abs(losses['plain fp32'] - losses['onward bf16']):.4f}")

@@ -58,7 +58,7 @@ print(f"{len(tokens):,} characters, {V} different ones; {sum(p.numel() for p in 
 def batch(window: np.ndarray) -> Batch:
     """From windows (B, T + 1): at each place the target is the character after it, -1 behind the end of the text."""
     ids = torch.from_numpy(window)
-    return Batch(ids[:, :-1].clamp(min=0), ids[:, 1:])
+    return Batch.of(ids)
 
 
 def samples() -> list[str]:

@@ -67,7 +67,7 @@ print(f"A guess among {V:,} tokens has loss ln {V:,} = {math.log(V):.3f}.")
 def batches(step: int) -> list[Batch]:
     """The windows of a step: at each place the target is the token after it."""
     ids = torch.from_numpy(windows.batch(step * BATCH, BATCH))
-    return [Batch(ids[:, :-1], ids[:, 1:])]
+    return [Batch.of(ids)]
 
 
 optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -5,12 +5,11 @@ import random
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more; also of subprocesses
 
 import pytest
-import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)
 settings.register_profile("onward", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("onward")
 

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onward.data.windows import Windows
     from onward.errors import UserError
     from onward.generation.sampling import Sampling
     from onward.language_model import LanguageModel, load, save, train
@@ -36,10 +37,13 @@ if TYPE_CHECKING:
         Sinusoidal,
     )
     from onward.model.decoder import Decoder
+    from onward.text.tokenizer import Tokenizer, train_tokenizer
+    from onward.training.loop import Batch, fit, mean_loss
 
 _HOME = {
     "errors": ["UserError"],
     "generation.sampling": ["Sampling"],
+    "data.windows": ["Windows"],
     "language_model": ["LanguageModel", "load", "save", "train"],
     "model.cache": ["Cache"],
     "model.config": [
@@ -48,6 +52,8 @@ _HOME = {
         *["PreNorm", "PostNorm", "Sandwich", "Parallel", "SharedNorm", "AttentionOnly"],
     ],
     "model.decoder": ["Decoder"],
+    "text.tokenizer": ["Tokenizer", "train_tokenizer"],
+    "training.loop": ["Batch", "fit", "mean_loss"],
 }
 _MODULE = {name: f"onward.{module}" for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE)

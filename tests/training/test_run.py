@@ -129,9 +129,6 @@ def test_time_fixes_the_steps_so_that_resuming_repeats_them(story_file: Path, tm
         pass
     again = Run.resume(tmp_path / "run")
     assert (again.config.steps, again.step) == (steps, 2)
-    fresh = Run.start(config(story_file, tmp_path / "fresh", steps=steps))
-    for timed, untimed in zip(run.windows.batch(0, 4), fresh.windows.batch(0, 4)):
-        assert (timed == untimed).all()
 
 
 def test_timing_leaves_no_trace_in_the_weights(story_file: Path, tmp_path: Path) -> None:
@@ -139,7 +136,6 @@ def test_timing_leaves_no_trace_in_the_weights(story_file: Path, tmp_path: Path)
     plain = Run.start(config(story_file, tmp_path / "plain"))
     for one, other in zip(timed.model.parameters(), plain.model.parameters()):
         assert torch.equal(one, other)
-    assert torch.equal(torch.rand(3), torch.rand(3)) is False  # the generator is alive
     assert not timed.optimiser.state
 
 

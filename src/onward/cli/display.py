@@ -71,10 +71,7 @@ class Display:
 
     def continue_prompt(self) -> None:
         """Let the model write on from the same prompt with the same draws, and keep what it wrote."""
-        training = self.run.model.training
-        self.run.model.eval()
         text = self.lm.generate(self.prompt, SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)
-        self.run.model.train(training)
         self.sample = Text(self.prompt, style="bold").append(text, style="not bold")
         with open(self.run.folder / "samples.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": self.run.step, "prompt": self.prompt, "text": text}) + "\n")

@@ -14,7 +14,7 @@ import torch
 
 from onward.errors import UserError
 from onward.generation.generate import check_ids
-from onward.model.decoder import Decoder
+from onward.model.decoder import Decoder, without_dropout
 
 T = TypeVar("T")
 
@@ -28,7 +28,8 @@ def log_probabilities(model: Decoder, windows: np.ndarray, first: int = 1) -> np
     """
     check_ids(int(windows.min()), int(windows.max()), model.config)
     ids = torch.as_tensor(windows.astype(np.int64), device=model.embed.weight.device)
-    logits = model.logits(model.hidden(ids[:, :-1])[:, first - 1 :])
+    with without_dropout(model):
+        logits = model.logits(model.hidden(ids[:, :-1])[:, first - 1 :])
     exact = torch.promote_types(logits.dtype, torch.float32)
     return logits.log_softmax(-1, dtype=exact).gather(-1, ids[:, first:, None])[..., 0].cpu().numpy()
 

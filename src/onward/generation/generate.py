@@ -15,7 +15,7 @@ from onward.generation.distribution import draw, next_token_distribution, unifor
 from onward.generation.sampling import Sampling
 from onward.model.cache import Cache
 from onward.model.config import DecoderConfig
-from onward.model.decoder import Decoder
+from onward.model.decoder import Decoder, without_dropout
 
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
 DRAW = 0  # the purpose of the draws here, see `uniform`
@@ -68,9 +68,10 @@ def generate(
     for request in requests:
         check(request, model.config, slide)
     waiting = [request for request in requests if request.max_new_tokens > 0]
-    while waiting:
-        yield from run(model, waiting, end, banned)
-        waiting = [request for request in waiting if not request.done]
+    with without_dropout(model):
+        while waiting:
+            yield from run(model, waiting, end, banned)
+            waiting = [request for request in waiting if not request.done]
 
 
 def run(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onward.model.attention import Attend
 from onward.model.cache import View
-from onward.model.decoder import Decoder
+from onward.model.decoder import Decoder, without_dropout
 
 
 def attends(model: Decoder) -> list[Attend]:
@@ -61,17 +61,6 @@ def next_tokens(model: Decoder, tokens: Sequence[int], top: int = 10) -> list[li
     probabilities = logits(model, tokens).softmax(-1, dtype=torch.float32)
     likeliest = probabilities.topk(min(top, probabilities.size(-1)))
     return [list(zip(ids, shares)) for ids, shares in zip(likeliest.indices.tolist(), likeliest.values.tolist())]
-
-
-@contextmanager
-def without_dropout(model: Decoder) -> Iterator[None]:
-    """The model in evaluation mode; afterwards in the mode it was in."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 @torch.inference_mode()

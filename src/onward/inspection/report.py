@@ -24,7 +24,7 @@ from torch import Tensor
 from onward.errors import UserError
 from onward.evaluation.score import log_probabilities
 from onward.files import read_json, written_whole
-from onward.inspection.attention import attends, attention_maps, next_tokens, without_dropout
+from onward.inspection.attention import attends, attention_maps, next_tokens
 from onward.inspection.curve import COLOURS, STYLE, Metrics, loss_svg, numbers, read_lines, read_metrics, sample
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
@@ -205,8 +205,7 @@ def look(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
     if places < 2:
         return dict.fromkeys(("attention", "sinks", "words", "next"), "")
     tokens = tokens[: places + 1]
-    with without_dropout(model):
-        likely = [0.0, *np.exp(log_probabilities(model, np.array([tokens]))[0])]  # of each token, given those before
+    likely = [0.0, *np.exp(log_probabilities(model, np.array([tokens]))[0])]  # of each token, given those before
     seen, pieces = tokens[:places], [tokenizer.piece(token) for token in tokens]
     attention = {
         "pieces": [readable(piece, MARKS) for piece in pieces[:places]],

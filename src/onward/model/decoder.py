@@ -3,6 +3,9 @@
 Shapes: B batch, T tokens in this call, D d_model, V vocabulary.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -85,6 +88,17 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (B, T, V) from the hidden states (B, T, D)."""
         return self.logit_cap(self.logit_scale(self.head(hidden)))
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards in the mode it was in."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: Cache | None) -> None:

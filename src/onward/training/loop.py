@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.errors import UserError
+from onward.model.decoder import without_dropout
+
+IGNORED = -1
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,11 @@ class Batch:
 
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T), the token after each; IGNORED where there is nothing to learn
+
+    @classmethod
+    def of(cls, windows: Tensor) -> "Batch":
+        """From windows (B, T + 1), which have IGNORED behind the end of a text."""
+        return cls(windows[:, :-1].clamp(min=0), windows[:, 1:])
 
 
 @dataclass(frozen=True)
@@ -33,9 +41,6 @@ class Step:
     grad_norm: float  # before clipping
     tokens: int  # targets in this step
     seconds: float
-
-
-IGNORED = -1
 
 
 def loss_sum(model: nn.Module, batch: Batch) -> Tensor:
@@ -94,11 +99,9 @@ def fit(
 def mean_loss(model: nn.Module, batches: Iterable[Batch], precision: str = "fp32") -> tuple[float, int]:
     """The mean cross-entropy of all targets, in nats per token, and how many they are."""
     device = next(model.parameters()).device
-    training, total, count = model.training, 0.0, 0
-    model.eval()
+    total, count = 0.0, 0
     for batch in batches:
-        with mixed(precision, device):
+        with without_dropout(model), mixed(precision, device):
             total += loss_sum(model, batch).item()
         count += int((batch.targets != IGNORED).sum())
-    model.train(training)
     return total / count, count

@@ -151,8 +151,7 @@ class Run:
 
     def batch(self, windows: np.ndarray) -> Batch:
         """Windows (B, T + 1) as tokens and the tokens after them."""
-        ids = torch.from_numpy(windows).to(self.device, non_blocking=True)
-        return Batch(ids[:, :-1].clamp(min=0), ids[:, 1:])
+        return Batch.of(torch.from_numpy(windows).to(self.device, non_blocking=True))
 
     def validate(self, *, whole: bool = False) -> Validation:
         """The loss over the validation text: over evenly spread windows, or the whole."""
