@@ -56,7 +56,7 @@ def assert_equals_plain_loops(name: str, layer: int) -> None:
     sinks = None if attend.sinks is None else attend.sinks.normal_().tolist()
     q = torch.randn(2, 9, config.n_heads, config.d_head, dtype=torch.float64)
     k, v = torch.randn(2, 2, 9, config.n_kv_heads, config.d_head, dtype=torch.float64)
-    view = views(config, POSITIONS, q.shape[:2], q.device, None)[layer]
+    view = views(config, q, POSITIONS, None)[layer]
     weights = in_plain_loops(config, layer, q, k, sinks)
     wanted = torch.einsum("bhts,bshe->bthe", weights, v.repeat_interleave(config.n_heads // config.n_kv_heads, 2))
     assert_close(attend.weights(q, k, view), weights, 1e-10)
@@ -99,7 +99,7 @@ def test_alibi_slopes_are_those_of_the_paper(heads: int) -> None:
 
     closest = 2 ** int(math.log2(heads))
     wanted = powers(closest) + powers(2 * closest)[::2][: heads - closest]
-    torch.testing.assert_close(alibi_slopes(heads), torch.tensor(wanted))
+    assert alibi_slopes(heads).tolist() == pytest.approx(wanted, rel=1e-14)
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
@@ -109,16 +109,16 @@ def test_the_score_of_two_rotated_vectors_depends_on_their_distance_only(fractio
     rotary = Rotary(fraction=fraction)
 
     def score(i: int, j: int) -> float:
-        turned = [rotate(x, *rotary.rotation(8, torch.tensor([[p]]))) for x, p in ((q, i), (k, j))]
+        turned = [rotate(x, *rotary.rotation(8, torch.tensor([[p]]).double())) for x, p in ((q, i), (k, j))]
         return float((turned[0] * turned[1]).sum())
 
-    assert score(5, 2) == pytest.approx(score(103, 100), abs=1e-5)
+    assert score(5, 2) == pytest.approx(score(103, 100), abs=1e-12)
     assert score(5, 2) != pytest.approx(score(5, 3), abs=1e-3)
     turning = int(8 * fraction)
     assert torch.equal(rotate(q, *rotary.rotation(8, torch.tensor([[7]])))[..., turning:], q[..., turning:])
 
 
 def test_sinusoidal_positions_are_those_of_the_paper() -> None:
-    got = SinusoidalPosition(6, 10_000.0)(torch.tensor([[0, 3]]))[0, 1].tolist()
+    got = SinusoidalPosition(6, 10_000.0)(torch.tensor([[0, 3]]), torch.float64)[0, 1].tolist()
     wanted = [f(3 / 10_000 ** (2 * i / 6)) for i in range(3) for f in (math.sin, math.cos)]
-    assert got == pytest.approx(wanted, abs=1e-6)
+    assert got == pytest.approx(wanted, abs=1e-14)

@@ -85,10 +85,9 @@ DEAD_END = pytest.mark.xfail(
 )
 def test_a_killed_run_resumes_exactly(at: int, kind: str, whole: Path, story_file: Path, tmp_path: Path) -> None:
     program = f"""
-import os, signal, torch
+import os, signal
 from onward.training.run import Run
 from onward.training.config import RunConfig
-torch.set_num_threads(2)
 for event in Run.start(RunConfig(sources=({str(story_file)!r},), out={str(tmp_path / "run")!r}, **{SETTINGS})).train():
     if event.step == {at} and type(event).__name__ == {kind!r}:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -117,13 +117,12 @@ def documents(positions: Tensor) -> Tensor:
     return torch.nn.functional.pad(begins.cumsum(1), (1, 0))
 
 
-def views(
-    config: DecoderConfig, positions: Tensor | None, shape: torch.Size, device: torch.device, cache: Cache | None
-) -> list[View]:
-    """One View per layer for a call of B rows and T tokens; layers that are alike share masks and rotations."""
+def views(config: DecoderConfig, x: Tensor, positions: Tensor | None, cache: Cache | None) -> list[View]:
+    """One View per layer for a call with embeddings x (B, T, D); layers that are alike share biases and rotations."""
     plain = positions is None and cache is None
     if positions is None:
-        positions = torch.arange(shape[1], device=device)[None]
+        positions = torch.arange(x.size(1), device=x.device)[None]
+    exact = positions.to(torch.promote_types(x.dtype, torch.float32))
     masks: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
     rotations, biases = {}, {}
     result = []
@@ -142,21 +141,24 @@ def views(
             masks[where] = mask, key
         turn = position, attention.rotary_width(config)
         if turn not in rotations:
-            rotations[turn] = position.rotation(turn[1], positions)
+            rotations[turn] = position.rotation(turn[1], exact)
         if (position, where) not in biases:
-            biases[position, where] = score_bias(position.slopes(config), positions, *masks[where])
+            biases[position, where] = score_bias(position.slopes(config), exact, *masks[where])
         result.append(View(positions, rotations[turn], biases[position, where], store))
     return result
 
 
 def score_bias(slopes: Tensor | None, positions: Tensor, mask: Tensor | None, key: Tensor) -> Tensor | None:
-    """What is added to the scores (View.bias) for queries at positions (B, T) and keys at positions (B, S)."""
+    """What is added to the scores (View.bias) for queries at positions (B, T) and keys at positions (B, S).
+
+    `positions` are in the precision to compute in.
+    """
     if slopes is None and mask is None:
         return None
     if mask is None:
         mask = visible(positions[:, :, None], key[:, None], 0)
-    bias = torch.zeros(mask.shape, device=mask.device)[:, None]
+    bias = positions.new_zeros(mask.shape)[:, None]
     if slopes is not None:
         distance = positions[:, None, :, None] - key[:, None, None]
-        bias = -slopes.to(mask.device)[:, None, None] * distance
+        bias = -slopes.to(positions.dtype).to(positions.device)[:, None, None] * distance
     return bias.masked_fill(~mask[:, None], -math.inf)

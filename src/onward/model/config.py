@@ -7,100 +7,17 @@ files beside this one). Any part may be a tuple, which then repeats over the lay
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from onward.errors import UserError
-from onward.fields import Part
+from onward.model.slots import Attention, Block, FeedForward, Norm, Position, at
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-P = TypeVar("P", bound=Part)
-
-
-def at(parts: P | tuple[P, ...], layer: int) -> P:
-    """The part of a layer: the one there is or, of several, the one whose turn it is."""
-    return parts[layer % len(parts)] if isinstance(parts, tuple) else parts
-
-
-# ---------------------------------------------------------------- the slots
-
-
-class DecoderPart(Part):
-    """A choice for a slot of a DecoderConfig."""
-
-    def check(self, config: DecoderConfig) -> None:
-        """Raise a UserError where this part and the sizes contradict each other."""
-
-
-class Position(DecoderPart):
-    """How the order of the tokens enters: added to the embeddings, as a rotation, as a bias, or not at all."""
-
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module | None:
-        """A module from positions (B, T) to vectors (B, T, D) added to the embeddings, or None."""
-        return None
-
-    def rotation(self, width: int, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines for positions (B, T), each (B, T, 1, rotating / 2), or None."""
-        return None
-
-    def slopes(self, config: DecoderConfig) -> Tensor | None:
-        """What each head subtracts from its scores per token of distance, (H,), or None."""
-        return None
-
-    def limit(self, config: DecoderConfig) -> float:
-        """How many positions there are."""
-        return math.inf
-
-
-class Attention(DecoderPart):
-    """How a token reads from those before it."""
-
-    window: int = 0
-
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        """A module from x (B, T, D) and a View to (B, T, D)."""
-        raise NotImplementedError
-
-    def entries(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-        """The shape of what the cache keeps for each token."""
-        raise NotImplementedError
-
-    def rotary_width(self, config: DecoderConfig) -> int:
-        """How wide the vectors are that a rotary position turns."""
-        return config.d_head
-
-
-class FeedForward(DecoderPart):
-    """What happens to each token by itself."""
-
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        """A module from x (..., D) to (..., D)."""
-        raise NotImplementedError
-
-
-class Norm(DecoderPart):
-    """How a vector is brought to a common size."""
-
-    def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
-        """A module over the last dimension; `width` is d_model by default."""
-        raise NotImplementedError
-
-
-class Block(DecoderPart):
-    """The arithmetic of the residual stream in one layer."""
-
-    additions: ClassVar[int] = 2  # to the residual stream
-
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        """A module from x (B, T, D) and a View to (B, T, D)."""
-        raise NotImplementedError
-
-
 # ---------------------------------------------------------------- positions
 
 
@@ -108,6 +25,7 @@ class Block(DecoderPart):
 class Learned(Position, kind="learned"):
     """A trained vector per position (GPT)."""
 
+    added: ClassVar[bool] = True
     offset: int = 0  # position p uses row p + offset (OPT: 2)
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
@@ -127,6 +45,7 @@ class Learned(Position, kind="learned"):
 class Sinusoidal(Position, kind="sinusoidal"):
     """Fixed sines and cosines of each position (Vaswani et al. 2017, section 3.5)."""
 
+    added: ClassVar[bool] = True
     theta: float = 10_000.0  # the longest wavelength is 2 pi theta
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
@@ -425,6 +344,9 @@ class DecoderConfig:
         derive("d_ff", lambda: -(-8 * self.d_model // 96) * 32 if gated else 4 * self.d_model)
         if self.n_heads % self.n_kv_heads:
             raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}: change one")
+        first = at(self.position, 0)
+        if any(at(self.position, i).added and at(self.position, i) != first for i in range(self.n_layers)):
+            raise UserError("position: one that is added to the embeddings must be that of the first layer")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout is {self.dropout}: it is a share, at least 0 and below 1")
         for name in slots:

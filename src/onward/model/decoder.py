@@ -77,9 +77,9 @@ class Decoder(nn.Module):
         check(self.config, positions, tokens.size(1), cache)
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         x = self.embed_scale(x)
-        layer_views = views(self.config, positions, tokens.shape[:2], tokens.device, cache)
+        layer_views = views(self.config, x, positions, cache)
         if self.position is not None:
-            x = x + self.position(layer_views[0].positions).type_as(x)
+            x = x + self.position(layer_views[0].positions, x.dtype)
         x = self.dropout(x)
         for block, view in zip(self.blocks, layer_views):
             x = block(x, view)

@@ -17,9 +17,9 @@ class LearnedPosition(nn.Module):
         self.offset = offset
         self.weight = nn.Parameter(torch.empty(length + offset, width))
 
-    def forward(self, positions: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         rows = (positions + self.offset).clamp(max=len(self.weight) - 1)  # pads may lie beyond
-        return nn.functional.embedding(rows, self.weight)
+        return nn.functional.embedding(rows, self.weight).to(dtype)
 
 
 class SinusoidalPosition(nn.Module):
@@ -29,19 +29,20 @@ class SinusoidalPosition(nn.Module):
         super().__init__()
         self.width, self.theta = width, theta
 
-    def forward(self, positions: Tensor) -> Tensor:
-        angles = positions[..., None] * frequencies(self.theta, self.width, positions.device)
-        return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        angles = angles_at(positions.to(torch.promote_types(dtype, torch.float32)), self.theta, self.width)
+        return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2).to(dtype)
 
 
-def frequencies(theta: float, rotating: int, device: torch.device) -> Tensor:
-    """The angle per position of each pair: theta ** (-2 i / rotating), (rotating / 2,)."""
-    return theta ** (-torch.arange(0, rotating, 2, device=device, dtype=torch.float32) / rotating)
+def angles_at(positions: Tensor, theta: float, rotating: int) -> Tensor:
+    """The angle of each pair at positions (B, T): position * theta ** (-2 i / rotating), (B, T, rotating / 2)."""
+    pairs = torch.arange(0, rotating, 2, device=positions.device, dtype=positions.dtype)
+    return positions[..., None] * theta ** (-pairs / rotating)
 
 
 def rotation(theta: float, rotating: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angles at positions (B, T), each (B, T, 1, rotating / 2)."""
-    angles = (positions[..., None] * frequencies(theta, rotating, positions.device))[:, :, None]
+    angles = angles_at(positions, theta, rotating)[:, :, None]
     return angles.cos(), angles.sin()
 
 
@@ -58,4 +59,4 @@ def alibi_slopes(n_heads: int) -> Tensor:
     power = 2 ** math.floor(math.log2(n_heads))
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     slopes += [2 ** (-4 * (2 * h + 1) / power) for h in range(n_heads - power)]
-    return torch.tensor(slopes)
+    return torch.tensor(slopes, dtype=torch.float64)
