@@ -28,6 +28,8 @@ from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.run import Event, Run
 
+MANY = 256  # tokens, where nobody says how many
+
 
 @dataclass(frozen=True)
 class Score:
@@ -53,28 +55,34 @@ class LanguageModel:
         return self.model.config
 
     @overload
-    def generate(self, prompt: str, max_new_tokens: int = ..., **sampling: Any) -> str: ...
+    def generate(self, prompt: str, max_new_tokens: int | None = ..., **sampling: Any) -> str: ...
     @overload
-    def generate(self, prompt: Sequence[str], max_new_tokens: int = ..., **sampling: Any) -> list[str]: ...
+    def generate(self, prompt: Sequence[str], max_new_tokens: int | None = ..., **sampling: Any) -> list[str]: ...
     def generate(
-        self, prompt: str | Sequence[str], max_new_tokens: int = 128, *, slide: bool = False, **sampling: Any
+        self, prompt: str | Sequence[str], max_new_tokens: int | None = None, *, slide: bool = False, **sampling: Any
     ) -> str | list[str]:
         """What follows a prompt, as text; for a list of prompts, computed together, a list.
 
+        By default 256 tokens are generated, or as many as the context has room for, or fewer up to an end token.
         `sampling` are the fields of Sampling: temperature, top_k, top_p, seed. Of a list, prompt i uses seed + i. With
         `slide`, more tokens than the context can be generated.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        requests = self.requests(prompts, max_new_tokens, sampling)
+        requests = self.requests(prompts, max_new_tokens, slide, sampling)
         for _ in generate(self.model, requests, **self.limits(), slide=slide):
             pass
-        texts = [self.text().decode(request.tokens) for request in requests]
+        texts = []
+        for request in requests:
+            text = TextStream(self.text(), request.prompt)
+            texts.append("".join(text.push(token) for token in request.tokens) + text.finish())
         return texts[0] if isinstance(prompt, str) else texts
 
-    def stream(self, prompt: str, max_new_tokens: int = 128, *, slide: bool = False, **sampling: Any) -> Iterator[str]:
+    def stream(
+        self, prompt: str, max_new_tokens: int | None = None, *, slide: bool = False, **sampling: Any
+    ) -> Iterator[str]:
         """The same as `generate`, in pieces, each as soon as it is certain."""
-        requests = self.requests([prompt], max_new_tokens, sampling)
-        text = TextStream(self.text())
+        requests = self.requests([prompt], max_new_tokens, slide, sampling)
+        text = TextStream(self.text(), requests[0].prompt)
         for _, token in generate(self.model, requests, **self.limits(), slide=slide):
             if piece := text.push(token):
                 yield piece
@@ -115,9 +123,11 @@ class LanguageModel:
             raise UserError("this model came without a tokenizer.json, which text needs: put one into its folder")
         return self.tokenizer
 
-    def requests(self, prompts: Sequence[str], max_new_tokens: int, sampling: Mapping[str, Any]) -> list[Request]:
+    def requests(
+        self, prompts: Sequence[str], max_new_tokens: int | None, slide: bool, sampling: Mapping[str, Any]
+    ) -> list[Request]:
         """Prompts as tokens; an empty one starts from the beginning token."""
-        tokenizer, values = self.text(), Sampling(**sampling)
+        tokenizer, values, length = self.text(), Sampling(**sampling), self.config.context_length
         result = []
         for i, prompt in enumerate(prompts):
             tokens = tokenizer.encode(prompt)
@@ -125,7 +135,8 @@ class LanguageModel:
                 tokens = [tokenizer.bos_id]
             seed = None if values.seed is None else values.seed + i
             one = Sampling(values.temperature, values.top_k, values.top_p, seed)
-            result.append(Request(tokens, one, max_new_tokens))
+            room = MANY if slide else max(1, min(MANY, length - len(tokens)))
+            result.append(Request(tokens, one, room if max_new_tokens is None else max_new_tokens))
         return result
 
     def limits(self) -> dict[str, Any]:

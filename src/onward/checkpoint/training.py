@@ -58,7 +58,7 @@ def optimiser_tensors(model: Decoder, optimiser: torch.optim.Optimizer) -> dict[
     return {
         f"{key}/{name}": value
         for name, parameter in model.named_parameters()
-        for key, value in optimiser.state[parameter].items()
+        for key, value in optimiser.state.get(parameter, {}).items()
     }
 
 

@@ -19,14 +19,14 @@ examples:
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options(Sampling):
     """What to continue, and how."""
 
-    model: str = ""  # folder of the model
+    model: str  # folder of the model
     prompts: tuple[str, ...] = ()  # texts to continue; none: start from nothing
-    max_new_tokens: int = 256  # how many tokens at the most
-    slide: bool = True  # go on beyond the model's context, from the later half of it
+    max_new_tokens: int | None = None  # how many tokens at the most; none: 256, or as many as the context holds
+    slide: bool = False  # go on beyond the model's context, from the later half of it
     device: str = "auto"  # auto, cpu, cuda, mps
     json: bool = False  # print prompts and texts as JSON
 

@@ -74,8 +74,6 @@ def train(run: "Run") -> int:
     info = run.data.info
     if unknown := info.get("unknown_characters"):
         console.print(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
-    if run.step >= run.config.steps:
-        raise UserError(f"{folder} has finished its {run.step:,} steps: start another with --out")
     parameters = sum(p.numel() for p in run.model.parameters())
     console.print(
         f"{parameters:,} parameters, {info['train']['tokens']:,} training tokens, {run.config.steps:,} steps, "

@@ -2,18 +2,23 @@
 
 import codecs
 import re
+from collections.abc import Sequence
 
 from onward.text.tokenizer import Tokenizer
 
+LOOK_BACK = 8  # tokens of a prompt
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's fall-back to bytes
 
 
 class TextStream:
-    """Incremental decoding: each token's text as soon as it is certain; joined, the pieces are the whole text."""
+    """Incremental decoding: each token's text as soon as it is certain; joined, the pieces are the whole text.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `before` are tokens that the text goes on from: some decoders drop a space where a text begins.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
-        self.said: list[int] = []  # the tokens of the last piece, since a decoder may look back
+        self.said = list(before[-LOOK_BACK:])  # the tokens of the last piece, since a decoder may look back
         self.held: list[int] = []  # tokens since then, whose text is not certain
         self.bytes = codecs.getincrementaldecoder("utf-8")("replace")  # of a byte-level tokenizer nothing else is held
 

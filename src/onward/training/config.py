@@ -64,7 +64,7 @@ class RunConfig:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
         for name in ("steps", "epochs", "learning_rate", "weight_decay", "clip", "validate_every"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:  # nan is not
                 raise UserError(f"{name} is {getattr(self, name)}: it must not be negative")
         for name in ("final_share", "warmup", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:

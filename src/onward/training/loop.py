@@ -85,7 +85,7 @@ def fit(
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf")))
         if not total < float("inf") or not norm < float("inf"):
             raise UserError(
-                f"step {step + 1} has loss {total} and gradient norm {norm}: the last save is good; resume with a "
+                f"step {step + 1} has loss {total} and gradient norm {norm}: the last save is good; start again with a "
                 "lower learning rate"
             )
         for group in optimiser.param_groups:

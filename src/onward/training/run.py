@@ -9,12 +9,14 @@ runs/mybook/
 """
 
 import json
+import shutil
 import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from time import perf_counter
 from typing import Any, Literal
 
@@ -22,7 +24,7 @@ import numpy as np
 import torch
 
 from onward import fields
-from onward.checkpoint.training import load_state, restore, save_state
+from onward.checkpoint.training import load_state, restore, save_state, saves
 from onward.data.sources import documents, provenance
 from onward.data.tokens import TokenData, load_tokens, write_tokens
 from onward.data.windows import Windows, validation_windows
@@ -68,30 +70,40 @@ class Run:
     def start(cls, config: RunConfig) -> "Run":
         """Prepare the data, the tokenizer and a fresh model, and fix what was left open: steps and precision."""
         folder = Path(config.out)
-        if (folder / "run.json").exists():
-            raise UserError(f"{folder} holds a run already: --resume {folder}, or choose another --out")
-        tokenizer, data = read_data(config, folder)
-        device = choose_device(config.device)
-        torch.manual_seed(config.seed)
-        model = Decoder(config.decoder(tokenizer.vocab_size)).to(device)
-        hf = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
-        run = cls(config, model, tokenizer, data, hf)
-        run.config = run.fixed()
-        tokenizer.save(folder)
-        write_json(folder / "run.json", fields.plain(run.config))
+        if saves(folder):
+            raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
+        new = not folder.exists()
+        try:
+            device = choose_device(config.device)
+            tokenizer, data = read_data(config, folder)
+            torch.manual_seed(config.seed)
+            model = Decoder(config.decoder(tokenizer.vocab_size)).to(device)
+            hf = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+            run = cls(config, model, tokenizer, data, hf)
+            run.config = run.fixed()
+            tokenizer.save(folder)
+            write_json(folder / "run.json", fields.plain(run.config))
+            run.save()
+        except BaseException:
+            if new:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         return run
 
     @classmethod
     def resume(cls, folder: Path) -> "Run":
         """Go on from the newest save of a run, exactly as if it had never stopped."""
         config = replace(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), out=str(folder))
+        if (folder / "result.json").exists():
+            raise UserError(f"{folder} has finished its {config.steps:,} steps: start another with --out")
         model, tensors, progress = load_state(folder, choose_device(config.device))
         run = cls(
             config, model, Tokenizer.load(folder), load_tokens(folder / "data"), read_json(folder / "config.json")
         )
         restore(tensors, model, run.optimiser)
         run.step, run.seconds = progress["step"], progress["seconds"]
-        cut_metrics(folder / "metrics.jsonl", run.step)
+        for name in "metrics.jsonl", "samples.jsonl":
+            cut_lines(folder / name, run.step)
         return run
 
     def train(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
@@ -108,10 +120,8 @@ class Run:
                 metrics.flush()
                 return event
 
-            if (
-                self.step and self.due() and self.data.validation is not None
-            ):  # it was saved, and perhaps stopped before it was validated
-                yield record(self.validate())
+            if self.step and self.due() and self.data.validation is not None:
+                yield record(self.validate())  # a save comes before it, and the run may have stopped between them
             for event in self.fit(range(self.step, config.steps)):
                 self.step, self.seconds = event.step, perf_counter() - began
                 yield record(event)
@@ -119,7 +129,7 @@ class Run:
                 if stopping or self.due():
                     self.save()
                 if self.due() and self.data.validation is not None:
-                    yield record(self.validate(whole=self.step == config.steps))
+                    yield record(self.validate())
                 if stopping:
                     return
 
@@ -153,12 +163,12 @@ class Run:
         """Windows (B, T + 1) as tokens and the tokens after them."""
         return Batch.of(torch.from_numpy(windows).to(self.device, non_blocking=True))
 
-    def validate(self, *, whole: bool = False) -> Validation:
-        """The loss over the validation text: over evenly spread windows, or the whole."""
+    def validate(self) -> Validation:
+        """The loss over the validation text: over evenly spread windows and, after the last step, over the whole."""
         assert self.data.validation is not None
         length, size = self.model.config.context_length, self.config.batch_size
         found = validation_windows(self.data.validation, length)
-        if not whole:
+        if not self.step or self.step < self.config.steps:
             found = found[:: max(1, len(found) * length // self.config.validation_tokens)]
         batches = (self.batch(found[i : i + size]) for i in range(0, len(found), size))
         loss, tokens = mean_loss(self.model, batches, self.config.precision)
@@ -250,10 +260,10 @@ def held_out(validation: str, read: Callable[[list[str]], Iterator[str]]) -> flo
     return share
 
 
-def cut_metrics(path: Path, step: int) -> None:
-    """Drop the lines about what came after a step, and its validation, which is done again."""
+def cut_lines(path: Path, step: int) -> None:
+    """Drop the lines about what came after a step, and what is done again at it: its validation and its sample."""
     if path.exists():
         lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-        kept = [line for line in lines if (row := json.loads(line))["step"] <= step - ("validation_loss" in row)]
+        kept = [line for line in lines if (row := json.loads(line))["step"] <= step - ("loss" not in row)]
         with written_whole(path) as new:
             new.write_text("".join(kept), encoding="utf-8")
