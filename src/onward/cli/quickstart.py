@@ -21,7 +21,7 @@ class Options:
     """How long, and where to."""
 
     out: str = "runs/quickstart"  # folder of the run; an earlier quickstart in it is replaced
-    time: str = "110s"  # how long to train
+    time: str = "140s"  # how long to train
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,17 +31,16 @@ def main(argv: Sequence[str]) -> int:
 
     from onward.cli.train import train
     from onward.errors import UserError
+    from onward.files import read_json
     from onward.language_model import LanguageModel
     from onward.training.config import RunConfig
     from onward.training.run import Run
 
     folder = Path(options.out)
-    config = RunConfig(
-        sources=("embedded",), out=options.out, time=options.time, tokenizer="bpe:2048", prompt="Return the"
-    )
-    if (folder / "run.json").exists():
-        if read_sources(folder) != ["embedded"]:
-            raise UserError(f"{folder} holds a run on other text: choose another --out")
+    config = RunConfig(sources=("embedded",), out=options.out, time=options.time, prompt="Return the")
+    if folder.exists():
+        if not (folder / "run.json").exists() or read_json(folder / "run.json").get("sources") != ["embedded"]:
+            raise UserError(f"{folder} holds something other than a quickstart: choose another --out")
         shutil.rmtree(folder)
     console.print("Training a decoder on the documentation inside this Python.")
     run = Run.start(config)
@@ -59,9 +58,3 @@ def main(argv: Sequence[str]) -> int:
         "onward train mybook.txt --out runs/mybook",
     )
     return 0
-
-
-def read_sources(folder) -> list[str]:  # type: ignore[no-untyped-def]
-    from onward.files import read_json
-
-    return list(read_json(folder / "run.json").get("sources", []))

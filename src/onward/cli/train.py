@@ -62,7 +62,12 @@ def main(argv: Sequence[str]) -> int:
             config = dataclasses.replace(config, out=f"runs/{default_name(config.sources[0])}")
     from onward.training.run import Run
 
-    return train(Run.resume(Path(resume)) if resume else Run.start(config))
+    run = Run.resume(Path(resume)) if resume else Run.start(config)
+    status = train(run)
+    if not status:
+        named = quote(str(run.folder))
+        print_next(f'onward generate {named} "Once upon"', f"onward evaluate {named} other.txt")
+    return status
 
 
 def train(run: "Run") -> int:
@@ -96,8 +101,6 @@ def train(run: "Run") -> int:
             soft_wrap=True,
         )
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
-    named = quote(str(folder))
-    print_next(f"onward generate {named} {quote(display.prompt)}", f"onward evaluate {named} other.txt")
     return 0
 
 

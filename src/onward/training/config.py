@@ -13,7 +13,7 @@ from onward.model.config import DecoderConfig, RMSNorm, SelfAttention
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"d_model": 64, "n_layers": 2, "n_heads": 4, "context_length": 128},
-    "mini": {"d_model": 128, "n_layers": 4, "n_heads": 4, "context_length": 128},
+    "mini": {"d_model": 128, "n_layers": 3, "n_heads": 4, "context_length": 128},
     "small": {"d_model": 384, "n_layers": 6, "n_heads": 6, "context_length": 256},
     "medium": {"d_model": 768, "n_layers": 12, "n_heads": 12, "n_kv_heads": 4, "context_length": 1024},
 }
@@ -35,9 +35,9 @@ class RunConfig:
     steps: int = 0  # optimiser steps; 0: as many as --time or --epochs allow
     time: str = ""  # how long to train, such as 100s, 5m or 2h; fixed to a number of steps after a short timing
     epochs: float = 0.0  # how often to see all of the training text
-    batch_size: int = 16  # windows of context_length tokens in one forward and backward
+    batch_size: int = 8  # windows of context_length tokens in one forward and backward
     accumulation: int = 1  # batches whose gradients make one step
-    learning_rate: float = 3e-3  # the highest, after the warm-up
+    learning_rate: float | None = None  # the highest, after the warm-up; none: 0.5 / d_model
     final_share: float = 0.05  # of the learning rate, at the end of the cosine
     warmup: float = 0.05  # share of the steps in which the learning rate rises
     weight_decay: float = 0.1  # of matrices; norms and biases have none
@@ -64,7 +64,7 @@ class RunConfig:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
         for name in ("steps", "epochs", "learning_rate", "weight_decay", "clip", "validate_every"):
-            if not getattr(self, name) >= 0:  # nan is not
+            if not (getattr(self, name) or 0) >= 0:  # nan is not
                 raise UserError(f"{name} is {getattr(self, name)}: it must not be negative")
         for name in ("final_share", "warmup", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:

@@ -58,13 +58,14 @@ class Run:
         self.config, self.model, self.tokenizer, self.data, self.hf = config, model, tokenizer, data, hf
         self.folder = Path(config.out)
         self.device = model.embed.weight.device
+        self.rate = 0.5 / model.config.d_model if config.learning_rate is None else config.learning_rate
         self.optimiser = self.make_optimiser()
         self.windows = Windows(data.train, model.config.context_length, config.seed)
         self.step, self.seconds = 0, 0.0
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         c = self.config
-        return adamw(self.model, c.learning_rate, c.weight_decay, (c.beta1, c.beta2))
+        return adamw(self.model, self.rate, c.weight_decay, (c.beta1, c.beta2))
 
     @classmethod
     def start(cls, config: RunConfig) -> "Run":
@@ -146,7 +147,7 @@ class Run:
             self.model,
             self.batches,
             self.optimiser,
-            lambda step: c.learning_rate * share(step),
+            lambda step: self.rate * share(step),
             steps,
             clip=c.clip,
             precision=c.precision,
@@ -192,7 +193,7 @@ class Run:
             budget = seconds(config.time)
             step, validations = self.timing(budget)
             left = max(budget / 2, budget - (perf_counter() - began) - validations)
-            config = replace(config, time="", steps=max(1, int(left / step)))
+            config = replace(config, time="", steps=max(1, int(0.95 * left / step)))  # saves and samples take time too
         return config
 
     def fastest_precision(self) -> Literal["fp32", "bf16"]:
