@@ -153,7 +153,8 @@ def load(
     """The model in a Hugging Face folder, in its files' precision and on the best device unless told otherwise."""
     folder = Path(folder)
     model, hf = load_model(folder, dtype, choose_device(device))
-    return LanguageModel(model, Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None, hf)
+    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
+    return LanguageModel(model, Tokenizer.load(folder) if has_tokenizer else None, hf)
 
 
 def save(lm: LanguageModel, folder: str | Path) -> None:

@@ -38,6 +38,8 @@ class Display:
             self.live.start()
         if self.run.step == 0:
             self.continue_prompt()
+            if not self.live:
+                self.print()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,8 +68,12 @@ class Display:
                 self.shown = perf_counter()
                 self.live.update(self.picture(), refresh=True)
         elif isinstance(event, Validation):
-            console.print(" | ".join(f"{name} {value}" for name, value in self.figures().items()), soft_wrap=True)
-            console.print(Text("  ") + self.sample, soft_wrap=True)
+            self.print()
+
+    def print(self) -> None:
+        """Where the run is, as lines."""
+        console.print(" | ".join(f"{name} {value}" for name, value in self.figures().items()), soft_wrap=True)
+        console.print(Text("  ") + self.sample, soft_wrap=True)
 
     def continue_prompt(self) -> None:
         """Let the model write on from the same prompt with the same draws, and keep what it wrote."""

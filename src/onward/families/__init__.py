@@ -105,6 +105,16 @@ def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
         yield (f"{their}.{leaf}", ours, fix[0]) if fix else (f"{their}.{leaf}", ours)
 
 
+def interleaved(d_head: int, rotating: int) -> Fix:
+    """For q and k projections whose rotary positions turn number 2 i with 2 i + 1 (GPT-J, RoFormer) instead of i with
+    i + rotating / 2: reorders the rows of each head, of weights (H * d_head, D) and biases (H * d_head), so that the
+    scores are the same."""
+    order = [*range(0, rotating, 2), *range(1, rotating, 2), *range(rotating, d_head)]
+    back = sorted(range(d_head), key=order.__getitem__)
+    reorder = lambda t, rows: t.unflatten(0, (-1, d_head))[:, rows].flatten(0, 1)
+    return lambda t: reorder(t, order), lambda t: reorder(t, back)
+
+
 def sizes(hf: HF, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     """Our fields from their keys: `keys` maps our name to (their name, what transformers takes where it is absent)."""
     found = {our: hf.get(their, default) for our, (their, default) in keys.items()}
