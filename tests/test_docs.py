@@ -8,6 +8,7 @@ import pytest
 
 from onward.cli import main
 from onward.data.corpora import embedded
+from onward.model.slots import Position
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -19,6 +20,7 @@ KINDS = {"python", "sh", "text", "toml"}  # text: what a command printed
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Position, "kinds", dict(Position.kinds))  # what a page adds goes with it
     text = "\n\n".join(embedded().documents[:120])
     Path("mybook.txt").write_text(text, encoding="utf-8")
     Path("other.txt").write_text(text[:4000], encoding="utf-8")

@@ -54,7 +54,11 @@ def docs(cls: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
-            found |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", inspect.getsource(base), re.MULTILINE))
+            try:
+                source = inspect.getsource(base)
+            except (OSError, TypeError):  # defined where no file holds it
+                continue
+            found |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", source, re.MULTILINE))
     return found
 
 

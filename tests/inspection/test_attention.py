@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from onward.fields import Part
 from onward.inspection.attention import attention_maps, attention_watched, next_tokens
 from onward.model.attention import Attend
-from onward.model.config import Alibi, DecoderConfig, Learned, Part, SelfAttention
+from onward.model.config import Alibi, DecoderConfig, Learned, SelfAttention
 from onward.model.decoder import Decoder
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]

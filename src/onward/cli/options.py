@@ -84,7 +84,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
             for own in fields.hints(part):
                 owners.setdefault(own, []).append(part)
         for own, parts in owners.items():
-            help_text = f"{', '.join(p.kind for p in parts)}: {fields.docs(parts[0])[own]}"
+            help_text = f"{', '.join(p.kind for p in parts)}: {fields.docs(parts[0]).get(own, '')}"
             own_kind = fields.hints(parts[0])[own]
             group.add_argument(
                 flag(f"model.{name}.{own}"), metavar=metavar(own_kind), help=help_text.replace("%", "%%")
