@@ -1,9 +1,11 @@
 """Training runs: folders that others can load, and that go on as if they had never stopped."""
 
 import json
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,16 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
+def size(folder: Path) -> int:
+    """How much a run has recorded."""
+    path = folder / "metrics.jsonl"
+    return path.stat().st_size if path.exists() else 0
+
+
 def assert_same_run(one: Path, other: Path) -> None:
     """Bit for bit, except for the seconds that steps took."""
-    for name in "model.safetensors", "checkpoints/step-0000030/optimiser.safetensors":
+    (save,) = saves(one)
+    for name in "model.safetensors", f"checkpoints/{save.name}/optimiser.safetensors":
         first, second = read_tensors(one / name), read_tensors(other / name)
         assert first.keys() == second.keys()
         assert all(torch.equal(first[key], second[key]) for key in first), name
@@ -88,6 +97,28 @@ for event in Run.start(RunConfig(sources=({str(story_file)!r},), out={str(tmp_pa
     assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
     list(Run.resume(tmp_path / "run").train())
     assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.long
+def test_a_run_killed_at_random_moments_again_and_again_resumes_exactly(story_file: Path, tmp_path: Path) -> None:
+    settings = {"steps": 600, "validate_every": 5}
+    list(Run.start(config(story_file, tmp_path / "whole", **settings)).train())
+    run, moments, kills = tmp_path / "run", random.Random(0), 0
+    Run.start(config(story_file, run, **settings))
+    program = (
+        f"from pathlib import Path; from onward.training.run import Run; list(Run.resume(Path({str(run)!r})).train())"
+    )
+    while int(saves(run)[-1].name.removeprefix("step-")) < 600:
+        before = size(run)
+        with subprocess.Popen([sys.executable, "-c", program]) as process:
+            while process.poll() is None and size(run) <= before:
+                time.sleep(0.002)
+            time.sleep(moments.uniform(0, 0.4))
+            if kills < 20:
+                kills += process.poll() is None
+                process.kill()
+    assert kills > 5
+    assert_same_run(run, tmp_path / "whole")
 
 
 def test_a_run_killed_before_its_first_save_is_no_dead_end(whole: Path, story_file: Path, tmp_path: Path) -> None:

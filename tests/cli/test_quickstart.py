@@ -1,0 +1,32 @@
+"""onward quickstart: from nothing to a trained model, its samples and its report."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import onward
+from onward.cli import main
+
+
+def test_quickstart_ends_with_figures_samples_a_report_and_three_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["quickstart", "--time", "1s"]) == 0
+    said = capsys.readouterr().err
+    for name in (
+        "validation loss",
+        "perplexity",
+        "bits per byte",
+        "Raise an exception if",
+        "runs/quickstart/report.html",
+    ):
+        assert name in said
+    assert said.partition("Next:")[2].count("onward ") == 3
+    result = json.loads(Path("runs/quickstart/result.json").read_text())
+    assert result["perplexity"] > 1
+    page = Path("runs/quickstart/report.html").read_text()
+    assert json.loads(Path("runs/quickstart/data/data.json").read_text())["sources"][0]["sha256"][:12] in page
+    assert onward.load("runs/quickstart").generate("Return", 3, seed=0)
+    assert main(["quickstart", "--out", "."]) == 2, "what is not a quickstart is never replaced"
