@@ -100,5 +100,6 @@ class Display:
         table = Table.grid(padding=(0, 3))
         table.add_row(*(Text(name, style="dim") for name in figures))
         table.add_row(*(Text(value, style="bold") for value in figures.values()))
-        bar = ProgressBar(total=self.run.config.steps, completed=self.step)
+        bar = Table.grid(expand=True)  # a bar by itself does not end its line
+        bar.add_row(ProgressBar(total=self.run.config.steps, completed=self.step))
         return Group(table, bar, Panel(self.sample, title="the same prompt, continued", title_align="left", height=9))
