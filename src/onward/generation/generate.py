@@ -83,12 +83,13 @@ def run(
     contexts = [r.context(length) for r in requests]
     cache, last = prefill(model, contexts, min(length, max(len(c) + r.left for c, r in zip(contexts, requests))))
     samplings = [r.sampling for r in requests]
-    seeds = torch.tensor([r.seed for r in requests], device=last.device)
+    home = torch.device("cpu") if last.device.type == "mps" else last.device  # of the draws: MPS has no fp64
+    seeds = torch.tensor([r.seed for r in requests], device=home)
     positions = torch.tensor([len(c) for c in contexts], device=last.device)  # of the token to come
     while True:
-        index = torch.tensor([len(r.tokens) for r in requests], device=last.device)
+        index = torch.tensor([len(r.tokens) for r in requests], device=home)
         distribution = next_token_distribution(model.logits(last)[:, 0], samplings, banned)
-        chosen = draw(distribution, uniform(seeds, index, DRAW))
+        chosen = draw(distribution.to(home), uniform(seeds, index, DRAW)).to(last.device)
         for request, token in zip(requests, chosen.tolist()):
             if not request.done:
                 if token not in end:
