@@ -47,5 +47,5 @@ def main(argv: Sequence[str]) -> None:
     if options.json:
         print_json(rows)
     else:
-        print_table(rows)
+        print_table([{name: value for name, value in row.items() if name != "from"} for row in rows])
         print_next("onward train embedded --out runs/embedded", "onward data get tinyshakespeare")
