@@ -11,6 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .PHONY: quickstart test test-all
 quickstart: $(VENV)/.installed
 	$(BIN)/onward quickstart
+	@echo; echo "The command onward is in $(BIN); to use it by name: source $(BIN)/activate"
 
 test: $(VENV)/.tested
 	$(BIN)/ruff check .

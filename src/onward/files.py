@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The table in a JSON file; a UserError if it is missing or not one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"there is no {path.name} in {path.parent}: name a folder that holds a model") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}): restore or write it again") from None

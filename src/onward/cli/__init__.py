@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -33,7 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return dispatch(words)
     except KeyboardInterrupt:
+        print("\nonward: interrupted", file=sys.stderr)
         return 130
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not re.search("allocate memory|out of memory", str(error)):
+            raise
+        print("onward: there is not enough memory: choose smaller sizes or a smaller --batch-size", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from onward.cli.output import console
+from onward.cli.output import console, printable
 from onward.language_model import LanguageModel
 from onward.training.loop import Step
 from onward.training.run import Event, Run, Validation
@@ -78,7 +78,7 @@ class Display:
     def continue_prompt(self) -> None:
         """Let the model write on from the same prompt with the same draws, and keep what it wrote."""
         text = self.lm.generate(self.prompt, SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)
-        self.sample = Text(self.prompt, style="bold").append(text, style="not bold")
+        self.sample = Text(printable(self.prompt), style="bold").append(printable(text), style="not bold")
         with open(self.run.folder / "samples.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": self.run.step, "prompt": self.prompt, "text": text}) + "\n")
 

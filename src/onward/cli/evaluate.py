@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import quote
 
 from onward.cli.options import parse
-from onward.cli.output import print_json, print_next, print_table
+from onward.cli.output import print_json, print_next, print_table, warn_of_unknown
 from onward.errors import UserError
 
 ABOUT = """\
@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> None:
     lm = onward.load(options.model, device=options.device)
     if options.sources:
         texts = list(documents(options.sources, field=options.field, encoding=options.encoding))
+        warn_of_unknown(lm.tokenizer, texts)
         result = lm.evaluate(texts, stride=options.stride)
     else:
         folder = Path(options.model)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from onward.cli.options import parse
-from onward.cli.output import print_json, print_next
+from onward.cli.output import print_json, print_next, printable, warn_of_unknown
 from onward.generation.sampling import Sampling
 
 ABOUT = """\
@@ -37,17 +37,19 @@ def main(argv: Sequence[str]) -> None:
 
     lm = onward.load(options.model, device=options.device)
     prompts = options.prompts or ("",)
+    warn_of_unknown(lm.tokenizer, prompts)
     sampling = {name: getattr(options, name) for name in Sampling.__dataclass_fields__}
     how = {"max_new_tokens": options.max_new_tokens, "slide": options.slide} | sampling
     if options.json:
         texts = lm.generate(prompts, **how)
         print_json([{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts)])
         return
+    show = printable if sys.stdout.isatty() else str
     for i, prompt in enumerate(prompts):
         own = {} if options.seed is None else {"seed": options.seed + i}
         waiting = prompt  # until something follows it: where that is a mistake, there is nothing to print
         for piece in lm.stream(prompt, **how | own):
-            print(waiting + piece, end="", flush=True)
+            print(show(waiting + piece), end="", flush=True)
             waiting = ""
         print(waiting, flush=True)
     if sys.stdout.isatty():

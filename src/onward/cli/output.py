@@ -2,11 +2,14 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from onward.text.tokenizer import Tokenizer
 
 console = Console(stderr=True, highlight=False)
 
@@ -24,6 +27,19 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         table.add_row(*(readable(value) for value in row.values()))
     Console(file=sys.stdout, highlight=False).print(table)
+
+
+def printable(text: str) -> str:
+    """Text without the control characters that would steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def warn_of_unknown(tokenizer: "Tokenizer | None", texts: Iterable[str]) -> None:
+    """Say how many characters the tokenizer does not know, if any."""
+    if tokenizer is not None and tokenizer.unknown_id is not None:
+        count = sum(tokenizer.encode(text).count(tokenizer.unknown_id) for text in texts)
+        if count:
+            console.print(f"{count:,} characters are unknown to the tokenizer and are read as \ufffd")
 
 
 def readable(value: Any) -> str:

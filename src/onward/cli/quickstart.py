@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from onward.cli.options import parse
-from onward.cli.output import console, print_next
+from onward.cli.output import console, print_next, printable
 
 ABOUT = """\
 Train a small decoder on text that every Python brings along, and watch noise become words.
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     for prompt in "Return the", "This function", "Raise an exception if":
         console.print(f"\n{prompt}", style="bold", end="")
         for piece in lm.stream(prompt, 80, slide=True, temperature=0.7, seed=1):
-            console.print(piece, end="", markup=False)
+            console.print(printable(piece), end="", markup=False)
         console.print()
     print_next(
         f'onward generate {quote(options.out)} "Return a list of"',

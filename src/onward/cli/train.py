@@ -2,7 +2,6 @@
 
 import dataclasses
 import signal
-import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -62,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
             config = dataclasses.replace(config, out=f"runs/{default_name(config.sources[0])}")
     from onward.training.run import Run
 
+    if not resume and console.is_terminal:
+        console.print("Reading the text and making the tokenizer.")
     run = Run.resume(Path(resume)) if resume else Run.start(config)
     status = train(run)
     if not status:
@@ -113,7 +114,7 @@ def interrupts() -> Iterator[Any]:
         if pressed:
             raise KeyboardInterrupt
         pressed.append(True)
-        print("\nstopping after this step; press Ctrl-C again to stop at once", file=sys.stderr)
+        console.print("stopping after this step; press Ctrl-C again to stop at once")
 
     before = signal.signal(signal.SIGINT, note)
     try:

@@ -79,7 +79,9 @@ def content(path: Path) -> bytes:
 def read(name: str, data: bytes, field: str, encoding: str) -> Iterator[str]:
     """The documents in the bytes of one file."""
     if b"\0" in data and not encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32")):
-        raise UserError(f"{name} is binary (a zero byte at offset {data.index(0)}): name text files")
+        raise UserError(
+            f"{name} is binary (a zero byte at offset {data.index(0)}): name text files, or give --encoding utf-16"
+        )
     try:
         text = data.decode(encoding)
     except LookupError:

@@ -134,7 +134,7 @@ def check(request: Request, config: DecoderConfig, slide: bool) -> None:
     if wanted > length and not slide:
         raise UserError(
             f"{len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones are more than the model's "
-            f"context of {length}: shorten them, or let the context slide"
+            f"context of {length}: shorten them, or let the context slide (slide=True, --slide)"
         )
 
 
