@@ -190,7 +190,8 @@ def conclude(run: Run) -> Evaluation | None:
     lm, result = LanguageModel(run.model.eval(), run.tokenizer, run.hf), None
     if run.data.validation is not None:
         result = lm.evaluate(run.data.validation, stride=lm.config.context_length)
-        write_json(run.folder / "result.json", asdict(result) | {"seconds": run.seconds, "step": run.step})
+    figures = {} if result is None else asdict(result)
+    write_json(run.folder / "result.json", figures | {"seconds": run.seconds, "step": run.step})
     held = run.data.train if run.data.validation is None else run.data.validation
     write_report(run.folder, run.model, run.tokenizer, run.tokenizer.decode(held[:64].tolist()))
     write_loss_svg(run.folder, lm.config.vocab_size)

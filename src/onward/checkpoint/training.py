@@ -22,13 +22,12 @@ def save_state(run: Path, model: Decoder, optimiser: torch.optim.Optimizer, prog
     """Save step `progress["step"]` whole or not at all, show its weights in the run folder, drop the save before."""
     folder = run / "checkpoints" / f"step-{progress['step']:07d}"
     before = saves(run)
-    if folder in before:
-        return
-    with written_whole(folder) as new:
-        new.mkdir()
-        save_model(model, new, hf)
-        write_tensors(new / "optimiser.safetensors", optimiser_tensors(model, optimiser) | random_state())
-        write_json(new / "progress.json", progress)
+    if folder not in before:
+        with written_whole(folder) as new:
+            new.mkdir()
+            save_model(model, new, hf)
+            write_tensors(new / "optimiser.safetensors", optimiser_tensors(model, optimiser) | random_state())
+            write_json(new / "progress.json", progress)
     for name in "model.safetensors", "config.json":
         with written_whole(run / name) as new:
             try:
@@ -36,7 +35,8 @@ def save_state(run: Path, model: Decoder, optimiser: torch.optim.Optimizer, prog
             except OSError:  # a file system without links
                 shutil.copyfile(folder / name, new)
     for old in before:
-        shutil.rmtree(old, ignore_errors=True)
+        if old != folder:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def saves(run: Path) -> list[Path]:

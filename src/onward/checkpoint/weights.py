@@ -72,7 +72,10 @@ def to_ours(
             raise UserError(f"tensor {pieces[0]} has shape {list(tensor.shape)}, and config.json asks for {shape}")
         if not tensor.is_floating_point():
             raise UserError(f"tensor {pieces[0]} holds {tensor.dtype}: Onward reads weights in floating point")
-        found.update(zip(names, tensor.split([model[n].size(0) for n in names])))
+        pieces_of_ours = tensor.split([model[n].size(0) for n in names])
+        found.update(
+            (name, piece.contiguous()) for name, piece in zip(names, pieces_of_ours)
+        )  # fused optimisers ask so
     if left:
         raise UserError(f"the checkpoint has a tensor {min(left)} that its config.json has no place for")
     return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from onward.cli.options import parse
-from onward.cli.output import console, print_next, printable
+from onward.cli.output import console, print_json, print_next, printable
 
 ABOUT = """\
 Train a small decoder on text that every Python brings along, and watch noise become words.
@@ -22,6 +22,7 @@ class Options:
 
     out: str = "runs/quickstart"  # folder of the run; an earlier quickstart in it is replaced
     time: str = "140s"  # how long to train
+    json: bool = False  # print the final figures as JSON
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(options.out)
     config = RunConfig(sources=("embedded",), out=options.out, time=options.time, prompt="Return the")
     if folder.exists():
-        if not (folder / "run.json").exists() or read_json(folder / "run.json").get("sources") != ["embedded"]:
+        earlier = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
+        if (earlier.get("sources"), earlier.get("prompt")) != (["embedded"], config.prompt):
             raise UserError(f"{folder} holds something other than a quickstart: choose another --out")
         shutil.rmtree(folder)
     console.print("Training a decoder on the documentation inside this Python.")
@@ -52,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
         for piece in lm.stream(prompt, 80, slide=True, temperature=0.7, seed=1):
             console.print(printable(piece), end="", markup=False)
         console.print()
+    if options.json:
+        print_json(read_json(folder / "result.json"))
     print_next(
         f'onward generate {quote(options.out)} "Return a list of"',
         f"onward evaluate {quote(options.out)} README.md",

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from onward import fields
 from onward.cli.options import read
-from onward.cli.output import console, print_next
+from onward.cli.output import console, print_json, print_next
 from onward.errors import UserError
+from onward.files import read_json
 from onward.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -42,11 +43,12 @@ class Options(RunConfig):
 
     config: str = ""  # a TOML file with any of these options
     resume: str = ""  # the folder of a run to go on with; no other option then
+    json: bool = False  # print the final figures as JSON
 
 
 def main(argv: Sequence[str]) -> int:
     values = read(Options, argv, prog="onward train", about=ABOUT, positional=("sources",))
-    resume, toml = values.pop("resume", ""), values.pop("config", "")
+    resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if not values.get("sources"):
         values.pop("sources", None)
     if resume and (values or toml):
@@ -65,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
         console.print("Reading the text and making the tokenizer.")
     run = Run.resume(Path(resume)) if resume else Run.start(config)
     status = train(run)
+    if not status and as_json:
+        print_json(read_json(run.folder / "result.json"))
     if not status:
         named = quote(str(run.folder))
         print_next(f'onward generate {named} "Once upon"', f"onward evaluate {named} other.txt")

@@ -50,7 +50,7 @@ def paths(source: str) -> list[Path]:
         inside = (p.relative_to(path) for p in path.rglob("*"))
         names = [p for p in inside if not any(part.startswith(".") for part in p.parts)]
         found = sorted(path / p for p in names if Path(str(p).removesuffix(".gz")).suffix.lower() in TEXT)
-        found = [p for p in found if p.is_file()]
+        found = [p for p in found if p.is_file() and p.stat().st_size]
         if not found:
             raise UserError(f"{source} holds no text files: name one that does, or the files themselves")
         return found

@@ -103,6 +103,7 @@ class Run:
         )
         restore(tensors, model, run.optimiser)
         run.step, run.seconds = progress["step"], progress["seconds"]
+        run.save()  # shows the newest save in the folder, where a kill came between the two
         for name in "metrics.jsonl", "samples.jsonl":
             cut_lines(folder / name, run.step)
         return run
@@ -162,7 +163,7 @@ class Run:
 
     def batch(self, windows: np.ndarray) -> Batch:
         """Windows (B, T + 1) as tokens and the tokens after them."""
-        return Batch.of(torch.from_numpy(windows).to(self.device, non_blocking=True))
+        return Batch.of(torch.from_numpy(windows).to(self.device))
 
     def validate(self) -> Validation:
         """The loss over the validation text: over evenly spread windows and, after the last step, over the whole."""
@@ -199,7 +200,7 @@ class Run:
     def fastest_precision(self) -> Literal["fp32", "bf16"]:
         """bf16 where the device computes products in it and that is faster for this model, else fp32."""
         if self.device.type == "cuda":
-            return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+            return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
         hardware = (getattr(torch.cpu, f"_is_{name}_supported", bool) for name in ("avx512_bf16", "amx_tile"))
         if self.device.type != "cpu" or not any(has() for has in hardware):
             return "fp32"
