@@ -10,7 +10,7 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
     if name is None or name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):
+        torch.empty(0, device=name).tolist()  # the device meta holds nothing
+    except (RuntimeError, AssertionError, NotImplementedError):
         raise UserError(f"device {str(name)!r} cannot be used here: choose auto, cpu, cuda or mps") from None
     return torch.device(name)

@@ -64,11 +64,13 @@ class RunConfig:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
         for name in ("steps", "epochs", "learning_rate", "weight_decay", "clip", "validate_every"):
-            if not (getattr(self, name) or 0) >= 0:  # nan is not
-                raise UserError(f"{name} is {getattr(self, name)}: it must not be negative")
+            if not 0 <= (getattr(self, name) or 0) < float("inf"):  # nan is not
+                raise UserError(f"{name} is {getattr(self, name)}: it must be a number that is not negative")
         for name in ("final_share", "warmup", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it is a share, from 0 to 1")
+        if abs(self.seed) >= 1 << 63:
+            raise UserError(f"seed is {self.seed}: it must fit into 64 bits")
         if not self.sources:
             raise UserError("no text to train on: name files or folders, or the corpus `embedded`")
 
