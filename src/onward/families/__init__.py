@@ -3,6 +3,11 @@
 A family file defines
 
 - `ARCHITECTURES`: their model_type -> the class that transformers loads it with,
+- `BASE`: the prefix of all tensor names but the head's, which some published files leave out,
+- `IGNORED`: a regular expression for tensors of old files that say nothing (masks, inverse frequencies),
+- `PRESETS`: published releases, by name: the keys of their config.json that differ from transformers' defaults, or a
+  DecoderConfig where transformers has no such class,
+- `ANCESTORS`: the beginning of a preset's name -> the preset whose ideas it changes (the longest beginning counts),
 - `config(hf) -> DecoderConfig`: what their config.json means,
 - `to_hf(config) -> dict`: the keys of a config.json that says the same, as far as theirs can,
 - `names(config)`: pairs (their tensor name, our tensor name), each with an optional pair of inverse functions
@@ -16,8 +21,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from onward import fields
 from onward.errors import UserError
@@ -27,6 +33,7 @@ from onward.model.config import DecoderConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+FIRST = ("llama", "gpt2", "mistral", "qwen3")  # asked first when a decoder is to be expressed in a published format
 HF = Mapping[str, Any]
 Fix = tuple["Callable[[Tensor], Tensor]", "Callable[[Tensor], Tensor]"]
 ACTIVATIONS = {
@@ -45,6 +52,10 @@ class Family(Protocol):
     """What a family file defines."""
 
     ARCHITECTURES: dict[str, str]
+    BASE: str
+    IGNORED: str
+    PRESETS: dict[str, HF | DecoderConfig]
+    ANCESTORS: dict[str, str]
 
     def config(self, hf: HF) -> DecoderConfig: ...
     def to_hf(self, config: DecoderConfig) -> dict[str, Any]: ...
@@ -52,11 +63,54 @@ class Family(Protocol):
 
 
 @cache
+def modules() -> dict[str, Any]:
+    """Every file of this folder by its name, in the order in which `express` asks them: the most widely read formats
+    first and `onward`, which can say everything, last."""
+    names = [found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")]
+    order = {name: place for place, name in enumerate((*FIRST, *sorted({*names} - {*FIRST, "onward"}), "onward"))}
+    return {name: importlib.import_module(f"{__name__}.{name}") for name in sorted(names, key=order.__getitem__)}
+
+
+@cache
 def families() -> dict[str, Family]:
-    """Every family by its model_type; `onward`, which can say everything, comes last."""
-    names = sorted((found.name for found in pkgutil.iter_modules(__path__)), key=lambda name: name == "onward")
-    modules: list[Any] = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    return {model_type: module for module in modules for model_type in module.ARCHITECTURES}
+    """Every family by its model_type."""
+    return {model_type: module for module in modules().values() for model_type in module.ARCHITECTURES}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published release."""
+
+    name: str
+    family: str  # the file that tells about it
+    published: HF | DecoderConfig  # its config.json without what transformers takes by default, or the decoder itself
+    ancestor: str  # the preset whose ideas it changes; "" for the first
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The decoder that was released."""
+        if isinstance(self.published, DecoderConfig):
+            return self.published
+        return cast(DecoderConfig, modules()[self.family].config(self.published))
+
+
+@cache
+def presets() -> dict[str, Preset]:
+    """Every published release that is known, by name."""
+    found = {}
+    for family, module in modules().items():
+        for name, published in module.PRESETS.items():
+            beginnings = [beginning for beginning in module.ANCESTORS if name.startswith(beginning)]
+            ancestor = module.ANCESTORS[max(beginnings, key=len)] if beginnings else ""
+            found[name] = Preset(name, family, published, ancestor)
+    return found
+
+
+def preset(name: str) -> Preset:
+    """A preset by name; a UserError names the nearest known one."""
+    if name not in presets():
+        raise UserError(f"{name!r} is not a preset that Onward knows: {nearest(name, presets())}")
+    return presets()[name]
 
 
 def family(model_type: str) -> Family:

@@ -7,6 +7,13 @@ from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, only, sizes
 from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention
 
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel"}
+BASE = "transformer."
+IGNORED = r"attn\.(masked_)?bias$"
+PRESETS: dict[str, HF] = {
+    "gpt2": {},
+    "gpt2-medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16},
+}
+ANCESTORS: dict[str, str] = {}
 SIZES = {
     "vocab_size": ("vocab_size", 50_257),
     "d_model": ("n_embd", 768),

@@ -7,6 +7,22 @@ from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, only, sizes
 from onward.model.config import DecoderConfig, Gated, RMSNorm, Rotary, SelfAttention
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+BASE = "model."
+IGNORED = r"rotary_emb\.inv_freq$"
+PRESETS: dict[str, HF] = {
+    "llama-7b": {},
+    "llama-2-7b": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    "llama-2-70b": {
+        "hidden_size": 8192,
+        "intermediate_size": 28_672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    },
+}
+ANCESTORS = {"llama": "gpt2", "llama-2": "llama-7b"}
 SIZES = {
     "vocab_size": ("vocab_size", 32_000),
     "d_model": ("hidden_size", 4096),

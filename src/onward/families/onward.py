@@ -9,6 +9,10 @@ from onward.families import HF, Row
 from onward.model.config import DecoderConfig
 
 ARCHITECTURES = {"onward": "Decoder"}
+BASE = ""
+IGNORED = ""
+PRESETS: dict[str, HF | DecoderConfig] = {}
+ANCESTORS: dict[str, str] = {}
 
 
 def config(hf: HF) -> DecoderConfig:

@@ -7,6 +7,10 @@ from onward.families import HF, llama, only
 from onward.model.config import DecoderConfig, SelfAttention
 
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM"}
+BASE = "model."
+IGNORED = r""
+PRESETS: dict[str, HF] = {}
+ANCESTORS: dict[str, str] = {}
 DEFAULTS = {
     "vocab_size": 151_936,
     "num_key_value_heads": 32,
