@@ -8,9 +8,11 @@ from torch import Tensor
 from onward.model.config import (
     Alibi,
     AttentionOnly,
+    BranchNorm,
     DecoderConfig,
     Experts,
     Gated,
+    LatentAttention,
     LayerNorm,
     Learned,
     NoNorm,
@@ -27,6 +29,8 @@ from onward.model.config import (
     Sinusoidal,
 )
 from onward.model.decoder import Decoder
+from onward.model.routing import Sigmoid, Softmax
+from onward.model.scaling import Dynamic, Linear, Llama3, LongRoPE, YaRN
 
 LENGTH = 12  # context_length of all
 
@@ -55,7 +59,11 @@ DECODERS = {
     ),
     "bloom": config(position=Alibi(), n_heads=3, d_head=4, norm=LayerNorm(), block=SharedNorm(), mlp=Plain()),
     "alibi in windows": config(
-        position=Alibi(), n_heads=6, n_kv_heads=3, d_head=8, attention=(SelfAttention(window=3), SelfAttention())
+        position=Alibi(steepness=4.0),
+        n_heads=6,
+        n_kv_heads=3,
+        d_head=8,
+        attention=(SelfAttention(window=3), SelfAttention()),
     ),
     "statquest": config(
         position=NoPosition(),
@@ -78,7 +86,7 @@ DECODERS = {
     "gpt-oss": config(
         n_kv_heads=2,
         attention=(SelfAttention(window=3, sinks=True, bias=True), SelfAttention(sinks=True)),
-        mlp=Experts(count=5, active=3, d_ff=12, shared=1, compute="loop"),
+        mlp=Experts(count=5, active=3, d_ff=12, router=Softmax(bias=True), bias=True, compute="loop"),
     ),
     "granite": config(
         block=PreNorm(residual_scale=0.22),
@@ -90,11 +98,43 @@ DECODERS = {
     "olmo2": config(attention=SelfAttention(qk_norm="width"), n_kv_heads=2, final_norm=LayerNorm()),
     "deepseek": config(
         n_layers=3,
+        attention=(
+            LatentAttention(d_latent=5, d_plain=6, d_rotary=4, d_value=3, norm_eps=0.01),
+            LatentAttention(d_latent=40, d_query_latent=7, d_plain=2, d_rotary=2, d_value=3, bias=True, scale=0.3),
+        ),
         mlp=(
             Gated(),
-            Experts(act="relu", renormalize=False, shared=2, compute="loop"),
-            Experts(count=4, compute="loop"),
+            Experts(
+                act="relu",
+                router=Softmax(renormalize=False, scale=2.0, groups=4, active_groups=2),
+                d_shared=20,
+                compute="loop",
+            ),
+            Experts(
+                count=6,
+                router=Sigmoid(groups=3, active_groups=2, scale=1.5, renormalize=False),
+                d_shared=8,
+                shared_gate=True,
+                compute="loop",
+            ),
         ),
+    ),
+    "opt-350m": config(
+        position=Learned(offset=2), d_embed=6, embed_norm=LayerNorm(), block=PostNorm(), final_norm=NoNorm(), tied=True
+    ),
+    "scaled turns": config(
+        n_layers=6,
+        position=(
+            Rotary(scaling=Linear(factor=3.0)),
+            Rotary(scaling=YaRN(factor=4.0, original=4, truncate=False, beta_fast=3, beta_slow=0.5), theta=100),
+            Rotary(scaling=YaRN(factor=3.0, attention_factor=0.9)),
+            Rotary(scaling=Llama3(factor=4.0, low_frequency=0.5, high_frequency=3.0, original=16)),
+            Rotary(scaling=Dynamic(factor=2.0, original=5)),
+            Rotary(scaling=LongRoPE(short=(1.0, 1.5), long=(2.0, 3.0), original=6, attention_factor=1.2)),
+        ),
+        block=(BranchNorm(), PreNorm()),
+        attention=(SelfAttention(clip=0.5, qk_norm="heads"), SelfAttention(qk_norm="heads")),
+        n_kv_heads=2,
     ),
     "everything about scores": config(
         position=(Alibi(), Rotary()),

@@ -30,7 +30,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"attention": SelfAttention(score_cap=0.0)}, "score_cap is 0.0"),
     ({"mlp": Experts(count=2, active=3)}, "active is 3"),
     ({"mlp": Experts(active=0)}, "active is 0"),
-    ({"mlp": (Gated(), Experts(shared=-1))}, "shared -1"),
+    ({"mlp": (Gated(), Experts(d_shared=-1))}, "d_shared -1"),
     ({"attention": ()}, "attention names no part"),
     ({"mlp": ()}, "mlp names no part"),
     ({"dropout": 1.0}, "dropout is 1.0"),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from onward.model.config import Experts
 from onward.model.experts import ExpertsModule, fastest_way
+from onward.model.routing import Softmax
 
 SIZES = [(16, 15), (15, 7), (7, 1), (1, 3)]  # d_model, width of an expert: few are whole 16 bytes
 
@@ -25,13 +26,19 @@ def experts(d_model: int, d_ff: int, *, dtype: torch.dtype = torch.float32, **op
 
 def over_all_experts(module: ExpertsModule, x: Tensor) -> Tensor:
     """Every expert answers every token; the weights of those not chosen are zero."""
-    gates = module.router(x).softmax(-1)
+    gates = (x @ module.router.weight.mT).softmax(-1)
     kth = gates.sort(-1, descending=True).values[:, module.part.active - 1, None]
     gates = gates * (gates >= kth)
-    if module.part.renormalize:
+    if module.part.router.renormalize:
         gates = gates / gates.sum(-1, keepdim=True)
-    inner = module.act(torch.einsum("nd,xfd->xnf", x, module.gate)) * torch.einsum("nd,xfd->xnf", x, module.up)
-    y = torch.einsum("xnf,xdf,nx->nd", inner, module.down, gates)
+
+    def project(name: str, x: Tensor) -> Tensor:  # (X, N, I) -> (X, N, O)
+        bias = getattr(module, f"{name}_bias")
+        y = x @ getattr(module, name).mT
+        return y if bias is None else y + bias[:, None]
+
+    inner = module.act(project("gate", x[None])) * project("up", x[None])
+    y = torch.einsum("xnd,nx->nd", project("down", inner), gates)
     return y if module.shared is None else y + module.shared(x)
 
 
@@ -44,7 +51,9 @@ def answers(module: ExpertsModule, x: Tensor, compute: str) -> list[Tensor]:
     return [y, *torch.autograd.grad((y * torch.arange(y.size(1)).cos()).sum(), [x, *module.parameters()])]
 
 
-@pytest.mark.parametrize("options", [{}, {"renormalize": False}, {"shared": 2, "act": "gelu"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"router": Softmax(renormalize=False)}, {"d_shared": 9, "act": "gelu"}, {"bias": True}], ids=str
+)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("compute", ["loop", "grouped", "auto"])
 def test_every_way_equals_the_formula_over_all_experts(
@@ -59,7 +68,7 @@ def test_every_way_equals_the_formula_over_all_experts(
 
 @pytest.mark.parametrize("compute", ["loop", "auto"])
 def test_fp64_stays_fp64(compute: str) -> None:
-    module = experts(7, 5, dtype=torch.float64, shared=1)
+    module = experts(7, 5, dtype=torch.float64, d_shared=5)
     x = torch.randn(9, 7, dtype=torch.float64)
     for got, wanted in zip(answers(module, x, compute), answers(module, x, "all")):
         assert_close(got, wanted, 1e-12)
@@ -74,10 +83,10 @@ def test_in_bf16_the_ways_differ_by_rounding_only(size: tuple[int, int]) -> None
 
 
 def test_the_router_is_computed_in_fp32() -> None:
-    module = experts(8, 4, dtype=torch.bfloat16, renormalize=False)
+    module = experts(8, 4, dtype=torch.bfloat16, router=Softmax(renormalize=False))
     x = torch.randn(50, 8).bfloat16()
-    weight, chosen = module.route(x)
-    assert torch.equal(weight, module.router(x).float().softmax(-1).gather(1, chosen))
+    weight, chosen = module.router(x)
+    assert torch.equal(weight, (x.float() @ module.router.weight.float().mT).softmax(-1).gather(1, chosen))
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])

@@ -36,7 +36,7 @@ def fresh(block: Block | tuple[Block, ...], **changes: object) -> Decoder:
     [*((block, 3 * n) for block, n in N.items()), ((PreNorm(), AttentionOnly()), 2 + 1 + 2)],
     ids=str,
 )
-@pytest.mark.parametrize("mlp", [Plain(bias=True), Experts(count=3, shared=1)], ids=["plain", "experts"])
+@pytest.mark.parametrize("mlp", [Plain(bias=True), Experts(count=3, d_shared=5)], ids=["plain", "experts"])
 def test_matrices_have_std_002_and_the_ends_of_branches_less(
     mlp: Plain | Experts, block: Block, additions: int
 ) -> None:

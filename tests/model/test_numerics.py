@@ -55,7 +55,7 @@ def test_softmax_over_bf16_scores_is_rounded_once() -> None:
 
 def test_far_positions_turn_bf16_vectors_by_exact_angles() -> None:
     x, positions = torch.randn(1, 3, 2, 8).bfloat16(), torch.tensor([[1000, 5001, 100_003]])
-    got = rotate(x, *Rotary().rotation(8, positions))
+    got = rotate(x, *Rotary().rotation(8, positions, positions))
     angles = positions[..., None].double() * 10_000 ** (-torch.arange(0, 8, 2).double() / 8)
     a, b = x.double().chunk(2, -1)
     cos, sin = angles.cos()[:, :, None], angles.sin()[:, :, None]

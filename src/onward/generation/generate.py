@@ -81,7 +81,7 @@ def run(
     length = model.config.context_length
     requests.sort(key=lambda r: len(r.context(length)), reverse=True)
     contexts = [r.context(length) for r in requests]
-    cache, last = prefill(model, contexts, min(length, max(len(c) + r.left for c, r in zip(contexts, requests))))
+    cache, last = prefill(model, contexts, [min(length, len(c) + r.left) for c, r in zip(contexts, requests)])
     samplings = [r.sampling for r in requests]
     home = torch.device("cpu") if last.device.type == "mps" else last.device  # of the draws: MPS has no fp64
     seeds = torch.tensor([r.seed for r in requests], device=home)
@@ -105,18 +105,19 @@ def run(
         positions += active  # a row that is done stays where it is and writes over itself
 
 
-def prefill(model: Decoder, contexts: Sequence[Sequence[int]], length: int) -> tuple[Cache, Tensor]:
-    """A cache of `length` positions that holds the contexts, longest first, and the last hidden states (B, 1, D)."""
+def prefill(model: Decoder, contexts: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[Cache, Tensor]:
+    """A cache for rows of these lengths that holds the contexts, longest first, and the last states (B, 1, D)."""
     weight = model.embed.weight
     chunk = min(CHUNK, len(contexts[0]))
-    cache = Cache(model.config, len(contexts), length, chunk, device=weight.device, dtype=weight.dtype)
+    cache = Cache(model.config, len(contexts), max(lengths), chunk, device=weight.device, dtype=weight.dtype)
+    cache.horizon = torch.tensor(lengths, device=weight.device)
     lasts: list[Tensor] = [torch.empty(0)] * len(contexts)
     for start in range(0, len(contexts[0]), chunk):
         pieces = [context[start : start + chunk] for context in contexts if len(context) > start]
         width = len(pieces[0])
         tokens = torch.tensor([[*p, *[0] * (width - len(p))] for p in pieces], device=weight.device)
         positions = torch.arange(start, start + width, device=weight.device).expand(len(pieces), -1)
-        hidden = model.hidden(tokens, positions, cache.rows(0, len(pieces)).upto(min(start + width, length)))
+        hidden = model.hidden(tokens, positions, cache.rows(0, len(pieces)).upto(min(start + width, cache.length)))
         for row, piece in enumerate(pieces):
             lasts[row] = hidden[row, len(piece) - 1]
     return cache, torch.stack(lasts)[:, None]

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from onward.model.cache import View
 from onward.model.config import DecoderConfig, SelfAttention, at
+from onward.model.norms import HeadNorms
 from onward.model.positions import rotate
 
 
@@ -49,17 +50,13 @@ class Attend(nn.Module):
     Written out it is the reference; the fused kernel is taken where it computes the same thing faster.
     """
 
-    def __init__(self, config: DecoderConfig, attention: SelfAttention) -> None:
+    def __init__(self, scale: float, dropout: float, cap: float | None = None, sinks: int = 0) -> None:
         super().__init__()
-        self.scale = config.d_head**-0.5 if attention.scale is None else attention.scale
-        self.cap, self.dropout = attention.score_cap, config.dropout
-        self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if attention.sinks else None
+        self.scale, self.dropout, self.cap = scale, dropout, cap
+        self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
-        """q (B, T, H, E) and the keys and values (B, T, K, E) of the same tokens -> (B, T, H, E)."""
-        if view.store:
-            view.store.write(view.positions, k=k, v=v)
-            k, v = view.store.entries["k"].type_as(q), view.store.entries["v"].type_as(q)
+        """q (B, T, H, E) and the keys (B, S, K, E) and values (B, S, K, F) they may see -> (B, T, H, F)."""
         fused = self.cap is None and self.sinks is None and not written_out_is_faster(q, k)
         return (self.fused if fused else self.written_out)(q, k, v, view)
 
@@ -102,22 +99,28 @@ class SelfAttentionModule(nn.Module):
         self.q = nn.Linear(config.d_model, wide, bias=part.bias)
         self.k = nn.Linear(config.d_model, narrow, bias=part.bias)
         self.v = nn.Linear(config.d_model, narrow, bias=part.bias)
+        self.clip: nn.Module = nn.Hardtanh(-part.clip, part.clip) if part.clip else nn.Identity()
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
         self.q_group, self.k_group = (wide, narrow) if part.qk_norm == "width" else (self.d_head, self.d_head)
-        if part.qk_norm != "none":
-            norm = at(config.norm, layer)
+        norm = at(config.norm, layer)
+        if part.qk_norm == "heads":
+            self.q_norm = HeadNorms(norm.build(config, layer, self.d_head) for _ in range(config.n_heads))
+            self.k_norm = HeadNorms(norm.build(config, layer, self.d_head) for _ in range(config.n_kv_heads))
+        elif part.qk_norm != "none":
             self.q_norm = norm.build(config, layer, self.q_group)
             self.k_norm = norm.build(config, layer, self.k_group)
-        self.attend = Attend(config, part)
+        scale = self.d_head**-0.5 if part.scale is None else part.scale
+        self.attend = Attend(scale, config.dropout, part.score_cap, config.n_heads if part.sinks else 0)
         self.out: nn.Module = nn.Linear(wide, config.d_model, bias=part.out_bias) if part.out else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
         heads = (*x.shape[:2], -1, self.d_head)
-        q = self.q_norm(self.q(x).unflatten(-1, (-1, self.q_group))).view(heads)
-        k = self.k_norm(self.k(x).unflatten(-1, (-1, self.k_group))).view(heads)
-        v = self.v(x).view(heads)
+        q = self.q_norm(self.clip(self.q(x)).unflatten(-1, (-1, self.q_group))).view(heads)
+        k = self.k_norm(self.clip(self.k(x)).unflatten(-1, (-1, self.k_group))).view(heads)
+        v = self.clip(self.v(x)).view(heads)
         if view.rotation:
             q, k = rotate(q, *view.rotation), rotate(k, *view.rotation)
+        k, v = view.remember(k=k, v=v)
         return self.dropout(self.out(self.attend(q, k, v, view).flatten(-2)))

@@ -59,6 +59,18 @@ class SandwichBlock(PreNormBlock):
         return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
 
 
+class BranchNormBlock(SandwichBlock):
+    """Each branch is normalised on its way out only."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        del self.attn_norm, self.mlp_norm
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        x = x + self.attn_post_norm(self.attn(x, view))
+        return x + self.mlp_post_norm(self.mlp(x))
+
+
 class ParallelBlock(PreNormBlock):
     """Both branches read the same x, each through its own norm."""
 

@@ -42,6 +42,9 @@ class Cache:
     `length` positions fit; one call may add up to `chunk` tokens to each row, which is also how far a row may be
     rolled back from the furthest position it was given, pads included. Full layers have length + chunk slots, since a
     ragged call pads its shorter rows with positions beyond their last; layers with a window have window + chunk.
+
+    `horizon` (rows,) is the length that each row will reach at most, which rotary scalings may depend on. It is
+    `length` unless it is set when a row is given to a request, and must stay the same while the row is continued.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Cache:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.length, self.chunk = length, chunk
+        self.horizon = torch.full((rows,), length, device=device)
         self.end = length + chunk  # every position in a call, pads included, is below it
         self.layers: list[Store] = []
         for layer in range(config.n_layers):
@@ -71,7 +75,9 @@ class Cache:
 
     def rows(self, start: int, end: int) -> Self:
         """The same memory, rows start to end only."""
-        return self._view(lambda t: t[start:end])
+        view = self._view(lambda t: t[start:end])
+        view.horizon = self.horizon[start:end]
+        return view
 
     def upto(self, length: int) -> Self:
         """The same memory, without the slots that positions below `length`, pads included, do not need."""
@@ -81,7 +87,7 @@ class Cache:
 
     def _view(self, cut: Callable[[Tensor], Tensor]) -> Self:
         view = object.__new__(type(self))
-        view.length, view.chunk, view.end = self.length, self.chunk, self.end
+        view.length, view.chunk, view.end, view.horizon = self.length, self.chunk, self.end, self.horizon
         view.layers = [Store({name: cut(t) for name, t in layer.entries.items()}) for layer in self.layers]
         return view
 
@@ -98,6 +104,13 @@ class View:
     rotation: tuple[Tensor, Tensor] | None  # cosines and sines, each (B, T, 1, rotating / 2)
     bias: Tensor | None  # added to the scores, (B, 1 or H, T, S), -inf where not seen; None: all up to itself is seen
     store: Store | None  # the past of this layer
+
+    def remember(self, **new: Tensor) -> tuple[Tensor, ...]:
+        """Keep these vectors (B, T, ...) of the tokens in this call; returns those of all tokens kept, (B, S, ...)."""
+        if not self.store:
+            return tuple(new.values())
+        self.store.write(self.positions, **new)
+        return tuple(self.store.entries[name].type_as(vectors) for name, vectors in new.items())
 
 
 def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
@@ -123,6 +136,7 @@ def views(config: DecoderConfig, x: Tensor, positions: Tensor | None, cache: Cac
     if positions is None:
         positions = torch.arange(x.size(1), device=x.device)[None]
     exact = positions.to(torch.promote_types(x.dtype, torch.float32))
+    horizon = (cache.horizon.to(exact) if cache else exact.amax(1) + 1)[:, None, None]
     masks: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
     rotations, biases = {}, {}
     result = []
@@ -141,24 +155,22 @@ def views(config: DecoderConfig, x: Tensor, positions: Tensor | None, cache: Cac
             masks[where] = mask, key
         turn = position, attention.rotary_width(config)
         if turn not in rotations:
-            rotations[turn] = position.rotation(turn[1], exact)
+            rotations[turn] = position.rotation(turn[1], exact, horizon)
         if (position, where) not in biases:
-            biases[position, where] = score_bias(position.slopes(config), exact, *masks[where])
+            mask, key = masks[where]
+            biases[position, where] = score_bias(position.bias(config, exact, key.to(exact)), exact, key, mask)
         result.append(View(positions, rotations[turn], biases[position, where], store))
     return result
 
 
-def score_bias(slopes: Tensor | None, positions: Tensor, mask: Tensor | None, key: Tensor) -> Tensor | None:
-    """What is added to the scores (View.bias) for queries at positions (B, T) and keys at positions (B, S).
-
-    `positions` are in the precision to compute in.
+def score_bias(bias: Tensor | None, positions: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
+    """What is added to the scores (View.bias), for queries at positions (B, T) and keys at positions (B, S): `bias`,
+    -inf where the mask (B, T, S), by default the causal one, hides a key. `positions` have the precision to compute in.
     """
-    if slopes is None and mask is None:
+    if bias is None and mask is None:
         return None
     if mask is None:
         mask = visible(positions[:, :, None], key[:, None], 0)
-    bias = positions.new_zeros(mask.shape)[:, None]
-    if slopes is not None:
-        distance = positions[:, None, :, None] - key[:, None, None]
-        bias = -slopes.to(positions.dtype).to(positions.device)[:, None, None] * distance
+    if bias is None:
+        bias = positions.new_zeros(mask.shape)[:, None]
     return bias.masked_fill(~mask[:, None], -math.inf)

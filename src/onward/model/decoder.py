@@ -48,13 +48,17 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         c = self.config = config
-        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        narrow = c.d_embed != c.d_model
+        self.embed = nn.Embedding(c.vocab_size, c.d_embed)
+        self.embed_in = nn.Linear(c.d_embed, c.d_model, bias=False) if narrow else nn.Identity()
         self.embed_scale = Scale(c.embed_scale) if c.embed_scale != 1.0 else nn.Identity()
+        self.embed_norm = c.embed_norm.build(c, 0) if c.embed_norm else nn.Identity()
         self.position = at(c.position, 0).build(c, 0)
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(at(c.block, layer).build(c, layer) for layer in range(c.n_layers))
         self.norm = (c.final_norm or at(c.norm, c.n_layers - 1)).build(c, c.n_layers - 1)
-        self.head = nn.Linear(c.d_model, c.vocab_size, bias=c.head_bias)
+        self.embed_out = nn.Linear(c.d_model, c.d_embed, bias=False) if narrow else nn.Identity()
+        self.head = nn.Linear(c.d_embed, c.vocab_size, bias=c.head_bias)
         self.logit_scale = Scale(c.logit_scale) if c.logit_scale != 1.0 else nn.Identity()
         self.logit_cap = Cap(c.logit_cap) if c.logit_cap else nn.Identity()
         if c.tied:
@@ -76,7 +80,7 @@ class Decoder(nn.Module):
         """
         check(self.config, positions, tokens.size(1), cache)
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
-        x = self.embed_scale(x)
+        x = self.embed_norm(self.embed_scale(self.embed_in(x)))
         layer_views = views(self.config, x, positions, cache)
         if self.position is not None:
             x = x + self.position(layer_views[0].positions, x.dtype)
@@ -87,7 +91,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (B, T, V) from the hidden states (B, T, D)."""
-        return self.logit_cap(self.logit_scale(self.head(hidden)))
+        return self.logit_cap(self.logit_scale(self.head(self.embed_out(hidden))))
 
 
 @contextmanager

@@ -3,6 +3,9 @@
 Shapes: N tokens, D d_model, F width of an expert, X experts, A active experts per token.
 """
 
+from __future__ import annotations
+
+import math
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -10,10 +13,78 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onward.model.config import DecoderConfig, Experts
+from onward.model.config import Activation, DecoderConfig, Experts
 from onward.model.feedforward import ACTIVATIONS, GatedModule
 from onward.model.norms import working_dtype
+from onward.model.routing import Router
 from onward.timing import fastest
+
+
+class SoftmaxRouter(nn.Module):
+    """Tokens (N, D) -> the weights and the numbers of the experts they visit, both (N, A). In at least fp32."""
+
+    best = 1  # this many of a group's experts tell how good it is
+
+    def __init__(self, part: Router, width: int, experts: int, active: int, bias: bool = False) -> None:
+        super().__init__()
+        self.part, self.active = part, active
+        self.weight = nn.Parameter(torch.empty(experts, width))
+        self.bias = nn.Parameter(torch.zeros(experts)) if bias else None
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        exact = torch.promote_types(tokens.dtype, torch.float32)
+        with torch.autocast(tokens.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.to(exact)
+            shares = self.shares(F.linear(tokens.to(exact), self.weight.to(exact), bias))
+            chosen = self.allowed(self.merit(shares)).topk(self.active).indices
+            weight = shares.gather(1, chosen)
+            if self.part.renormalize:
+                weight = weight / weight.sum(-1, keepdim=True)
+            return weight * self.part.scale, chosen
+
+    def shares(self, scores: Tensor) -> Tensor:
+        """The weights that experts would have, (N, X), from their scores."""
+        return scores.softmax(-1)
+
+    def merit(self, shares: Tensor) -> Tensor:
+        """What experts are chosen by, (N, X)."""
+        return shares
+
+    def allowed(self, merit: Tensor) -> Tensor:
+        """-inf for the experts outside the best groups."""
+        if self.part.groups == self.part.active_groups:
+            return merit
+        grouped = merit.unflatten(1, (self.part.groups, -1))
+        group = grouped.topk(min(self.best, grouped.size(-1))).values.sum(-1)
+        shut = torch.ones_like(group, dtype=torch.bool).scatter(1, group.topk(self.part.active_groups).indices, False)
+        return grouped.masked_fill(shut[..., None], -math.inf).flatten(1)
+
+
+class SigmoidRouter(SoftmaxRouter):
+    """Every expert is scored by itself, and a correction helps those that are visited too rarely."""
+
+    best = 2
+
+    def __init__(self, part: Router, width: int, experts: int, active: int) -> None:
+        super().__init__(part, width, experts, active)
+        self.correction = nn.Parameter(torch.zeros(experts), requires_grad=False)
+
+    def shares(self, scores: Tensor) -> Tensor:
+        return scores.sigmoid()
+
+    def merit(self, shares: Tensor) -> Tensor:
+        return shares + self.correction
+
+
+class SharedExpert(GatedModule):
+    """A feed-forward that every token visits, weighted by a learned share of the token."""
+
+    def __init__(self, width: int, d_ff: int, act: Activation) -> None:
+        super().__init__(width, d_ff, act, False, 0.0)
+        self.share = nn.Linear(width, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.share(x).sigmoid() * super().forward(x)
 
 
 class ExpertsModule(nn.Module):
@@ -22,60 +93,78 @@ class ExpertsModule(nn.Module):
     def __init__(self, part: Experts, config: DecoderConfig) -> None:
         super().__init__()
         self.part, self.act = part, ACTIVATIONS[part.act]
-        d_ff = part.d_ff or config.d_ff
-        self.router = nn.Linear(config.d_model, part.count, bias=False)
-        self.gate = nn.Parameter(torch.empty(part.count, d_ff, config.d_model))
-        self.up = nn.Parameter(torch.empty(part.count, d_ff, config.d_model))
-        self.down = nn.Parameter(torch.empty(part.count, config.d_model, d_ff))
-        self.shared = GatedModule(config.d_model, part.shared * d_ff, part.act, False, 0.0) if part.shared else None
+        d_ff, width = part.d_ff or config.d_ff, config.d_model
+        self.router = part.router.build(width, part.count, part.active)
+        self.gate = nn.Parameter(torch.empty(part.count, d_ff, width))
+        self.up = nn.Parameter(torch.empty(part.count, d_ff, width))
+        self.down = nn.Parameter(torch.empty(part.count, width, d_ff))
+        for name, rows in {"gate": d_ff, "up": d_ff, "down": width}.items():
+            bias = nn.Parameter(torch.zeros(part.count, rows)) if part.bias else None
+            self.register_parameter(f"{name}_bias", bias)
+        self.shared: GatedModule | None = None
+        if part.d_shared:
+            self.shared = (
+                SharedExpert(width, part.d_shared, part.act)
+                if part.shared_gate
+                else GatedModule(width, part.d_shared, part.act, False, 0.0)
+            )
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)
-        weight, chosen = self.route(tokens)
+        weight, chosen = self.router(tokens)
         y = self.mix(tokens, weight, chosen)
         if self.shared is not None:
             y = y + self.shared(tokens)
         return self.dropout(y.view_as(x))
 
-    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Which experts each token (N, D) visits and with what weight, both (N, A)."""
-        scores = self.router(tokens)
-        weight, chosen = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).topk(
-            self.part.active
-        )
-        if self.part.renormalize:
-            weight = weight / weight.sum(-1, keepdim=True)
-        return weight, chosen
+    def combine(self, gate: Tensor, up: Tensor) -> Tensor:
+        """What goes into the last projection."""
+        return self.act(gate) * up
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # which expert gets how many tokens is known at run time only
     def mix(self, tokens: Tensor, weight: Tensor, chosen: Tensor) -> Tensor:
         """The weighted sum of the chosen experts' answers, (N, D)."""
         order = chosen.flatten().argsort(stable=True)  # visits, sorted by expert
         visitor = order // chosen.size(1)
         counts = torch.bincount(chosen.flatten(), minlength=self.part.count)
         dtype = working_dtype(tokens)
-        stacks = self.gate.to(dtype), self.up.to(dtype), self.down.to(dtype)
+        gate, up, down = (self.stack(name, dtype) for name in ("gate", "up", "down"))
         way: str = self.part.compute
         if way == "auto":
             way = fastest_way(tuple(self.gate.shape), tokens.device.type, dtype, 1 << len(order).bit_length())
-        answers = WAYS[way](tokens[visitor].to(dtype), counts, *stacks, self.act)
+        answers = WAYS[way](tokens[visitor].to(dtype), counts, gate, up, down, self.combine)
         answers = answers * weight.flatten()[order, None].type_as(answers)
         return torch.zeros_like(tokens, dtype=dtype).index_add(0, visitor, answers)
 
+    def stack(self, name: str, dtype: torch.dtype) -> Stack:
+        """The weights and, where there are any, the biases of one projection of all experts."""
+        bias = getattr(self, f"{name}_bias")
+        return getattr(self, name).to(dtype), None if bias is None else bias.to(dtype)
 
-Act = Callable[[Tensor], Tensor]
+
+Stack = tuple[Tensor, Tensor | None]  # weights (X, O, I), biases (X, O)
+Combine = Callable[[Tensor, Tensor], Tensor]
 
 
-def loop(visits: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tensor, act: Act) -> Tensor:
+def loop(visits: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
     """Expert by expert: visits (N, D) are sorted by expert, of which `counts` (X,) tells how many each has."""
+
+    def project(x: Tensor, stack: Stack, expert: int) -> Tensor:
+        return F.linear(x, stack[0][expert], None if stack[1] is None else stack[1][expert])
+
     groups = enumerate(visits.split(counts.tolist()))
-    return torch.cat([(act(x @ gate[e].mT) * (x @ up[e].mT)) @ down[e].mT for e, x in groups if len(x)])
+    return torch.cat([project(combine(project(x, gate, e), project(x, up, e)), down, e) for e, x in groups if len(x)])
 
 
-def grouped(visits: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tensor, act: Act) -> Tensor:
+def grouped(visits: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
     """All experts in one product each for gate, up and down."""
-    ends = counts.cumsum(0).int()
-    return product(act(product(visits, gate, ends)) * product(visits, up, ends), down, ends)
+
+    def project(x: Tensor, stack: Stack) -> Tensor:
+        y = product(x, stack[0], counts.cumsum(0).int())
+        return y if stack[1] is None else y + stack[1].repeat_interleave(counts, 0)
+
+    return project(combine(project(visits, gate), project(visits, up)), down)
 
 
 def product(x: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
@@ -103,7 +192,7 @@ def fastest_way(shape: tuple[int, int, int], device: str, dtype: torch.dtype, vi
         counts = torch.bincount(counts, minlength=experts)
 
         def run(way: str) -> None:
-            y = WAYS[way](x, counts, ins[0], ins[1], down, F.silu)
+            y = WAYS[way](x, counts, (ins[0], None), (ins[1], None), (down, None), torch.mul)
             torch.autograd.grad((y * y).sum(), (x, ins, down))
             if device == "cuda":
                 torch.cuda.synchronize()

@@ -34,3 +34,10 @@ class RMSNormModule(nn.Module):
         weight = self.weight.to(exact)
         y = F.rms_norm(x.to(exact), weight.shape, weight + self.offset if self.offset else weight, self.eps)
         return y.to(working_dtype(x))
+
+
+class HeadNorms(nn.ModuleList):
+    """A norm for each head of x (B, T, H, E)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([norm(head) for norm, head in zip(self, x.unbind(-2))], -2)

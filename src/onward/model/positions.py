@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from onward.model.scaling import Scaling
+
 
 class LearnedPosition(nn.Module):
     """A trained vector per position: positions (B, T) -> (B, T, D)."""
@@ -34,16 +36,27 @@ class SinusoidalPosition(nn.Module):
         return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2).to(dtype)
 
 
-def angles_at(positions: Tensor, theta: float, rotating: int) -> Tensor:
-    """The angle of each pair at positions (B, T): position * theta ** (-2 i / rotating), (B, T, rotating / 2)."""
+def angles_at(
+    positions: Tensor, theta: float, rotating: int, scaling: Scaling | None = None, horizon: Tensor | None = None
+) -> Tensor:
+    """The angle of each pair at positions (B, T): position * theta ** (-2 i / rotating), (B, T, rotating / 2).
+
+    A `scaling` changes the frequencies, for rows made for the lengths `horizon` (B, 1, 1).
+    """
     pairs = torch.arange(0, rotating, 2, device=positions.device, dtype=positions.dtype)
-    return positions[..., None] * theta ** (-pairs / rotating)
+    frequencies = theta ** (-pairs / rotating)
+    if scaling is not None and horizon is not None:
+        frequencies = scaling.frequencies(frequencies, theta, horizon)
+    return positions[..., None] * frequencies
 
 
-def rotation(theta: float, rotating: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+def rotation(
+    theta: float, rotating: int, positions: Tensor, scaling: Scaling | None = None, horizon: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angles at positions (B, T), each (B, T, 1, rotating / 2)."""
-    angles = angles_at(positions, theta, rotating)[:, :, None]
-    return angles.cos(), angles.sin()
+    angles = angles_at(positions, theta, rotating, scaling, horizon)[:, :, None]
+    magnitude = scaling.magnitude if scaling else 1.0
+    return angles.cos() * magnitude, angles.sin() * magnitude
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -54,9 +67,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([*turned, still] if still.size(-1) else turned, -1)
 
 
-def alibi_slopes(n_heads: int) -> Tensor:
-    """The slope of each head, (H,): 2 ** (-8 (h + 1) / H); between the powers of two as in Press et al. (2021)."""
+def alibi_slopes(n_heads: int, steepness: float = 8.0) -> Tensor:
+    """What each head subtracts per token of distance, (H,): 2 ** (-steepness (h + 1) / H), and between the powers of
+    two as in Press et al. (2021)."""
     power = 2 ** math.floor(math.log2(n_heads))
-    slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
-    slopes += [2 ** (-4 * (2 * h + 1) / power) for h in range(n_heads - power)]
+    slopes = [2 ** (-steepness * (h + 1) / power) for h in range(power)]
+    slopes += [2 ** (-steepness * (2 * h + 1) / (2 * power)) for h in range(n_heads - power)]
     return torch.tensor(slopes, dtype=torch.float64)

@@ -36,15 +36,17 @@ class Position(DecoderPart):
         """A module from positions (B, T) and a dtype to vectors (B, T, D) added to the embeddings, or None."""
         return None
 
-    def rotation(self, width: int, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+    def rotation(self, width: int, positions: Tensor, horizon: Tensor) -> tuple[Tensor, Tensor] | None:
         """Cosines and sines, each (B, T, 1, rotating / 2), or None.
 
-        `positions` (B, T) are in the precision to compute in, at least fp32.
+        `positions` (B, T) and `horizon` (B, 1, 1), the length that each row is made for, are in the precision to
+        compute in, at least fp32.
         """
         return None
 
-    def slopes(self, config: DecoderConfig) -> Tensor | None:
-        """What each head subtracts from its scores per token of distance, (H,), or None."""
+    def bias(self, config: DecoderConfig, query: Tensor, key: Tensor) -> Tensor | None:
+        """What is added to the scores of queries at positions (B, T) for keys at positions (B, S): (B, H, T, S), or
+        None. Positions are in the precision to compute in, at least fp32."""
         return None
 
     def limit(self, config: DecoderConfig) -> float:

@@ -1,0 +1,349 @@
+"""Parts: every choice there is for a slot of a DecoderConfig. Does not import torch.
+
+A part is a frozen dataclass with its own fields; `build(config, layer)` makes its module (the modules are in the
+files beside this one).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from onward.errors import UserError
+from onward.model.routing import Router, Softmax
+from onward.model.scaling import Scaling
+from onward.model.slots import Attention, Block, FeedForward, Norm, Position, at
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from onward.model.config import DecoderConfig
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+# ---------------------------------------------------------------- positions
+
+
+@dataclass(frozen=True)
+class Learned(Position, kind="learned"):
+    """A trained vector per position (GPT)."""
+
+    added: ClassVar[bool] = True
+    offset: int = 0  # position p uses row p + offset (OPT: 2)
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.positions import LearnedPosition
+
+        return LearnedPosition(config.context_length, config.d_model, self.offset)
+
+    def limit(self, config: DecoderConfig) -> float:
+        return config.context_length
+
+    def check(self, config: DecoderConfig) -> None:
+        if self.offset < 0:
+            raise UserError(f"position.learned.offset is {self.offset}: it must be at least 0")
+
+
+@dataclass(frozen=True)
+class Sinusoidal(Position, kind="sinusoidal"):
+    """Fixed sines and cosines of each position (Vaswani et al. 2017, section 3.5)."""
+
+    added: ClassVar[bool] = True
+    theta: float = 10_000.0  # the longest wavelength is 2 pi theta
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.positions import SinusoidalPosition
+
+        return SinusoidalPosition(config.d_model, self.theta)
+
+    def check(self, config: DecoderConfig) -> None:
+        if config.d_model % 2:
+            raise UserError(f"d_model is {config.d_model}: sinusoidal positions need an even width")
+
+
+@dataclass(frozen=True)
+class Rotary(Position, kind="rotary"):
+    """Queries and keys turned by an angle that grows with the position (RoFormer, Su et al. 2021), halves paired."""
+
+    theta: float = 10_000.0  # base of the angles; larger turns slower
+    fraction: float = 1.0  # share of each head that turns
+    scaling: Scaling | None = None  # of the frequencies, for contexts beyond those trained on
+
+    def rotating(self, width: int) -> int:
+        """How many of a head's `width` numbers turn."""
+        return int(width * self.fraction)
+
+    def rotation(self, width: int, positions: Tensor, horizon: Tensor) -> tuple[Tensor, Tensor]:
+        from onward.model.positions import rotation
+
+        return rotation(self.theta, self.rotating(width), positions, self.scaling, horizon)
+
+    def check(self, config: DecoderConfig) -> None:
+        if not 0 < self.fraction <= 1:
+            raise UserError(f"position.rotary.fraction is {self.fraction}: it is a share, above 0 and at most 1")
+        for head in {at(config.attention, layer).rotary_width(config) for layer in range(config.n_layers)}:
+            if (width := self.rotating(head)) % 2 or not width:
+                raise UserError(f"{width} of {head} numbers in a head rotate: choose an even number (d_head)")
+            if self.scaling:
+                self.scaling.check(width // 2)
+
+
+@dataclass(frozen=True)
+class Alibi(Position, kind="alibi"):
+    """Scores lowered in proportion to the distance, by a slope per head (Press et al. 2021)."""
+
+    steepness: float = 8.0  # the last head's slope is 2 ** -steepness
+
+    def bias(self, config: DecoderConfig, query: Tensor, key: Tensor) -> Tensor:
+        from onward.model.positions import alibi_slopes
+
+        slopes = alibi_slopes(config.n_heads, self.steepness).to(query)
+        return slopes[:, None, None] * (key[:, None, None] - query[:, None, :, None])
+
+
+@dataclass(frozen=True)
+class NoPosition(Position, kind="none"):
+    """No position at all: only the causal mask tells the order (NoPE, Kazemnejad et al. 2023)."""
+
+
+# ---------------------------------------------------------------- attention
+
+
+@dataclass(frozen=True)
+class SelfAttention(Attention, kind="self"):
+    """Softmax attention; n_kv_heads makes it multi-head, grouped or multi-query."""
+
+    window: int = 0  # how many tokens back a token sees, itself included; 0: all
+    scale: float | None = None  # of the scores; none: d_head ** -0.5
+    score_cap: float | None = None  # scores s become cap * tanh(s / cap) (Gemma 2)
+    sinks: bool = False  # a learned score per head that takes part in the softmax and adds nothing (GPT-OSS)
+    qk_norm: Literal["none", "head", "heads", "width"] = "none"  # of q and k: per head, each with own weights, or whole
+    clip: float | None = None  # queries, keys and values are kept within -clip and clip (MPT)
+    bias: bool = False  # of the q, k and v projections
+    out_bias: bool = False  # of the output projection
+    out: bool = True  # whether there is an output projection
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.attention import SelfAttentionModule
+
+        return SelfAttentionModule(self, config, layer)
+
+    def entries(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(("k", "v"), (config.n_kv_heads, config.d_head))
+
+    def check(self, config: DecoderConfig) -> None:
+        if self.window < 0:
+            raise UserError(f"attention.self.window is {self.window}: it must be positive, or 0 to see all")
+        if self.score_cap is not None and self.score_cap <= 0:
+            raise UserError(f"attention.self.score_cap is {self.score_cap}: it must be positive, or none")
+
+
+@dataclass(frozen=True)
+class LatentAttention(Attention, kind="latent"):
+    """Keys and values from one small latent per token, which is all that the cache keeps beside a shared rotary key
+    (DeepSeek-V2, DeepSeek-AI 2024, section 2.1)."""
+
+    d_latent: int = 512  # width of the latent that keys and values are made from
+    d_query_latent: int = 0  # width of the one that queries are made from; 0: queries come from x
+    d_plain: int = 128  # numbers of each query and key that do not turn
+    d_rotary: int = 64  # numbers that turn; of the key they are shared by all heads
+    d_value: int = 128  # width of each head's value
+    scale: float | None = None  # of the scores; none: (d_plain + d_rotary) ** -0.5
+    bias: bool = False  # of the projections to the latents and of the output projection
+    norm_eps: float = 1e-6  # of the norms of the latents
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.latent import LatentAttentionModule
+
+        return LatentAttentionModule(self, config)
+
+    def entries(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+        return {"latent": (self.d_latent,), "rotary": (self.d_rotary,)}
+
+    def rotary_width(self, config: DecoderConfig) -> int:
+        return self.d_rotary
+
+    def check(self, config: DecoderConfig) -> None:
+        for name in ("d_latent", "d_plain", "d_rotary", "d_value"):
+            if getattr(self, name) < 1:
+                raise UserError(f"attention.latent.{name} is {getattr(self, name)}: it must be at least 1")
+
+
+# ---------------------------------------------------------------- feed-forward
+
+
+@dataclass(frozen=True)
+class Plain(FeedForward, kind="plain"):
+    """down(act(up(x)))."""
+
+    act: Activation = "gelu"  # the non-linearity
+    bias: bool = False  # of both projections
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.feedforward import PlainModule
+
+        return PlainModule(config.d_model, config.d_ff, self.act, self.bias, config.dropout)
+
+
+@dataclass(frozen=True)
+class Gated(FeedForward, kind="gated"):
+    """down(act(gate(x)) * up(x)) (GLU variants, Shazeer 2020); SwiGLU with silu."""
+
+    act: Activation = "silu"  # the non-linearity
+    bias: bool = False  # of the three projections
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.feedforward import GatedModule
+
+        return GatedModule(config.d_model, config.d_ff, self.act, self.bias, config.dropout)
+
+
+@dataclass(frozen=True)
+class Experts(FeedForward, kind="experts"):
+    """Many gated feed-forwards of which each token visits a few (mixture of experts; Mixtral, DeepSeek-MoE)."""
+
+    count: int = 8  # how many experts there are
+    active: int = 2  # how many each token visits
+    d_ff: int = 0  # width inside one expert; 0: the config's d_ff
+    router: Router = Softmax()  # how a token finds its experts
+    d_shared: int = 0  # width of a feed-forward that every token visits besides; 0: there is none
+    shared_gate: bool = False  # what it adds is weighted by a learned share of each token (Qwen2-MoE)
+    act: Activation = "silu"  # the non-linearity
+    bias: bool = False  # of the three projections of each expert
+    compute: Literal["auto", "loop", "grouped"] = "auto"  # expert by expert, in grouped products, or as timed
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.experts import ExpertsModule
+
+        return ExpertsModule(self, config)
+
+    def check(self, config: DecoderConfig) -> None:
+        if not 1 <= self.active <= self.count:
+            raise UserError(f"mlp.experts.active is {self.active}: a token visits between 1 and count ({self.count})")
+        if self.d_shared < 0 or self.d_ff < 0:
+            raise UserError(f"mlp.experts has d_shared {self.d_shared} and d_ff {self.d_ff}: neither can be negative")
+        r = self.router
+        if not 1 <= r.active_groups <= r.groups or self.count % r.groups:
+            raise UserError(
+                f"mlp.experts.router visits {r.active_groups} of {r.groups} groups: {self.count} experts must be a "
+                "multiple of the groups, and the visited ones among them"
+            )
+        if self.active > self.count // r.groups * r.active_groups:
+            raise UserError(f"mlp.experts.active is {self.active}, more than the experts in the groups visited")
+
+
+# ---------------------------------------------------------------- norms
+
+
+@dataclass(frozen=True)
+class LayerNorm(Norm, kind="layer"):
+    """Centred, then brought to unit variance (Ba et al. 2016)."""
+
+    eps: float = 1e-5  # added to the variance
+    bias: bool = True  # whether a trained vector is added
+
+    def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
+        from onward.model.norms import LayerNormModule
+
+        return LayerNormModule(width or config.d_model, self.eps, bias=self.bias)
+
+
+@dataclass(frozen=True)
+class RMSNorm(Norm, kind="rms"):
+    """Divided by the root of the mean square, not centred (Zhang and Sennrich 2019)."""
+
+    eps: float = 1e-5  # added to the mean square
+    offset: float = 0.0  # added to the weight, which then starts at 1 - offset (Gemma: 1)
+
+    def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
+        from onward.model.norms import RMSNormModule
+
+        return RMSNormModule(width or config.d_model, self.eps, self.offset)
+
+
+@dataclass(frozen=True)
+class NoNorm(Norm, kind="none"):
+    """The vector as it is."""
+
+    def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
+        from torch import nn
+
+        return nn.Identity()
+
+
+# ---------------------------------------------------------------- blocks
+
+
+@dataclass(frozen=True)
+class PreNorm(Block, kind="pre_norm"):
+    """x + attn(norm(x)), then x + mlp(norm(x)) (GPT-2)."""
+
+    residual_scale: float = 1.0  # both additions are multiplied by this (Granite)
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.blocks import PreNormBlock, ScaledBlock
+
+        if self.residual_scale == 1.0:
+            return PreNormBlock(config, layer)
+        return ScaledBlock(config, layer, self.residual_scale)
+
+
+@dataclass(frozen=True)
+class PostNorm(Block, kind="post_norm"):
+    """norm(x + attn(x)), then norm(x + mlp(x)) (GPT)."""
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.blocks import PostNormBlock
+
+        return PostNormBlock(config, layer)
+
+
+@dataclass(frozen=True)
+class Sandwich(Block, kind="sandwich"):
+    """x + norm(attn(norm(x))), then x + norm(mlp(norm(x))) (Gemma 2)."""
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.blocks import SandwichBlock
+
+        return SandwichBlock(config, layer)
+
+
+@dataclass(frozen=True)
+class BranchNorm(Block, kind="branch_norm"):
+    """x + norm(attn(x)), then x + norm(mlp(x)) (OLMo 2)."""
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.blocks import BranchNormBlock
+
+        return BranchNormBlock(config, layer)
+
+
+@dataclass(frozen=True)
+class Parallel(Block, kind="parallel"):
+    """x + attn(norm(x)) + mlp(norm(x)), with two norms (GPT-NeoX)."""
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.blocks import ParallelBlock
+
+        return ParallelBlock(config, layer)
+
+
+@dataclass(frozen=True)
+class SharedNorm(Block, kind="shared_norm"):
+    """x + attn(y) + mlp(y) where y = norm(x) (GPT-J, Falcon 7B, PaLM)."""
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.blocks import SharedNormBlock
+
+        return SharedNormBlock(config, layer)
+
+
+@dataclass(frozen=True)
+class AttentionOnly(Block, kind="attention_only"):
+    """x + attn(norm(x)), and nothing else."""
+
+    additions: ClassVar[int] = 1
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        from onward.model.blocks import AttentionOnlyBlock
+
+        return AttentionOnlyBlock(config, layer)

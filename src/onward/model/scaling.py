@@ -1,0 +1,137 @@
+"""Rotary scalings: how the frequencies of rotary positions are stretched for contexts beyond those trained on.
+
+Does not import torch. Shapes: B rows, P pairs of numbers that turn together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onward.errors import UserError
+from onward.fields import Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Scaling(Part):
+    """A change to the frequencies, in radians per position, of rotary positions."""
+
+    def frequencies(self, plain: Tensor, theta: float, horizon: Tensor) -> Tensor:
+        """The frequencies, (P,) or (B, 1, P), in place of the `plain` ones (P,), which are theta ** (-p / P).
+
+        `horizon` (B, 1, 1) is the length that each row is made for; where it does not matter, the result is (P,).
+        """
+        raise NotImplementedError
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        return 1.0
+
+    def check(self, pairs: int) -> None:
+        """Raise a UserError where a value cannot be; `pairs` is P."""
+
+
+@dataclass(frozen=True)
+class Linear(Scaling, kind="linear"):
+    """Positions divided by the factor (position interpolation, Chen et al. 2023)."""
+
+    factor: float = 1.0  # how many times longer the context gets
+
+    def frequencies(self, plain: Tensor, theta: float, horizon: Tensor) -> Tensor:
+        return plain / self.factor
+
+
+@dataclass(frozen=True)
+class Dynamic(Scaling, kind="dynamic"):
+    """A base that grows with the row's length beyond the original one (dynamic NTK, Peng et al. 2023, section 3.3)."""
+
+    factor: float = 1.0  # how fast the base grows
+    original: int = 2048  # the length trained on
+
+    def frequencies(self, plain: Tensor, theta: float, horizon: Tensor) -> Tensor:
+        longer = horizon.clamp(min=self.original) / self.original
+        base = theta * (self.factor * longer - (self.factor - 1)) ** (plain.numel() / (plain.numel() - 1))
+        return base ** (-plain.new_tensor(range(plain.numel())) / plain.numel())
+
+    def check(self, pairs: int) -> None:
+        if pairs < 2:
+            raise UserError("position.rotary.scaling.dynamic needs at least 4 numbers per head that turn")
+
+
+@dataclass(frozen=True)
+class YaRN(Scaling, kind="yarn"):
+    """Slow pairs interpolated, fast ones left, a ramp between (YaRN, Peng et al. 2023, section 3.4)."""
+
+    factor: float = 1.0  # how many times longer the context gets
+    original: int = 2048  # the length trained on
+    beta_fast: float = 32.0  # pairs that turn this often within the original length are left as they are
+    beta_slow: float = 1.0  # pairs that turn less often than this are interpolated
+    truncate: bool = True  # the ends of the ramp are whole pairs
+    attention_factor: float | None = None  # the magnitude; none: 0.1 ln(factor) + 1
+
+    def frequencies(self, plain: Tensor, theta: float, horizon: Tensor) -> Tensor:
+        pairs = plain.numel()
+
+        def pair(turns: float) -> float:  # which one turns so many times within the original length
+            return pairs * math.log(self.original / (turns * 2 * math.pi)) / math.log(theta)
+
+        low, high = pair(self.beta_fast), pair(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * pairs - 1)
+        ramp = ((plain.new_tensor(range(pairs)) - low) / (high - low or 0.001)).clamp(0, 1)
+        return plain / self.factor * ramp + plain * (1 - ramp)
+
+    @property
+    def magnitude(self) -> float:
+        return yarn_magnitude(self.factor) if self.attention_factor is None else self.attention_factor
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """By how much longer contexts sharpen attention: 0.1 weight ln(factor) + 1 (YaRN, equation 22)."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
+
+
+@dataclass(frozen=True)
+class Llama3(Scaling, kind="llama3"):
+    """Long waves interpolated, short ones left, a blend between (Llama 3.1, Dubey et al. 2024)."""
+
+    factor: float = 8.0  # how many times longer the context gets
+    low_frequency: float = 1.0  # waves longer than original / low_frequency are interpolated
+    high_frequency: float = 4.0  # waves shorter than original / high_frequency are left as they are
+    original: int = 8192  # the length trained on
+
+    def frequencies(self, plain: Tensor, theta: float, horizon: Tensor) -> Tensor:
+        turns = plain * (self.original / (2 * math.pi))  # within the original length
+        share = ((turns - self.low_frequency) / (self.high_frequency - self.low_frequency)).clamp(0, 1)
+        return plain * (share + (1 - share) / self.factor)
+
+
+@dataclass(frozen=True)
+class LongRoPE(Scaling, kind="longrope"):
+    """A searched factor per pair, one list for rows up to the original length, one for longer (Ding et al. 2024)."""
+
+    short: tuple[float, ...] = ()  # factors of rows up to the original length
+    long: tuple[float, ...] = ()  # factors of longer rows
+    original: int = 4096  # the length trained on
+    attention_factor: float = 1.0  # the magnitude
+
+    def frequencies(self, plain: Tensor, theta: float, horizon: Tensor) -> Tensor:
+        import torch
+
+        return plain / torch.where(horizon > self.original, plain.new_tensor(self.long), plain.new_tensor(self.short))
+
+    @property
+    def magnitude(self) -> float:
+        return self.attention_factor
+
+    def check(self, pairs: int) -> None:
+        if not len(self.short) == len(self.long) == pairs:
+            raise UserError(
+                f"position.rotary.scaling.longrope has {len(self.short)} short and {len(self.long)} long factors: "
+                f"give {pairs} of each, one for each pair that turns"
+            )
