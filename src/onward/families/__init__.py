@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -167,6 +168,11 @@ def interleaved(d_head: int, rotating: int) -> Fix:
     back = sorted(range(d_head), key=order.__getitem__)
     reorder = lambda t, rows: t.unflatten(0, (-1, d_head))[:, rows].flatten(0, 1)
     return lambda t: reorder(t, order), lambda t: reorder(t, back)
+
+
+def with_defaults(hf: HF, defaults: HF) -> HF:
+    """The keys of a config.json and, where they are absent, what transformers takes."""
+    return ChainMap(hf, defaults)  # type: ignore[arg-type]  # it is only read
 
 
 def sizes(hf: HF, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:

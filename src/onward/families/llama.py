@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, only, sizes
-from onward.model.config import DecoderConfig, Gated, RMSNorm, Rotary, SelfAttention
+from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, sizes
+from onward.families._rope import rope, rotary
+from onward.model.config import DecoderConfig, Gated, RMSNorm, SelfAttention
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 BASE = "model."
@@ -37,22 +38,11 @@ SIZES = {
 }
 
 
-def rotary(hf: HF) -> Rotary:
-    """Rotary positions from the keys of transformers 5 (rope_parameters) or those before it (rope_theta)."""
-    parameters = {
-        "rope_theta": hf.get("rope_theta", 10_000.0),
-        **(hf.get("rope_scaling") or {}),
-        **(hf.get("rope_parameters") or {}),
-    }
-    only(parameters, rope_type="default", type="default")
-    return Rotary(theta=parameters["rope_theta"])
-
-
 def config(hf: HF) -> DecoderConfig:
     act: Any = hf.get("hidden_act", "silu")
     return DecoderConfig(
         **sizes(hf, SIZES),
-        position=rotary(hf),
+        position=rotary(hf, context=hf.get("max_position_embeddings", 2048)),
         attention=SelfAttention(bias=hf.get("attention_bias", False), out_bias=hf.get("attention_bias", False)),
         mlp=Gated(act=ACTIVATIONS.get(act, act), bias=hf.get("mlp_bias", False)),
         norm=RMSNorm(eps=hf.get("rms_norm_eps", 1e-6)),
@@ -61,8 +51,7 @@ def config(hf: HF) -> DecoderConfig:
 
 def to_hf(c: Any) -> dict[str, Any]:
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
-        "rope_parameters": {"rope_type": "default", "rope_theta": c.position.theta},
-        "rope_theta": c.position.theta,  # read by transformers before 5
+        **rope(c.position),
         "attention_bias": c.attention.bias,
         "mlp_bias": c.mlp.bias,
         "hidden_act": THEIRS[c.mlp.act],

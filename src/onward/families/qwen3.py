@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, llama, only
+from onward.families import HF, llama, only, with_defaults
 from onward.model.config import DecoderConfig, SelfAttention
 
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM"}
@@ -23,7 +23,7 @@ names = llama.names
 
 def config(hf: HF) -> DecoderConfig:
     only(hf, use_sliding_window=False)
-    c = llama.config({**DEFAULTS, **hf})
+    c = llama.config(with_defaults(hf, DEFAULTS))
     bias = hf.get("attention_bias", False)
     return replace(c, attention=SelfAttention(qk_norm="head", bias=bias, out_bias=bias))
 

@@ -1,0 +1,80 @@
+"""Rotary positions in a config.json, both ways: the keys of transformers 5 (rope_parameters) and those before it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from onward.errors import UserError
+from onward.families import HF
+from onward.fields import nearest
+from onward.model.config import Rotary
+from onward.model.scaling import Dynamic, Linear, Llama3, LongRoPE, Scaling, YaRN, yarn_magnitude
+
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+
+
+def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0) -> Rotary:
+    """The rotary positions of a config.json whose context has this length; `theta` and `fraction` are the family's
+    defaults."""
+    keys = {
+        "rope_theta": hf.get("rope_theta", theta),
+        "partial_rotary_factor": hf.get("partial_rotary_factor", fraction),
+        **(hf.get("rope_scaling") or {}),
+        **(hf.get("rope_parameters") or {}),
+    }
+    original = hf.get("original_max_position_embeddings") or keys.get("original_max_position_embeddings") or context
+    return Rotary(keys["rope_theta"], keys["partial_rotary_factor"], scaling(keys, original, context))
+
+
+def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | None:
+    """What rope_parameters or rope_scaling say of the frequencies."""
+    kind = keys.get("rope_type", keys.get("type", "default"))
+    factor = keys.get("factor") or context / original
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return Linear(factor)
+        case "dynamic":
+            return Dynamic(factor, context)
+        case "yarn":
+            attention_factor = keys.get("attention_factor")
+            if attention_factor is None and keys.get("mscale") and keys.get("mscale_all_dim"):
+                magnitudes = [yarn_magnitude(factor, keys[name]) for name in ("mscale", "mscale_all_dim")]
+                attention_factor = magnitudes[0] / magnitudes[1]
+            betas = keys.get("beta_fast") or 32.0, keys.get("beta_slow") or 1.0
+            return YaRN(factor, original, *betas, keys.get("truncate", True), attention_factor)
+        case "llama3":
+            return Llama3(factor, keys["low_freq_factor"], keys["high_freq_factor"], original)
+        case "longrope":
+            attention_factor = keys.get("attention_factor")
+            if attention_factor is None:
+                attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+            return LongRoPE(tuple(keys["short_factor"]), tuple(keys["long_factor"]), original, attention_factor)
+    raise UserError(f"config.json has rope_type {kind!r}: {nearest(str(kind), KINDS)}")
+
+
+def rope(position: Rotary) -> dict[str, Any]:
+    """The keys of a config.json that say the same."""
+    scaled: dict[str, Any] = {}
+    match position.scaling:
+        case Linear(factor) | Dynamic(factor):
+            scaled = {"factor": factor}
+        case YaRN(factor, original, fast, slow, truncate, attention_factor):
+            scaled = {"factor": factor, "beta_fast": fast, "beta_slow": slow, "truncate": truncate}
+            scaled |= {"attention_factor": attention_factor} if attention_factor is not None else {}
+            scaled |= {"original_max_position_embeddings": original}
+        case Llama3(factor, low, high, original):
+            scaled = {"factor": factor, "low_freq_factor": low, "high_freq_factor": high}
+            scaled |= {"original_max_position_embeddings": original}
+        case LongRoPE(short, long, original, attention_factor):
+            scaled = {"short_factor": list(short), "long_factor": list(long), "attention_factor": attention_factor}
+            scaled |= {"original_max_position_embeddings": original}
+    scaled = {"rope_type": position.scaling.kind if position.scaling else "default"} | scaled
+    turning = {"rope_theta": position.theta}
+    turning |= {"partial_rotary_factor": position.fraction} if position.fraction != 1.0 else {}
+    return {
+        "rope_parameters": scaled | turning,
+        **turning,  # read, with the next, by transformers before 5
+        **({"rope_scaling": scaled} if position.scaling else {}),
+    }

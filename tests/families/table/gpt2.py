@@ -1,0 +1,10 @@
+from transformers import GPT2Config
+
+SIZES = {"vocab_size": 31, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 16}
+CASES = {
+    "as it was": GPT2Config(**SIZES),
+    "untied, narrow, relu": GPT2Config(
+        **SIZES, n_inner=20, activation_function="relu", tie_word_embeddings=False, layer_norm_epsilon=0.01
+    ),
+    "exact gelu": GPT2Config(**SIZES, activation_function="gelu"),
+}
