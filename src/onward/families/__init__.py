@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from onward import fields
 from onward.errors import UserError
+from onward.families._keys import Keys
 from onward.fields import nearest
 from onward.model.config import DecoderConfig
 
@@ -40,6 +41,7 @@ Fix = tuple["Callable[[Tensor], Tensor]", "Callable[[Tensor], Tensor]"]
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu": "gelu",
     "relu": "relu",
     "silu": "silu",
@@ -124,14 +126,20 @@ def family(model_type: str) -> Family:
 
 
 def read(hf: HF) -> tuple[Family, DecoderConfig]:
-    """The family and the decoder that a config.json means; a UserError if one of its values cannot be."""
-    kind = family(str(hf.get("model_type")))
+    """The family and the decoder that a config.json means; a UserError if one of its values cannot be.
+
+    Keys that the family does not look up are named in a warning, unless they are known to be harmless.
+    """
+    keys = Keys(hf)
+    kind = family(str(keys.get("model_type")))
     try:
-        return kind, fields.build(DecoderConfig, fields.plain(kind.config(hf)), "config.json")
+        config = fields.build(DecoderConfig, fields.plain(kind.config(keys)), "config.json")
     except UserError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"config.json holds a value that cannot be ({error}): restore or write it again") from None
+    keys.warn()
+    return kind, config
 
 
 def only(hf: HF, **known: Any) -> None:
@@ -160,11 +168,12 @@ def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
         yield (f"{their}.{leaf}", ours, fix[0]) if fix else (f"{their}.{leaf}", ours)
 
 
-def interleaved(d_head: int, rotating: int) -> Fix:
+def interleaved(d_head: int, rotating: int, start: int = 0) -> Fix:
     """For q and k projections whose rotary positions turn number 2 i with 2 i + 1 (GPT-J, RoFormer) instead of i with
-    i + rotating / 2: reorders the rows of each head, of weights (H * d_head, D) and biases (H * d_head), so that the
-    scores are the same."""
-    order = [*range(0, rotating, 2), *range(1, rotating, 2), *range(rotating, d_head)]
+    i + rotating / 2, counted from `start`: reorders the rows of each head, of weights (H * d_head, D) and biases
+    (H * d_head), so that the scores are the same."""
+    end = start + rotating
+    order = [*range(start), *range(start, end, 2), *range(start + 1, end, 2), *range(end, d_head)]
     back = sorted(range(d_head), key=order.__getitem__)
     reorder = lambda t, rows: t.unflatten(0, (-1, d_head))[:, rows].flatten(0, 1)
     return lambda t: reorder(t, order), lambda t: reorder(t, back)

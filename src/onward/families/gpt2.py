@@ -1,19 +1,22 @@
-"""GPT-2 (Radford et al. 2019)."""
+"""GPT-2 (Radford et al. 2019): GPT with the norms before the branches, one more at the end, and twice the context."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, only, sizes
-from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention
+from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention, at
 
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel"}
 BASE = "transformer."
-IGNORED = r"attn\.(masked_)?bias$"
+IGNORED = r"\.attn\.(masked_)?bias$"
 PRESETS: dict[str, HF] = {
     "gpt2": {},
     "gpt2-medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16},
+    "gpt2-large": {"n_embd": 1280, "n_layer": 36, "n_head": 20},
+    "gpt2-xl": {"n_embd": 1600, "n_layer": 48, "n_head": 25},
 }
-ANCESTORS: dict[str, str] = {}
+ANCESTORS = {"gpt2": "gpt", "gpt2-": "gpt2"}
 SIZES = {
     "vocab_size": ("vocab_size", 50_257),
     "d_model": ("n_embd", 768),
@@ -27,15 +30,20 @@ SIZES = {
 
 
 def config(hf: HF) -> DecoderConfig:
-    only(hf, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    only(hf, add_cross_attention=False)
     act: Any = hf.get("activation_function", "gelu_new")
-    return DecoderConfig(
+    part = SelfAttention(scale=None if hf.get("scale_attn_weights", True) else 1.0, bias=True, out_bias=True)
+    c = DecoderConfig(
         **sizes(hf, SIZES),
         position=Learned(),
-        attention=SelfAttention(bias=True, out_bias=True),
+        attention=part,
         mlp=Plain(act=ACTIVATIONS.get(act, act), bias=True),
         norm=LayerNorm(eps=hf.get("layer_norm_epsilon", 1e-5)),
     )
+    if hf.get("scale_attn_by_inverse_layer_idx", False):
+        scale = part.scale or c.d_head**-0.5
+        c = replace(c, attention=tuple(replace(part, scale=scale / (i + 1)) for i in range(c.n_layers)))
+    return c
 
 
 def to_hf(c: Any) -> dict[str, Any]:
@@ -44,15 +52,17 @@ def to_hf(c: Any) -> dict[str, Any]:
         "attn_pdrop": c.dropout,
         "layer_norm_epsilon": c.norm.eps,
         "activation_function": THEIRS[c.mlp.act],
+        "scale_attn_weights": at(c.attention, 0).scale != 1.0,
+        "scale_attn_by_inverse_layer_idx": isinstance(c.attention, tuple),
     }
 
 
-def names(c: DecoderConfig) -> Iterator[Row]:
+def names(c: DecoderConfig, tokens: str = "wte", positions: str = "wpe") -> Iterator[Row]:
     def turn(t):  # type: ignore[no-untyped-def]  # GPT-2 stores its matrices transposed
         return t.mT if t.ndim == 2 else t
 
-    yield "transformer.wte.weight", "embed.weight"
-    yield "transformer.wpe.weight", "position.weight"
+    yield f"transformer.{tokens}.weight", "embed.weight"
+    yield f"transformer.{positions}.weight", "position.weight"
     yield "lm_head.weight", "head.weight"
     yield from linear("transformer.ln_f", "norm")
     for i in range(c.n_layers):

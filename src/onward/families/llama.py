@@ -3,27 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.errors import UserError
 from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, sizes
 from onward.families._rope import rope, rotary
-from onward.model.config import DecoderConfig, Gated, RMSNorm, SelfAttention
+from onward.model.config import DecoderConfig, Gated, RMSNorm, SelfAttention, at
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 BASE = "model."
-IGNORED = r"rotary_emb\.inv_freq$"
-PRESETS: dict[str, HF] = {
-    "llama-7b": {},
-    "llama-2-7b": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    "llama-2-70b": {
-        "hidden_size": 8192,
-        "intermediate_size": 28_672,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-    },
-}
-ANCESTORS = {"llama": "gpt2", "llama-2": "llama-7b"}
+IGNORED = ""
 SIZES = {
     "vocab_size": ("vocab_size", 32_000),
     "d_model": ("hidden_size", 4096),
@@ -38,25 +25,85 @@ SIZES = {
 }
 
 
+def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int) -> dict[str, Any]:
+    """Sizes under their names, for presets."""
+    given = {"d_model": d_model, "d_ff": d_ff, "n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
+    return {SIZES[our][0]: size for our, size in given.items()}
+
+
+def stretched(factor: float) -> dict[str, Any]:
+    """The context of Llama 3.1 and later."""
+    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return {"max_position_embeddings": 131_072, "rope_scaling": scaling | {"original_max_position_embeddings": 8192}}
+
+
+FINER = {"rms_norm_eps": 1e-5}
+LLAMA_2 = FINER | {"max_position_embeddings": 4096}
+LLAMA_3 = FINER | {"vocab_size": 128_256, "max_position_embeddings": 8192, "rope_theta": 500_000.0}
+SMOL = FINER | {"vocab_size": 49_152, "max_position_embeddings": 8192, "tie_word_embeddings": True}
+B8, B70 = shape(4096, 14_336, 32, 32, 8), shape(8192, 28_672, 80, 64, 8)
+PRESETS: dict[str, HF] = {
+    "llama-7b": {},
+    "llama-13b": shape(5120, 13_824, 40, 40, 40),
+    "llama-30b": shape(6656, 17_920, 60, 52, 52),
+    "llama-65b": FINER | shape(8192, 22_016, 80, 64, 64),
+    "llama-2-7b": LLAMA_2,
+    "llama-2-13b": LLAMA_2 | shape(5120, 13_824, 40, 40, 40),
+    "llama-2-70b": LLAMA_2 | B70,
+    "codellama-7b": FINER | {"vocab_size": 32_016, "max_position_embeddings": 16_384, "rope_theta": 1e6},
+    "tinyllama-1.1b": FINER | shape(2048, 5632, 22, 32, 4),
+    "llama-3-8b": LLAMA_3 | B8,
+    "llama-3-70b": LLAMA_3 | B70,
+    "llama-3.1-8b": LLAMA_3 | stretched(8.0) | B8,
+    "llama-3.1-70b": LLAMA_3 | stretched(8.0) | B70,
+    "llama-3.1-405b": LLAMA_3 | stretched(8.0) | shape(16_384, 53_248, 126, 128, 8),
+    "llama-3.2-1b": LLAMA_3 | stretched(32.0) | shape(2048, 8192, 16, 32, 8) | {"tie_word_embeddings": True},
+    "llama-3.2-3b": LLAMA_3 | stretched(32.0) | shape(3072, 8192, 28, 24, 8) | {"tie_word_embeddings": True},
+    "llama-3.3-70b": LLAMA_3 | stretched(8.0) | B70,
+    "smollm2-135m": SMOL | shape(576, 1536, 30, 9, 3) | {"rope_theta": 100_000.0},
+    "smollm2-360m": SMOL | shape(960, 2560, 32, 15, 5) | {"rope_theta": 100_000.0},
+    "smollm2-1.7b": SMOL | shape(2048, 8192, 24, 32, 32) | {"rope_theta": 130_000.0},
+}
+ANCESTORS = {
+    "llama": "palm-8b",
+    "llama-2": "llama-7b",
+    "codellama": "llama-2-7b",
+    "tinyllama": "llama-2-7b",
+    "llama-3-": "llama-2-7b",
+    "llama-3.1": "llama-3-8b",
+    "llama-3.2": "llama-3.1-8b",
+    "llama-3.3": "llama-3.1-70b",
+    "smollm2": "llama-2-7b",
+}
+
+
 def config(hf: HF) -> DecoderConfig:
     act: Any = hf.get("hidden_act", "silu")
+    position = rotary(hf, context=hf.get("max_position_embeddings", 2048))
+    if position.fraction != 1.0:
+        raise UserError(f"config.json has partial_rotary_factor {position.fraction}: heads of this family turn whole")
     return DecoderConfig(
         **sizes(hf, SIZES),
-        position=rotary(hf, context=hf.get("max_position_embeddings", 2048)),
+        position=position,
         attention=SelfAttention(bias=hf.get("attention_bias", False), out_bias=hf.get("attention_bias", False)),
         mlp=Gated(act=ACTIVATIONS.get(act, act), bias=hf.get("mlp_bias", False)),
         norm=RMSNorm(eps=hf.get("rms_norm_eps", 1e-6)),
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def keys(c: Any) -> dict[str, Any]:
+    """What Llama's descendants say in the same words; of parts that differ over the layers, the first."""
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
-        **rope(c.position),
-        "attention_bias": c.attention.bias,
-        "mlp_bias": c.mlp.bias,
-        "hidden_act": THEIRS[c.mlp.act],
-        "rms_norm_eps": c.norm.eps,
+        **rope(at(c.position, 0)),
+        "hidden_act": THEIRS[at(c.mlp, 0).act],
+        "rms_norm_eps": at(c.norm, 0).eps,
     }
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    if c.d_model % c.n_heads:
+        raise UserError("in transformers, the width of a Llama is a multiple of its heads, whatever their width")
+    return keys(c) | {"attention_bias": at(c.attention, 0).bias, "mlp_bias": at(c.mlp, 0).bias}
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:

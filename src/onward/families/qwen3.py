@@ -1,32 +1,35 @@
-"""Qwen 3: Llama with queries and keys normalised per head (Yang et al. 2025)."""
+"""Qwen 3: Qwen 2 with queries and keys normalised per head instead of biases (Yang et al. 2025)."""
 
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, llama, only, with_defaults
-from onward.model.config import DecoderConfig, SelfAttention
+from onward.families import HF, llama, qwen2, with_defaults
+from onward.families.llama import shape
+from onward.model.config import DecoderConfig, Gated, at
 
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM"}
 BASE = "model."
-IGNORED = r""
-PRESETS: dict[str, HF] = {}
-ANCESTORS: dict[str, str] = {}
-DEFAULTS = {
-    "vocab_size": 151_936,
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "intermediate_size": 22_016,
-    "max_position_embeddings": 32_768,
+IGNORED = ""
+LONG = {"max_position_embeddings": 40_960, "rope_theta": 1e6}
+SMALL = LONG | {"tie_word_embeddings": True}
+PRESETS: dict[str, HF] = {
+    "qwen3-0.6b": SMALL | shape(1024, 3072, 28, 16, 8),
+    "qwen3-1.7b": SMALL | shape(2048, 6144, 28, 16, 8),
+    "qwen3-4b": SMALL | shape(2560, 9728, 36, 32, 8),
+    "qwen3-8b": LONG | shape(4096, 12_288, 36, 32, 8),
+    "qwen3-14b": LONG | shape(5120, 17_408, 40, 40, 8),
+    "qwen3-32b": LONG | shape(5120, 25_600, 64, 64, 8),
 }
+ANCESTORS = {"qwen3": "qwen2.5-7b"}
+DEFAULTS = qwen2.DEFAULTS | {"head_dim": 128}
 names = llama.names
 
 
 def config(hf: HF) -> DecoderConfig:
-    only(hf, use_sliding_window=False)
-    c = llama.config(with_defaults(hf, DEFAULTS))
-    bias = hf.get("attention_bias", False)
-    return replace(c, attention=SelfAttention(qk_norm="head", bias=bias, out_bias=bias))
+    c: Any = llama.config(with_defaults(hf, DEFAULTS))
+    part = replace(c.attention, qk_norm="head")
+    return replace(c, attention=qwen2.windowed(hf, part, c.n_layers), mlp=Gated(act=c.mlp.act))
 
 
 def to_hf(c: Any) -> dict[str, Any]:
-    return llama.to_hf(c)
+    return qwen2.to_hf(c) | {"attention_bias": at(c.attention, 0).bias}

@@ -1,0 +1,38 @@
+"""Layers that differ: what a config.json says per layer, both ways, as parts that repeat over the layers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from onward.errors import UserError
+from onward.families import HF
+from onward.fields import Part
+from onward.model.config import at
+
+LOCAL, FULL = "sliding_attention", "full_attention"
+P = TypeVar("P", bound=Part)
+
+
+def repeating(parts: Sequence[P]) -> P | tuple[P, ...]:
+    """The parts of all layers, in short: the first few that repeat, or the one that all have."""
+    periods = (p for p in range(1, len(parts) + 1) if all(a == b for a, b in zip(parts, parts[p:])))
+    period = next(periods, 0)
+    return parts[0] if period == 1 else tuple(parts[:period])
+
+
+def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
+    """Which layers see a window only: those that `layer_types` says or, without it, the default."""
+    types = hf.get("layer_types") or [LOCAL if local else FULL for local in default]
+    if len(types) != len(default) or not {*types} <= {LOCAL, FULL}:
+        raise UserError(f"config.json has layer_types {types}: Onward reads {LOCAL} and {FULL}, one for each layer")
+    return [kind == LOCAL for kind in types]
+
+
+def windows(hf: HF, layers: int, window: int | None, local: Callable[[int], bool]) -> list[int]:
+    """The window of each of so many layers, 0 where it sees all: `local` tells which have one by default."""
+    return [window or 0 if found else 0 for found in windowed_layers(hf, [local(layer) for layer in range(layers)])]
+
+
+def layer_types(c: Any) -> dict[str, Any]:
+    """The keys of a config.json that say which layers of a decoder see a window only, and how long all these are."""
+    windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
+    return {"layer_types": [LOCAL if w else FULL for w in windows], "sliding_window": max(windows) or None}

@@ -1,0 +1,66 @@
+"""Command-R: PaLM's block and tied embeddings at Llama's proportions, and scaled logits (Cohere 2024)."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from onward.families import HF, Row, interleaved, llama, with_defaults
+from onward.families.llama import shape
+from onward.model.config import DecoderConfig, Gated, LayerNorm, SharedNorm
+
+ARCHITECTURES = {"cohere": "CohereForCausalLM"}
+BASE = "model."
+IGNORED = ""
+PRESETS: dict[str, HF] = {
+    "command-r-35b": {"rope_theta": 8_000_000.0},
+    "command-r-plus-104b": shape(12_288, 33_792, 64, 96, 8)
+    | {
+        "rope_theta": 75_000_000.0,
+        "logit_scale": 0.8333333333333334,
+        "use_qk_norm": True,
+    },
+}
+ANCESTORS = {"command-r": "palm-8b", "command-r-plus": "command-r-35b"}
+DEFAULTS = {
+    "vocab_size": 256_000,
+    "hidden_size": 8192,
+    "intermediate_size": 22_528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "rope_theta": 500_000.0,
+}
+
+
+def config(hf: HF) -> DecoderConfig:
+    c: Any = llama.config(with_defaults(hf, DEFAULTS))
+    return replace(
+        c,
+        attention=replace(c.attention, qk_norm="heads" if hf.get("use_qk_norm") else "none"),
+        mlp=Gated(act=c.mlp.act),
+        norm=LayerNorm(eps=hf.get("layer_norm_eps", 1e-5), bias=False),
+        block=SharedNorm(),
+        logit_scale=hf.get("logit_scale", 0.0625),
+    )
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    return llama.keys(c) | {
+        "attention_bias": c.attention.bias,
+        "layer_norm_eps": c.norm.eps,
+        "logit_scale": c.logit_scale,
+        "use_qk_norm": c.attention.qk_norm == "heads",
+    }
+
+
+def names(c: Any) -> Iterator[Row]:
+    into, back = interleaved(c.d_head, c.position.rotating(c.d_head))
+    for their, our, *_ in llama.names(c):
+        turning = str(our).rpartition(".")[0].endswith(("attn.q", "attn.k"))
+        yield (their, our, (into, back)) if turning else (their, our)
+    norms = lambda t: into(t.flatten()), lambda t: back(t).unflatten(0, (-1, c.d_head))  # theirs are one (H, E)
+    for i in range(c.n_layers):
+        for name, heads in ("q_norm", c.n_heads), ("k_norm", c.n_kv_heads):
+            ours = [f"blocks.{i}.attn.{name}.{head}.weight" for head in range(heads)]
+            yield f"model.layers.{i}.self_attn.{name}.weight", ours, norms

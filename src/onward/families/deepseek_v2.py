@@ -1,0 +1,166 @@
+"""DeepSeek-V2: Mixtral with latent attention, many small experts and some that all tokens visit (DeepSeek-AI 2024)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from onward.errors import UserError
+from onward.families import ACTIVATIONS, HF, THEIRS, Row, interleaved, linear, llama, only, sizes, with_defaults
+from onward.families._experts import LLAMA, experts
+from onward.families._layers import repeating
+from onward.families._rope import rope, rotary
+from onward.fields import nearest
+from onward.model.config import DecoderConfig, Experts, Gated, LatentAttention, RMSNorm, at
+from onward.model.routing import Router, Softmax
+from onward.model.scaling import yarn_magnitude
+
+ARCHITECTURES = {"deepseek_v2": "DeepseekV2ForCausalLM"}
+BASE = "model."
+IGNORED = r""
+YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+RELEASED = {
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 163_840,
+    "rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+}
+PRESETS: dict[str, HF] = {
+    "deepseek-v2-lite": {
+        **RELEASED,
+        "hidden_size": 2048,
+        "intermediate_size": 10_944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "q_lora_rank": None,
+    },
+    "deepseek-v2": {
+        **RELEASED,
+        "hidden_size": 5120,
+        "intermediate_size": 12_288,
+        "moe_intermediate_size": 1536,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 128,
+        "n_routed_experts": 160,
+        "topk_method": "group_limited_greedy",
+        "n_group": 8,
+        "topk_group": 3,
+        "routed_scaling_factor": 16.0,
+    },
+}
+ANCESTORS = {"deepseek-v2": "mixtral-8x7b", "deepseek-v2-lite": "deepseek-v2"}
+DEFAULTS = {"vocab_size": 102_400, "n_shared_experts": 2, "first_k_dense_replace": 0, "routed_scaling_factor": 1.0}
+SIZES = {our: row for our, row in llama.SIZES.items() if our not in ("n_kv_heads", "d_head")}
+ATTENTION = {
+    "d_latent": ("kv_lora_rank", 512),
+    "d_query_latent": ("q_lora_rank", 1536),
+    "d_plain": ("qk_nope_head_dim", 128),
+    "d_rotary": ("qk_rope_head_dim", 64),
+    "d_value": ("v_head_dim", 128),
+    "bias": ("attention_bias", False),
+}
+EXPERTS = {"count": "n_routed_experts", "active": "num_experts_per_tok", "d_ff": "moe_intermediate_size"}
+METHODS = "greedy", "group_limited_greedy"
+
+
+def config(hf: HF) -> DecoderConfig:
+    hf = with_defaults(hf, DEFAULTS | {"n_routed_experts": 64, "moe_intermediate_size": 1407})
+    only(hf, scoring_func="softmax", norm_topk_prob=False, mlp_bias=False)
+    method = hf.get("topk_method", METHODS[0])
+    if method not in METHODS:
+        raise UserError(f"config.json has topk_method {method!r}: {nearest(str(method), METHODS)}")
+    groups = hf.get("n_group"), hf.get("topk_group")
+    return decoder(hf, Softmax(False, hf["routed_scaling_factor"], *(groups if method == METHODS[1] else (1, 1))))
+
+
+def decoder(hf: HF, router: Router) -> DecoderConfig:
+    """What a config.json of V2 or V3, complete with the family's defaults, means."""
+    only(hf, moe_layer_freq=1)
+    for key in "head_dim", "num_key_value_heads":  # latent attention has neither: they say nothing here
+        hf.get(key)
+    act: Any = hf.get("hidden_act", "silu")
+    act = ACTIVATIONS.get(act, act)
+    size = sizes(hf, SIZES)
+    layers, dense = size["n_layers"], min(hf["first_k_dense_replace"], size["n_layers"])
+    routed: dict[str, Any] = {our: hf.get(their) for our, their in EXPERTS.items()}
+    if dense < layers and routed["active"] is None:
+        raise UserError("config.json has no num_experts_per_tok, the number of experts that a token visits: add it")
+    many = Experts(**routed, d_shared=hf["n_shared_experts"] * routed["d_ff"], act=act, router=router)
+    position: Any = rotary(hf, context=size["context_length"])
+    attention = sizes(hf, ATTENTION)
+    sharpened = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}.get("mscale_all_dim")
+    if position.scaling and sharpened:
+        magnitude = yarn_magnitude(position.scaling.factor, sharpened)
+        attention["scale"] = (attention["d_plain"] + attention["d_rotary"]) ** -0.5 * magnitude**2
+    return DecoderConfig(
+        **size,
+        d_head=size["d_model"] // size["n_heads"],
+        position=position,
+        attention=LatentAttention(**attention),
+        mlp=repeating([Gated(act=act)] * dense + [many] * (layers - dense)),
+        norm=RMSNorm(eps=hf.get("rms_norm_eps", 1e-6)),
+    )
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    last = at(c.mlp, c.n_layers - 1)
+    many: Any = last if isinstance(last, Experts) else Experts(d_ff=1, router=Softmax(renormalize=False))
+    width, grouped = many.d_ff or c.d_ff, many.router.groups > 1
+    return (
+        {their: getattr(c, our) for our, (their, _) in SIZES.items()}
+        | {their: getattr(c.attention, our) for our, (their, _) in ATTENTION.items()}
+        | {their: getattr(many, our) for our, their in EXPERTS.items()}
+        | {
+            **turns(c),
+            "num_key_value_heads": c.n_heads,
+            "q_lora_rank": c.attention.d_query_latent or None,
+            "moe_intermediate_size": width,
+            "n_shared_experts": many.d_shared // width,
+            "first_k_dense_replace": sum(at(c.mlp, layer) != many for layer in range(c.n_layers)),
+            "topk_method": METHODS[grouped],
+            "n_group": many.router.groups,
+            "topk_group": many.router.active_groups,
+            "norm_topk_prob": many.router.renormalize,
+            "routed_scaling_factor": many.router.scale,
+            "hidden_act": THEIRS[last.act],
+            "rms_norm_eps": c.norm.eps,
+        }
+    )
+
+
+def turns(c: Any) -> dict[str, Any]:
+    """The keys of the rotary positions, with the weights that sharpen scores where contexts are stretched."""
+    keys = rope(c.position)
+    if c.attention.scale is not None and (unit := yarn_magnitude(c.position.scaling.factor) - 1):
+        magnitude = (abs(c.attention.scale) * (c.attention.d_plain + c.attention.d_rotary) ** 0.5) ** 0.5
+        weights = {"mscale_all_dim": round((magnitude - 1) / unit, 9)}
+        if getattr(c.position.scaling, "attention_factor", None) is not None:
+            weights["mscale"] = round((magnitude * c.position.scaling.magnitude - 1) / unit, 9)
+        for name in "rope_parameters", "rope_scaling":
+            keys[name] = keys[name] | weights
+    return keys
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    rows = {str(row[1]): row for row in (*llama.names(c), *own_names(c))}
+    yield from rows.values()
+
+
+def own_names(c: Any) -> Iterator[Row]:
+    """The rows that are not, or not as, in Llama."""
+    part = c.attention
+    queries = interleaved(part.d_plain + part.d_rotary, part.d_rotary, part.d_plain)
+    keys = interleaved(part.d_latent + part.d_rotary, part.d_rotary, part.d_latent)
+    for i in range(c.n_layers):
+        their, our = f"model.layers.{i}.self_attn", f"blocks.{i}.attn"
+        yield from linear(f"{their}.{'q_b_proj' if part.d_query_latent else 'q_proj'}", f"{our}.q", queries)
+        yield from linear(f"{their}.q_a_proj", f"{our}.q_down")
+        yield from linear(f"{their}.q_a_layernorm", f"{our}.q_norm")
+        yield from linear(f"{their}.kv_a_proj_with_mqa", f"{our}.kv_down", keys)
+        yield from linear(f"{their}.kv_a_layernorm", f"{our}.kv_norm")
+        yield from linear(f"{their}.kv_b_proj", f"{our}.kv")
+        their, our = f"model.layers.{i}.mlp", f"blocks.{i}.mlp"
+        yield from linear(f"{their}.gate", f"{our}.router")
+        yield f"{their}.gate.e_score_correction_bias", f"{our}.router.correction"
+        yield from experts(f"{their}.experts", our, getattr(at(c.mlp, i), "count", 0))
+        for name, projection in zip(("gate", "up", "down"), LLAMA):
+            yield from linear(f"{their}.shared_experts.{projection}", f"{our}.shared.{name}")

@@ -1,0 +1,61 @@
+"""DeepSeek-V3 and R1: V2 with experts scored one by one and balanced by a correction (DeepSeek-AI 2024)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onward.families import HF, Row, deepseek_v2, only, with_defaults
+from onward.families.deepseek_v2 import YARN
+from onward.model.config import DecoderConfig, LatentAttention
+from onward.model.routing import Sigmoid
+
+ARCHITECTURES = {"deepseek_v3": "DeepseekV3ForCausalLM"}
+BASE = "model."
+IGNORED = r"^model\.layers\.61\."  # predicts the token after the next
+RELEASED = {
+    "max_position_embeddings": 163_840,
+    "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+}
+PRESETS: dict[str, HF] = {"deepseek-v3": RELEASED, "deepseek-r1": RELEASED}
+ANCESTORS = {"deepseek-v3": "deepseek-v2", "deepseek-r1": "deepseek-v3"}
+DEFAULTS = {
+    "vocab_size": 129_280,
+    "hidden_size": 7168,
+    "intermediate_size": 18_432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "max_position_embeddings": 4096,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 3,
+}
+
+
+@dataclass(frozen=True)
+class InHalves(LatentAttention, kind="latent_in_halves"):
+    """LatentAttention whose published weights turn number i with i + d_rotary / 2, as ours do, and not 2 i with
+    2 i + 1."""
+
+
+def config(hf: HF) -> DecoderConfig:
+    hf = with_defaults(hf, DEFAULTS)
+    only(hf, scoring_func="sigmoid", topk_method="noaux_tc")
+    router = (hf[key] for key in ("norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"))
+    c = deepseek_v2.decoder(hf, Sigmoid(*router))
+    return c if hf.get("rope_interleave", True) else replace(c, attention=InHalves(**vars(c.attention)))
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    interleaved = not isinstance(c.attention, InHalves)
+    return deepseek_v2.to_hf(c) | {"topk_method": "noaux_tc", "rope_interleave": interleaved}
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    for row in deepseek_v2.names(c):
+        yield row[:2] if isinstance(c.attention, InHalves) else row

@@ -1,0 +1,54 @@
+"""Gemma 3: Gemma 2 with normed queries and keys for caps, and five local layers to a global one (Gemma Team 2025)."""
+
+from dataclasses import replace
+from typing import Any
+
+from onward.families import HF, gemma2, only, with_defaults
+from onward.families._layers import FULL, LOCAL, layer_types, repeating
+from onward.families._rope import rope, rotary
+from onward.families.llama import shape
+from onward.model.config import DecoderConfig, Rotary, at
+
+ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM"}
+BASE = "model."
+IGNORED = ""
+SMALL = {"vocab_size": 262_144, "max_position_embeddings": 32_768, "sliding_window": 512}
+LARGE = {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+PRESETS: dict[str, HF] = {
+    "gemma-3-270m": SMALL | shape(640, 2048, 18, 4, 1),
+    "gemma-3-1b": SMALL | shape(1152, 6912, 26, 4, 1),
+    "gemma-3-4b": LARGE | shape(2560, 10_240, 34, 8, 4),
+    "gemma-3-12b": LARGE | shape(3840, 15_360, 48, 16, 8),
+    "gemma-3-27b": LARGE | shape(5376, 21_504, 62, 32, 16) | {"head_dim": 128, "query_pre_attn_scalar": 168},
+}
+ANCESTORS = {"gemma-3": "gemma-2-2b", "gemma-3-12b": "gemma-2-9b", "gemma-3-27b": "gemma-2-27b"}
+DEFAULTS = gemma2.DEFAULTS | {
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
+names = gemma2.names
+
+
+def config(hf: HF) -> DecoderConfig:
+    only(hf, attn_logit_softcapping=None)
+    c = gemma2.layered(with_defaults(hf, DEFAULTS), hf.get("sliding_window_pattern", 6), qk_norm="head")
+    given = hf.get("rope_parameters") or {}
+    old: dict[str, dict[str, Any]] = {
+        LOCAL: {"rope_theta": hf.get("rope_local_base_freq", 10_000.0)},
+        FULL: {"rope_theta": hf.get("rope_theta", 1_000_000.0), "rope_scaling": hf.get("rope_scaling")},
+    }
+    of = {kind: rotary({**old[kind], "rope_parameters": given.get(kind)}, context=c.context_length) for kind in old}
+    return replace(c, position=repeating([of[kind] for kind in layer_types(c)["layer_types"]]))
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    hf = gemma2.to_hf(c)
+    of = {LOCAL: Rotary(), FULL: Rotary(theta=1_000_000.0)}
+    of |= {kind: at(c.position, layer) for layer, kind in enumerate(hf["layer_types"])}
+    return hf | {
+        **rope(of[FULL]),
+        "rope_local_base_freq": of[LOCAL].theta,
+        "rope_parameters": {kind: rope(position)["rope_parameters"] for kind, position in of.items()},
+    }

@@ -1,0 +1,85 @@
+"""GPT-Neo (Black et al. 2021): GPT-3 in the open, with scores that are not scaled and q, k and v without biases."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from onward.errors import UserError
+from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, sizes
+from onward.families._layers import repeating
+from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention, at
+
+ARCHITECTURES = {"gpt_neo": "GPTNeoForCausalLM"}
+BASE = "transformer."
+IGNORED = r"\.attention\.(masked_)?bias$"
+
+
+def alternating(layers: int) -> dict[str, Any]:
+    return {"num_layers": layers, "attention_types": [[["global", "local"], layers // 2]]}
+
+
+PRESETS: dict[str, HF] = {
+    "gpt-neo-125m": alternating(12) | {"hidden_size": 768, "num_heads": 12},
+    "gpt-neo-1.3b": {},
+    "gpt-neo-2.7b": alternating(32) | {"hidden_size": 2560, "num_heads": 20},
+}
+ANCESTORS = {"gpt-neo-125m": "gpt3-125m", "gpt-neo-1.3b": "gpt3-1.3b", "gpt-neo-2.7b": "gpt3-2.7b"}
+SIZES = {
+    "vocab_size": ("vocab_size", 50_257),
+    "d_model": ("hidden_size", 2048),
+    "n_layers": ("num_layers", 24),
+    "n_heads": ("num_heads", 16),
+    "d_ff": ("intermediate_size", None),
+    "context_length": ("max_position_embeddings", 2048),
+    "tied": ("tie_word_embeddings", True),
+    "dropout": ("resid_dropout", 0.0),
+}
+LAYER = {
+    "ln_1": "attn_norm",
+    "ln_2": "mlp_norm",
+    "attn.attention.q_proj": "attn.q",
+    "attn.attention.k_proj": "attn.k",
+    "attn.attention.v_proj": "attn.v",
+    "attn.attention.out_proj": "attn.out",
+    "mlp.c_fc": "mlp.up",
+    "mlp.c_proj": "mlp.down",
+}
+
+
+def config(hf: HF) -> DecoderConfig:
+    act: Any = hf.get("activation_function", "gelu_new")
+    windows = {"global": 0, "local": hf.get("window_size", 256)}
+    types = hf.get("attention_types") or [[["global", "local"], 12]]
+    kinds = hf.get("attention_layers") or [kind for pattern, times in types for kind in pattern * times]
+    if len(kinds) != hf.get("num_layers", 24) or not {*kinds} <= {*windows}:
+        raise UserError(f"config.json has the attention_layers {kinds}: each layer must be one of {[*windows]}")
+    return DecoderConfig(
+        **sizes(hf, SIZES),
+        position=Learned(),
+        attention=repeating([SelfAttention(window=windows[kind], scale=1.0, out_bias=True) for kind in kinds]),
+        mlp=Plain(act=ACTIVATIONS.get(act, act), bias=True),
+        norm=LayerNorm(eps=hf.get("layer_norm_epsilon", 1e-5)),
+    )
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
+    kinds = ["local" if window else "global" for window in windows]
+    return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
+        "attention_types": [[kinds, 1]],
+        "attention_layers": kinds,
+        "window_size": max(windows),
+        "embed_dropout": c.dropout,
+        "attention_dropout": c.dropout,
+        "activation_function": THEIRS[c.mlp.act],
+        "layer_norm_epsilon": c.norm.eps,
+    }
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    yield "transformer.wte.weight", "embed.weight"
+    yield "transformer.wpe.weight", "position.weight"
+    yield "lm_head.weight", "head.weight"
+    yield from linear("transformer.ln_f", "norm")
+    for i in range(c.n_layers):
+        for their, our in LAYER.items():
+            yield from linear(f"transformer.h.{i}.{their}", f"blocks.{i}.{our}")

@@ -1,0 +1,125 @@
+"""GPT-OSS: experts with biases and a clamped gate, alternating windows, and sinks for attention (OpenAI 2025)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.errors import UserError
+from onward.families import HF, Row, linear, llama, only, sizes, with_defaults
+from onward.families._layers import layer_types, repeating, windowed_layers
+from onward.families._rope import rope
+from onward.model.config import DecoderConfig, Experts, SelfAttention, at
+from onward.model.experts import ExpertsModule
+from onward.model.routing import Softmax
+
+ARCHITECTURES = {"gpt_oss": "GptOssForCausalLM"}
+BASE = "model."
+IGNORED = r""
+PRESETS: dict[str, HF] = {
+    "gpt-oss-20b": {"num_hidden_layers": 24, "num_local_experts": 32},
+    "gpt-oss-120b": {},
+}
+ANCESTORS = {"gpt-oss": "gpt3-175b"}
+DEFAULTS = {
+    "vocab_size": 201_088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150_000.0,
+}
+YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
+EXPERTS = {
+    "count": ("num_local_experts", 128),
+    "active": ("num_experts_per_tok", 4),
+    "limit": ("swiglu_limit", 7.0),
+    "alpha": ("swiglu_alpha", 1.702),
+}
+
+
+@dataclass(frozen=True)
+class ClampedExperts(Experts, kind="clamped_experts"):
+    """Experts whose gate and up projections g and u go on as (u + 1) * g * sigmoid(alpha * g), both clamped."""
+
+    limit: float = 7.0  # u is kept within -limit and limit, g below limit
+    alpha: float = 1.702  # how steep the gate is
+
+    def build(self, config: DecoderConfig, layer: int) -> ExpertsModule:
+        return ClampedExpertsModule(self, config)
+
+    def check(self, config: DecoderConfig) -> None:
+        super().check(config)
+        if self.limit <= 0:
+            raise UserError(f"mlp.clamped_experts.limit is {self.limit}: it must be positive")
+
+
+class ClampedExpertsModule(ExpertsModule):
+    """x (..., D) -> (..., D)."""
+
+    part: ClampedExperts
+
+    def combine(self, gate: Tensor, up: Tensor) -> Tensor:
+        limit, alpha = self.part.limit, self.part.alpha
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return (up + 1) * (gate * torch.sigmoid(alpha * gate))
+
+
+def config(hf: HF) -> DecoderConfig:
+    only(hf, hidden_act="silu")
+    hf = with_defaults(hf, DEFAULTS)
+    if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
+        hf = with_defaults({"rope_parameters": YARN}, hf)
+    c = llama.config(hf)
+    bias = hf.get("attention_bias", True)
+    whole = SelfAttention(sinks=True, bias=bias, out_bias=bias)
+    local = replace(whole, window=hf["sliding_window"] or 0)
+    near = windowed_layers(hf, [layer % 2 == 0 for layer in range(c.n_layers)])
+    return replace(
+        c,
+        attention=repeating([local if windowed else whole for windowed in near]),
+        mlp=ClampedExperts(**sizes(hf, EXPERTS), router=Softmax(bias=True), bias=True),
+    )
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    return (
+        {their: getattr(c, our) for our, (their, _) in llama.SIZES.items()}
+        | {their: getattr(c.mlp, our) for our, (their, _) in EXPERTS.items()}
+        | {
+            **rope(c.position),
+            **{key: value for key, value in layer_types(c).items() if value},  # where nothing is local, no length
+            "attention_bias": at(c.attention, 0).bias,
+            "rms_norm_eps": c.norm.eps,
+        }
+    )
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    yield from llama.names(c)
+    for i in range(c.n_layers):
+        their, our = f"model.layers.{i}", f"blocks.{i}"
+        yield f"{their}.self_attn.sinks", f"{our}.attn.attend.sinks"
+        yield from linear(f"{their}.mlp.router", f"{our}.mlp.router")
+        their, our = f"{their}.mlp.experts", f"{our}.mlp"
+        yield f"{their}.gate_up_proj", [f"{our}.gate", f"{our}.up"], (lambda t: apart(t.mT), lambda t: woven(t).mT)
+        yield f"{their}.gate_up_proj_bias", [f"{our}.gate_bias", f"{our}.up_bias"], (apart, woven)
+        yield f"{their}.down_proj", f"{our}.down", (lambda t: t.mT, lambda t: t.mT)
+        yield f"{their}.down_proj_bias", f"{our}.down_bias"
+
+
+def apart(t: Tensor) -> Tensor:
+    """The even and the odd rows of each expert, (X, 2 F, ...) -> (2 X, F, ...)."""
+    return torch.cat([t[:, ::2], t[:, 1::2]])
+
+
+def woven(t: Tensor) -> Tensor:
+    """The reverse."""
+    return torch.stack(t.chunk(2), 2).flatten(1, 2)

@@ -1,0 +1,53 @@
+"""Granite: Llama with multipliers for embeddings, scores, residual additions and logits (IBM 2024)."""
+
+from dataclasses import replace
+from typing import Any
+
+from onward.families import HF, llama
+from onward.families.llama import shape
+from onward.model.config import DecoderConfig, PreNorm
+
+ARCHITECTURES = {"granite": "GraniteForCausalLM"}
+BASE = "model."
+IGNORED = ""
+BOTH = {
+    "vocab_size": 49_152,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "attention_dropout": 0.1,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+}
+B2 = BOTH | shape(2048, 8192, 40, 32, 8) | {"attention_multiplier": 1 / 64, "logits_scaling": 8.0}
+B8 = BOTH | shape(4096, 12_800, 40, 32, 8) | {"attention_multiplier": 1 / 128, "logits_scaling": 16.0}
+PRESETS: dict[str, HF] = {
+    "granite-3.0-2b": B2,
+    "granite-3.0-8b": B8,
+    "granite-3.1-2b": B2 | {"max_position_embeddings": 131_072, "rope_theta": 5e6},
+    "granite-3.1-8b": B8 | {"max_position_embeddings": 131_072, "rope_theta": 1e7},
+}
+ANCESTORS = {"granite-3.0": "llama-2-7b", "granite-3.1-2b": "granite-3.0-2b", "granite-3.1-8b": "granite-3.0-8b"}
+names = llama.names
+
+
+def config(hf: HF) -> DecoderConfig:
+    c: Any = llama.config(hf)
+    scale = hf.get("attention_multiplier", 1.0)
+    return replace(
+        c,
+        attention=replace(c.attention, scale=None if scale == c.d_head**-0.5 else scale),
+        block=PreNorm(residual_scale=hf.get("residual_multiplier", 1.0)),
+        embed_scale=hf.get("embedding_multiplier", 1.0),
+        logit_scale=1 / hf.get("logits_scaling", 1.0),
+    )
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    scale = c.attention.scale
+    return llama.to_hf(c) | {
+        "attention_multiplier": c.d_head**-0.5 if scale is None else scale,
+        "residual_multiplier": c.block.residual_scale,
+        "embedding_multiplier": c.embed_scale,
+        "logits_scaling": 1 / c.logit_scale,
+    }

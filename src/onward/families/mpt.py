@@ -1,0 +1,63 @@
+"""MPT (MosaicML 2023): BLOOM without biases and without the norm after the embedding."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from onward.families import HF, Row, only, sizes
+from onward.model.config import Alibi, DecoderConfig, LayerNorm, Plain, SelfAttention
+
+ARCHITECTURES = {"mpt": "MptForCausalLM"}
+BASE = "transformer."
+IGNORED = ""
+SEVEN = {"vocab_size": 50_432, "d_model": 4096, "n_layers": 32, "n_heads": 32}
+PRESETS: dict[str, HF] = {
+    "mpt-7b": SEVEN,
+    "mpt-7b-storywriter": SEVEN | {"max_seq_len": 65_536, "attn_config": {"alibi_bias_max": 16, "clip_qkv": 6.0}},
+    "mpt-30b": SEVEN | {"d_model": 7168, "n_layers": 48, "n_heads": 64, "max_seq_len": 8192},
+}
+ANCESTORS = {"mpt": "bloom-7b1", "mpt-7b-": "mpt-7b", "mpt-30b": "mpt-7b"}
+SIZES = {
+    "vocab_size": ("vocab_size", 50_368),
+    "d_model": ("d_model", 2048),
+    "n_layers": ("n_layers", 24),
+    "n_heads": ("n_heads", 16),
+    "context_length": ("max_seq_len", 2048),
+    "tied": ("tie_word_embeddings", True),
+    "dropout": ("resid_pdrop", 0.0),
+}
+
+
+def config(hf: HF) -> DecoderConfig:
+    attn = hf.get("attn_config") or {}
+    only(hf, no_bias=True, expansion_ratio=4, logit_scale=None)  # transformers passes over these keys and the next
+    only(attn, alibi=True, attn_type="multihead_attention", qk_ln=False, prefix_lm=False)
+    return DecoderConfig(
+        **sizes(hf, SIZES),
+        position=Alibi(steepness=attn.get("alibi_bias_max", 8)),
+        attention=SelfAttention(clip=attn.get("clip_qkv"), scale=attn.get("softmax_scale")),
+        mlp=Plain(act="gelu"),
+        norm=LayerNorm(eps=hf.get("layer_norm_epsilon", 1e-5), bias=False),
+    )
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    """Without alibi_bias_max, which transformers passes over: there, another steepness would be another model."""
+    return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
+        "emb_pdrop": c.dropout,
+        "layer_norm_epsilon": c.norm.eps,
+        "attn_config": {"clip_qkv": c.attention.clip, "softmax_scale": c.attention.scale},
+    }
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    yield "transformer.wte.weight", "embed.weight"
+    yield "transformer.norm_f.weight", "norm.weight"
+    yield "lm_head.weight", "head.weight"
+    for i in range(c.n_layers):
+        their, our = f"transformer.blocks.{i}", f"blocks.{i}"
+        yield f"{their}.norm_1.weight", f"{our}.attn_norm.weight"
+        yield f"{their}.norm_2.weight", f"{our}.mlp_norm.weight"
+        yield f"{their}.attn.Wqkv.weight", [f"{our}.attn.{n}.weight" for n in "qkv"]
+        yield f"{their}.attn.out_proj.weight", f"{our}.attn.out.weight"
+        yield f"{their}.ffn.up_proj.weight", f"{our}.mlp.up.weight"
+        yield f"{their}.ffn.down_proj.weight", f"{our}.mlp.down.weight"

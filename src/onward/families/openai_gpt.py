@@ -1,0 +1,44 @@
+"""GPT, the first (Radford et al. 2018): a Transformer's decoder alone, post-norm, with learned positions and GELU."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from onward.families import HF, Row, gpt2, sizes
+from onward.model.config import DecoderConfig, LayerNorm, Learned, NoNorm, Plain, PostNorm, SelfAttention
+
+ARCHITECTURES = {"openai-gpt": "OpenAIGPTLMHeadModel"}
+BASE = gpt2.BASE
+IGNORED = gpt2.IGNORED + r"|position_ids$"
+PRESETS: dict[str, HF] = {"gpt": {}}
+ANCESTORS: dict[str, str] = {}
+SIZES = {our: key for our, key in gpt2.SIZES.items() if our != "d_ff"} | {
+    "vocab_size": ("vocab_size", 40_478),
+    "context_length": ("n_positions", 512),
+}
+ACTS = {"gelu": "gelu_tanh", "swish": "silu"}  # here gelu means the approximation
+
+
+def config(hf: HF) -> DecoderConfig:
+    act: Any = hf.get("afn", "gelu")
+    return DecoderConfig(
+        **sizes(hf, SIZES),
+        position=Learned(),
+        attention=SelfAttention(bias=True, out_bias=True),
+        mlp=Plain(act=ACTS.get(act, act), bias=True),
+        norm=LayerNorm(eps=hf.get("layer_norm_epsilon", 1e-5)),
+        block=PostNorm(),
+        final_norm=NoNorm(),
+    )
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
+        "embd_pdrop": c.dropout,
+        "attn_pdrop": c.dropout,
+        "layer_norm_epsilon": c.norm.eps,
+        "afn": "gelu" if c.mlp.act == "gelu_tanh" else c.mlp.act,
+    }
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    return gpt2.names(c, "tokens_embed", "positions_embed")

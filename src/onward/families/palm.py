@@ -1,0 +1,44 @@
+"""PaLM (Chowdhery et al. 2022): GPT-3 with a parallel block, SwiGLU, rotary positions, one key/value head, no biases.
+
+Neither weights nor a config were published, and transformers has no such class: these are presets to train and to
+compare with. The paper says that a head is 256 wide whatever n_heads is, so that the queries of the 540B model are
+48 * 256 = 12,288 wide and not d_model, and that d_ff, the width of each of SwiGLU's three matrices, is 4 d_model. With
+V the vocabulary, D d_model, H the heads and L the layers there are
+
+    V D + L (2 * 256 H D + 2 * 256 D + 12 D D + D) + D
+
+parameters: 8,632,012,800, 62,495,662,080 and 540,356,474,880. The paper leaves open whether the branches of a block
+share their norm and whether there is one before the head; here both are so, as in GPT-J, and they train a weight and no
+bias. It also leaves open the base of the rotary angles and the epsilon of the norms. Its embeddings are drawn with
+deviation 1 and its logits divided by sqrt(d_model); here embeddings are multiplied by sqrt(d_model) instead, which is
+the same decoder with weights of the usual size (Gemma's way).
+"""
+
+from onward.families import HF
+from onward.model.config import DecoderConfig, Gated, LayerNorm, Rotary, SharedNorm
+
+ARCHITECTURES: dict[str, str] = {}
+PRESETS: dict[str, HF | DecoderConfig] = {
+    name: DecoderConfig(
+        vocab_size=256_000,
+        d_model=width,
+        n_layers=layers,
+        n_heads=heads,
+        n_kv_heads=1,
+        d_head=256,
+        d_ff=4 * width,
+        context_length=2048,
+        position=Rotary(),
+        mlp=Gated(act="silu"),
+        norm=LayerNorm(bias=False),
+        block=SharedNorm(),
+        tied=True,
+        embed_scale=width**0.5,
+    )
+    for name, width, layers, heads in (
+        ("palm-8b", 4096, 32, 16),
+        ("palm-62b", 8192, 64, 32),
+        ("palm-540b", 18_432, 118, 48),
+    )
+}
+ANCESTORS = {"palm": "gpt3-175b"}

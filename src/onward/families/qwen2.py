@@ -1,0 +1,65 @@
+"""Qwen 2 and 2.5: Llama with biases of queries, keys and values, and windows in later layers if wanted (Yang et al.
+2024)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from onward.families import HF, llama, with_defaults
+from onward.families._layers import layer_types, repeating, windows
+from onward.families.llama import shape
+from onward.model.config import DecoderConfig, Gated, SelfAttention
+
+ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM"}
+BASE = "model."
+IGNORED = ""
+LONG = {"max_position_embeddings": 131_072, "rope_theta": 1e6}
+SMALL = LONG | {"tie_word_embeddings": True}
+LARGE = LONG | {"vocab_size": 152_064}
+QWEN_2 = {
+    "0.5b": SMALL | shape(896, 4864, 24, 14, 2),
+    "1.5b": SMALL | shape(1536, 8960, 28, 12, 2),
+    "7b": LARGE | shape(3584, 18_944, 28, 28, 4),
+    "72b": LARGE | shape(8192, 29_568, 80, 64, 8) | {"rms_norm_eps": 1e-5},
+}
+QWEN_25 = QWEN_2 | {
+    "0.5b": QWEN_2["0.5b"] | {"max_position_embeddings": 32_768},
+    "3b": SMALL | shape(2048, 11_008, 36, 16, 2) | {"max_position_embeddings": 32_768},
+    "14b": LARGE | shape(5120, 13_824, 48, 40, 8) | {"rms_norm_eps": 1e-5},
+    "32b": LARGE | shape(5120, 27_648, 64, 40, 8) | {"rms_norm_eps": 1e-5},
+}
+PRESETS: dict[str, HF] = {
+    **{f"qwen2-{size}": published for size, published in QWEN_2.items()},
+    **{f"qwen2.5-{size}": published for size, published in QWEN_25.items()},
+}
+ANCESTORS = {"qwen2-": "llama-2-7b", "qwen2.5-": "qwen2-7b"}
+DEFAULTS = {
+    "vocab_size": 151_936,
+    "num_key_value_heads": 32,
+    "intermediate_size": 22_016,
+    "max_position_embeddings": 32_768,
+}
+names = llama.names
+
+
+def config(hf: HF) -> DecoderConfig:
+    c: Any = llama.config(with_defaults(hf, DEFAULTS))
+    return replace(c, attention=windowed(hf, SelfAttention(bias=True), c.n_layers), mlp=Gated(act=c.mlp.act))
+
+
+def windowed(hf: HF, part: SelfAttention, layers: int) -> SelfAttention | tuple[SelfAttention, ...]:
+    """The attention of all layers; if windows are used, then by default from `max_window_layers` on."""
+    return spread(hf, part, layers, lambda layer: layer >= hf.get("max_window_layers", 28))
+
+
+def spread(
+    hf: HF, part: SelfAttention, layers: int, local: Callable[[int], bool]
+) -> SelfAttention | tuple[SelfAttention, ...]:
+    """The attention of all layers; if windows are used, then by default where a layer is `local`."""
+    window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
+    return repeating([replace(part, window=size) for size in windows(hf, layers, window, local)])
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    told = layer_types(c)
+    return llama.keys(c) | told | {"use_sliding_window": told["sliding_window"] is not None}

@@ -1,0 +1,95 @@
+"""Qwen MoE: Qwen 2 with many small experts, and a shared one whose share each token learns (Qwen Team 2024)."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from onward.families import HF, Row, linear, llama, qwen2, with_defaults
+from onward.families._experts import experts
+from onward.families._layers import repeating
+from onward.families.llama import shape
+from onward.model.config import DecoderConfig, Experts, SelfAttention, at
+from onward.model.routing import Softmax
+from onward.model.slots import FeedForward
+
+ARCHITECTURES = {"qwen2_moe": "Qwen2MoeForCausalLM"}
+BASE = "model."
+IGNORED = ""
+PRESETS: dict[str, HF] = {
+    "qwen1.5-moe-a2.7b": {"max_position_embeddings": 8192, "rope_theta": 1e6},
+    "qwen2-57b-a14b": qwen2.LONG
+    | shape(3584, 18_944, 28, 28, 4)
+    | {
+        "moe_intermediate_size": 2560,
+        "shared_expert_intermediate_size": 20_480,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+    },
+}
+ANCESTORS = {"qwen1.5-moe": "qwen2-7b", "qwen2-57b": "qwen1.5-moe-a2.7b"}
+DEFAULTS = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "moe_intermediate_size": 1408,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+}
+
+
+def config(hf: HF) -> DecoderConfig:
+    given = with_defaults(hf, DEFAULTS)
+    c: Any = qwen2.config(given)
+    part = SelfAttention(bias=hf.get("qkv_bias", True))
+    early = lambda layer: layer % 2 == 0 and layer < hf.get("max_window_layers", 28)
+    shared = {"d_shared": hf.get("shared_expert_intermediate_size", 5632), "shared_gate": True}
+    return replace(c, attention=qwen2.spread(hf, part, c.n_layers, early), mlp=sparse(given, c, **shared))
+
+
+def sparse(hf: HF, c: Any, **shared: Any) -> FeedForward | tuple[FeedForward, ...]:
+    """The feed-forward of all layers of a config.json without gaps; `c` has the dense one."""
+    width = hf["moe_intermediate_size"]
+    visited = Experts(
+        count=hf["num_experts"],
+        active=hf["num_experts_per_tok"],
+        d_ff=0 if width == c.d_ff else width,
+        router=Softmax(renormalize=hf.get("norm_topk_prob", False)),
+        act=c.mlp.act,
+        **shared,
+    )
+    step, dense = hf.get("decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
+    return repeating([visited if i not in dense and (i + 1) % step == 0 else c.mlp for i in range(c.n_layers)])
+
+
+def sparse_keys(c: Any) -> tuple[Any, dict[str, Any]]:
+    """The experts of a decoder, and the keys of a config.json that tell of them."""
+    parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
+    part: Any = next((part for part in parts if isinstance(part, Experts)), None)
+    return part, {
+        "num_experts": part.count,
+        "num_experts_per_tok": part.active,
+        "moe_intermediate_size": part.d_ff or c.d_ff,
+        "norm_topk_prob": part.router.renormalize,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [layer for layer, found in enumerate(parts) if found != part],
+    }
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    part, keys = sparse_keys(c)
+    bias = at(c.attention, 0).bias
+    return qwen2.to_hf(c) | keys | {"qkv_bias": bias, "shared_expert_intermediate_size": part.d_shared}
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    yield from llama.names(c)
+    for i in range(c.n_layers):
+        their, our, part = f"model.layers.{i}.mlp", f"blocks.{i}.mlp", at(c.mlp, i)
+        if isinstance(part, Experts):
+            yield f"{their}.gate.weight", f"{our}.router.weight"
+            yield from experts(f"{their}.experts", our, part.count)
+            for name in "gate", "up", "down":
+                yield from linear(f"{their}.shared_expert.{name}_proj", f"{our}.shared.{name}")
+            yield f"{their}.shared_expert_gate.weight", f"{our}.shared.share.weight"

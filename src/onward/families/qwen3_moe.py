@@ -1,0 +1,55 @@
+"""Qwen 3 MoE: Qwen 3 with many small experts, none of them shared (Yang et al. 2025)."""
+
+from dataclasses import replace
+from typing import Any
+
+from onward.families import HF, llama, qwen2_moe, with_defaults
+from onward.families.llama import shape
+from onward.families.qwen3 import LONG
+from onward.model.config import DecoderConfig, Gated
+
+ARCHITECTURES = {"qwen3_moe": "Qwen3MoeForCausalLM"}
+BASE = "model."
+IGNORED = ""
+BOTH = LONG | {"head_dim": 128, "norm_topk_prob": True}
+PRESETS: dict[str, HF] = {
+    "qwen3-30b-a3b": BOTH | shape(2048, 6144, 48, 32, 4),
+    "qwen3-235b-a22b": BOTH | shape(4096, 12_288, 94, 64, 4) | {"moe_intermediate_size": 1536},
+}
+ANCESTORS = {"qwen3": "qwen3-8b"}
+DEFAULTS = {
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32_768,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
+names = qwen2_moe.names
+
+
+def config(hf: HF) -> DecoderConfig:
+    given = with_defaults(hf, DEFAULTS)
+    if "num_local_experts" in hf:  # as transformers 5 calls num_experts when it saves
+        given = with_defaults({"num_experts": hf["num_local_experts"]}, given)
+    c: Any = llama.config(given)
+    window = (hf.get("use_sliding_window", False) and hf.get("sliding_window", 4096)) or 0
+    c = replace(c, attention=replace(c.attention, qk_norm="head", window=window), mlp=Gated(act=c.mlp.act))
+    return replace(c, mlp=qwen2_moe.sparse(given, c))
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    _, keys = qwen2_moe.sparse_keys(c)
+    return (
+        llama.keys(c)
+        | keys
+        | {
+            "num_local_experts": keys["num_experts"],
+            "attention_bias": c.attention.bias,
+            "sliding_window": c.attention.window or None,
+            "use_sliding_window": c.attention.window > 0,
+        }
+    )

@@ -1,0 +1,51 @@
+"""SmolLM 3: Llama 3 with no positions at all in every fourth layer (Bakouch et al. 2025)."""
+
+from dataclasses import replace
+from typing import Any
+
+from onward.families import HF, llama, qwen2, with_defaults
+from onward.families._layers import repeating
+from onward.model.config import DecoderConfig, NoPosition, Rotary, at
+
+ARCHITECTURES = {"smollm3": "SmolLM3ForCausalLM"}
+BASE = "model."
+IGNORED = ""
+PRESETS: dict[str, HF] = {"smollm3-3b": {"max_position_embeddings": 65_536, "rope_theta": 5e6}}
+ANCESTORS = {"smollm3": "llama-3.2-3b"}
+DEFAULTS = {
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+    "rope_theta": 2e6,
+    "sliding_window": None,
+}
+names = llama.names
+
+
+def config(hf: HF) -> DecoderConfig:
+    given = with_defaults(hf, DEFAULTS)
+    c: Any = llama.config(given)
+    turning = hf.get("no_rope_layers")
+    if turning is None:
+        turning = [(layer + 1) % hf.get("no_rope_layer_interval", 4) for layer in range(c.n_layers)]
+    turning = [bool(turning[layer]) for layer in range(c.n_layers)]
+    return replace(
+        c,
+        position=repeating([c.position if turns else NoPosition() for turns in turning]),
+        attention=qwen2.spread(given, c.attention, c.n_layers, lambda layer: not turning[layer]),
+    )
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    positions = [at(c.position, layer) for layer in range(c.n_layers)]
+    turns = [isinstance(position, Rotary) for position in positions]
+    rotary = positions[turns.index(True)] if any(turns) else Rotary()
+    return qwen2.to_hf(replace(c, position=rotary)) | {
+        "no_rope_layers": [int(turning) for turning in turns],
+        "attention_bias": at(c.attention, 0).bias,
+        "mlp_bias": at(c.mlp, 0).bias,
+    }

@@ -1,0 +1,79 @@
+"""StableLM: Llama with LayerNorm, and a quarter of each head turning (Bellagente et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from onward.errors import UserError
+from onward.families import ACTIVATIONS, HF, THEIRS, Row, llama, sizes, with_defaults
+from onward.families._rope import rope, rotary
+from onward.families.llama import shape
+from onward.model.config import DecoderConfig, Gated, LayerNorm, PreNorm, SelfAttention, SharedNorm, at
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ARCHITECTURES = {"stablelm": "StableLmForCausalLM"}
+BASE = "model."
+IGNORED = ""
+PRESETS: dict[str, HF] = {
+    "stablelm-3b-4e1t": {},
+    "stablelm-2-1.6b": shape(2048, 5632, 24, 32, 32) | {"vocab_size": 100_352, "use_qkv_bias": True},
+    "stablelm-2-12b": shape(5120, 13_824, 40, 32, 8)
+    | {"vocab_size": 100_352, "qk_layernorm": True, "use_parallel_residual": True},
+}
+ANCESTORS = {"stablelm": "llama-7b", "stablelm-2": "stablelm-3b-4e1t"}
+SIZES = {our: key for our, key in llama.SIZES.items() if our != "d_head"} | {"dropout": ("hidden_dropout", 0.0)}
+DEFAULTS = shape(2560, 6912, 32, 32, 32) | {"vocab_size": 50_304, "max_position_embeddings": 4096}
+
+
+@dataclass(frozen=True)
+class UnbiasedHeadNorms(SelfAttention, kind="unbiased_head_norms"):
+    """Softmax attention in which the LayerNorms of queries and keys have no bias, though those of the block do."""
+
+    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
+        norm: Any = at(config.norm, layer)
+        return super().build(replace(config, norm=replace(norm, bias=False)), layer)
+
+    def check(self, config: DecoderConfig) -> None:
+        super().check(config)
+        if not all(isinstance(at(config.norm, layer), LayerNorm) for layer in range(config.n_layers)):
+            raise UserError(f"attention.{self.kind} needs norm=layer: choose that, or attention=self")
+
+
+def config(hf: HF) -> DecoderConfig:
+    keys = with_defaults(hf, DEFAULTS)
+    act: Any = hf.get("hidden_act", "silu")
+    bias = hf.get("use_qkv_bias", False)
+    return DecoderConfig(
+        **sizes(keys, SIZES),
+        position=rotary(hf, context=keys["max_position_embeddings"], fraction=0.25),
+        attention=UnbiasedHeadNorms(qk_norm="heads", bias=bias) if hf.get("qk_layernorm") else SelfAttention(bias=bias),
+        mlp=Gated(act=ACTIVATIONS.get(act, act)),
+        norm=LayerNorm(eps=hf.get("layer_norm_eps", 1e-5)),
+        block=SharedNorm() if hf.get("use_parallel_residual") else PreNorm(),
+    )
+
+
+def to_hf(c: Any) -> dict[str, Any]:
+    return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
+        **rope(c.position),
+        "partial_rotary_factor": c.position.fraction,
+        "attention_dropout": c.dropout,
+        "use_qkv_bias": c.attention.bias,
+        "qk_layernorm": c.attention.qk_norm == "heads",
+        "use_parallel_residual": isinstance(c.block, SharedNorm),
+        "hidden_act": THEIRS[c.mlp.act],
+        "layer_norm_eps": c.norm.eps,
+    }
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    yield from llama.names(c)
+    for i in range(c.n_layers):
+        for name, heads in ("q", c.n_heads), ("k", c.n_kv_heads):
+            for head in range(heads):
+                their = f"model.layers.{i}.self_attn.{name}_layernorm.norms.{head}.weight"
+                yield their, f"blocks.{i}.attn.{name}_norm.{head}.weight"

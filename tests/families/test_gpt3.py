@@ -1,0 +1,29 @@
+"""GPT-3: a GPT-2 with bands in every second layer."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from onward.families import express
+from onward.families.gpt3 import DENSE, PRESETS
+from onward.model.config import DecoderConfig, at
+from onward.planning.parameters import parameters
+
+
+@pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)
+def test_dense_and_banded_layers_take_turns(config: DecoderConfig) -> None:
+    assert [at(config.attention, layer).window for layer in range(config.n_layers)] == [0, 256] * (config.n_layers // 2)
+    assert express(config)["model_type"] == "onward"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_without_bands_it_is_a_gpt2_where_heads_fill_the_width(name: str) -> None:
+    dense = replace(PRESETS[name], attention=DENSE)
+    hf = express(dense)
+    assert hf.pop("model_type") == ("onward" if name == "gpt3-13b" else "gpt2")
+    if name != "gpt3-13b":
+        with torch.device("meta"):
+            theirs = AutoModelForCausalLM.from_config(GPT2Config(**hf))
+        assert sum(p.numel() for p in theirs.parameters()) == parameters(dense) == parameters(PRESETS[name])

@@ -1,0 +1,25 @@
+"""The steepness of MPT's ALiBi, which its StoryWriter changes and transformers passes over."""
+
+from pathlib import Path
+
+import pytest
+from table.mpt import SIZES
+from test_parity import assert_same_logits, publish
+from transformers import MptConfig
+from transformers.models.mpt import modeling_mpt
+
+from onward.checkpoint.folder import load_model
+from onward.families import express
+
+
+def test_the_published_steepness_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    theirs = publish(MptConfig(**SIZES, attn_config={"alibi_bias_max": 4}), tmp_path)
+    ours, _ = load_model(tmp_path)
+    with pytest.raises(AssertionError, match="not close"):
+        assert_same_logits(ours, theirs)
+    build = modeling_mpt.build_mpt_alibi_tensor
+    monkeypatch.setattr(
+        modeling_mpt, "build_mpt_alibi_tensor", lambda heads, length, _, device: build(heads, length, 4)
+    )
+    assert_same_logits(ours, theirs)
+    assert express(ours.config)["model_type"] == "onward"  # so that transformers does not read another model
