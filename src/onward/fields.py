@@ -9,6 +9,7 @@ import difflib
 import inspect
 import re
 import types
+from collections import abc
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -109,7 +110,10 @@ def convert(kind: Any, value: Any, where: str) -> Any:
             if len(each) == len(value):
                 return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(each, value)))
         raise UserError(f"{where} is {value!r}: it takes {describe(kind)}")
-    if origin is dict:
+    if only_in_python(kind):
+        return value
+    if origin in (dict, abc.Mapping):
+        value = parse(value, where) if isinstance(value, str) else value
         if isinstance(value, Mapping):
             return dict(value)
     elif isinstance(value, kind):
@@ -168,6 +172,11 @@ def parse(text: str, where: str) -> Any:
         raise UserError(f"{where} is {text!r}: write it as name, name(field=value) or (first, second)") from None
 
 
+def only_in_python(kind: Any) -> bool:
+    """Whether values of this type are functions, which cannot be written as text."""
+    return get_origin(kind) is abc.Callable or any(map(only_in_python, get_args(kind)))
+
+
 def describe(kind: Any) -> str:
     """A type in words, for messages and `--help`."""
     origin, args = get_origin(kind), get_args(kind)
@@ -177,6 +186,8 @@ def describe(kind: Any) -> str:
         return "|".join(map(str, args))
     if origin is tuple:
         return f"({describe(args[0])}, ...)" if args[-1] is Ellipsis else f"({', '.join(map(describe, args))})"
+    if origin is abc.Mapping:
+        return "a table"
     if isinstance(kind, type) and issubclass(kind, Part):
         return "|".join(kind.kinds)
     return {int: "a whole number", float: "a number", str: "text", bool: "true|false"}.get(kind, "a table of fields")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,18 +17,34 @@ from onward.errors import UserError
 from onward.evaluation.score import Evaluation, evaluate, log_probabilities
 from onward.fields import build
 from onward.files import write_json
-from onward.generation.generate import Request, generate
+from onward.generation.answer import Answer
+from onward.generation.engine import Engine
+from onward.generation.request import Chance, Request
 from onward.generation.sampling import Sampling
+from onward.generation.speculation import Draft, LookupDraft, ModelDraft
 from onward.inspection.curve import write_loss_svg
 from onward.inspection.report import write_report
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
-from onward.text.stream import TextStream
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.run import Event, Run
 
 MANY = 256  # tokens, where nobody says how many
+ENGINE = ("slide", "draft", "lookup", "rows", "cache")  # options that are not of the sampling
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What followed a prompt."""
+
+    text: str
+    tokens: list[int]  # an end token is not among them; those of a stop text are
+    finish: str  # why it ended: stop, length or cancelled
+    chances: list[Chance]  # how likely each token was, where logprobs is given
+    steps: int  # how many times the model was asked
+    tested: int  # drafted tokens that were looked at, in speculative decoding
+    accepted: int  # and those that were taken
 
 
 @dataclass(frozen=True)
@@ -55,38 +71,47 @@ class LanguageModel:
         return self.model.config
 
     @overload
-    def generate(self, prompt: str, max_new_tokens: int | None = ..., **sampling: Any) -> str: ...
+    def generate(self, prompt: str, max_new_tokens: int | None = ..., **options: Any) -> str: ...
     @overload
-    def generate(self, prompt: Sequence[str], max_new_tokens: int | None = ..., **sampling: Any) -> list[str]: ...
-    def generate(
-        self, prompt: str | Sequence[str], max_new_tokens: int | None = None, *, slide: bool = False, **sampling: Any
-    ) -> str | list[str]:
-        """What follows a prompt, as text; for a list of prompts, computed together, a list.
+    def generate(self, prompt: Sequence[str], max_new_tokens: int | None = ..., **options: Any) -> list[str]: ...
+    def generate(self, prompt: str | Sequence[str], max_new_tokens: int | None = None, **options: Any) -> Any:
+        """What follows a prompt, as text; for a list of prompts a list; with n > 1 a list of n for each prompt.
+
+        The options are those of `complete`.
+        """
+        texts = [[one.text for one in of] for of in self.complete(prompt, max_new_tokens, **options)]
+        each = [of if options.get("n", 1) > 1 else of[0] for of in texts]
+        return each[0] if isinstance(prompt, str) else each
+
+    def complete(
+        self, prompt: str | Sequence[str], max_new_tokens: int | None = None, **options: Any
+    ) -> list[list[Completion]]:
+        """All that follows prompts, computed together: for each of them n completions.
 
         By default 256 tokens are generated, or as many as the context has room for, or fewer up to an end token.
-        `sampling` are the fields of Sampling: temperature, top_k, top_p, seed. Of a list, prompt i uses seed + i. With
-        `slide`, more tokens than the context can be generated.
+        The options are the fields of Sampling (temperature, top_k, top_p, stop, seed, n, ...), of which `stop` may
+        also be a text or a function of the text that says whether to end there, and of `engine`. Of several
+        answers, number i uses seed + i.
         """
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        requests = self.requests(prompts, max_new_tokens, slide, sampling)
-        for _ in generate(self.model, requests, **self.limits(), slide=slide):
+        answers = self.answers(prompt, max_new_tokens, options)
+        for _ in self.run(answers, options):
             pass
-        texts = []
-        for request in requests:
-            text = TextStream(self.text(), request.prompt)
-            texts.append("".join(text.push(token) for token in request.tokens) + text.finish())
-        return texts[0] if isinstance(prompt, str) else texts
+        done = [
+            Completion(answer.finish(), r.tokens, r.finish, r.chances, r.steps, r.tested, r.accepted)
+            for r, answer in answers.items()
+        ]
+        n = options.get("n", 1)
+        return [done[i : i + n] for i in range(0, len(done), n)]
 
-    def stream(
-        self, prompt: str, max_new_tokens: int | None = None, *, slide: bool = False, **sampling: Any
-    ) -> Iterator[str]:
+    def stream(self, prompt: str, max_new_tokens: int | None = None, **options: Any) -> Iterator[str]:
         """The same as `generate`, in pieces, each as soon as it is certain."""
-        requests = self.requests([prompt], max_new_tokens, slide, sampling)
-        text = TextStream(self.text(), requests[0].prompt)
-        for _, token in generate(self.model, requests, **self.limits(), slide=slide):
-            if piece := text.push(token):
+        answers = self.answers(prompt, max_new_tokens, options)
+        (answer,) = answers.values()
+        for _ in self.run(answers, options):
+            if piece := answer.take():
                 yield piece
-        if piece := text.finish():
+        answer.finish()
+        if piece := answer.take():
             yield piece
 
     def score(self, text: str) -> Score:
@@ -123,44 +148,76 @@ class LanguageModel:
             raise UserError("this model came without a tokenizer.json, which text needs: put one into its folder")
         return self.tokenizer
 
-    def requests(
-        self, prompts: Sequence[str], max_new_tokens: int | None, slide: bool, sampling: Mapping[str, Any]
-    ) -> list[Request]:
-        """Prompts as tokens; an empty one starts from the beginning token."""
-        tokenizer, values, length = self.text(), Sampling(**sampling), self.config.context_length
-        result = []
-        for i, prompt in enumerate(prompts):
-            tokens = tokenizer.encode(prompt)
+    def answers(
+        self, prompt: str | Sequence[str], max_new_tokens: int | None, options: Mapping[str, Any]
+    ) -> dict[Request, Answer]:
+        """A request and its growing text for each prompt and sample; an empty prompt is the beginning token."""
+        values, when = {k: v for k, v in options.items() if k not in ENGINE}, None
+        if callable(values.get("stop")):
+            when = values.pop("stop")
+        sampling, tokenizer, length = Sampling(**values), self.text(), self.config.context_length
+        room = MANY if options.get("slide") else length
+        result: dict[Request, Answer] = {}
+        for text in [prompt] if isinstance(prompt, str) else prompt:
+            tokens = tokenizer.encode(text)
             if not tokens and tokenizer.bos_id is not None:
                 tokens = [tokenizer.bos_id]
-            seed = None if values.seed is None else values.seed + i
-            one = Sampling(values.temperature, values.top_k, values.top_p, seed)
-            room = MANY if slide else max(1, min(MANY, length - len(tokens)))
-            result.append(Request(tokens, one, room if max_new_tokens is None else max_new_tokens))
+            new = max(1, min(MANY, room - len(tokens))) if max_new_tokens is None else max_new_tokens
+            twin = None
+            for _ in range(sampling.n):
+                seed = None if sampling.seed is None else sampling.seed + len(result)
+                answer = Answer(tokenizer, tokens, sampling.stop, when)
+                request = Request(tokens, replace(sampling, seed=seed), new, answer.push, twin=twin)
+                twin = twin or request
+                result[request] = answer
         return result
 
-    def limits(self) -> dict[str, Any]:
-        """The end tokens and the tokens never to be sampled, as `generate` takes them."""
+    def run(self, answers: Mapping[Request, Answer], options: Mapping[str, Any]) -> Iterator[tuple[Request, int]]:
+        """Go on with all answers together, token by token."""
+        engine = self.engine(**{name: options[name] for name in ENGINE if name in options})
+        for request in answers:
+            engine.add(request)
+        return engine.run()
+
+    def engine(self, *, draft: LanguageModel | None = None, lookup: int = 0, **options: Any) -> Engine:
+        """An engine for this model and tokenizer.
+
+        `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens to look up in the text,
+        for speculative decoding; the other options are those of Engine.
+        """
         tokenizer = self.text()
-        banned = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=self.model.embed.weight.device)
-        banned[tokenizer.textless(self.config.vocab_size)] = True
-        return {"end": {tokenizer.eos_id} - {None}, "banned": banned}
+        if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
+            raise UserError("the draft has another vocabulary than the model: take one with the same tokenizer")
+        if draft is not None and lookup:
+            raise UserError("draft and lookup are both given: choose one")
+        proposals: Draft | None = ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
+        allowed = torch.ones(self.config.vocab_size, dtype=torch.bool, device=self.model.embed.weight.device)
+        allowed[tokenizer.textless(self.config.vocab_size)] = False
+        end = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+        return Engine(self.model, end=end, allowed=allowed, draft=proposals, **options)
 
 
 def load(
-    folder: str | Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    *,
+    allow_nonfinite: bool = False,
 ) -> LanguageModel:
-    """The model in a Hugging Face folder, in its files' precision and on the best device unless told otherwise."""
+    """The model in a Hugging Face folder, in its files' precision and on the best device unless told otherwise.
+
+    Weights that are NaN or infinite are a UserError unless `allow_nonfinite`.
+    """
     folder = Path(folder)
-    model, hf = load_model(folder, dtype, choose_device(device))
+    model, hf = load_model(folder, dtype, choose_device(device), allow_nonfinite=allow_nonfinite)
     has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
     return LanguageModel(model, Tokenizer.load(folder) if has_tokenizer else None, hf)
 
 
-def save(lm: LanguageModel, folder: str | Path) -> None:
-    """Write a model and its tokenizer as a Hugging Face folder."""
+def save(lm: LanguageModel, folder: str | Path, *, shard_bytes: float = 5e9) -> None:
+    """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`."""
     folder = Path(folder)
-    save_model(lm.model, folder, lm.hf)
+    save_model(lm.model, folder, lm.hf, shard_bytes)
     if lm.tokenizer is not None:
         lm.tokenizer.save(folder)
 

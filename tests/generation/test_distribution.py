@@ -1,10 +1,11 @@
 """From logits to a token."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.errors import UserError
@@ -79,25 +80,143 @@ def test_it_is_the_plain_formula_row_by_row(rows: list[tuple[list[float], Sampli
     if not rows:
         return
     mask = torch.tensor([i in banned for i in range(9)])
-    found = next_token_distribution(torch.tensor([row for row, _ in rows]), [s for _, s in rows], mask)
+    found = next_token_distribution(torch.tensor([row for row, _ in rows]), [s for _, s in rows], allowed=~mask)
     for one, (row, s) in zip(found.tolist(), rows):
         assert one == pytest.approx(plain(row, s, banned), abs=2e-6)
         assert sum(one) == pytest.approx(1, abs=1e-5)
 
 
-@given(row=ROWS, s=SAMPLINGS.filter(lambda s: s.temperature > 0))
-def test_it_is_what_transformers_computes(row: list[float], s: Sampling) -> None:
-    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+PENALISED = st.builds(
+    Sampling,
+    temperature=st.floats(0.1, 5),
+    top_k=st.integers(0, 12),
+    top_p=st.just(1.0) | st.floats(0.05, 0.99),
+    min_p=st.just(0.0) | st.floats(0.01, 0.9),
+    typical_p=st.just(1.0) | st.floats(0.05, 0.99),
+    repetition_penalty=st.just(1.0) | st.floats(0.5, 2),
+    no_repeat_ngram_size=st.integers(0, 3),
+    logit_bias=st.dictionaries(st.integers(0, 8), st.floats(-5, 5), max_size=3),
+    suppress_tokens=st.lists(st.integers(4, 8), max_size=2).map(tuple),
+    min_new_tokens=st.integers(0, 4),
+    stop_token_ids=st.lists(st.integers(0, 8), max_size=2).map(tuple),
+    forced_tokens=st.just(()) | st.just((3,)),
+)
 
-    if on_a_border(row, s, set()):
-        return
-    logits = torch.tensor([row])
-    expected = TemperatureLogitsWarper(s.temperature)(None, logits)
-    if s.top_k:
-        expected = TopKLogitsWarper(s.top_k)(None, expected)
-    if s.top_p < 1:
-        expected = TopPLogitsWarper(s.top_p)(None, expected)
-    torch.testing.assert_close(next_token_distribution(logits, [s]), expected.softmax(-1), rtol=1e-5, atol=1e-6)
+
+def in_transformers(logits: torch.Tensor, s: Sampling, text: list[int], prompt: int) -> torch.Tensor | None:
+    """The distribution by transformers' processors in our order; None where a border hangs on rounding."""
+    import transformers as t
+
+    ids = torch.tensor([text])
+    steps: list[object] = []
+    if s.logit_bias:
+        steps.append(t.SequenceBiasLogitsProcessor({(k,): v for k, v in s.logit_bias.items()}))
+    if s.repetition_penalty != 1:
+        steps.append(t.RepetitionPenaltyLogitsProcessor(s.repetition_penalty))
+    if s.no_repeat_ngram_size:
+        steps.append(t.NoRepeatNGramLogitsProcessor(s.no_repeat_ngram_size))
+    if s.suppress_tokens:
+        steps.append(t.SuppressTokensLogitsProcessor(list(s.suppress_tokens)))
+    if s.min_new_tokens and s.stop_token_ids:
+        steps.append(t.MinNewTokensLengthLogitsProcessor(prompt, s.min_new_tokens, list(s.stop_token_ids)))
+    if s.forced_tokens and len(text) == prompt:
+        steps.append(t.ForcedBOSTokenLogitsProcessor(s.forced_tokens[0]))
+        ids = ids[:, :1]  # it forces the second token of a text
+    scores = logits
+    for step in steps:
+        is_forced = isinstance(step, t.ForcedBOSTokenLogitsProcessor)
+        scores = step(ids if is_forced else torch.tensor([text]), scores)  # type: ignore[operator]
+    scores = t.TemperatureLogitsWarper(s.temperature)(ids, scores)
+    cuts = [
+        (s.top_k, lambda: t.TopKLogitsWarper(s.top_k)),
+        (s.top_p < 1, lambda: t.TopPLogitsWarper(s.top_p)),
+        (s.min_p, lambda: t.MinPLogitsWarper(s.min_p)),
+        (s.typical_p < 1, lambda: t.TypicalLogitsWarper(s.typical_p)),
+    ]
+    for asked, make in cuts:
+        shares = scores.softmax(-1)
+        if near(shares, s):
+            return None
+        scores = make()(ids, scores) if asked else scores  # type: ignore[no-untyped-call]
+    return scores.softmax(-1)
+
+
+def near(shares: torch.Tensor, s: Sampling) -> bool:
+    """Whether which tokens are kept hangs on rounding."""
+    ranked = shares[0].sort(descending=True).values
+    surprise = -shares[0].log()
+    distance = (surprise - (shares[0] * surprise).nansum()).abs()
+    order = distance.argsort()
+    finite = distance[order][shares[0][order] > 0]
+    borders = [
+        (ranked.cumsum(0) - s.top_p).abs().min(),
+        (ranked / ranked[0] - s.min_p).abs().min(),
+        (shares[0][order].cumsum(0) - s.typical_p).abs().min() if s.typical_p < 1 else torch.tensor(1.0),
+        finite.diff().min() if len(finite) > 1 and s.typical_p < 1 else torch.tensor(1.0),
+    ]
+    return bool(min(borders) < 1e-4)
+
+
+@given(
+    row=ROWS,
+    s=PENALISED,
+    prompt=st.lists(st.integers(0, 8), min_size=1, max_size=6),
+    new=st.lists(st.integers(0, 8), max_size=4),
+)
+@settings(max_examples=400)
+def test_it_is_what_transformers_computes(row: list[float], s: Sampling, prompt: list[int], new: list[int]) -> None:
+    logits, text = torch.tensor([row]), prompt + new
+    z = in_transformers(logits, s, text, len(prompt))
+    found = next_token_distribution(logits, s, [text], [len(prompt)])
+    if z is not None and z.isfinite().all():
+        torch.testing.assert_close(found, z, rtol=0, atol=1e-6)
+
+
+def test_the_second_worked_example() -> None:
+    logits = torch.tensor([[1.2, 3.1, 0.5, 8.2, -1, 5.5, 6.1, 0.1, 2.5, 4.3]])
+    ranked = next_token_distribution(logits, Sampling(temperature=1)).sort(descending=True).values[0]
+    assert ranked[:2].tolist() == pytest.approx([0.819, 0.100], abs=5e-4)
+    assert int((next_token_distribution(logits, Sampling(temperature=1, top_p=0.9)) > 0).sum()) == 2
+
+
+@given(row=ROWS, new=st.lists(st.integers(0, 8), max_size=6), a=st.floats(-2, 2), b=st.floats(-2, 2))
+def test_frequency_and_presence_penalties_count_generated_tokens_only(
+    row: list[float], new: list[int], a: float, b: float
+) -> None:
+    s = Sampling(temperature=1, frequency_penalty=a, presence_penalty=b)
+    found = next_token_distribution(torch.tensor([row]), s, [[0, 1, 1, *new]], [3])
+    z = [x - new.count(i) * a - (i in new) * b for i, x in enumerate(row)]
+    torch.testing.assert_close(found, torch.tensor([z]).softmax(-1), rtol=0, atol=1e-6)
+
+
+def test_forced_tokens_come_in_their_order_and_only_at_the_beginning() -> None:
+    s = Sampling(temperature=1, forced_tokens=(4, 2))
+    for n, text in enumerate(([7], [7, 4], [7, 4, 2])):
+        found = next_token_distribution(LOGITS, s, [text], [1])[0]
+        assert found.argmax() == (4, 2, 0)[n]
+        assert (float(found.max()) == 1) == (n < 2)
+
+
+def test_own_processors_act_in_turn_and_are_told_the_text() -> None:
+    seen = []
+
+    def shut(text: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append(list(text))
+        return logits.index_fill(0, torch.tensor([text[-1]]), -math.inf)
+
+    s = Sampling(temperature=1, processors=(shut, lambda text, logits: logits * 2))
+    found = next_token_distribution(LOGITS, s, [[3, 0]])[0]
+    assert seen == [[3, 0]]
+    assert found[0] == 0
+    torch.testing.assert_close(found[1:], (2 * LOGITS[0, 1:]).softmax(-1))
+    with pytest.raises(UserError, match="a processor gave 5"):
+        next_token_distribution(LOGITS, Sampling(processors=(lambda text, logits: 5,)))  # type: ignore[arg-type,return-value]
+
+
+def test_what_is_not_allowed_has_no_probability() -> None:
+    allowed = torch.tensor([False, True, True, False, False, False, True, False])
+    for s in Sampling(), Sampling(temperature=0), Sampling(logit_bias={0: 100.0}), Sampling(top_k=2, min_p=0.1):
+        assert not (next_token_distribution(LOGITS, s, allowed=allowed)[0] > 0)[~allowed].any()
 
 
 @given(row=ROWS, temperature=st.floats(0, 1e30) | st.sampled_from([1e-300, 1e-44, 1e-38, 1e-20, 1e300]))
@@ -164,8 +283,11 @@ def test_what_has_no_probability_is_never_drawn(row: list[float], s: Sampling, a
 
 @pytest.mark.parametrize(
     "values",
-    [{"temperature": -0.1}, {"temperature": math.nan}, {"temperature": math.inf}, {"top_k": -1}]
-    + [{"top_p": x} for x in (0.0, -1.0, 1.01, math.nan)],
+    [{"temperature": x} for x in (-0.1, math.nan, math.inf)]
+    + [{name: x} for name in ("top_p", "typical_p") for x in (0.0, -1.0, 1.01, math.nan)]
+    + [{"top_k": -1}, {"min_p": 1.5}, {"repetition_penalty": 0.0}, {"frequency_penalty": math.nan}, {"n": 0}]
+    + [{"no_repeat_ngram_size": -1}, {"min_new_tokens": -1}, {"logprobs": -1}, {"logit_bias": {"a": 1.0}}]
+    + [{"regex": "a", "json_schema": "{}"}, {"forced_tokens": (1,), "suppress_tokens": (1,)}],
     ids=str,
 )
 def test_a_value_out_of_range_is_one_sentence(values: dict[str, float]) -> None:

@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from onward.errors import UserError
+from onward.generation import engine as engine_module
 from onward.generation.distribution import draw, next_token_distribution, uniform
-from onward.generation.generate import DRAW, Request, generate
+from onward.generation.engine import generate
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
+from onward.generation.speculation import DRAW
 from onward.model.config import Alibi, DecoderConfig, Learned, SelfAttention
 from onward.model.decoder import Decoder
 
@@ -95,9 +98,9 @@ def test_it_stops_at_the_end_token_which_is_not_among_the_tokens() -> None:
 
 def test_banned_tokens_are_never_chosen() -> None:
     model = decoder()
-    banned = torch.arange(50) >= 3
+    allowed = torch.arange(50) < 3
     for sampling in GREEDY, WARM, Sampling(temperature=50.0, seed=2):
-        (tokens,) = run(model, [Request([1], sampling, 20)], banned=banned)
+        (tokens,) = run(model, [Request([1], sampling, 20)], allowed=allowed)
         assert set(tokens) <= {0, 1, 2}
 
 
@@ -118,9 +121,8 @@ def test_sliding_in_company_changes_nothing() -> None:
 
 
 def test_prompts_longer_than_a_chunk_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onward.generation import generate as module
 
-    monkeypatch.setattr(module, "CHUNK", 3)
+    monkeypatch.setattr(engine_module, "CHUNK", 3)
     for kind in CONFIGS:
         model = decoder(kind)
         found = run(model, [Request(p, GREEDY, 10) for p in PROMPTS])

@@ -52,6 +52,8 @@ def add_fields(parser: argparse.ArgumentParser, cls: type, positional: Sequence[
     hints, docs = fields.hints(cls), fields.docs(cls)
     for field in dataclasses.fields(cls):
         kind = hints[field.name]
+        if fields.only_in_python(kind):
+            continue
         if get_origin(kind) is dict:
             add_model(parser)
             continue

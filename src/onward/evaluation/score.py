@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from onward.errors import UserError
-from onward.generation.generate import check_ids
-from onward.model.decoder import Decoder, without_dropout
+from onward.model.decoder import Decoder, check_ids, without_dropout
 
 T = TypeVar("T")
 

@@ -4,39 +4,109 @@ Shapes: B rows, V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from onward.errors import UserError
+from onward.generation import processors as p
 from onward.generation.sampling import Sampling
 
-COLDEST = 1e-6  # a lower temperature would only leave fp32, not change which token is taken
 
+def next_token_distribution(
+    logits: Tensor,
+    samplings: Sampling | Sequence[Sampling],
+    history: Sequence[Sequence[int]] | None = None,
+    prompt_lengths: Sequence[int] | None = None,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """The probabilities (B, V) of the next token, in fp32, from logits (B, V) and one Sampling for all or per row.
 
-def next_token_distribution(logits: Tensor, samplings: Sequence[Sampling], banned: Tensor | None = None) -> Tensor:
-    """The probabilities (B, V) of the next token, in fp32, from logits (B, V) and one Sampling per row.
-
-    In this order: tokens of `banned` (V,) get no probability; temperature; top-k; top-p, the smallest set of
-    likeliest tokens that holds at least that share (Holtzman et al. 2020). Ties at the border of top-k are all kept.
+    `history` are the tokens of each row, of which the first `prompt_lengths` are its prompt (all of them by default);
+    `allowed` (V,) or (B, V) is False for tokens that must not come, by a constraint for instance. What a Sampling asks
+    for acts in this order: logit_bias, repetition_penalty, frequency_penalty and presence_penalty,
+    no_repeat_ngram_size, suppress_tokens, min_new_tokens, `allowed`, forced_tokens, processors, temperature, top_k,
+    top_p, min_p, typical_p.
     """
-    logits = logits.float()
-    if banned is not None:
-        logits = logits.masked_fill(banned, -math.inf)
-    column = lambda values, dtype: torch.tensor(values, dtype=dtype, device=logits.device)[:, None]
-    greedy = column([s.temperature < COLDEST for s in samplings], torch.bool)
-    best = torch.zeros_like(logits).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
-    logits = logits / column([max(s.temperature, COLDEST) for s in samplings], torch.float32)
-    if any(s.top_k or s.top_p < 1 for s in samplings):
-        ranked, order = logits.sort(-1, descending=True)
-        k = column([min(s.top_k or logits.size(1), logits.size(1)) for s in samplings], torch.long)
-        logits = logits.masked_fill(logits < ranked.gather(1, k - 1), -math.inf)
-        ranked = ranked.masked_fill(ranked < ranked.gather(1, k - 1), -math.inf)
-        probabilities = ranked.softmax(-1)
-        before = probabilities.cumsum(-1) - probabilities
-        out = before >= column([s.top_p if s.top_p < 1 else math.inf for s in samplings], torch.float32)
-        logits = logits.masked_fill(out.scatter(1, order, out), -math.inf)
-    return torch.where(greedy, best, logits.softmax(-1))
+    rows = [samplings] * len(logits) if isinstance(samplings, Sampling) else list(samplings)
+    texts = [()] * len(rows) if history is None else history
+    lengths = [len(text) for text in texts] if prompt_lengths is None else prompt_lengths
+    return shape(logits, rows, texts, lengths, allowed).softmax(-1)
+
+
+def shape(
+    logits: Tensor,
+    rows: Sequence[Sampling],
+    texts: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    allowed: Tensor | None,
+) -> Tensor:
+    """The logits whose softmax is the distribution; arguments as of `next_token_distribution`."""
+    z = logits.float()
+    new = [len(text) - length for text, length in zip(texts, lengths)]  # how many tokens each row has generated
+
+    def asked(name: str) -> bool:  # by any row
+        return any(getattr(row, name) != getattr(DEFAULT, name) for row in rows)
+
+    def each(name: str) -> list[Any]:
+        return [getattr(row, name) for row in rows]
+
+    if asked("logit_bias"):
+        z = z.clone()
+        for row, sampling in enumerate(rows):
+            if sampling.logit_bias:
+                z[row, list(sampling.logit_bias)] += z.new_tensor(list(sampling.logit_bias.values()))
+    if asked("repetition_penalty"):
+        z = p.penalise_repetition(z, each("repetition_penalty"), counts(z, texts) > 0)
+    if asked("frequency_penalty") or asked("presence_penalty"):
+        generated = counts(z, [text[length:] for text, length in zip(texts, lengths)])
+        z = p.penalise_counts(z, each("frequency_penalty"), each("presence_penalty"), generated)
+    if asked("no_repeat_ngram_size"):
+        z = p.ban(z, [sorted(p.repeats(text, row.no_repeat_ngram_size)) for text, row in zip(texts, rows)])
+    if asked("suppress_tokens"):
+        z = p.ban(z, each("suppress_tokens"))
+    if asked("min_new_tokens"):
+        z = p.ban(z, [row.stop_token_ids if n < row.min_new_tokens else () for row, n in zip(rows, new)])
+    if allowed is not None:
+        z = z.masked_fill(~allowed, -math.inf)
+    if asked("forced_tokens"):
+        z = p.force(z, [row.forced_tokens[n] if n < len(row.forced_tokens) else None for row, n in zip(rows, new)])
+    if asked("processors"):
+        z = torch.stack([own(row, text, one) for row, text, one in zip(rows, texts, z)])
+    z = p.warm(z, each("temperature"))
+    for name, keep in KEEP.items():
+        if asked(name):
+            z = keep(z, each(name))
+    return z
+
+
+DEFAULT = Sampling()
+KEEP: dict[str, Callable[[Tensor, Sequence[Any]], Tensor]] = {
+    "top_k": p.keep_top_k,
+    "top_p": p.keep_top_p,
+    "min_p": p.keep_min_p,
+    "typical_p": p.keep_typical,
+}
+
+
+def own(sampling: Sampling, text: Sequence[int], logits: Tensor) -> Tensor:
+    """The user's changes to the logits (V,) of a row."""
+    for processor in sampling.processors:
+        changed = processor(text, logits)
+        if not isinstance(changed, Tensor) or changed.shape != logits.shape:
+            raise UserError(f"a processor gave {getattr(changed, 'shape', changed)!r}: it must return logits (V,)")
+        logits = changed
+    return logits
+
+
+def counts(like: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
+    """How often each token is in each text, (B, V)."""
+    rows = torch.tensor([row for row, text in enumerate(texts) for _ in text], dtype=torch.long, device=like.device)
+    tokens = torch.tensor([token for text in texts for token in text], dtype=torch.long, device=like.device)
+    ones = torch.ones(len(tokens), device=like.device)
+    return torch.zeros_like(like).index_put_((rows, tokens), ones, accumulate=True)
 
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2 ** 64 over the golden ratio

@@ -6,7 +6,8 @@ Shapes: B rows, T tokens in this call, S slots, H heads, K key/value heads, E d_
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,21 +17,91 @@ from torch import Tensor
 from onward.model.config import DecoderConfig, at
 
 
-class Store:
-    """What one layer keeps: tensors (B, S, ...), with position p of a row in slot p % S."""
+@dataclass(frozen=True)
+class Place:
+    """Where the tokens of a call lie in the stores of all layers that are alike."""
 
-    def __init__(self, entries: dict[str, Tensor]) -> None:
-        self.entries = entries
+    write: tuple[Tensor, Tensor]  # the first two indices of each token, (B, T)
+    held: Tensor  # (B or 1, S): the position that each slot read holds once they are written
+    pages: Tensor | None = None  # which parts are read, along the first dimension, (B, P); None: all
+
+
+class Store:
+    """What one layer keeps: tensors (B, S, ...), with position p of a row in slot p % S.
+
+    While there are fewer slots than the `most` it may get, positions do not wrap, and the last slot takes what lies
+    beyond: pads, which nothing but pads can see.
+    """
+
+    def __init__(self, entries: dict[str, Tensor], window: int, most: int) -> None:
+        self.entries, self.window, self.most = entries, window, most
+        self.wraps = self.slots >= most
 
     @property
     def slots(self) -> int:
         return next(iter(self.entries.values())).size(1)
 
-    def write(self, positions: Tensor, **new: Tensor) -> None:
-        """Keep the vectors (B, T, ...) of the tokens at positions (B, T)."""
-        row = torch.arange(positions.size(0), device=positions.device)[:, None]
+    def index(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Where positions (B, T) are kept, as the first two indices of the entries."""
+        slot = positions % self.slots if self.wraps else positions.clamp(max=self.slots - 1)
+        return torch.arange(positions.size(0), device=positions.device)[:, None], slot
+
+    @torch.inference_mode(False)
+    def grow(self, slots: int) -> None:
+        """Get so many slots; what is kept stays."""
+        for name, old in self.entries.items():
+            self.entries[name] = old.new_zeros(old.size(0), slots, *old.shape[2:])
+            self.entries[name][:, : old.size(1)] = old
+        self.wraps = slots >= self.most
+
+    def place(self, positions: Tensor) -> Place:
+        """Where a call with positions (B, T) writes and reads."""
+        last = positions[:, -1:]
+        return Place(self.index(positions), held(self.slots, last if self.wraps else last.clamp(max=self.slots - 1)))
+
+    def write(self, place: Place, **new: Tensor) -> None:
+        """Keep the vectors (B, T, ...) of the tokens in a call."""
         for name, vectors in new.items():
-            self.entries[name][row, positions % self.slots] = vectors.to(self.entries[name].dtype)
+            scales = self.entries.get(name + SCALE)
+            if scales is not None:
+                vectors, scale = quantise(vectors, scales.dtype)
+                scales[place.write] = scale
+            self.entries[name][place.write] = vectors.to(self.entries[name].dtype)
+
+    def read(self, name: str, place: Place, dtype: torch.dtype) -> Tensor:
+        """The vectors (B, S, ...) of one entry in all slots."""
+        parts = [self.entries[n] for n in (name, name + SCALE) if n in self.entries]
+        if place.pages is not None:
+            parts = [part[place.pages].flatten(1, 2) for part in parts]
+        vectors, *scale = (part.to(dtype) for part in parts)
+        return vectors * scale[0] if scale else vectors
+
+
+SCALE = ".scale"  # ends the name of the entry that holds the scales of a quantised one
+
+
+def quantise(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Vectors (..., E) as int8 and a scale (..., 1) of this dtype: their product is within half a scale of each."""
+    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    scale = (vectors.abs().amax(-1, keepdim=True) / 127).to(dtype).clamp(min=torch.finfo(dtype).tiny)
+    return (vectors / scale).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def allocate(
+    config: DecoderConfig,
+    layer: int,
+    size: tuple[int, int],
+    quantised: bool,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> dict[str, Tensor]:
+    """The entries of a layer, each (*size, ...), or its int8 form and the scales, (*size, ..., 1)."""
+    dtype, entries = dtype or torch.get_default_dtype(), {}
+    for name, shape in at(config.attention, layer).entries(config).items():
+        entries[name] = torch.zeros(*size, *shape, device=device, dtype=torch.int8 if quantised else dtype)
+        if quantised:
+            entries[name + SCALE] = torch.zeros(*size, *shape[:-1], 1, device=device, dtype=dtype)
+    return entries
 
 
 class Cache:
@@ -42,11 +113,18 @@ class Cache:
     `length` positions fit; one call may add up to `chunk` tokens to each row, which is also how far a row may be
     rolled back from the furthest position it was given, pads included. Full layers have length + chunk slots, since a
     ragged call pads its shorter rows with positions beyond their last; layers with a window have window + chunk.
+    With a `step`, layers begin with that many slots and get more, step by step, as `extend` asks for them. `quantised`
+    keeps every vector as int8 with a scale of its own.
 
     `horizon` (rows,) is the length that each row will reach at most, which rotary scalings may depend on. It is
     `length` unless it is set when a row is given to a request, and must stay the same while the row is continued.
+
+    An engine calls `open` when it gives a row to a request, `extend` before each call of the model, `commit` when
+    tokens are in the row, and `close` when it takes the row back. Here they are formalities, unless there is a `step`;
+    other caches (`PagedCache`) find memory then. Views, by `rows` and `upto`, are for calls of the model only.
     """
 
+    @torch.inference_mode(False)  # so that the tensors can be written to in every mode
     def __init__(
         self,
         config: DecoderConfig,
@@ -54,42 +132,98 @@ class Cache:
         length: int,
         chunk: int = 1,
         *,
+        step: int = 0,
+        quantised: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.length, self.chunk = length, chunk
-        self.horizon = torch.full((rows,), length, device=device)
+        self.length, self.chunk, self.step = length, chunk, step
+        self.room = 0 if step else length  # the positions that there are slots for
         self.end = length + chunk  # every position in a call, pads included, is below it
+        self.horizon = torch.full((rows,), length, device=device)
         self.layers: list[Store] = []
         for layer in range(config.n_layers):
-            attention = at(config.attention, layer)
-            slots = chunk + (min(attention.window, length) if attention.window else length)
-            self.layers.append(
-                Store(
-                    {
-                        name: torch.zeros(rows, slots, *shape, device=device, dtype=dtype)
-                        for name, shape in attention.entries(config).items()
-                    }
-                )
-            )
+            window = at(config.attention, layer).window
+            most = chunk + (min(window, length) if window else length)
+            size = rows, min(step or most, most)
+            self.layers.append(Store(allocate(config, layer, size, quantised, device, dtype), window, most))
+
+    def open(self, row: int, tokens: Sequence[int], horizon: int) -> int | None:
+        """Give a row to a request that has these tokens so far and reaches at most `horizon` positions.
+
+        Returns how many of the first tokens the row holds already, always fewer than all, or None where there is no
+        room now."""
+        self.horizon[row] = horizon
+        return 0
+
+    def extend(self, row: int, start: int, end: int) -> bool:
+        """Make ready to write positions start to end - 1 of a row, at most a chunk of them, which holds those before.
+
+        False, and nothing is changed, where there is no room."""
+        for store in self.layers:
+            if not store.wraps and store.slots <= end:  # one more than positions: the last is for pads
+                store.grow(min(store.most, -(-(end + 1) // self.step) * self.step))
+        self.room = max(self.room, end)
+        return True
+
+    def commit(self, row: int, tokens: Sequence[int]) -> None:
+        """Tell that a row holds these tokens, so that requests that begin with them may share their memory."""
+
+    def close(self, row: int) -> None:
+        """Take a row back; its memory may go to others."""
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Row `target` becomes a copy of the first `length` positions of row `source`, and gets its horizon."""
+        self.horizon[target] = self.horizon[source]
+        for store in self.layers:
+            for entry in store.entries.values():
+                entry[target, :length] = entry[source, :length]
+
+    def move(self, source: int, target: int) -> None:
+        """Row `target` becomes row `source`, which is then free."""
+        self.fork(source, target, self.end)
+
+    def reorder(self, index: Sequence[int]) -> None:
+        """The first rows become the rows of the index, in which some may be left out and others repeated."""
+        rows = torch.tensor(index, device=self.horizon.device)
+        for tensor in [self.horizon, *(entry for store in self.layers for entry in store.entries.values())]:
+            tensor[: len(rows)] = tensor[rows]
 
     def rows(self, start: int, end: int) -> Self:
         """The same memory, rows start to end only."""
-        view = self._view(lambda t: t[start:end])
+        view = self._view(slice(start, end), self.end)
         view.horizon = self.horizon[start:end]
         return view
 
     def upto(self, length: int) -> Self:
         """The same memory, without the slots that positions below `length`, pads included, do not need."""
-        view = self._view(lambda t: t[:, :length])
-        view.length, view.end = min(length, self.length), min(length, self.end)
+        view = self._view(slice(None), length)
+        view.length, view.end = min(length, view.length), min(length, self.end)
         return view
 
-    def _view(self, cut: Callable[[Tensor], Tensor]) -> Self:
-        view = object.__new__(type(self))
-        view.length, view.chunk, view.end, view.horizon = self.length, self.chunk, self.end, self.horizon
-        view.layers = [Store({name: cut(t) for name, t in layer.entries.items()}) for layer in self.layers]
+    def _view(self, rows: slice, slots: int) -> Self:
+        view = copy(self)
+        view.length = min(self.length, self.room)
+        view.layers = [Store({n: t[rows, :slots] for n, t in s.entries.items()}, s.window, s.most) for s in self.layers]
         return view
+
+    def dump(self, row: int, length: int) -> dict[str, Tensor]:
+        """What a row that holds `length` tokens needs to go on, be it by its last one once more: for every layer and
+        entry the vectors (T, ...) of all of them or, with a window, of the last ones. They may still be the cache's
+        memory."""
+        return {
+            f"{layer}.{name}": entry[index][0]
+            for layer, store in enumerate(self.rows(row, row + 1).layers)
+            for index in [store.index(recent(store.window, length, self.horizon.device))]
+            for name, entry in store.entries.items()
+        }
+
+    def load(self, row: int, length: int, vectors: Mapping[str, Tensor]) -> None:
+        """Put what `dump` gave into a row that has been extended to `length`."""
+        for layer, store in enumerate(self.rows(row, row + 1).layers):
+            index = store.index(recent(store.window, length, self.horizon.device))
+            for name, entry in store.entries.items():
+                entry[index] = vectors[f"{layer}.{name}"][None].to(entry.device)
 
     def nbytes(self) -> int:
         """Memory of all entries in bytes."""
@@ -104,13 +238,27 @@ class View:
     rotation: tuple[Tensor, Tensor] | None  # cosines and sines, each (B, T, 1, rotating / 2)
     bias: Tensor | None  # added to the scores, (B, 1 or H, T, S), -inf where not seen; None: all up to itself is seen
     store: Store | None  # the past of this layer
+    place: Place | None = None  # and where this call writes and reads in it
 
     def remember(self, **new: Tensor) -> tuple[Tensor, ...]:
         """Keep these vectors (B, T, ...) of the tokens in this call; returns those of all tokens kept, (B, S, ...)."""
-        if not self.store:
+        if not self.store or not self.place:
             return tuple(new.values())
-        self.store.write(self.positions, **new)
-        return tuple(self.store.entries[name].type_as(vectors) for name, vectors in new.items())
+        self.store.write(self.place, **new)
+        return tuple(self.store.read(name, self.place, vectors.dtype) for name, vectors in new.items())
+
+
+def recent(window: int, length: int, device: torch.device) -> Tensor:
+    """The positions (1, T), of those below `length`, that the last of them and the next one see."""
+    return torch.arange(max(0, length - window) if window else 0, length, device=device)[None]
+
+
+def rotation_key(config: DecoderConfig, horizon: int) -> bytes:
+    """What rotations depend on in a row made for the length `horizon`: rows with the same key turn alike."""
+    one, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), horizon, dtype=torch.float64)
+    widths = [(at(config.position, i), at(config.attention, i).rotary_width(config)) for i in range(config.n_layers)]
+    found = [position.rotation(width, one, length) for position, width in dict.fromkeys(widths)]
+    return repr([[t.tolist() for t in turn] for turn in found if turn]).encode()
 
 
 def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
@@ -137,6 +285,7 @@ def views(config: DecoderConfig, x: Tensor, positions: Tensor | None, cache: Cac
         positions = torch.arange(x.size(1), device=x.device)[None]
     exact = positions.to(torch.promote_types(x.dtype, torch.float32))
     horizon = (cache.horizon.to(exact) if cache else exact.amax(1) + 1)[:, None, None]
+    places: dict[tuple[int, int], Place | None] = {}
     masks: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
     rotations, biases = {}, {}
     result = []
@@ -145,7 +294,8 @@ def views(config: DecoderConfig, x: Tensor, positions: Tensor | None, cache: Cac
         store = cache.layers[layer] if cache else None
         where = attention.window, store.slots if store else 0
         if where not in masks:
-            key = held(store.slots, positions[:, -1:]) if store else positions
+            place = places[where] = store.place(positions) if store else None
+            key = place.held if place else positions
             mask = None
             if attention.window or not plain:
                 mask = visible(positions[:, :, None], key[:, None], attention.window)
@@ -159,7 +309,7 @@ def views(config: DecoderConfig, x: Tensor, positions: Tensor | None, cache: Cac
         if (position, where) not in biases:
             mask, key = masks[where]
             biases[position, where] = score_bias(position.bias(config, exact, key.to(exact)), exact, key, mask)
-        result.append(View(positions, rotations[turn], biases[position, where], store))
+        result.append(View(positions, rotations[turn], biases[position, where], store, places[where]))
     return result
 
 

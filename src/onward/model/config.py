@@ -33,7 +33,7 @@ from onward.model.parts import (
     SharedNorm,
     Sinusoidal,
 )
-from onward.model.slots import Attention, Block, FeedForward, Norm, Position, at
+from onward.model.slots import Attention, Block, FeedForward, Norm, P, Position, at
 
 __all__ = [
     "Activation",
@@ -125,5 +125,14 @@ class DecoderConfig:
             raise UserError(f"dropout is {self.dropout}: it is a share, at least 0 and below 1")
         for name in slots:
             parts = getattr(self, name)
+            if isinstance(parts, tuple):  # equal decoders are written alike
+                object.__setattr__(self, name, parts := shortest(parts, self.n_layers))
             for part in parts if isinstance(parts, tuple) else (parts,):
                 part.check(self)
+
+
+def shortest(parts: tuple[P, ...], n_layers: int) -> P | tuple[P, ...]:
+    """The fewest parts which, repeated, are those of all layers; one that all have, by itself."""
+    seen = [at(parts, layer) for layer in range(min(n_layers, 2 * len(parts)))]
+    period = next(p for p in range(1, len(seen) + 1) if all(a == b for a, b in zip(seen, seen[p:])))
+    return seen[0] if period == 1 else tuple(seen[:period])

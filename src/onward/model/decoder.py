@@ -16,11 +16,18 @@ from onward.model.initialise import initialise
 
 
 class Scale(nn.Module):
-    """x times a constant, which is rounded to x's precision first."""
+    """x times a constant."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
         self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class RoundedScale(Scale):
+    """x times a constant that is rounded to x's precision first (Gemma)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * x.new_full((), self.factor)
@@ -51,7 +58,7 @@ class Decoder(nn.Module):
         narrow = c.d_embed != c.d_model
         self.embed = nn.Embedding(c.vocab_size, c.d_embed)
         self.embed_in = nn.Linear(c.d_embed, c.d_model, bias=False) if narrow else nn.Identity()
-        self.embed_scale = Scale(c.embed_scale) if c.embed_scale != 1.0 else nn.Identity()
+        self.embed_scale = RoundedScale(c.embed_scale) if c.embed_scale != 1.0 else nn.Identity()
         self.embed_norm = c.embed_norm.build(c, 0) if c.embed_norm else nn.Identity()
         self.position = at(c.position, 0).build(c, 0)
         self.dropout = nn.Dropout(c.dropout)
@@ -127,3 +134,13 @@ def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: C
         raise UserError(f"position {real if first >= 0 else first} is outside the {limit} that there are")
     if cache and last >= cache.end:
         raise UserError(f"position {last}, pads included, is past the slots of this view of a cache ({cache.end})")
+
+
+def check_ids(least: int, greatest: int, config: DecoderConfig) -> None:
+    """Refuse token ids that the model does not have, given the least and the greatest of them."""
+    for token in least, greatest:
+        if not 0 <= token < config.vocab_size:
+            raise UserError(
+                f"token id {token} is out of range for a vocabulary of {config.vocab_size}: the tokenizer belongs to "
+                "another model"
+            )

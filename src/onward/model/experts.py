@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
+from itertools import repeat
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class SoftmaxRouter(nn.Module):
             chosen = self.allowed(self.merit(shares)).topk(self.active).indices
             weight = shares.gather(1, chosen)
             if self.part.renormalize:
-                weight = weight / weight.sum(-1, keepdim=True)
+                weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
             return weight * self.part.scale, chosen
 
     def shares(self, scores: Tensor) -> Tensor:
@@ -130,10 +131,11 @@ class ExpertsModule(nn.Module):
         counts = torch.bincount(chosen.flatten(), minlength=self.part.count)
         dtype = working_dtype(tokens)
         gate, up, down = (self.stack(name, dtype) for name in ("gate", "up", "down"))
+        visits = tokens[visitor].to(dtype)
         way: str = self.part.compute
         if way == "auto":
-            way = fastest_way(tuple(self.gate.shape), tokens.device.type, dtype, 1 << len(order).bit_length())
-        answers = WAYS[way](tokens[visitor].to(dtype), counts, gate, up, down, self.combine)
+            way = fastest_way(visits, counts, gate, up, down, self.combine)
+        answers = WAYS[way](visits, counts, gate, up, down, self.combine)
         answers = answers * weight.flatten()[order, None].type_as(answers)
         return torch.zeros_like(tokens, dtype=dtype).index_add(0, visitor, answers)
 
@@ -150,11 +152,11 @@ Combine = Callable[[Tensor, Tensor], Tensor]
 def loop(visits: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
     """Expert by expert: visits (N, D) are sorted by expert, of which `counts` (X,) tells how many each has."""
 
-    def project(x: Tensor, stack: Stack, expert: int) -> Tensor:
-        return F.linear(x, stack[0][expert], None if stack[1] is None else stack[1][expert])
+    def each(stack: Stack) -> zip[tuple[Tensor, Tensor | None]]:
+        return zip(stack[0].unbind(), repeat(None) if stack[1] is None else stack[1].unbind())
 
-    groups = enumerate(visits.split(counts.tolist()))
-    return torch.cat([project(combine(project(x, gate, e), project(x, up, e)), down, e) for e, x in groups if len(x)])
+    groups = zip(visits.split(counts.tolist()), each(gate), each(up), each(down))
+    return torch.cat([F.linear(combine(F.linear(x, *g), F.linear(x, *u)), *d) for x, g, u, d in groups if len(x)])
 
 
 def grouped(visits: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
@@ -171,30 +173,32 @@ def product(x: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
     """Rows of x (N, I) up to each end times that expert's matrix of the stack (X, O, I): (N, O)."""
     out, unit = stack.size(1), 16 // x.element_size()  # the kernel wants rows of whole 16 bytes
     wide, long = -x.size(1) % unit, -out % unit
-    y = F.grouped_mm(F.pad(x, (0, wide)), F.pad(stack, (0, wide, 0, long)).mT, offs=ends)
-    return y[:, :out]
+    if wide or long:  # no padding is a copy all the same
+        x, stack = F.pad(x, (0, wide)), F.pad(stack, (0, wide, 0, long))
+    return F.grouped_mm(x, stack.mT, offs=ends)[:, :out]
 
 
 WAYS = {"loop": loop, "grouped": grouped}
+FASTEST: dict[tuple[object, ...], str] = {}  # the ways found so far
 
 
-@cache
-def fastest_way(shape: tuple[int, int, int], device: str, dtype: torch.dtype, visits: int) -> str:
-    """`loop` or `grouped`, timed forward and backward once per process for a stack shape and a number of visits."""
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):  # there is no grouped product in fp64
+def fastest_way(visits: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> str:
+    """`loop` or `grouped`, timed once per process for a shape of the stacks and a number of visits, with gradients
+    where they are asked for. It takes the weights as they are: a copy might not fit."""
+    if visits.dtype not in (torch.float32, torch.bfloat16, torch.float16):  # there is no grouped product in fp64
         return "loop"
-    experts, d_ff, width = shape
-    with torch.inference_mode(False), torch.enable_grad(), torch.device(device), torch.autocast(device, enabled=False):
-        x = torch.ones(visits, width, dtype=dtype, requires_grad=True)
-        ins = torch.ones(2, experts, d_ff, width, dtype=dtype, requires_grad=True)
-        down = torch.ones(experts, width, d_ff, dtype=dtype, requires_grad=True)
-        counts = torch.arange(visits) % experts
-        counts = torch.bincount(counts, minlength=experts)
+    learning = torch.is_grad_enabled()
+    kind = visits.device, visits.dtype, gate[0].shape, len(visits).bit_length(), learning
+    if kind not in FASTEST:
+        x, *weights = leaves = [t.detach().requires_grad_(learning) for t in (visits, gate[0], up[0], down[0])]
+        gate, up, down = ((weight, stack[1]) for weight, stack in zip(weights, (gate, up, down)))
 
         def run(way: str) -> None:
-            y = WAYS[way](x, counts, (ins[0], None), (ins[1], None), (down, None), torch.mul)
-            torch.autograd.grad((y * y).sum(), (x, ins, down))
-            if device == "cuda":
+            y = WAYS[way](x, counts, gate, up, down, combine)
+            if learning:
+                torch.autograd.grad(y, leaves, y.detach())
+            if y.is_cuda:
                 torch.cuda.synchronize()
 
-        return fastest({way: partial(run, way) for way in WAYS})
+        FASTEST[kind] = fastest({way: partial(run, way) for way in WAYS})
+    return FASTEST[kind]

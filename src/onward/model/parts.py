@@ -133,6 +133,8 @@ class SelfAttention(Attention, kind="self"):
     def check(self, config: DecoderConfig) -> None:
         if self.window < 0:
             raise UserError(f"attention.self.window is {self.window}: it must be positive, or 0 to see all")
+        if self.scale is not None and self.scale <= 0:
+            raise UserError(f"attention.self.scale is {self.scale}: it must be positive, or none")
         if self.score_cap is not None and self.score_cap <= 0:
             raise UserError(f"attention.self.score_cap is {self.score_cap}: it must be positive, or none")
 

@@ -1,0 +1,186 @@
+"""Beam search: the likeliest continuations that a search of limited width finds.
+
+Shapes: B rows, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from onward.errors import UserError
+from onward.generation.distribution import shape
+from onward.generation.request import Request
+from onward.generation.sampling import Sampling
+from onward.generation.search import follow, prepare, read
+from onward.generation.speculation import blame
+from onward.model.decoder import Decoder, without_dropout
+
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A way in which a prompt may go on."""
+
+    tokens: list[int]  # an end token is not among them
+    score: float  # log-probability, less what diversity took off, over (number of tokens, end included) ** penalty
+    log_probability: float  # of the tokens, end included, as the sampling changes it
+    finished: bool  # whether an end token came; else there was no room for more
+
+
+@dataclass
+class Beam:
+    """A hypothesis that still grows."""
+
+    row: int  # of the cache: its own or, while it is new, that of the beam it continues
+    tokens: list[int]
+    total: float = 0.0  # log-probability, less what diversity took off
+    log_probability: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a hypothesis ends and when the search is over; as of `beam_search`."""
+
+    size: int  # beams in a group
+    end: frozenset[int]
+    most: int  # new tokens
+    length_penalty: float
+    early_stopping: EarlyStopping
+
+    def over(self, running: list[Beam], finished: list[Hypothesis]) -> bool:
+        """Whether to end, given running and finished hypotheses, each with the best first."""
+        if not running or len(finished) < self.size:
+            return not running
+        longest = self.early_stopping == "never" and self.length_penalty > 0
+        hope = running[0].total / (self.most if longest else len(running[0].tokens)) ** self.length_penalty
+        return self.early_stopping is True or hope <= finished[-1].score
+
+
+@dataclass
+class Group:
+    """Beams of one prompt that compete with each other."""
+
+    running: list[Beam]
+    finished: list[Hypothesis] = field(default_factory=list)  # the best first
+
+    def advance(self, log_p: Tensor, penalty: Tensor, rules: Rules) -> list[int]:
+        """Go on by a token, given log-probabilities (B, V) of all rows and a penalty (V,); none run where it is over.
+
+        Of the likeliest candidates, as many as there are beams, those that end become finished hypotheses; the
+        likeliest that do not end run on. Returns the last tokens of both.
+        """
+        if not self.running:
+            return []
+        sources, self.running, length = self.running, [], len(self.running[0].tokens) + 1
+        taken: list[int] = []
+        plain = log_p[[beam.row for beam in sources]]
+        totals = (plain + plain.new_tensor([beam.total for beam in sources])[:, None] - penalty).flatten()
+        best = totals.topk(min((1 + len(rules.end)) * rules.size, len(totals)))  # enough that `size` do not end
+        lasts = plain.flatten()[best.indices].tolist()
+        for rank, (total, index, last) in enumerate(zip(best.values.tolist(), best.indices.tolist(), lasts)):
+            if total == -math.inf:
+                break
+            source, token = sources[index // log_p.size(1)], index % log_p.size(1)
+            ended, log_probability = token in rules.end, source.log_probability + last
+            runs = not ended and length < rules.most
+            if (len(self.running) if runs else rank) >= rules.size:
+                continue
+            taken.append(token)
+            tokens = source.tokens if ended else [*source.tokens, token]
+            if runs:
+                self.running.append(Beam(source.row, tokens, total, log_probability))
+            else:
+                self.finished.append(Hypothesis(tokens, total / length**rules.length_penalty, log_probability, ended))
+        self.finished = ranked(self.finished)[: rules.size]
+        if rules.over(self.running, self.finished):
+            self.running = []
+        return taken
+
+
+def ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """The best first, of equals the older."""
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
+
+
+@torch.inference_mode()
+def beam_search(
+    model: Decoder,
+    prompts: Sequence[list[int]],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    beams: int = 4,
+    groups: int = 1,
+    diversity: float = 0.0,
+    length_penalty: float = 1.0,
+    early_stopping: EarlyStopping = False,
+    n_best: int = 1,
+    end: Collection[int] = (),
+    allowed: Tensor | None = None,
+) -> list[list[Hypothesis]]:
+    """The `n_best` hypotheses for each prompt, best first; fewer where no more can be.
+
+    A hypothesis is rated by its log-probability over its number of new tokens ** `length_penalty`: the greater the
+    penalty, the better longer ones do. It ends with a token of `end` or at `max_new_tokens`. Once there are as many
+    finished ones as `beams`, the search is over (`early_stopping` True), or is over as soon as no running one could be
+    better than the worst of them at its present length (False), or at any length ("never", which is certain where the
+    penalty is at least 0). The rules are those of transformers' `generate(num_beams=beams)`.
+
+    With `groups`, each step goes through the groups one after the other, and a token loses `diversity` for each
+    time that an earlier group has just chosen it (diverse beam search with Hamming diversity, Vijayakumar et al.
+    2016); each group has beams / groups beams.
+
+    `sampling` says how the model's log-probabilities are changed, without being normalised anew: penalties, bans,
+    temperature and so on, by default not at all. `allowed` (V,) is False for tokens that are never chosen. All prompts
+    are searched together, in `beams` rows of one cache each. Options that contradict each other are a UserError.
+    """
+    for sentence, wrong in {
+        f"beams is {beams}: it must be at least 1": beams < 1,
+        f"n_best is {n_best}: it must be from 1 to beams, {beams}": not 1 <= n_best <= beams,
+        f"groups is {groups}: beams, {beams}, must be a multiple of it": groups < 1 or beams % groups,
+        f"diversity is {diversity}: it must be at least 0": not 0 <= diversity < math.inf,
+        f"diversity is {diversity} and acts between groups: make groups more than 1": diversity and groups == 1,
+        f"length_penalty is {length_penalty}: it must be from -50 to 50": not abs(length_penalty) <= 50,  # fp64
+        f"early_stopping is {early_stopping!r}, not True, False or 'never'": early_stopping
+        not in (True, False, "never"),
+    }.items():
+        if wrong:
+            raise UserError(sentence)
+    sampling = prepare(model, prompts, max_new_tokens, sampling, end)
+    if not (prompts and max_new_tokens):
+        return [[Hypothesis([], 0.0, 0.0, False)] for _ in prompts]
+    end = frozenset(sampling.stop_token_ids)
+    rules = Rules(beams // groups, end, max_new_tokens, length_penalty, early_stopping)
+    with without_dropout(model):
+        cache, states = read(model, prompts, max_new_tokens, len(prompts) * beams)
+        hidden = torch.stack([pieces[-1][-1] for pieces in states])
+        rows = [(prompt, Beam(row, [])) for row, prompt in enumerate(prompts)]
+        searches = [[Group([beam]) for _ in range(groups)] for _, beam in rows]
+        while rows:
+            logits = model.logits(hidden)
+            texts, lengths = [prompt + beam.tokens for prompt, beam in rows], [len(prompt) for prompt, _ in rows]
+            log_p = shape(logits.float().log_softmax(-1), [sampling] * len(rows), texts, lengths, allowed)
+            for search in searches:
+                penalty = torch.zeros_like(log_p[0])
+                for group in search:
+                    for token in group.advance(log_p, penalty, rules):
+                        penalty[token] += diversity
+            stuck = any(not (group.running or group.finished) for search in searches for group in search)
+            if stuck or bool(log_p.isnan().any()):
+                requests = [Request(prompt, sampling, max_new_tokens, tokens=beam.tokens) for prompt, beam in rows]
+                raise blame(logits, log_p.softmax(-1), requests, model)
+            rows = [(p, beam) for p, search in zip(prompts, searches) for group in search for beam in group.running]
+            if rows:
+                cache.reorder([beam.row for _, beam in rows])
+                for row, (_, beam) in enumerate(rows):
+                    beam.row = row
+                starts = [len(prompt) + len(beam.tokens) - 1 for prompt, beam in rows]
+                hidden = follow(model, cache, [beam.tokens[-1:] for _, beam in rows], starts)[:, 0]
+    return [ranked([h for group in search for h in group.finished])[:n_best] for search in searches]

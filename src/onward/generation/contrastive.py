@@ -1,0 +1,90 @@
+"""Contrastive search: likely tokens that do not repeat what the model has already represented.
+
+Shapes: B prompts, K candidates, S tokens of the longest text, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onward.errors import UserError
+from onward.generation.distribution import shape
+from onward.generation.request import Request
+from onward.generation.sampling import Sampling
+from onward.generation.search import follow, prepare, read
+from onward.generation.speculation import blame
+from onward.model.decoder import Decoder, without_dropout
+
+
+@torch.inference_mode()
+def contrastive_search(
+    model: Decoder,
+    prompts: Sequence[list[int]],
+    *,
+    max_new_tokens: int,
+    alpha: float = 0.6,
+    k: int = 4,
+    sampling: Sampling | None = None,
+    end: Collection[int] = (),
+    allowed: Tensor | None = None,
+) -> list[list[int]]:
+    """What follows each prompt, up to a token of `end`, which is not among them, or `max_new_tokens`.
+
+    Of the `k` likeliest tokens v, the one with the greatest (1 - alpha) p(v) - alpha max_j cos(h_v, h_j) comes next,
+    where h are the last hidden states of v and of the tokens j before it (Su et al. 2022). `alpha` is between 0,
+    which is greedy, and 1. `sampling` shapes p: penalties, bans, temperature and so on, by default not at all.
+    `allowed` (V,) is False for tokens that are never chosen. All prompts are searched together, in k rows of one
+    cache each. A UserError tells of values out of range and prompts that cannot be continued.
+    """
+    if not 0 <= alpha <= 1:
+        raise UserError(f"alpha is {alpha}: it must be between 0 and 1")
+    if k < 1:
+        raise UserError(f"k is {k}: it must be at least 1")
+    sampling = prepare(model, prompts, max_new_tokens, sampling, end)
+    answers: list[list[int]] = [[] for _ in prompts]
+    if not (prompts and max_new_tokens):
+        return answers
+    k = min(k, model.config.vocab_size)
+    with without_dropout(model):
+        cache, states = read(model, prompts, max_new_tokens, len(prompts) * k)
+        past = torch.nn.utils.rnn.pad_sequence([torch.cat(pieces) for pieces in states], batch_first=True)
+        past = F.pad(F.normalize(past.float(), dim=-1), (0, 0, 0, max_new_tokens))  # (B, S, D)
+        last = torch.stack([pieces[-1][-1] for pieces in states])
+        cache.reorder([row for row in range(len(prompts)) for _ in range(k)])
+        live = list(range(len(prompts)))
+        while live:
+            texts, lengths = [prompts[i] + answers[i] for i in live], [len(prompts[i]) for i in live]
+            logits = model.logits(last)
+            p = shape(logits, [sampling] * len(live), texts, lengths, allowed).softmax(-1)
+            if not bool(p.isfinite().all()):
+                requests = [Request(prompts[i], sampling, max_new_tokens, tokens=answers[i]) for i in live]
+                raise blame(logits, p, requests, model)
+            chances, tokens = p.topk(k)  # (B, K)
+            # the token before comes again in all rows, so that no row has to become a copy of another
+            pieces = [[text[-1], token] for text, row in zip(texts, tokens.tolist()) for token in row]
+            starts = [len(text) - 1 for text in texts for _ in range(k)]
+            hidden = follow(model, cache, pieces, starts)[:, 1].unflatten(0, (-1, k))  # (B, K, D)
+            likeness = F.normalize(hidden.float(), dim=-1) @ past.mT  # (B, K, S)
+            size = torch.tensor([len(text) for text in texts], device=p.device)
+            unseen = torch.arange(past.size(1), device=p.device) >= size[:, None, None]
+            likeness = likeness.masked_fill(unseen, -math.inf).amax(-1)
+            value = ((1 - alpha) * chances - alpha * likeness).masked_fill(chances == 0, -math.inf)
+            best, each = value.argmax(-1), torch.arange(len(live), device=p.device)
+            last = hidden[each, best]
+            past[each, size] = F.normalize(last.float(), dim=-1)
+            going = []
+            for place, token in enumerate(tokens[each, best].tolist()):
+                answer = answers[live[place]]
+                if token not in sampling.stop_token_ids:
+                    answer.append(token)
+                    if len(answer) < max_new_tokens:
+                        going.append(place)
+            if 0 < len(going) < len(live):
+                cache.reorder([place * k + i for place in going for i in range(k)])
+            live, last, past = [live[place] for place in going], last[going], past[going]
+    return answers

@@ -1,0 +1,259 @@
+"""The engine: requests come, are read in chunks, continued together and leave when they are done.
+
+Shapes: B rows, T tokens in one call, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.errors import UserError
+from onward.generation.request import Chance, Request, check
+from onward.generation.speculation import Draft, Proposal, choose, feed
+from onward.model.cache import Cache
+from onward.model.decoder import Decoder, without_dropout
+
+CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
+STEP = 256  # slots by which a cache grows
+WASTE = 1.25  # prompts are read together where pads make the call at most this much larger
+
+
+class Engine:
+    """Continues many requests over one cache (continuous batching, Yu et al. 2022, Orca).
+
+    Row i of the cache belongs to `active[i]`; the first rows are decoding, the others still being read. A request's
+    tokens depend on its own prompt, sampling and seed, not on its company.
+
+    `end` are tokens that end an answer, besides those of its sampling; `allowed` (V,) is False for tokens that are
+    never chosen. Where prompt and new tokens are more than `length`, by default the model's context, that is a
+    UserError or, with `slide`, the row goes on from the later half of what it has seen whenever the context is full.
+    A `draft` proposes tokens that the model then tests together (speculative decoding).
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        rows: int = 16,
+        cache: Cache | None = None,
+        end: Collection[int] = (),
+        allowed: Tensor | None = None,
+        slide: bool = False,
+        draft: Draft | None = None,
+    ) -> None:
+        weight, length = model.embed.weight, model.config.context_length
+        if cache is None:
+            chunk = max(min(CHUNK, length), draft.ahead + 1 if draft else 1)
+            cache = Cache(model.config, rows, length, chunk, device=weight.device, dtype=weight.dtype, step=STEP)
+        self.model, self.cache, self.rows = model, cache, rows
+        self.length = min(length, cache.length)
+        self.end, self.allowed, self.slide, self.draft = frozenset(end), allowed, slide, draft
+        if draft:
+            draft.start(rows, self.length, cache.chunk)
+        self.waiting: deque[Request] = deque()
+        self.active: list[Request] = []
+        self.reading = 0  # the first row that is still being read
+        self.turns = count()
+
+    def add(self, request: Request) -> Request:
+        """Take a request; it waits until there is room for it. A UserError where it can never be answered."""
+        check(request, self.model.config, self.length, self.slide)
+        ends = dict.fromkeys([*request.sampling.stop_token_ids, *self.end])
+        request.sampling = replace(request.sampling, stop_token_ids=tuple(ends))
+        request.turn = next(self.turns)
+        if request.max_new_tokens:
+            self.waiting.append(request)
+        else:
+            request.finish = "length"
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """End a request; its row is free at once."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request in self.active:
+            self.leave(self.active.index(request))
+        request.finish = request.finish or "cancelled"
+
+    def run(self) -> Iterator[tuple[Request, int]]:
+        """Go on until every request is done; yields (request, token) as tokens come, an end token not among them."""
+        while self.waiting or self.active:
+            yield from self.step()
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Request, int]]:
+        """Admit whom there is room for, read a chunk of prompts, choose the next tokens; the new tokens."""
+        with without_dropout(self.model):
+            self.admit()
+            states = [*self.decode(), *self.read()]
+            return self.take(*zip(*states)) if states else []
+
+    def admit(self) -> None:
+        """Give free rows to waiting requests, the first come first."""
+        while self.waiting and len(self.active) < self.rows:
+            request, row = self.waiting[0], len(self.active)
+            if len(request.context) > self.length:
+                request.start += len(request.context) - (self.length // 2 or 1)
+            twin = next((i for i, other in enumerate(self.active) if other is request.twin), None)
+            if twin is not None and twin >= self.reading:
+                return  # its prompt is being read
+            reach = min(self.length, len(request.context) + request.left)
+            held = self.cache.open(row, request.context, reach)
+            if held is None:
+                if not self.active:
+                    raise self.too_large(request)
+                return
+            if twin is not None and request.start == self.active[twin].start == 0 == len(request.tokens):
+                held = len(request.context) - 1
+                self.cache.fork(twin, row, held)
+            request.filled = held
+            self.active.append(self.waiting.popleft())
+
+    def decode(self) -> list[State]:
+        """Feed each row the token that was chosen last, and what the draft proposes to follow it."""
+        ahead = self.draft.ahead if self.draft else 0
+        row = 0
+        while row < self.reading:  # room for all of them, if need be by sending the last come away
+            request = self.active[row]
+            if self.cache.extend(row, request.filled, min(request.filled + 1 + ahead, self.length)):
+                row += 1
+            else:
+                self.send_away()
+                row = 0
+        requests = self.active[: self.reading]
+        if not requests:
+            return []
+        proposals = [Proposal() for _ in requests]
+        if self.draft:
+            room = [min(ahead, r.left - 1, self.length - len(r.context)) for r in requests]
+            proposals = self.draft.propose(requests, room)
+        pieces = [[r.context[-1], *p.tokens] for r, p in zip(requests, proposals)]
+        hidden = feed(self.model, self.cache, 0, pieces, [r.filled for r in requests])
+        return [(r, p, hidden[row, : 1 + len(p.tokens)]) for row, (r, p) in enumerate(zip(requests, proposals))]
+
+    def read(self) -> list[State]:
+        """Read a chunk of the first prompt that is not read, or the whole of several that are about as long."""
+        start, chunk = self.reading, self.cache.chunk
+        pieces: list[list[int]] = []
+        for row, request in enumerate(self.active[start:], start):
+            piece = request.context[request.filled : request.filled + chunk]
+            width = max(len(p) for p in [*pieces, piece])
+            total = sum(map(len, pieces)) + len(piece)
+            if pieces and width * (len(pieces) + 1) > min(chunk, WASTE * total):
+                break
+            if not self.cache.extend(row, request.filled, request.filled + len(piece)):
+                break
+            pieces.append(piece)
+        if not pieces:
+            if start == 0 and self.active:  # nobody else will make room
+                self.send_away()
+            return []
+        hidden = feed(
+            self.model, self.cache, start, pieces, [r.filled for r in self.active[start : start + len(pieces)]]
+        )
+        result: list[State] = []
+        for row, (request, piece) in enumerate(zip(self.active[start:], pieces)):
+            request.filled += len(piece)
+            if request.filled == len(request.context):
+                request.filled -= 1  # as after a decoding step, before its token is counted
+                self.cache.commit(start + row, request.context)
+                result.append((request, Proposal(), hidden[row, len(piece) - 1 : len(piece)]))
+        self.reading += len(result)  # all that were read or, of a long prompt, none
+        return result
+
+    def take(
+        self, requests: Sequence[Request], proposals: Sequence[Proposal], hidden: Sequence[Tensor]
+    ) -> list[tuple[Request, int]]:
+        """Choose tokens from the hidden states (T, D) of each request, and let those go that are done."""
+        logits = self.model.logits(torch.cat(list(hidden))[None])[0]
+        answers = choose(logits, requests, proposals, self.allowed, self.model)
+        new, row = [], 0
+        for request, proposal, tokens in zip(requests, proposals, answers):
+            chances = alternatives(logits[row : row + len(tokens)], tokens, request.sampling.logprobs)
+            row += 1 + len(proposal.tokens)
+            request.steps += 1
+            request.accepted += len(tokens) - 1
+            request.tested += min(len(tokens), len(proposal.tokens))
+            for token, chance in zip(tokens, chances):
+                request.filled += 1
+                if token in request.sampling.stop_token_ids:
+                    request.finish = "stop"
+                    break
+                request.tokens.append(token)
+                request.chances += chance
+                new.append((request, token))
+                over = request.constraint is not None and not request.constraint.accept(token)
+                if over or (request.stop and request.stop(token)):
+                    request.finish = "stop"
+                elif not request.left:
+                    request.finish = "length"
+                if request.done:
+                    break
+        for request in requests:
+            if request.done or len(request.context) > self.length:
+                self.leave(self.active.index(request))
+                if not request.done:  # it slides: what is left of its context is read again
+                    self.waiting.appendleft(request)
+        return new
+
+    def leave(self, row: int) -> None:
+        """Take a request out of its row; the last ones of the decoding and of the reading rows close the gap."""
+        request = self.active[row]
+        caches = [self.cache, *([self.draft.cache] if self.draft and self.draft.cache else [])]
+        self.cache.commit(row, request.context[: request.filled])
+        request.filled = request.drafted = 0
+        for cache in caches:
+            cache.close(row)
+        if row < self.reading:
+            self.reading -= 1
+            self.move(self.reading, row, caches)
+            row = self.reading
+        self.move(len(self.active) - 1, row, caches)
+        self.active.pop()
+
+    def move(self, source: int, target: int, caches: Sequence[Cache]) -> None:
+        """Row `target`, which is free, becomes row `source`."""
+        if source != target:
+            self.active[target] = self.active[source]
+            for cache in caches:
+                cache.move(source, target)
+
+    def send_away(self) -> None:
+        """Let the request that came last wait until there is room again; it is then read anew."""
+        if len(self.active) == 1:
+            raise self.too_large(self.active[0])
+        last = max(range(len(self.active)), key=lambda row: self.active[row].turn)
+        request = self.active[last]
+        self.leave(last)
+        self.waiting.appendleft(request)
+
+    def too_large(self, request: Request) -> UserError:
+        return UserError(f"the cache has no room for {len(request.context)} tokens of one request: make it larger")
+
+
+State = tuple[Request, Proposal, Tensor]  # a request, what follows if the draft is right, hidden states (T, D)
+
+
+def alternatives(logits: Tensor, tokens: Sequence[int], count: int | None) -> list[list[Chance]]:
+    """For each token its chance among logits (T, V), in a list of one; empty lists where nobody asks."""
+    if count is None:
+        return [[] for _ in tokens]
+    found = logits.float().log_softmax(-1)
+    top = found.topk(min(count, found.size(1)))
+    pairs = [list(zip(ids, values)) for ids, values in zip(top.indices.tolist(), top.values.tolist())]
+    return [[Chance(t, float(row[t]), best)] for t, row, best in zip(tokens, found, pairs)]
+
+
+def generate(model: Decoder, requests: Sequence[Request], **options: Any) -> Iterator[tuple[Request, int]]:
+    """Continue all requests together by an Engine with these options; yields (request, token) as tokens come."""
+    engine = Engine(model, rows=max(1, min(len(requests), 16)), **options)
+    for request in requests:
+        engine.add(request)
+    yield from engine.run()

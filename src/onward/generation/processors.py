@@ -1,0 +1,95 @@
+"""What is done to logits before a token is drawn, one function per strategy.
+
+Shapes: B rows, V vocabulary. Each takes logits (B, V) in fp32 and what it needs of the rows, a value per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+COLDEST = 1e-6  # a lower temperature would only leave fp32, not change which token is taken
+
+
+def column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """One value per row as (B, 1)."""
+    return torch.tensor(values, dtype=dtype, device=like.device)[:, None]
+
+
+def penalise_repetition(logits: Tensor, penalty: Sequence[float], seen: Tensor) -> Tensor:
+    """Logits of tokens `seen` (B, V): positive ones divided by the penalty, negative ones multiplied (CTRL, Keskar et
+    al. 2019, section 4.1)."""
+    p = column(penalty, logits)
+    return torch.where(seen, torch.where(logits > 0, logits / p, logits * p), logits)
+
+
+def penalise_counts(logits: Tensor, frequency: Sequence[float], presence: Sequence[float], counts: Tensor) -> Tensor:
+    """A token generated c times loses c * frequency, and presence if c > 0 (OpenAI's API); counts (B, V)."""
+    return logits - counts * column(frequency, logits) - (counts > 0) * column(presence, logits)
+
+
+def repeats(tokens: Sequence[int], size: int) -> set[int]:
+    """The tokens that would complete a run of `size` tokens that was there before."""
+    if not size or len(tokens) < size:
+        return set()
+    last = tuple(tokens[len(tokens) - size + 1 :])
+    return {tokens[i + size - 1] for i in range(len(tokens) - size + 1) if tuple(tokens[i : i + size - 1]) == last}
+
+
+def ban(logits: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
+    """No probability for these tokens of each row."""
+    rows = [row for row, ids in enumerate(tokens) for _ in ids]
+    logits = logits.clone()
+    logits[rows, [i for ids in tokens for i in ids]] = -math.inf
+    return logits
+
+
+def force(logits: Tensor, token: Sequence[int | None]) -> Tensor:
+    """All probability for this token of each row that has one."""
+    forced = torch.tensor([-1 if t is None else t for t in token], device=logits.device)[:, None]
+    keep = (forced < 0) | (torch.arange(logits.size(1), device=logits.device) == forced)
+    return torch.where((forced >= 0) & keep, 0.0, logits).masked_fill(~keep, -math.inf)
+
+
+def warm(logits: Tensor, temperature: Sequence[float]) -> Tensor:
+    """Logits over the temperature; at 0 the likeliest token, the first of equals, has all the probability."""
+    greedy = column([t < COLDEST for t in temperature], logits, torch.bool)
+    best = torch.full_like(logits, -math.inf).scatter_(1, logits.argmax(-1, keepdim=True), 0.0)
+    return torch.where(greedy, best, logits / column([max(t, COLDEST) for t in temperature], logits))
+
+
+def keep_top_k(logits: Tensor, k: Sequence[int]) -> Tensor:
+    """The k likeliest tokens, 0 for all; ties at the border are all kept (Fan et al. 2018)."""
+    size = logits.size(1)
+    k = [min(one or size, size) for one in k]
+    best = logits.topk(max((one for one in k if one < size), default=1)).values
+    border = best.gather(1, column([min(one, best.size(1)) - 1 for one in k], logits, torch.long))
+    return logits.masked_fill((logits < border) & column([one < size for one in k], logits, torch.bool), -math.inf)
+
+
+def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
+    """The smallest set of likeliest tokens that holds at least the share p (Holtzman et al. 2020)."""
+    ranked, order = logits.sort(-1, descending=True)
+    shares = ranked.softmax(-1)
+    out = shares.cumsum(-1) - shares >= column([one if one < 1 else math.inf for one in p], logits)
+    return logits.masked_fill(out.scatter(1, order, out), -math.inf)
+
+
+def keep_min_p(logits: Tensor, share: Sequence[float]) -> Tensor:
+    """The tokens at least this share as likely as the likeliest (Nguyen et al. 2024)."""
+    shares = logits.softmax(-1)
+    return logits.masked_fill(shares < column(share, logits) * shares.amax(-1, keepdim=True), -math.inf)
+
+
+def keep_typical(logits: Tensor, p: Sequence[float]) -> Tensor:
+    """The tokens whose surprise is nearest to the expected one, up to the share p (Meister et al. 2023)."""
+    surprise = -logits.log_softmax(-1)
+    shares = logits.softmax(-1)
+    entropy = (shares * surprise).nansum(-1, keepdim=True)  # a token without probability adds nothing
+    order = (surprise - entropy).abs().argsort(dim=-1, stable=True)
+    ranked = shares.gather(1, order)
+    out = ranked.cumsum(-1) - ranked >= column([one if one < 1 else math.inf for one in p], logits)
+    return logits.masked_fill(out.scatter(1, order, out), -math.inf)

@@ -1,0 +1,46 @@
+"""Stop texts end an answer wherever tokens are cut, and never show."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onward.generation.answer import StopText
+
+LETTERS = st.text("ab\n", min_size=1, max_size=4)
+
+
+def in_one_sweep(text: str, stops: list[str]) -> str:
+    """Character by character: cut at the stop text that is complete first."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: end - max(map(len, found))]
+    return text
+
+
+@given(pieces=st.lists(st.text("ab\n", max_size=5), max_size=8), stops=st.lists(LETTERS, max_size=3))
+def test_the_pieces_joined_are_the_text_up_to_the_first_stop(pieces: list[str], stops: list[str]) -> None:
+    stream, said = StopText(stops), ""
+    for piece in pieces:
+        said += stream.push(piece)
+        whole = in_one_sweep("".join(pieces), stops)
+        assert whole.startswith(said)  # nothing was said that had to be taken back
+        if stream.stopped:
+            break
+    said += "" if stream.stopped else stream.finish()
+    assert said == in_one_sweep("".join(pieces), stops)
+
+
+@given(pieces=st.lists(st.text("ab\n", max_size=5), max_size=8), stops=st.lists(LETTERS, max_size=3))
+def test_what_cannot_belong_to_a_stop_is_said_at_once(pieces: list[str], stops: list[str]) -> None:
+    stream = StopText(stops)
+    for piece in pieces:
+        stream.push(piece)
+        if stream.stopped:
+            break
+        assert all(any(stop.startswith(stream.held) for stop in stops) for _ in stream.held[:1])
+
+
+def test_overlapping_stops_and_their_beginnings() -> None:
+    stream = StopText(["\n\nUser", "\n\n"])
+    assert [stream.push(p) for p in ("one\n", "two\n", "\n", "User")][:3] == ["one", "\ntwo", ""]
+    assert stream.stopped

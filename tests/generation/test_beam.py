@@ -1,0 +1,287 @@
+"""Beam search: transformers' hypotheses in transformers' order, the best of all where the beams hold all."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from onward.checkpoint.folder import save_model
+from onward.errors import UserError
+from onward.generation.beam import Hypothesis, beam_search
+from onward.generation.sampling import Sampling
+from onward.model.config import Alibi, DecoderConfig, Rotary, SelfAttention
+from onward.model.decoder import Decoder
+from onward.model.scaling import Dynamic
+
+V = 11
+PROMPTS = [[1], [4, 7, 1, 9, 3, 2, 2], [10, 5, 3], [5, 6]]
+
+
+@torch.no_grad()
+def decoder(seed: int = 3, **changes: Any) -> Decoder:
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": V, "d_model": 16, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_length": 24}
+    model = Decoder(DecoderConfig(**{**sizes, **changes})).eval()
+    for p in model.parameters():
+        p.mul_(4)  # far from uniform, so that the choices hang on the model
+    return model
+
+
+def assert_same(found: list[Hypothesis], wanted: list[Hypothesis]) -> None:
+    assert [(h.tokens, h.finished) for h in found] == [(h.tokens, h.finished) for h in wanted]
+    for name in "score", "log_probability":
+        values = [[getattr(h, name) for h in each] for each in (found, wanted)]
+        assert values[0] == pytest.approx(values[1], abs=1e-4)
+
+
+MODELS = 3
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Decoder, Any]]:
+    """Our models and the same ones in transformers."""
+
+    def pair(seed: int) -> tuple[Decoder, Any]:
+        model, folder = decoder(seed), Path(tmp_path_factory.mktemp("model"))
+        save_model(model, folder, {})
+        return model, AutoModelForCausalLM.from_pretrained(folder).eval()
+
+    return [pair(seed) for seed in range(MODELS)]
+
+
+def theirs(model: Any, prompt: list[int], end: list[int], beams: int, penalty: float, **options: Any) -> Any:
+    """What transformers gives for one prompt."""
+    out = model.generate(
+        torch.tensor([prompt]),
+        num_beams=beams,
+        num_return_sequences=beams,
+        length_penalty=penalty,
+        do_sample=False,
+        eos_token_id=end or None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
+    result = []
+    for row, score in zip(out.sequences[:, len(prompt) :].tolist(), out.sequences_scores.tolist()):
+        length = next((i for i, token in enumerate(row) if token in end), options["max_new_tokens"])
+        finished = length < options["max_new_tokens"]
+        result.append(Hypothesis(row[:length], score, score * (length + finished) ** penalty, finished))
+    return result
+
+
+@given(
+    which=st.integers(0, MODELS - 1),
+    beams=st.integers(2, 5),
+    penalty=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0, 4.0]),
+    early=st.sampled_from([False, True, "never"]),
+    end=st.lists(st.integers(0, V - 1), max_size=3, unique=True),
+    new=st.integers(1, 10),
+    changes=st.fixed_dictionaries(
+        {
+            "repetition_penalty": st.sampled_from([1.0, 1.0, 1.4]),
+            "no_repeat_ngram_size": st.sampled_from([0, 0, 2]),
+            "min_new_tokens": st.integers(0, 1),
+        }
+    ),
+)
+@settings(max_examples=40)
+def test_hypotheses_order_and_scores_are_those_of_transformers(
+    pairs: list[tuple[Decoder, Any]],
+    which: int,
+    beams: int,
+    penalty: float,
+    early: Any,
+    end: list[int],
+    new: int,
+    changes: dict[str, Any],
+) -> None:
+    model, reference = pairs[which]
+    options = {"max_new_tokens": new, "early_stopping": early}
+    found = beam_search(
+        model,
+        PROMPTS,
+        sampling=Sampling(temperature=1.0, **changes),
+        beams=beams,
+        n_best=beams,
+        length_penalty=penalty,
+        end=end,
+        **options,
+    )
+    for prompt, hypotheses in zip(PROMPTS, found):
+        assert_same(hypotheses, theirs(reference, prompt, end, beams, penalty, **options, **changes))
+
+
+@torch.no_grad()
+def log_probabilities(model: Decoder, tokens: list[int]) -> list[float]:
+    """Of the next token, without a cache."""
+    return model(torch.tensor([tokens]))[0, -1].log_softmax(-1).tolist()
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.7, 2.0, -1.0])
+def test_with_room_for_all_the_hypotheses_are_all_there_are_in_order(penalty: float) -> None:
+    size, length, end = 4, 3, 2
+    model = decoder(vocab_size=size)
+    found = beam_search(
+        model,
+        [[1], [3, 0, 3, 1, 1]],
+        max_new_tokens=length,
+        beams=size**length,
+        n_best=size**length,
+        length_penalty=penalty,
+        early_stopping="never",
+        end=[end],
+    )
+    for prompt, hypotheses in zip([[1], [3, 0, 3, 1, 1]], found):
+        every = []
+        for new in {text[: (*text, end).index(end) + 1] for text in itertools.product(range(size), repeat=length)}:
+            total = sum(log_probabilities(model, [*prompt, *new[:i]])[token] for i, token in enumerate(new))
+            tokens = [token for token in new if token != end]
+            every.append(Hypothesis(tokens, total / len(new) ** penalty, total, end in new))
+        assert_same(hypotheses, sorted(every, key=lambda h: -h.score))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"position": Alibi()},
+        {"attention": (SelfAttention(window=5), SelfAttention())},
+        {"position": Rotary(scaling=Dynamic(factor=2.0, original=4))},
+    ],
+    ids=["rotary", "alibi", "windows", "length matters"],
+)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_prompt_is_searched_the_same_alone_and_in_company(
+    changes: dict[str, Any], groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = decoder(**changes)
+    options = {"max_new_tokens": 12, "beams": 4, "n_best": 4, "groups": groups, "diversity": 0.3 * (groups > 1)}
+    options["end"] = [0, 6]
+    together = beam_search(model, PROMPTS, **options)
+    monkeypatch.setattr("onward.generation.search.CHUNK", 3)  # prompts are read, and caches grow, in pieces
+    monkeypatch.setattr("onward.generation.search.STEP", 2)
+    for prompt, hypotheses in zip(PROMPTS, together):
+        assert_same(beam_search(model, [prompt], **options)[0], hypotheses)
+
+
+def slowly_diverse(
+    model: Decoder, prompt: list[int], new: int, beams: int, groups: int, diversity: float, end: int
+) -> list[Hypothesis]:
+    """As in the paper, with all candidates in a list and no cache; a group is over once it has its beams finished."""
+    size = beams // groups
+    running: list[list[tuple[list[int], float, float]]] = [[([], 0.0, 0.0)] for _ in range(groups)]
+    finished: list[list[Hypothesis]] = [[] for _ in range(groups)]
+    for step in range(1, new + 1):
+        said: list[int] = []
+        for g in range(groups):
+            candidates = []
+            for tokens, total, plain in running[g]:
+                for token, log_p in enumerate(log_probabilities(model, prompt + tokens)):
+                    less = diversity * said.count(token)
+                    candidates.append(([*tokens, token], total + log_p - less, plain + log_p))
+            candidates.sort(key=lambda c: -c[1])
+            done = [c for c in candidates[:size] if c[0][-1] == end or step == new]
+            running[g] = [c for c in candidates if c not in done and c[0][-1] != end][: 0 if step == new else size]
+            said += [c[0][-1] for c in done + running[g]]
+            finished[g] += [Hypothesis([t for t in c[0] if t != end], c[1] / step, c[2], c[0][-1] == end) for c in done]
+            finished[g] = sorted(finished[g], key=lambda h: -h.score)[:size]
+            if len(finished[g]) == size:
+                running[g] = []
+    return sorted(itertools.chain(*finished), key=lambda h: -h.score)
+
+
+@pytest.mark.parametrize(("beams", "groups", "diversity"), [(4, 2, 0.5), (3, 3, 2.0), (6, 2, 1.0), (4, 2, 0.0)])
+def test_diverse_search_is_that_of_the_paper(beams: int, groups: int, diversity: float) -> None:
+    model = decoder()
+    found = beam_search(
+        model,
+        PROMPTS,
+        max_new_tokens=6,
+        beams=beams,
+        groups=groups,
+        diversity=diversity,
+        n_best=beams,
+        early_stopping=True,
+        end=[6],
+    )
+    for prompt, hypotheses in zip(PROMPTS, found):
+        wanted = slowly_diverse(model, prompt, 6, beams, groups, diversity, 6)
+        if diversity:
+            assert_same(hypotheses, wanted)
+        else:  # the groups are alike, and which of two equals comes first says nothing
+            assert sorted(h.tokens for h in hypotheses) == sorted(h.tokens for h in wanted)
+
+
+def test_groups_never_agree_once_diversity_is_large() -> None:
+    model = decoder()
+    options = {"max_new_tokens": 5, "beams": 4, "groups": 4, "n_best": 4}
+    for same, different in zip(
+        beam_search(model, PROMPTS, **options), beam_search(model, PROMPTS, diversity=50.0, **options)
+    ):
+        assert len({tuple(h.tokens) for h in same}) == 1
+        for place in zip(*(h.tokens for h in different)):
+            assert len(set(place)) == 4
+
+
+def test_one_beam_is_greedy_and_more_are_never_less_likely() -> None:
+    model = decoder()
+    one, many = (beam_search(model, PROMPTS, max_new_tokens=8, beams=beams) for beams in (1, V**2))
+    for prompt, (greedy,), (best,) in zip(PROMPTS, one, many):
+        tokens = list(prompt)
+        for _ in range(8):
+            p = log_probabilities(model, tokens)
+            tokens.append(p.index(max(p)))
+        assert prompt + greedy.tokens == tokens
+        assert best.score >= greedy.score
+
+
+def test_banned_tokens_never_come_and_where_none_is_left_there_are_fewer_hypotheses() -> None:
+    allowed = torch.arange(V) < 2
+    (found,) = beam_search(decoder(), [[3]], max_new_tokens=2, beams=8, n_best=8, allowed=allowed)
+    assert sorted(h.tokens for h in found) == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+def test_nothing_is_asked_and_nothing_comes() -> None:
+    assert beam_search(decoder(), [], max_new_tokens=3) == []
+    assert beam_search(decoder(), [[1]], max_new_tokens=0) == [[Hypothesis([], 0.0, 0.0, False)]]
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "more hypotheses than beams": ({"beams": 2, "n_best": 3}, "n_best is 3: it must be from 1 to beams, 2"),
+    "no hypothesis": ({"n_best": 0}, "n_best is 0"),
+    "no beams": ({"beams": 0}, "beams is 0"),
+    "groups of unequal size": ({"beams": 4, "groups": 3}, "groups is 3: beams, 4, must be a multiple"),
+    "no groups": ({"groups": 0}, "groups is 0"),
+    "diversity in one group": ({"diversity": 0.5}, "acts between groups"),
+    "negative diversity": ({"diversity": -0.5, "groups": 2}, "diversity is -0.5"),
+    "a length penalty that is no number": ({"length_penalty": math.nan}, "length_penalty is nan"),
+    "an unknown way to stop": ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
+    "an empty prompt": ({"prompts": [[1], []]}, "the prompt is empty"),
+    "a prompt beyond the context": ({"prompts": [[1] * 22]}, "context of 24"),
+    "a token id out of range": ({"prompts": [[V]]}, f"token id {V}"),
+    "an option that a search cannot follow": ({"sampling": Sampling(stop=("a",))}, "stop is given"),
+    "no token that may come": ({"allowed": torch.zeros(V, dtype=torch.bool)}, "no token may come next"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_searched_is_one_sentence(case: str) -> None:
+    options, message = BAD[case]
+    with pytest.raises(UserError, match=message):
+        beam_search(decoder(), **{"prompts": [[1]], "max_new_tokens": 3, **options})
+
+
+def test_weights_that_are_not_numbers_are_named() -> None:
+    model = decoder()
+    with torch.no_grad():
+        model.blocks[1].mlp.down.weight[0, 0] = math.nan
+    with pytest.raises(UserError, match=r"blocks\.1\.mlp\.down made the first NaN"):
+        beam_search(model, [[1]], max_new_tokens=3)

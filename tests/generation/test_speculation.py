@@ -1,0 +1,133 @@
+"""Speculative decoding gives exactly the model's distribution, and says how well it goes."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onward.generation import speculation
+from onward.generation.distribution import draw, next_token_distribution, uniform
+from onward.generation.request import Request
+from onward.generation.sampling import Sampling
+from onward.generation.speculation import DRAFT, LookupDraft, Proposal, choose, expected_tokens
+
+V, LONG, AHEAD, N = 4, 3, 2, 12_000
+RANDOM = torch.Generator().manual_seed(0)
+TARGET, DRAFTER = (torch.randn(V + 1, V, generator=RANDOM) * 1.5 for _ in range(2))  # logits after a token, or at first
+HOT = Sampling(temperature=1.0)
+SAMPLINGS = {
+    "plain": HOT,
+    "top-k and penalties": Sampling(temperature=1.3, top_k=3, frequency_penalty=0.7, repetition_penalty=1.2),
+    "nucleus": Sampling(temperature=0.9, top_p=0.85, logit_bias={1: 0.5}),
+}
+CRITICAL = 103.4  # of chi-square with 63 degrees of freedom, passed once in a thousand times
+
+
+def after(table: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
+    return table[[text[-1] if len(text) > 1 else V for text in texts]]
+
+
+def distribution(table: Tensor, texts: Sequence[Sequence[int]], s: Sampling) -> Tensor:
+    return next_token_distribution(after(table, texts), s, texts, [1] * len(texts))
+
+
+def proposals(requests: Sequence[Request], kind: str) -> list[Proposal]:
+    """Of 0, 1 or 2 tokens, drawn from the drafter, or certain ones."""
+    texts = [r.prompt + r.tokens for r in requests]
+    rooms = [min(AHEAD, LONG - 1 - len(r.tokens), r.seed % 3) for r in requests]
+    if kind == "certain":
+        return [Proposal([(r.seed + j) % V for j in range(room)]) for r, room in zip(requests, rooms)]
+    found: list[tuple[list[int], list[Tensor]]] = [([], []) for _ in requests]
+    for j in range(AHEAD):
+        q = distribution(DRAFTER, [t + new for t, (new, _) in zip(texts, found)], requests[0].sampling)
+        index = torch.tensor([len(r.tokens) + j for r in requests])
+        chosen = draw(q, uniform(torch.tensor([r.seed for r in requests]), index, DRAFT)).tolist()
+        for (new, qs), token, one in zip(found, chosen, q):
+            new.append(token)
+            qs.append(one)
+    return [Proposal(new[:k], torch.stack(qs[:k]) if k else None) for (new, qs), k in zip(found, rooms)]
+
+
+def sample(s: Sampling, kind: str) -> list[tuple[int, ...]]:
+    """The first LONG tokens of N requests."""
+    requests = [Request([0], Sampling(**{**vars(s), "seed": seed}), LONG) for seed in range(N)]
+    open_ = requests
+    while open_:
+        drafts = proposals(open_, kind)
+        texts = [r.prompt + r.tokens + d.tokens[:j] for r, d in zip(open_, drafts) for j in range(1 + len(d.tokens))]
+        for request, new in zip(open_, choose(after(TARGET, texts), open_, drafts, None, None)):  # type: ignore[arg-type]
+            request.tokens += new
+        open_ = [r for r in open_ if len(r.tokens) < LONG]
+    return [tuple(r.tokens[:LONG]) for r in requests]
+
+
+def assert_follows_the_model(name: str, kind: str) -> None:
+    """The tokens come as often as an enumeration of all sequences says."""
+    s = SAMPLINGS[name]
+    counts, chi = Counter(sample(s, kind)), 0.0
+    for sequence in itertools.product(range(V), repeat=LONG):
+        p, text = 1.0, [0]
+        for token in sequence:
+            p *= float(distribution(TARGET, [text], s)[0, token])
+            text.append(token)
+        assert p > 0 or not counts[sequence]
+        chi += (counts[sequence] - N * p) ** 2 / (N * p) if p else 0
+    assert chi < CRITICAL, chi
+
+
+@pytest.mark.parametrize("kind", ["drawn", "certain"])
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_speculation_has_the_distribution_of_the_model(name: str, kind: str) -> None:
+    assert_follows_the_model(name, kind)
+
+
+def wrong_acceptance(p: Tensor, places: Any, proposals: Any, at: Tensor) -> list[int]:
+    return right_accepted(p * 1.5, places, proposals, at)
+
+
+def greedy_acceptance(p: Tensor, places: Any, proposals: Any, at: Tensor) -> list[int]:
+    return right_accepted(p, places, proposals, torch.full_like(at, 0.5))
+
+
+right_accepted = speculation.accepted
+MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "too much is accepted": ("accepted", wrong_acceptance),
+    "a coin is not thrown": ("accepted", greedy_acceptance),
+    "a refused place is drawn from p": ("residual", lambda p, proposal, k: p),
+    "the residual is not normalised": (
+        "residual",
+        lambda p, proposal, k: (rest := (p - proposal.distributions[k]).clamp(min=0)).index_add(
+            0, torch.tensor([V - 1]), 1 - rest.sum(0, keepdim=True)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_proof_notices(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation, *MUTANTS[mutant])
+    with pytest.raises(AssertionError):
+        assert_follows_the_model("plain", "drawn")
+
+
+def test_a_proposal_that_is_wholly_accepted_gives_one_token_more() -> None:
+    request, sure = Request([0], Sampling(temperature=0), 9), torch.eye(V)[[1, 2, 3]]
+    assert choose(sure, [request], [Proposal([1, 2])], None, None) == [[1, 2, 3]]  # type: ignore[arg-type]
+    assert choose(sure, [request], [Proposal([1, 3])], None, None) == [[1, 2]]  # type: ignore[arg-type]
+    assert choose(sure[:1], [request], [Proposal()], None, None) == [[1]]  # type: ignore[arg-type]
+
+
+def test_a_look_up_proposes_what_followed_the_longest_run() -> None:
+    draft = LookupDraft(ahead=3, ngram=2)
+    assert draft.find([1, 2, 3, 9, 2, 4, 1, 2]) == [3, 9, 2]
+    assert draft.find([5, 7, 1, 7]) == [1, 7]
+    assert draft.find([1, 2, 3]) == []
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(0.0, 1.0), (0.5, 1.875), (0.8, 2.952), (1.0, 4.0)])
+def test_the_expected_tokens_per_step_follow_the_formula(rate: float, expected: float) -> None:
+    assert expected_tokens(rate, 3) == pytest.approx(expected)

@@ -1,0 +1,88 @@
+"""Latent attention has two forms: they are one computation, and the one with fewer multiplications is taken."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from decoders import assert_close, config
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from onward.model.attention import Attend
+from onward.model.cache import View, views
+from onward.model.config import LatentAttention
+from onward.model.latent import LatentAttentionModule
+
+PARTS = {
+    "narrow latents": LatentAttention(d_latent=5, d_plain=6, d_rotary=4, d_value=3),
+    "wide latents": LatentAttention(d_latent=40, d_query_latent=7, d_plain=2, d_rotary=2, d_value=3, bias=True),
+    "DeepSeek's": LatentAttention(),
+}
+every_part = pytest.mark.parametrize("part", PARTS.values(), ids=PARTS.keys())
+
+
+def module(part: LatentAttention) -> LatentAttentionModule:
+    torch.manual_seed(0)
+    made = LatentAttentionModule(part, config(attention=part)).double()
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=parameter.size(-1) ** -0.5)
+    return made
+
+
+def last_of(seen: int, tokens: int) -> View:
+    """What the last so many tokens of a row know: each sees all up to itself."""
+    bias = torch.zeros(1, 1, seen, seen, dtype=torch.float64).masked_fill(torch.ones(seen, seen).triu(1) > 0, -math.inf)
+    return View(torch.arange(seen)[None, -tokens:], None, bias[:, :, -tokens:], None)
+
+
+def inputs(part: LatentAttention, tokens: int, seen: int) -> list[Tensor]:
+    """Queries of the last tokens, and the latents and rotary keys of all."""
+    shapes = (1, tokens, 4, part.d_plain + part.d_rotary), (1, seen, part.d_latent), (1, seen, part.d_rotary)
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+@every_part
+@pytest.mark.parametrize(("tokens", "seen"), [(1, 9), (4, 9), (9, 9)])
+def test_absorbed_values_and_gradients_are_those_of_the_expanded_form(
+    part: LatentAttention, tokens: int, seen: int
+) -> None:
+    layer, given = module(part), inputs(part, tokens, seen)
+    results = []
+    for form in layer.expanded, layer.absorbed:
+        y = form(*given, last_of(seen, tokens))
+        weight = torch.arange(y.numel(), dtype=y.dtype).cos().view_as(y)
+        results.append([y, *torch.autograd.grad((y * weight).sum(), [*given, layer.kv.weight])])
+    for got, wanted in zip(*results):
+        assert_close(got, wanted, 1e-12)
+
+
+@every_part
+def test_a_layer_learns_the_same_in_either_form(part: LatentAttention, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = module(part), torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True)
+    view = views(config(attention=part), x, None, None)[0]
+    results = []
+    for absorb in False, True:
+        monkeypatch.setattr(layer, "absorbing_is_cheaper", lambda *sizes, absorb=absorb: absorb)
+        y = layer(x, view)
+        results.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
+    for got, wanted in zip(*results):
+        assert_close(got, wanted, 1e-12)
+
+
+@every_part
+def test_the_form_with_fewer_multiplications_is_taken(part: LatentAttention, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Attend, "fused", Attend.written_out)  # whose products can be counted
+    layer = module(part)
+
+    def count(form: Any, tokens: int, seen: int) -> int:
+        with FlopCounterMode(display=False) as counter:
+            form(*inputs(part, tokens, seen), last_of(seen, tokens))
+        return counter.get_total_flops()
+
+    taken = set()
+    for tokens, seen in [(1, 1), (1, 2), (1, 3), (1, 60), (2, 5), (5, 6), (6, 60), (40, 60), (59, 60), (60, 60)]:
+        cheaper = count(layer.absorbed, tokens, seen) < count(layer.expanded, tokens, seen)
+        assert layer.absorbing_is_cheaper(tokens, seen) is cheaper
+        taken.add(cheaper)
+    assert taken == {False, True}
