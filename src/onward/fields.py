@@ -38,9 +38,9 @@ class Part:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ "did you mean X?" or, if nothing is near, the list of what is known; made to end a sentence."""
+    """ "did you mean X?" or, if nothing is near and it is short, the list of what is known; made to end a sentence."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, 1, cutoff=0.5 if len(known) <= 50 else 0)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
 
 

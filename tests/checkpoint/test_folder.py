@@ -135,8 +135,8 @@ def test_tensors_come_back_whatever_their_layout(tmp_path: Path) -> None:
 def test_a_config_that_still_says_what_the_model_is_is_kept(tmp_path: Path) -> None:
     save_model(decoder(DECODERS["llama"]), tmp_path / "a", {"bos_token_id": 1})
     model, hf = load_model(tmp_path / "a")
-    save_model(model, tmp_path / "b", {**hf, "note": "kept"})
+    save_model(model, tmp_path / "b", {**hf, "prefix": "kept"})
     kept = json.loads((tmp_path / "b" / "config.json").read_text())
-    assert kept == {**hf, "note": "kept"}
+    assert kept == {**hf, "prefix": "kept"}
     save_model(decoder(DECODERS["gpt2"]), tmp_path / "c", hf)
     assert load_model(tmp_path / "c")[0].config == DECODERS["gpt2"]

@@ -11,6 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from onward.cli import COMMANDS, main
+from onward.model.config import Alibi, Rotary
+from onward.training.config import RunConfig
+from onward.training.run import Run
 
 SMALL = "--tokenizer char --steps 6 --batch-size 2 --precision fp32 --device cpu --model.d-model 16 --model.n-layers 1"
 SMALL += " --model.n-heads 2 --model.context-length 16"
@@ -102,7 +105,7 @@ def test_generate_streams_what_it_also_gives_as_json(tiny_run: Path, capsys) -> 
         ("--model.position.theta 5e5", {"rope_theta": 5e5}),
         ("--model.n-kv-heads 1 --model.dropout 0.1", {"num_key_value_heads": 1, "attention_dropout": 0.1}),
         ("--model.position learned", {"model_type": "onward"}),
-        ("--model.attention (self(window=4),self)", {"model_type": "onward"}),
+        ("--model.attention (self(window=4),self)", {"model_type": "mistral", "sliding_window": 4}),
     ],
 )
 def test_every_field_of_the_model_can_be_set(
@@ -140,6 +143,41 @@ theta = 12345.0
     assert (run["steps"], run["learning_rate"]) == (3, 1e-3)
     found = config(tmp_path / "run")
     assert (found["rope_theta"], found["num_hidden_layers"], found["hidden_size"]) == (12345.0, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("toml", "words", "expected"),
+    [
+        ("validation = 0.2", "", {"validation": "0.2"}),
+        ("time = 100", "", {"time": "100"}),
+        ('sources = "book.txt"', "", {"sources": ("book.txt",)}),
+        ('sources = ["a.txt", "b.txt"]', "", {"sources": ("a.txt", "b.txt")}),
+        ("seed = 3", "", {"seed": 3}),
+        ("[model]\nposition = 'rotary(theta=5.0)'", "--model.position.fraction 0.5", {"position": Rotary(5.0, 0.5)}),
+        ("[model]\nposition = 'rotary(theta=5.0)'", "--model.position alibi", {"position": Alibi()}),
+        ("preset = 'gpt2'", "--model.d-model 24", {"d_head": 2, "tied": True}),
+    ],
+)
+def test_what_a_toml_file_says_counts_where_the_command_line_says_nothing_else(
+    toml: str, words: str, expected: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[RunConfig] = []
+    monkeypatch.setattr(Run, "start", lambda config: started.append(config) or sys.exit())
+    (tmp_path / "my.toml").write_text(toml)
+    sources = [] if "sources" in toml else ["x.txt"]
+    with pytest.raises(SystemExit):
+        main(["train", *sources, "--config", str(tmp_path / "my.toml"), *words.split()])
+    found = vars(started[0]) | vars(started[0].decoder(300))
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_a_published_release_is_trained_in_a_smaller_size(story_file: Path, tmp_path: Path, capsys) -> None:
+    sizes = "--model.n-layers 2 --model.d-model 32 --model.context-length 16"
+    words = f"--preset pythia-14m {sizes} --tokenizer char --steps 2 --batch-size 2 --precision fp32 --device cpu"
+    onward("train", str(story_file), "--out", str(tmp_path / "run"), *words.split(), capsys=capsys)
+    found = config(tmp_path / "run")
+    assert (found["model_type"], found["num_hidden_layers"], found["hidden_size"]) == ("gpt_neox", 2, 32)
+    assert (found["num_attention_heads"], found["intermediate_size"]) == (4, 128)
 
 
 def test_standard_input_is_stored_in_the_run_so_that_it_can_be_resumed(

@@ -1,17 +1,25 @@
 """Continuing prompts: the tokens of the plain run, whoever is beside, and no further than asked."""
 
+import math
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from random import Random
+
 import pytest
 import torch
 
 from onward.errors import UserError
 from onward.generation import engine as engine_module
 from onward.generation.distribution import draw, next_token_distribution, uniform
-from onward.generation.engine import generate
+from onward.generation.engine import Engine, generate
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.generation.speculation import DRAW
+from onward.generation.speculation import DRAW, Draft, LookupDraft, ModelDraft
+from onward.model.cache import Cache
 from onward.model.config import Alibi, DecoderConfig, Learned, SelfAttention
 from onward.model.decoder import Decoder
+from onward.model.paged import PagedCache
 
 GREEDY, WARM = Sampling(temperature=0), Sampling(temperature=1.3, top_k=20, top_p=0.95, seed=5)
 CONFIGS = {
@@ -41,14 +49,18 @@ def run(model: Decoder, requests: list[Request], **options: object) -> list[list
 @torch.no_grad()
 def plainly(model: Decoder, prompt: list[int], sampling: Sampling, count: int) -> list[int]:
     """Without a cache, without company: the whole context through the model for every token."""
-    length, tokens, context = model.config.context_length, [], list(prompt)
+    tokens: list[int] = []
+    length, context = model.config.context_length, list(prompt)
     for index in range(count):
         if len(context) > length:
             context = context[-(length // 2 or 1) :]
-        p = next_token_distribution(model(torch.tensor([context]))[:, -1], [sampling])
+        p = next_token_distribution(model(torch.tensor([context]))[:, -1], sampling, [prompt + tokens], [len(prompt)])
         at = uniform(torch.tensor([sampling.seed or 0]), torch.tensor([index]), DRAW)
-        tokens.append(int(draw(p, at)))
-        context.append(tokens[-1])
+        token = int(draw(p, at))
+        if token in sampling.stop_token_ids:
+            break
+        tokens.append(token)
+        context.append(token)
     return tokens
 
 
@@ -154,3 +166,114 @@ def test_what_cannot_be_continued_is_one_sentence(case: str) -> None:
 def test_no_requests_and_no_new_tokens_give_nothing() -> None:
     assert run(decoder(), []) == []
     assert run(decoder(), [Request([1], GREEDY, 0)]) == [[]]
+
+
+DRAFTS: dict[str, Callable[[], Draft | None]] = {
+    "no draft": lambda: None,
+    "look-up": lambda: LookupDraft(ahead=3, ngram=2),
+    "a model": lambda: ModelDraft(DRAFTER, ahead=3),
+}
+MODELS = {kind: decoder(kind) for kind in CONFIGS}
+DRAFTER = decoder(n_layers=1)
+
+
+def requests_of(random: Random) -> list[Request]:
+    """Up to seven requests, some of which begin alike."""
+    shared = [random.randrange(50) for _ in range(10)]
+    result = []
+    for seed in range(random.randint(1, 7)):
+        prompt = shared[: random.randint(0, 10)] + [random.randrange(50) for _ in range(random.randint(1, 8))]
+        sampling = Sampling(
+            temperature=random.choice([0, 0, 0.7, 1.5]),
+            top_k=random.choice([0, 5]),
+            top_p=random.choice([1.0, 0.9]),
+            repetition_penalty=random.choice([1.0, 1.3]),
+            no_repeat_ngram_size=random.choice([0, 2]),
+            min_new_tokens=random.choice([0, 2]) if seed else 0,
+            stop_token_ids=random.choice([(), (7, 8)]),
+            seed=seed,
+        )
+        result.append(Request(prompt, sampling, random.randint(2, 24 - len(prompt))))
+    return result
+
+
+def cache_of(model: Decoder, random: Random, rows: int, chunk: int) -> Cache:
+    kind = random.choice(["whole", "growing", "paged", "scarce"])
+    if kind in ("whole", "growing"):
+        return Cache(model.config, rows, 24, chunk, step=5 if kind == "growing" else 0)
+    blocks = 24 // 4 + chunk // 4 + 2 if kind == "scarce" else 200  # hardly more than one request needs
+    return PagedCache(model.config, rows, 24, chunk, blocks=blocks, block_size=4)
+
+
+@pytest.mark.parametrize("mix", range(200))
+def test_a_request_has_the_same_tokens_in_every_company_cache_and_chunking(mix: int) -> None:
+    random = Random(mix)
+    kind, draft = random.choice(list(CONFIGS)), random.choice(list(DRAFTS))
+    model, rows, chunk = MODELS[kind], random.randint(1, 5), random.choice([4, 5, 8, 24])
+    alone = [copy(request) for request in requests_of(random)]
+    together = [replace(request, tokens=[]) for request in alone]
+    for request in alone:
+        request.tokens = plainly(model, request.prompt, request.sampling, request.max_new_tokens)
+        if draft != "no draft" and request.sampling.temperature:  # another draw of the same distribution
+            request.tokens = []
+            engine = Engine(model, rows=1, draft=DRAFTS[draft]())
+            engine.add(request)
+            list(engine.run())
+    engine = Engine(model, rows=rows, cache=cache_of(model, random, rows, chunk), draft=DRAFTS[draft]())
+    waiting = list(together)
+    while waiting or engine.waiting or engine.active:  # they come at different times
+        for _ in range(random.randint(0, 2)):
+            if waiting:
+                engine.add(waiting.pop(0))
+        engine.step()
+    assert [request.tokens for request in together] == [request.tokens for request in alone]
+    assert all(request.done for request in together)
+
+
+def test_a_cancelled_request_leaves_its_row_at_once_and_the_others_go_on() -> None:
+    model = MODELS["rotary"]
+    engine = Engine(model, rows=2)
+    first, second, third = (engine.add(Request(p, GREEDY, 12)) for p in PROMPTS[:3])
+    for _ in range(4):
+        engine.step()
+    assert [r in engine.active for r in (first, second, third)] == [True, True, False]
+    engine.cancel(first)
+    assert first.finish == "cancelled"
+    engine.step()
+    assert third in engine.active
+    list(engine.run())
+    assert [second.tokens, third.tokens] == [plainly(model, p, GREEDY, 12) for p in PROMPTS[1:3]]
+    assert first.tokens == plainly(model, PROMPTS[0], GREEDY, 12)[: len(first.tokens)]
+
+
+def test_samples_of_one_prompt_share_its_reading() -> None:
+    model, calls = MODELS["rotary"], []
+    hook = model.embed.register_forward_pre_hook(lambda module, inputs: calls.append(inputs[0].numel()))
+    first = Request(PROMPTS[1], WARM, 6)
+    rest = [Request(PROMPTS[1], replace(WARM, seed=6 + i), 6, twin=first) for i in range(3)]
+    run(model, [first, *rest])
+    hook.remove()
+    assert sum(calls) == len(PROMPTS[1]) + 3 + 4 * 5
+    assert [r.tokens for r in [first, *rest]] == [plainly(model, PROMPTS[1], r.sampling, 6) for r in [first, *rest]]
+
+
+def test_a_cache_too_small_for_one_request_is_one_sentence() -> None:
+    model = MODELS["rotary"]
+    engine = Engine(model, rows=2, cache=PagedCache(model.config, 2, 24, 8, blocks=2, block_size=4))
+    engine.add(Request([1] * 5, GREEDY, 10))
+    with pytest.raises(UserError, match="no room for"):
+        list(engine.run())
+
+
+def test_logits_that_are_not_numbers_name_the_module_that_made_the_first() -> None:
+    model = decoder()
+    with torch.no_grad():
+        model.blocks[1].mlp.up.weight[3] = math.nan  # type: ignore[union-attr, index, operator]
+    with pytest.raises(UserError, match=r"blocks\.1\.mlp\.up made the first NaN"):
+        run(model, [Request([1, 2], GREEDY, 3)])
+
+
+def test_where_nothing_may_come_it_is_one_sentence() -> None:
+    nothing = Sampling(suppress_tokens=tuple(range(50)))
+    with pytest.raises(UserError, match="no token may come next"):
+        run(MODELS["rotary"], [Request([1, 2], nothing, 3)])

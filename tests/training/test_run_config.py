@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from onward.errors import UserError
+from onward.families import preset, presets
 from onward.fields import build, plain
-from onward.model.config import LayerNorm, Learned, Rotary, SelfAttention
-from onward.training.config import PRESETS, RunConfig, seconds
+from onward.model.config import Gated, LayerNorm, Learned, Rotary, SelfAttention
+from onward.model.scaling import Llama3
+from onward.training.config import PRESETS, RunConfig, merge, resize, seconds
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,8 @@ BAD = [
     {"final_share": float("nan")},
     {"time": "soon"},
     {"preset": "huge"},
+    {"preset": "smal"},
+    {"preset": "llama2-7b"},
     {"precision": "fp8"},
     {"nonsense": 1},
 ]
@@ -61,12 +66,12 @@ def test_without_a_length_a_run_takes_five_minutes() -> None:
     assert RunConfig(steps=3).time == ""
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_presets_differ_in_size_alone(preset: str) -> None:
-    config = RunConfig(preset=preset).decoder(500)  # type: ignore[arg-type]
+@pytest.mark.parametrize("size", PRESETS)
+def test_presets_of_our_own_differ_in_size_alone(size: str) -> None:
+    config = RunConfig(preset=size).decoder(500)
     assert config.vocab_size == 500
     assert config.tied
-    assert config.d_model == PRESETS[preset]["d_model"]
+    assert config.d_model == PRESETS[size]["d_model"]
 
 
 def test_fields_of_the_model_and_of_its_parts_can_be_changed() -> None:
@@ -78,6 +83,77 @@ def test_fields_of_the_model_and_of_its_parts_can_be_changed() -> None:
     assert config.norm == LayerNorm()
     assert config.n_layers == 3
     assert RunConfig(model={"position": "learned"}).decoder(500).position == Learned()
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_release_is_a_preset_with_the_tokenizer_s_vocabulary(name: str) -> None:
+    config = preset(name).config
+    assert resize(config, {}) == config
+    assert RunConfig(preset=name).decoder(500) == replace(config, vocab_size=500)
+
+
+FOLLOW = [  # preset, changes, what the decoder then has
+    ("gpt2", {"d_model": 96}, {"d_head": 8, "d_ff": 384, "d_embed": 96, "n_heads": 12, "context_length": 1024}),
+    ("gpt2", {"n_heads": 4}, {"n_kv_heads": 4, "d_head": 192, "d_ff": 3072, "d_model": 768}),
+    ("gpt2", {"mlp": "gated"}, {"d_ff": 2048, "mlp": Gated()}),
+    ("llama-2-7b", {"d_model": "256", "n_heads": "8"}, {"n_kv_heads": 8, "d_head": 32, "d_ff": 688}),
+    ("llama-2-7b", {"d_model": 256, "d_ff": 100, "d_head": 8}, {"d_head": 8, "d_ff": 100}),
+    ("llama-2-7b", {"d_model": 64, "n_heads": 8, "n_kv_heads": 2}, {"n_kv_heads": 2, "d_head": 8}),
+    ("llama-2-70b", {"n_heads": 16}, {"n_kv_heads": 8, "d_head": 512}),
+    ("falcon-7b", {"d_model": 64, "n_heads": 4}, {"n_kv_heads": 1, "d_head": 16}),
+    ("gemma-7b", {"d_model": 64}, {"d_head": 256, "embed_scale": 8.0, "d_ff": 512}),
+    ("gemma-7b", {"d_model": 64, "embed_scale": 3.0}, {"embed_scale": 3.0}),
+    ("granite-3.0-2b", {"d_model": 64, "n_heads": 4, "n_kv_heads": 4}, {"embed_scale": 12.0}),
+    ("opt-350m", {"d_model": 64, "n_heads": 4}, {"d_embed": 512, "d_head": 16}),
+    ("llama-3.1-8b", {"position": {"theta": 1e4}}, {"position": Rotary(1e4, scaling=Llama3())}),
+    ("mini", {"d_model": 64}, {"d_ff": 192, "d_head": 16}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "expected"), FOLLOW)
+def test_what_followed_from_the_sizes_follows_again(name: str, changes: dict, expected: dict) -> None:
+    config = RunConfig(preset=name, model=changes).decoder(500)
+    assert {field: getattr(config, field) for field in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("gpt2", {"d_model": 100}, "d_model 100 is not divisible by n_heads 12"),
+        ("gpt2", {"d_model": -96}, "d_model is -96"),
+        ("gemma-7b", {"d_model": -96}, "d_model is -96"),
+        ("gpt2", {"d_model": "wide"}, "model.d_model is 'wide'"),
+        ("gpt2", {"n_hedas": 3}, "did you mean n_heads"),
+        ("gemma-2-2b", {"attention": {"window": 3}}, "model.attention is several parts"),
+        ("phi-3-mini-128k", {"n_heads": 16}, "96 of each"),
+        ("gpt2", {"vocab_size": 5}, "raise it"),
+    ],
+)
+def test_changes_that_cannot_be_are_one_sentence(name: str, changes: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        RunConfig(preset=name, model=changes).decoder(500)
+
+
+@pytest.mark.parametrize(
+    ("base", "over", "expected"),
+    [
+        ({"kind": "rotary", "theta": 5}, {"fraction": 1}, {"kind": "rotary", "theta": 5, "fraction": 1}),
+        ("rotary(theta=5)", {"fraction": 1}, {"kind": "rotary", "theta": 5, "fraction": 1}),
+        ("rotary(theta=5)", "alibi", "alibi"),
+        ({"kind": "rotary", "theta": 5}, {"kind": "alibi"}, {"kind": "alibi"}),
+        (["rotary", "none"], "alibi", "alibi"),
+    ],
+    ids=str,
+)
+def test_fields_go_into_the_part_that_is_there(base: object, over: object, expected: object) -> None:
+    found = merge({"steps": 3, "model": {"position": base}}, {"model": {"position": over, "n_layers": 2}})
+    assert found == {"steps": 3, "model": {"position": expected, "n_layers": 2}}
+
+
+@pytest.mark.parametrize("parts", [["rotary", "none"], "(rotary, none)"], ids=str)
+def test_fields_of_one_of_several_parts_are_not_guessed(parts: object) -> None:
+    with pytest.raises(UserError, match=r"model\.position is several parts: write theta inside each of them"):
+        merge({"model": {"position": parts}}, {"model": {"position": {"theta": 3}}})
 
 
 def test_a_configuration_survives_json() -> None:

@@ -1,52 +1,142 @@
-"""A model as a Hugging Face folder: config.json and model.safetensors."""
+"""A model as a Hugging Face folder: config.json, and its weights as one safetensors file or as shards with an index."""
 
+import json
+import math
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from onward.checkpoint.weights import read_tensors, to_ours, to_theirs, write_tensors
+from onward.checkpoint.names import to_ours, to_theirs
+from onward.checkpoint.quantised import dequantised
+from onward.checkpoint.weights import INDEX, OURS, Stored, fill, refuse_pickles, split, stored_tensors
+from onward.errors import UserError
 from onward.families import HF, express, family, read
-from onward.files import read_json, write_json
+from onward.files import flush, read_json, written_whole
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 
 
+class Unfilled(TorchFunctionMode):
+    """No random numbers are drawn: on the meta device they would be none, and cost a second of imports."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **kwargs)
+
+
+DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # how families call the number of layers
+
+
 def load_model(
-    folder: Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    *,
+    allow_nonfinite: bool = False,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """The decoder in a folder, in its files' precision unless `dtype` is given, and its config.json."""
+    """The decoder in a folder, in its files' precision (bf16 where they are quantised) unless `dtype` is given, and
+    its config.json.
+
+    Weights are mapped into memory where they can stay as they are; writing to them never reaches the files. Those that
+    are not finite are a UserError unless `allow_nonfinite`.
+    """
+    refuse_pickles(folder)
     hf = read_json(folder / "config.json")
-    kind, config = read(hf)
-    with torch.device("meta"):
-        model = Decoder(config)
-    theirs = read_tensors(folder / "model.safetensors")
+    stored = dequantised(hf, stored_tensors(folder))
+    kind, config, model = outline(hf, stored)
     wanted = dict(model.named_parameters())  # a tied head is not among them
-    if config.tied:
-        for name in to_theirs(kind, config, {"head.weight": model.head.weight}):
-            theirs.pop(name, None)
-    ours = to_ours(kind, config, theirs, wanted)
+    where = torch.device(device or "cpu")
+    ours = to_ours(kind, config, stored, wanted, dtype=dtype, device=where, allow_nonfinite=allow_nonfinite)
     model.load_state_dict(ours, strict=False, assign=True)
     if config.tied:
         model.head.weight = model.embed.weight
-    return model.to(device=device, dtype=dtype).eval(), hf
+    return model.eval(), hf
 
 
-def save_model(model: Decoder, folder: Path, extra: HF | None = None) -> None:
-    """Write config.json and model.safetensors, each whole or not at all.
+def outline(hf: HF, stored: Mapping[str, Stored]) -> tuple[Any, DecoderConfig, Decoder]:
+    """The family, the decoder as a value and, on the meta device, as a module.
 
-    `extra` are keys for config.json besides those of the architecture (token ids, say); a config.json that was
-    loaded is kept where it still says what the model is.
+    A UserError if the files hold far less than that; it is noticed before anything large is made.
+    """
+    tables = [hf, *(value for value in hf.values() if isinstance(value, dict))]
+    depths = [table[key] for table in tables for key in DEPTHS if isinstance(table.get(key), int | float)]
+    check_depth(max(depths, default=0), stored)  # before a family counts up to it
+    kind, config = read(hf)
+    check_depth(config.n_layers, stored)
+    try:
+        with torch.device("meta"), Unfilled():
+            model = Decoder(config)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise UserError(f"config.json asks for sizes that no tensor can have ({str(error).splitlines()[0]})") from None
+    asked = sum(parameter.numel() for parameter in model.parameters())
+    held = sum(math.prod(tensor.shape) for tensor in stored.values())
+    if asked > 4 * held:  # where less is missing, the tensor will be named
+        raise UserError(f"config.json asks for {asked:,} parameters, and the files hold only {held:,}")
+    return kind, config, model
+
+
+def check_depth(layers: float, stored: Mapping[str, Stored]) -> None:
+    """A UserError if there are not even as many tensors as layers."""
+    if layers > len(stored):
+        raise UserError(f"config.json asks for {layers} layers, and the files hold only {len(stored)} tensors")
+
+
+def save_model(model: Decoder, folder: Path, extra: HF | None = None, shard_bytes: float = math.inf) -> None:
+    """Write config.json and the weights, as shards where they exceed `shard_bytes`.
+
+    All is written beside and flushed before anything is put in place. `extra` are keys for config.json besides those
+    of the architecture (token ids, say); a config.json that was loaded is kept where it still says what the model is.
     """
     hf = describe(model.config, extra or {})
-    write_tensors(
-        folder / "model.safetensors", to_theirs(family(hf["model_type"]), model.config, dict(model.named_parameters()))
-    )
-    write_json(folder / "config.json", hf | {"dtype": str(model.embed.weight.dtype).removeprefix("torch.")})
+    kind, ours = family(hf["model_type"]), dict(model.named_parameters())
+    dtype = str(model.embed.weight.dtype).removeprefix("torch.")
+    hf |= {key: dtype for key in ("dtype", "torch_dtype") if key == "dtype" or key in hf}
+    meta = {name: tensor.to("meta") for name, tensor in ours.items()}
+    outlines = dict(to_theirs(kind, model.config, meta))
+    files = split(outlines, shard_bytes)
+    texts = {"config.json": hf}
+    if len(files) > 1:
+        places = {name: file for file, names in files.items() for name in names}
+        texts[INDEX] = {"metadata": {"total_size": sum(t.nbytes for t in outlines.values())}, "weight_map": places}
+    with ExitStack() as stack:  # what is entered first is put in place last
+        beside = {name: stack.enter_context(written_whole(folder / name)) for name in (*texts, *files)}
+        tensors = to_theirs(kind, model.config, ours)
+        for file, names in files.items():
+            fill(beside[file], {name: outlines[name] for name in names}, islice(tensors, len(names)))
+        for name, value in texts.items():
+            beside[name].write_text(json.dumps(value, indent=2) + "\n")
+        for new in beside.values():
+            flush(new)
+        config = folder / "config.json"
+        told = config.exists() and config.read_bytes() == beside[config.name].read_bytes()
+        stale = [old for old in folder.iterdir() if re.fullmatch(OURS, old.name) and old.name not in beside]
+        if stale or len(files) > 1 or not told:
+            config.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
+            for old in stale:
+                old.unlink()
 
 
 def describe(config: DecoderConfig, original: HF) -> dict[str, Any]:
-    """The config.json of a decoder: the original where it still says the same, else rewritten."""
-    if "model_type" in original and read(original)[1] == config:
-        return dict(original)
-    return {**original, **express(config)}
+    """The config.json of a decoder: the original where it still says the same, else with its family's keys for this
+    decoder, else in the words of the first family that has them, with the original's token ids."""
+    original = {key: value for key, value in original.items() if key != "quantization_config"}
+    unpadded = {"pad_token_id": None}  # what a family takes by default may lie beyond this vocabulary
+    if "model_type" not in original:
+        return unpadded | original | express(config)
+    if read(original)[1] == config:
+        return original
+    try:
+        changed = original | family(original["model_type"]).to_hf(config)
+        if read(changed)[1] == config:
+            return changed
+    except (AttributeError, UserError):  # a part that this family has no words for
+        pass
+    ids = {key: value for key, value in original.items() if key.endswith("_token_id")}
+    return unpadded | ids | express(config)

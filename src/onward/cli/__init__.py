@@ -4,10 +4,13 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 
 COMMANDS = {
     "quickstart": "train a small decoder on the built-in text and watch it learn",
+    "models": "published decoders: what they are made of, and what changed from one to the next",
     "data": "list and fetch well-known corpora",
     "train": "text -> tokens -> windows -> logits -> loss -> weights",
     "evaluate": "loss, perplexity and bits per byte of a model on a text",
@@ -23,6 +26,7 @@ The way of the data, and the command for each step:
 
 All of it at once, on text that every Python brings along:     onward quickstart
 Well-known texts to train on:                                  onward data list
+Published decoders, and what sets them apart:                  onward models
 
 onward COMMAND --help explains each command, with examples. The commands:
 """
@@ -74,5 +78,15 @@ def dispatch(words: list[str]) -> int:
         from onward.fields import nearest
 
         raise UserError(f"{words[0]!r} is not a command: {nearest(words[0], COMMANDS)}")
-    status: int | None = importlib.import_module(f"onward.cli.{words[0]}").main(words[1:])
+    with warnings.catch_warnings():
+        warnings.showwarning = partial(show_warning, warnings.showwarning)
+        status: int | None = importlib.import_module(f"onward.cli.{words[0]}").main(words[1:])
     return status or 0
+
+
+def show_warning(usual: Callable[..., None], message: object, category: type[Warning], *where: object) -> None:
+    """Our own warnings in one line, those of libraries as ever."""
+    if category.__module__.startswith("onward."):
+        print(f"onward: {message}", file=sys.stderr)
+    else:
+        usual(message, category, *where)

@@ -29,6 +29,7 @@ class Options:
     field: str = "text"  # the field of each .jsonl line that holds the text
     encoding: str = "utf-8"  # of the text files
     device: str = "auto"  # auto, cpu, cuda, mps
+    allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
     json: bool = False  # print the result as JSON
 
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     from onward.data.sources import documents
     from onward.data.tokens import load_tokens
 
-    lm = onward.load(options.model, device=options.device)
+    lm = onward.load(options.model, device=options.device, allow_nonfinite=options.allow_nonfinite)
     if options.sources:
         texts = list(documents(options.sources, field=options.field, encoding=options.encoding))
         warn_of_unknown(lm.tokenizer, texts)

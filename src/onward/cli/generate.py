@@ -28,6 +28,7 @@ class Options(Sampling):
     max_new_tokens: int | None = None  # how many tokens at the most; none: 256, or as many as the context holds
     slide: bool = False  # go on beyond the model's context, from the later half of it
     device: str = "auto"  # auto, cpu, cuda, mps
+    allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
     json: bool = False  # print prompts and texts as JSON
 
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward generate", about=ABOUT, positional=("model", "prompts"))
     import onward
 
-    lm = onward.load(options.model, device=options.device)
+    lm = onward.load(options.model, device=options.device, allow_nonfinite=options.allow_nonfinite)
     prompts = options.prompts or ("",)
     warn_of_unknown(lm.tokenizer, prompts)
     sampling = {name: getattr(options, name) for name in Sampling.__dataclass_fields__}

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console, print_json, print_next
 from onward.errors import UserError
 from onward.files import read_json
-from onward.training.config import RunConfig
+from onward.training.config import RunConfig, merge
 
 if TYPE_CHECKING:
     from onward.training.run import Run
@@ -28,9 +28,13 @@ examples:
   onward train tinyshakespeare --tokenizer char --time 100s --out runs/shakespeare
   cat mybook.txt | onward train - --out runs/piped --epochs 3
   onward train mybook.txt --preset small --model.position learned --model.dropout 0.1
+  onward train mybook.txt --preset llama-2-7b --model.d-model 256 --model.n-heads 8 --model.n-layers 4
   onward train mybook.txt --model.attention "(self(window=64), self)" --learning-rate 1e-3
   onward train mybook.txt --config myrun.toml
   onward train --resume runs/mybook
+
+--preset takes tiny, mini, small, medium or a published release, which `onward models` lists, with new weights and the
+tokenizer's vocabulary. Where its width or its heads change, what follows from them does too.
 
 A TOML file for --config holds the same names: learning_rate = 1e-3, [model] n_layers = 8,
 [model.position] kind = "rotary", theta = 500000.0. What is given on the command line counts before it.
@@ -128,22 +132,20 @@ def interrupts() -> Iterator[Any]:
 
 
 def from_toml(path: Path) -> dict[str, Any]:
-    """The options in a TOML file."""
+    """The options in a TOML file; a number can stand for text (time = 100), and one source for several."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}: give --config a TOML file") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as TOML: {error}") from None
-
-
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` upon `base`, table by table; a table that names another kind of part replaces it."""
-    result = dict(base)
-    for name, value in over.items():
-        both = isinstance(value, dict) and isinstance(base.get(name), dict)
-        result[name] = merge(base[name], value) if both and "kind" not in value else value
-    return result
+    for name, kind in fields.hints(RunConfig).items():
+        value = values.get(name)
+        if kind is str and type(value) in (int, float):
+            values[name] = str(value)
+        if get_origin(kind) is tuple and isinstance(value, str):
+            values[name] = [value]
+    return values
 
 
 def default_name(source: str) -> str:

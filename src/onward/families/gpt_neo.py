@@ -47,11 +47,14 @@ LAYER = {
 
 def config(hf: HF) -> DecoderConfig:
     act: Any = hf.get("activation_function", "gelu_new")
-    windows = {"global": 0, "local": hf.get("window_size", 256)}
+    windows, layers = {"global": 0, "local": hf.get("window_size", 256)}, hf.get("num_layers", 24)
     types = hf.get("attention_types") or [[["global", "local"], 12]]
-    kinds = hf.get("attention_layers") or [kind for pattern, times in types for kind in pattern * times]
-    if len(kinds) != hf.get("num_layers", 24) or not {*kinds} <= {*windows}:
-        raise UserError(f"config.json has the attention_layers {kinds}: each layer must be one of {[*windows]}")
+    expanded = [kind for pattern, times in types for kind in pattern * min(times, layers + 1)]
+    kinds = hf.get("attention_layers") or expanded
+    if len(kinds) != layers or not {*kinds} <= {*windows}:
+        raise UserError(
+            f"config.json has attention_layers {kinds[: layers + 1]}: give global or local for each of {layers} layers"
+        )
     return DecoderConfig(
         **sizes(hf, SIZES),
         position=Learned(),

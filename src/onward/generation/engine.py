@@ -140,13 +140,15 @@ class Engine:
 
     def read(self) -> list[State]:
         """Read a chunk of the first prompt that is not read, or the whole of several that are about as long."""
+        while self.reading < len(self.active) and not self.unread(self.active[self.reading]):
+            self.reading += 1
         start, chunk = self.reading, self.cache.chunk
         pieces: list[list[int]] = []
         for row, request in enumerate(self.active[start:], start):
-            piece = request.context[request.filled : request.filled + chunk]
+            piece = self.unread(request)[:chunk]
             width = max(len(p) for p in [*pieces, piece])
             total = sum(map(len, pieces)) + len(piece)
-            if pieces and width * (len(pieces) + 1) > min(chunk, WASTE * total):
+            if not piece or (pieces and width * (len(pieces) + 1) > min(chunk, WASTE * total)):
                 break
             if not self.cache.extend(row, request.filled, request.filled + len(piece)):
                 break
@@ -155,18 +157,25 @@ class Engine:
             if start == 0 and self.active:  # nobody else will make room
                 self.send_away()
             return []
-        hidden = feed(
-            self.model, self.cache, start, pieces, [r.filled for r in self.active[start : start + len(pieces)]]
-        )
+        readers = self.active[start : start + len(pieces)]
+        hidden = feed(self.model, self.cache, start, pieces, [r.filled for r in readers])
         result: list[State] = []
-        for row, (request, piece) in enumerate(zip(self.active[start:], pieces)):
+        for row, (request, piece) in enumerate(zip(readers, pieces)):
             request.filled += len(piece)
-            if request.filled == len(request.context):
-                request.filled -= 1  # as after a decoding step, before its token is counted
-                self.cache.commit(start + row, request.context)
-                result.append((request, Proposal(), hidden[row, len(piece) - 1 : len(piece)]))
-        self.reading += len(result)  # all that were read or, of a long prompt, none
+            if not self.unread(request):
+                self.cache.commit(start + row, request.context[: request.filled])
+                self.reading += 1  # all of several, or the only one
+                if not request.tokens:
+                    request.filled -= 1  # as after a decoding step, before its token is counted
+                    result.append((request, Proposal(), hidden[row, len(piece) - 1 : len(piece)]))
         return result
+
+    @staticmethod
+    def unread(request: Request) -> list[int]:
+        """What is to be read before the next token can be chosen: the rest of the context, in an answer that has begun
+        without its last token, which is fed with what the draft proposes to follow it."""
+        context = request.context
+        return context[request.filled : len(context) - bool(request.tokens)]
 
     def take(
         self, requests: Sequence[Request], proposals: Sequence[Proposal], hidden: Sequence[Tensor]

@@ -66,7 +66,7 @@ def choose(
     )
     if p.device.type == "mps":  # which has no fp64, that random numbers are made in
         p = p.cpu()
-    if not bool(p.isfinite().all()):
+    if bool(logits.isnan().any()) or not bool(p.isfinite().all()):
         raise blame(logits, p, [requests[i] for i, _ in places], model)
     seeds = torch.tensor([requests[i].seed for i, _ in places], device=p.device)
     index = torch.tensor([len(requests[i].tokens) + j for i, j in places], device=p.device)
@@ -125,8 +125,9 @@ def masks(
 
 def blame(logits: Tensor, p: Tensor, requests: Sequence[Request], model: Decoder) -> UserError:
     """Why there is no distribution to draw from."""
-    request = requests[int((~p.isfinite()).any(-1).int().argmax())]
-    if bool(logits.isnan().any()):
+    nan = logits.isnan().any(-1)
+    if bool(nan.any()):
+        request = requests[int(nan.int().argmax())]
         tokens = torch.tensor([request.context], device=model.embed.weight.device)
         return UserError(f"the logits are not numbers: {first_nan(model, tokens)} made the first NaN")
     return UserError("no token may come next: the constraint, bans and processors of this request leave none")

@@ -126,7 +126,7 @@ class Blocks:
         """Which blocks of a row have to be taken to write positions start to end - 1: missing or held by others too."""
         held = self.held[row]
         writes = range(start // self.size, -(-end // self.size))
-        return [i for i in writes if i >= len(held) or self.users[held[i]] > 1]
+        return [i for i in writes if i >= len(held) or self.users[held[i]] != 1]
 
     def gone(self, row: int, start: int, end: int) -> list[int]:
         """Which blocks of a row are not needed by queries from `start` on, or lie at `end` and beyond."""
@@ -242,7 +242,7 @@ class PagedCache(Cache):
         return found
 
     def extend(self, row: int, start: int, end: int) -> bool:
-        if not all([group.has_room(row, start, end) for group in self.groups.values()]):
+        if not all(group.has_room(row, start, end) for group in self.groups.values()):
             return False
         for window, group in self.groups.items():
             copied = group.extend(row, start, end)

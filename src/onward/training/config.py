@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from onward import fields
+from onward import families, fields
 from onward.errors import UserError
 from onward.model.config import DecoderConfig, RMSNorm, SelfAttention
 
@@ -30,7 +30,7 @@ class RunConfig:
     validation: str = "0.1"  # a file, the share at the end of the text, or none
     field: str = "text"  # the field of each .jsonl line that holds the text
     encoding: str = "utf-8"  # of the text files
-    preset: Literal["tiny", "mini", "small", "medium"] = "mini"  # a size of model, of which --model.* changes fields
+    preset: str = "mini"  # tiny, mini, small, medium or a release (see `onward models`); --model.* changes its fields
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
     steps: int = 0  # optimiser steps; 0: as many as --time or --epochs allow
     time: str = ""  # how long to train, such as 100s, 5m or 2h; fixed to a number of steps after a short timing
@@ -71,24 +71,63 @@ class RunConfig:
                 raise UserError(f"{name} is {getattr(self, name)}: it is a share, from 0 to 1")
         if abs(self.seed) >= 1 << 63:
             raise UserError(f"seed is {self.seed}: it must fit into 64 bits")
+        if self.preset not in PRESETS and self.preset not in (known := families.presets()):
+            close = fields.nearest(self.preset, {*PRESETS, *known})
+            raise UserError(f"preset is {self.preset!r}, which `onward models` does not list: {close}")
         if not self.sources:
             raise UserError("no text to train on: name files or folders, or the corpus `embedded`")
 
     def decoder(self, vocab_size: int) -> DecoderConfig:
-        """The model: Qwen 3's shape in the preset's size, with the fields in `model` changed."""
-        values = {"vocab_size": vocab_size} | SHAPE | PRESETS[self.preset]
-        kinds = fields.hints(DecoderConfig)
-        for name, change in self.model.items():
-            part = values.get(name, getattr(DecoderConfig, name, None))
-            if isinstance(change, dict) and "kind" not in change and part is not None:  # fields of the part there is
-                change = fields.plain(fields.convert(kinds[name], part, name)) | change
-            values[name] = change
-        config = fields.build(DecoderConfig, values, "model")
+        """The model: a release or, in a size of our own, Qwen 3's shape, with the fields in `model` changed."""
+        if self.preset in PRESETS:
+            base = DecoderConfig(vocab_size=vocab_size, **SHAPE, **PRESETS[self.preset])
+        else:
+            base = families.preset(self.preset).config
+        config = resize(base, {"vocab_size": vocab_size} | self.model)
         if config.vocab_size < vocab_size:
             raise UserError(
                 f"model.vocab_size is {config.vocab_size}, and the tokenizer has {vocab_size} tokens: raise it"
             )
         return config
+
+
+def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
+    """The decoder with some of its fields, plain values or text, changed; a table without a kind changes fields of the
+    part that is there.
+
+    What followed from other sizes follows again unless it is among the changes: d_head from d_model and n_heads,
+    n_kv_heads from n_heads, d_embed and a scale of the square root from d_model; d_ff keeps its ratio to d_model, as a
+    multiple of 8.
+    """
+    values = merge(fields.plain(config), changes, "model")
+    width = max(8, fields.convert(int, values["d_model"], "model.d_model"))
+    followed = {
+        "d_head": config.d_model / config.n_heads,
+        "n_kv_heads": config.n_heads,
+        "d_embed": config.d_model,
+        "d_ff": replace(config, d_ff=0).d_ff,
+    }
+    follows: dict[str, Any] = {name: 0 for name, value in followed.items() if getattr(config, name) == value}
+    if width != config.d_model:
+        follows = {"d_ff": max(8, round(config.d_ff * width / config.d_model / 8) * 8)} | follows
+        if config.embed_scale == config.d_model**0.5:
+            follows["embed_scale"] = width**0.5
+    return fields.build(DecoderConfig, values | {k: v for k, v in follows.items() if k not in changes}, "model")
+
+
+def merge(base: dict[str, Any], over: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """`over` upon `base`, table by table; what is no table, or names a kind of part, replaces what is there."""
+    result = dict(base)
+    for name, value in over.items():
+        there, path = base.get(name), f"{where}.{name}".strip(".")
+        if isinstance(value, dict) and "kind" not in value:
+            there = fields.parse(there, path) if isinstance(there, str) else there
+            if isinstance(there, list):
+                raise UserError(f"{path} is several parts: write {', '.join(value)} inside each of them")
+            if isinstance(there, dict):
+                value = merge(there, value, path)
+        result[name] = value
+    return result
 
 
 def seconds(text: str) -> float:

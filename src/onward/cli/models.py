@@ -1,0 +1,110 @@
+"""onward models: published decoders, and what sets them apart."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from shlex import quote
+from shutil import get_terminal_size
+from typing import Any
+
+from onward.cli.options import parse
+from onward.cli.output import print_json, print_next, print_table
+from onward.errors import UserError
+
+ABOUT = """\
+Published decoders: what there is, what one of them is made of, and what sets two apart.
+
+examples:
+  onward models                        all families and their releases
+  onward models llama-3.1-8b           one of them, and what each step since its first ancestor changed
+  onward models diff gpt2 llama-2-7b   what changed between two
+  onward models diff llama-7b runs/mybook
+"""
+WIDE = 110  # columns of a terminal that has room for the meaning of each row
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which decoders to tell of."""
+
+    names: tuple[str, ...] = ()  # a release or the folder of a model, or diff and two of them; none: all releases
+    json: bool = False  # print the result as JSON
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward models", about=ABOUT, positional=("names",))
+    from onward.planning.releases import catalogue, step
+
+    value: Any
+    show: Callable[[Any], None]
+    following: tuple[str, ...]
+    match options.names:
+        case ():
+            show, value = show_all, list(catalogue())
+            following = "llama-2-7b", "diff gpt2 llama-2-7b"
+        case ("diff", before, after):
+            show, value = show_step, step(before, after)
+            following = (quote(after),)
+        case ("diff", *_):
+            raise UserError("onward models diff takes two releases or folders: onward models diff gpt2 llama-2-7b")
+        case (name,):
+            show, value = show_one, one(name)
+            following = (f"diff {'llama-7b' if name == 'gpt2' else 'gpt2'} {quote(name)}",)
+        case _:
+            raise UserError("onward models takes one release or folder: to compare two, onward models diff A B")
+    if options.json:
+        print_json(value)
+    else:
+        show(value)
+        print_next(*(f"onward models {words}" for words in following))
+
+
+def one(name: str) -> dict[str, Any]:
+    """All there is to say of one release or folder."""
+    from onward import fields
+    from onward.planning.releases import find, steps
+    from onward.planning.words import describe, sentence
+
+    family, config = find(name)
+    facts = [{"what": fact.what, "value": fact.value, "meaning": fact.meaning} for fact in describe(config)]
+    said = {"name": name, "family": sentence(family), "facts": facts}
+    return said | {"decoder": fields.plain(config), "steps": steps(name)}
+
+
+def show_all(families: list[dict[str, Any]]) -> None:
+    width = max(len(preset["name"]) for family in families for preset in family["presets"])
+    for family in families:
+        print(f"{family['family']}: {family['about']}")
+        for preset in family["presets"]:
+            size, context = human(preset["parameters"]), preset["context_length"]
+            of = f"  from {preset['ancestor']}" if preset["ancestor"] else ""
+            print(f"  {preset['name']:{width}} {size:>6} parameters {context:>10,} tokens of context{of}")
+
+
+def show_one(found: dict[str, Any]) -> None:
+    print(f"{found['name']}: {found['family']}")
+    show_rows(found["facts"])
+    for step in found["steps"]:
+        print()
+        show_step(step)
+
+
+def show_step(found: dict[str, Any]) -> None:
+    print(f"{found['before']} -> {found['after']}")
+    show_rows(found["changes"], narrow=get_terminal_size().columns < WIDE)
+
+
+def show_rows(rows: list[dict[str, Any]], narrow: bool = False) -> None:
+    """Rows of words as a table, where it is narrow without their meaning."""
+    from onward.planning.words import text
+
+    if rows:
+        print_table([{k: text(v) for k, v in row.items() if not (narrow and k == "meaning")} for row in rows])
+    else:
+        print("nothing")
+
+
+def human(number: int) -> str:
+    """A number in three digits: 7.24 B."""
+    digits, power = f"{number:.2e}".split("e")
+    thousands, tens = divmod(int(power), 3)
+    return f"{float(digits) * 10**tens:.{2 - tens}f} {' KMBT'[thousands]}"

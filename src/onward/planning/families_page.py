@@ -1,0 +1,59 @@
+"""The parts of docs/families.md that come from the code: `python -m onward.planning.families_page docs/families.md`."""
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from onward.families import presets
+from onward.planning.releases import catalogue, step
+from onward.planning.words import text
+
+LADDER = ("gpt", "gpt2", "gpt3-175b", "palm-540b", "llama-7b", "mistral-7b", "gemma-7b")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def families() -> str:
+    """Every family with its releases."""
+
+    def code(names: Iterable[str]) -> str:
+        return ", ".join(f"`{name}`" for name in names)
+
+    rows = []
+    for found in catalogue():
+        types, classes = code(found["architectures"]), code(found["architectures"].values())
+        releases = ", ".join(preset["name"] for preset in found["presets"])
+        rows.append([code([f"{found['family']}.py"]), found["about"], types, classes, releases])
+    return table(["file", "what it is", "model_type", "architecture in transformers", "releases"], rows)
+
+
+def ladder() -> str:
+    """What changed from step to step of the ladder."""
+    known = [name for name in LADDER if name in presets()]
+    steps = [step(before, after) for before, after in pairwise(known)]
+    return "\n\n".join(
+        f"### {found['before']} → {found['after']}\n\n"
+        + table(
+            ["what", "before", "after", "meaning"],
+            [[f"`{c['what']}`", text(c["before"]), text(c["after"]), c["meaning"]] for c in found["changes"]],
+        )
+        for found in steps
+    )
+
+
+def renewed(page: str) -> str:
+    """The page with what stands between `<!-- NAME -->` and `<!-- end -->` made again."""
+    made = {"families": families(), "ladder": ladder()}
+    within = re.compile(r"<!-- (\w+) -->\n.*?\n<!-- end -->", re.DOTALL)
+    return within.sub(lambda found: f"<!-- {found[1]} -->\n\n{made[found[1]]}\n\n<!-- end -->", page)
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")

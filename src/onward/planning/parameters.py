@@ -1,0 +1,77 @@
+"""How many parameters a decoder has, and how many bytes its cache takes for a token."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from onward.checkpoint.folder import Unfilled
+from onward.errors import UserError
+from onward.model.config import DecoderConfig, at
+from onward.model.decoder import Decoder
+from onward.model.experts import ExpertsModule
+
+
+def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
+    """What a decoder consists of, on the meta device: one block of each kind and, as a decoder without blocks, the
+    rest; each with the number of times that it is there."""
+    slots = (config.block, config.attention, config.mlp, config.norm, config.position)
+    kinds = [tuple(at(parts, layer) for parts in slots) for layer in range(config.n_layers)]  # type: ignore[type-var]
+    final_norm = config.final_norm or at(config.norm, config.n_layers - 1)
+    try:
+        with torch.device("meta"), Unfilled():
+            rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
+            rest.blocks = nn.ModuleList()
+            firsts = {kinds.index(kind): count for kind, count in Counter(kinds).items()}
+            return [(at(config.block, i).build(config, i), count) for i, count in firsts.items()] + [(rest, 1)]
+    except (RuntimeError, OverflowError) as error:
+        raise UserError(f"these are sizes that no tensor can have ({str(error).splitlines()[0]})") from None
+
+
+def size(module: nn.Module) -> int:
+    """How many numbers its parameters hold, without those that no gradient trains (corrections of routers)."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def parameters(config: DecoderConfig) -> int:
+    """The number of parameters; a tied head counts once."""
+    return sum(count * size(module) for module, count in modules(config))
+
+
+def active_parameters(config: DecoderConfig) -> int:
+    """The number of parameters that one token uses: all but those of the experts that it does not visit."""
+    return sum(count * (size(module) - idle(module)) for module, count in modules(config))
+
+
+def idle(module: nn.Module) -> int:
+    """The size of the experts that a token does not visit."""
+    experts = [m for m in module.modules() if isinstance(m, ExpertsModule)]
+    stacks = ((m.part, stack) for m in experts for stack in m.parameters(recurse=False))
+    return sum(stack.numel() // part.count * (part.count - part.active) for part, stack in stacks)
+
+
+def biases(config: DecoderConfig) -> str:
+    """What has a bias, such as `q, k, v, out, mlp, norms`, or none."""
+    names = [name.split(".") for module, _ in modules(config) for name, _ in module.named_parameters()]
+    found = dict.fromkeys(owner(path) for *path, leaf in names if leaf.endswith("bias"))
+    return ", ".join(sorted(found, key="norms".__eq__)) or "none"
+
+
+def owner(path: list[str]) -> str:
+    """Where a bias is, in a word."""
+    if any(name.endswith("norm") for name in path):
+        return "norms"
+    return "mlp" if path[0] == "mlp" and path[-1] != "router" else path[-1]
+
+
+def cache_bytes_per_token(config: DecoderConfig, bytes_per_number: int = 2, length: float = 0) -> int:
+    """The bytes that the cache takes for the next token of a row that holds `length` tokens.
+
+    With plain attention, 2 * n_layers * n_kv_heads * d_head * bytes_per_number. A layer with a window takes no more
+    once the row is as long as the window.
+    """
+    parts = (at(config.attention, layer) for layer in range(config.n_layers))
+    growing = (part for part in parts if not 0 < part.window <= length)
+    return bytes_per_number * sum(math.prod(shape) for part in growing for shape in part.entries(config).values())

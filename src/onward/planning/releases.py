@@ -1,0 +1,58 @@
+"""What is published: families, their releases, and the steps from the first decoder to each."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from onward.families import modules, preset, presets, read
+from onward.files import read_json
+from onward.model.config import DecoderConfig
+from onward.planning.parameters import active_parameters, parameters
+from onward.planning.words import differences, sentence
+
+
+def find(name: str) -> tuple[Any, DecoderConfig]:
+    """The family and the decoder of a release or of a model's folder; a UserError if there is neither."""
+    path = Path(name)
+    if name not in presets() and (path.exists() or len(path.parts) > 1):
+        return read(read_json(path / "config.json"))
+    found = preset(name)
+    return modules()[found.family], found.config
+
+
+def lineage(name: str) -> list[str]:
+    """A release, the one whose ideas it changes, and so on to the first; a folder stands alone."""
+    chain = [name]
+    while chain[-1] in presets() and presets()[chain[-1]].ancestor:
+        chain.append(presets()[chain[-1]].ancestor)
+    return chain
+
+
+def step(before: str, after: str) -> dict[str, Any]:
+    """What changed from one release or folder to another."""
+    changes = differences(find(before)[1], find(after)[1])
+    return {"before": before, "after": after, "changes": [asdict(change) for change in changes]}
+
+
+def steps(name: str) -> list[dict[str, Any]]:
+    """What each step of a release's lineage changed, the newest first."""
+    return [step(before, after) for after, before in pairwise(lineage(name))]
+
+
+def catalogue() -> Iterator[dict[str, Any]]:
+    """Every family with its releases and their sizes."""
+    for name, module in sorted(modules().items()):
+        found = [
+            {
+                "name": preset.name,
+                "parameters": parameters(preset.config),
+                "active_parameters": active_parameters(preset.config),
+                "context_length": preset.config.context_length,
+                "ancestor": preset.ancestor,
+            }
+            for preset in presets().values()
+            if preset.family == name
+        ]
+        yield {"family": name, "about": sentence(module), "architectures": module.ARCHITECTURES, "presets": found}

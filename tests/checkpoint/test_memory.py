@@ -1,0 +1,98 @@
+"""Loading takes little more memory than the weights, measured in a fresh process."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import stacks
+import torch
+
+from onward.checkpoint.folder import save_model
+from onward.families import families
+from onward.model.config import DecoderConfig, Experts, LayerNorm, Learned, Plain, SelfAttention
+from onward.model.decoder import Decoder
+
+PROGRAM = """
+import re, sys
+from pathlib import Path
+import torch
+from onward.checkpoint.folder import load_model
+from onward.families import families
+import stacks
+
+def kilobytes(key):
+    return int(re.search(rf"{key}:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+torch.set_num_threads(1)
+families()["stacks"] = stacks
+Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+before = kilobytes("VmRSS")
+model, _ = load_model(Path(sys.argv[1]), eval(sys.argv[2]))
+for parameter in model.parameters():
+    parameter.aminmax()
+print((kilobytes("VmHWM") - before) * 1024, sum(p.nbytes for p in model.parameters()))
+"""
+GPT2 = {
+    "position": Learned(),
+    "norm": LayerNorm(),
+    "attention": SelfAttention(bias=True, out_bias=True),
+    "mlp": Plain(act="gelu_tanh", bias=True),
+    "tied": True,
+}
+SHAPES = {
+    "plain": {"n_kv_heads": 4},
+    "in shards": {"n_kv_heads": 4},
+    "transposed and fused": GPT2,
+    "experts stacked": {"mlp": Experts(count=16, compute="loop")},
+}
+
+
+def peak(shape: str, sizes: dict[str, int], dtype: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
+    """New memory at the highest, as a share of the bytes of the weights."""
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("needs /proc to measure")
+    if shape == "experts stacked":
+        monkeypatch.setitem(families(), "stacks", stacks)
+        monkeypatch.setattr("onward.checkpoint.folder.express", lambda c: stacks.to_hf(c) | {"model_type": "stacks"})
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig(**{**sizes, **SHAPES[shape]}))
+    save_model(model, folder, shard_bytes=1e8 if shape == "in shards" else 1e12)
+    del model
+    there = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    words = [sys.executable, "-c", PROGRAM, str(folder), dtype]
+    out = subprocess.run(words, env=there, capture_output=True, text=True, check=True).stdout
+    shutil.rmtree(folder)
+    new, weights = map(int, out.split())
+    return new / weights
+
+
+SMALL = {"vocab_size": 4000, "d_model": 512, "n_layers": 12, "n_heads": 8}
+LARGE = {"vocab_size": 32_000, "d_model": 2048, "n_layers": 4, "n_heads": 16}
+
+
+@pytest.mark.parametrize("shape", ["plain", "transposed and fused"])
+def test_a_small_model_is_never_there_twice(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert peak(shape, SMALL, "None", tmp_path, monkeypatch) < 1.25
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("shape", "changes", "dtype", "most"),
+    [
+        ("plain", {"d_ff": 5632}, "None", 1.05),
+        ("in shards", {"d_ff": 5632}, "None", 1.05),
+        ("transposed and fused", {}, "None", 1.15),
+        ("experts stacked", {"d_ff": 512, "n_layers": 4}, "None", 1.15),
+        ("plain", {"d_ff": 5632, "n_layers": 10}, "torch.bfloat16", 1.15),
+        ("transposed and fused", {"n_layers": 9}, "torch.bfloat16", 1.15),
+    ],
+)
+def test_a_gigabyte_takes_at_most_1_15_of_it(
+    shape: str, changes: dict[str, int], dtype: str, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = peak(shape, LARGE | changes, dtype, tmp_path, monkeypatch)
+    print(f"{shape}, {dtype}: {share:.3f} of the weights")
+    assert share < most

@@ -1,0 +1,100 @@
+"""Sizes are counted on one block of each kind, and are those of the whole decoder."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from decoders import DECODERS, config
+
+from onward.errors import UserError
+from onward.families import preset
+from onward.model.cache import Cache
+from onward.model.config import DecoderConfig, Experts, Gated, LayerNorm, NoNorm, RMSNorm, SelfAttention
+from onward.model.decoder import Decoder
+from onward.planning.parameters import active_parameters, biases, cache_bytes_per_token, modules, parameters
+
+CONFIGS = {
+    **DECODERS,
+    "blocks that take turns": replace(DECODERS["deepseek"], n_layers=7, norm=(RMSNorm(), LayerNorm())),
+    "a last layer with another norm": config(n_layers=3, norm=(RMSNorm(), RMSNorm(), LayerNorm())),
+    "a last layer with no norm": config(n_layers=2, norm=(RMSNorm(), NoNorm())),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_are_those_of_the_decoder_that_gradients_train(name: str) -> None:
+    model = Decoder(CONFIGS[name])
+    assert parameters(CONFIGS[name]) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("name", "all_of_them", "active"),
+    [
+        ("gpt2", 124_439_808, 124_439_808),
+        ("llama-2-7b", 6_738_415_616, 6_738_415_616),
+        ("mixtral-8x7b", 46_702_792_704, 12_879_925_248),
+    ],
+)
+def test_a_token_uses_the_experts_that_it_visits(name: str, all_of_them: int, active: int) -> None:
+    found = preset(name).config
+    assert (parameters(found), active_parameters(found)) == (all_of_them, active)
+
+
+@pytest.mark.parametrize("d_shared", [0, 8])
+def test_with_all_experts_visited_all_parameters_are_active(d_shared: int) -> None:
+    experts = Experts(count=4, active=4, d_shared=d_shared, bias=True)
+    assert active_parameters(config(mlp=experts)) == parameters(config(mlp=experts))
+    some = config(mlp=(Gated(), replace(experts, active=1)))
+    one = 3 * 16 * some.d_ff + 2 * some.d_ff + 16  # gate, up and down with their biases
+    assert parameters(some) - active_parameters(some) == 3 * one
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("gpt2", 2 * 12 * 12 * 64 * 2), ("llama-2-7b", 2 * 32 * 32 * 128 * 2), ("mistral-7b", 2 * 32 * 8 * 128 * 2)],
+)
+def test_cache_bytes_are_those_of_keys_and_values(name: str, expected: int) -> None:
+    assert cache_bytes_per_token(preset(name).config) == expected
+    assert cache_bytes_per_token(preset(name).config, bytes_per_number=1) == expected // 2
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_cache_bytes_are_those_that_a_cache_takes(name: str) -> None:
+    c = DECODERS[name]
+    cache = Cache(c, rows=1, length=c.context_length, chunk=1)
+    held = [tensor.nbytes // tensor.size(1) for store in cache.layers for tensor in store.entries.values()]
+    assert cache_bytes_per_token(c, bytes_per_number=4) == sum(held)
+
+
+def test_layers_with_a_window_stop_growing() -> None:
+    c = config(n_layers=3, attention=(SelfAttention(window=4), SelfAttention(window=6), SelfAttention()))
+    layer = cache_bytes_per_token(c) // 3
+    growth = [cache_bytes_per_token(c, length=length) // layer for length in (0, 3, 4, 5, 6, math.inf)]
+    assert growth == [3, 3, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt2", "q, k, v, out, mlp, norms"),
+        ("llama", "none"),
+        ("gpt", "head, norms"),
+        ("gpt-oss", "q, k, v, mlp, router"),
+        ("deepseek", "q_down, kv_down, out"),
+    ],
+)
+def test_biases_are_told_by_what_has_them(name: str, expected: str) -> None:
+    assert biases(DECODERS[name]) == expected
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("llama-2-70b", 1), ("gemma-2-27b", 2), ("deepseek-v3", 2)])
+def test_blocks_that_are_alike_are_made_once(name: str, kinds: int) -> None:
+    *blocks, rest = modules(preset(name).config)
+    assert len(blocks) == kinds
+    assert sum(count for _, count in blocks) == preset(name).config.n_layers
+    assert rest[1] == 1
+
+
+def test_sizes_that_no_tensor_can_have_are_one_sentence() -> None:
+    with pytest.raises(UserError, match="no tensor can have"):
+        parameters(DecoderConfig(vocab_size=1 << 62, d_model=4096, n_layers=1, n_heads=32))

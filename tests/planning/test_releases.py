@@ -1,0 +1,59 @@
+"""What is published: lineages, steps, and the page that tells of them."""
+
+from pathlib import Path
+
+import pytest
+
+from onward.errors import UserError
+from onward.families import modules, presets
+from onward.planning.families_page import renewed, table
+from onward.planning.releases import catalogue, find, lineage, step, steps
+
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+
+
+def test_a_lineage_leads_to_the_first_decoder_step_by_step() -> None:
+    assert lineage("llama-3.1-8b")[:3] == ["llama-3.1-8b", "llama-3-8b", "llama-2-7b"]
+    assert lineage("llama-3.1-8b")[-1] == "gpt"
+    assert [(s["before"], s["after"]) for s in steps("gpt2")] == [("gpt", "gpt2")]
+    assert steps("gpt") == []
+
+
+def test_a_folder_is_read_like_a_release(shared: Path) -> None:
+    folder = str(shared / "stories260K")
+    assert find(folder)[1].d_model == 64
+    assert lineage(folder) == [folder]
+    assert {change["what"] for change in step("llama-2-7b", folder)["changes"]} >= {"parameters", "d_model"}
+
+
+def test_the_catalogue_has_every_family_and_release() -> None:
+    found = list(catalogue())
+    assert [family["family"] for family in found] == sorted(modules())
+    assert sorted(preset["name"] for family in found for preset in family["presets"]) == sorted(presets())
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("llama2-7b", "did you mean llama-2-7b"), ("no/such", "there is no config.json in no/such")],
+)
+def test_a_name_that_is_unknown_is_one_sentence(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        find(name)
+
+
+def test_the_page_of_families_is_what_the_code_says() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert renewed(page) == page, "make it again: python -m onward.planning.families_page docs/families.md"
+
+
+def test_only_what_is_between_the_marks_is_made_again() -> None:
+    page = "Before.\n\n<!-- ladder -->\n\nold\n\n<!-- end -->\n\nAfter.\n"
+    made = renewed(page)
+    assert made.startswith("Before.\n\n<!-- ladder -->\n\n### gpt → gpt2\n")
+    assert made.endswith("\n\n<!-- end -->\n\nAfter.\n")
+    assert "old" not in made
+    assert renewed(made) == made
+
+
+def test_a_cell_cannot_end_its_column() -> None:
+    assert table(["a"], [["|x|"]]).splitlines()[-1] == "| \\|x\\| |"

@@ -1,0 +1,192 @@
+"""Decoders in words: nothing that differs goes unsaid, and nothing is said twice."""
+
+import re
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+from decoders import DECODERS, config
+
+from onward.families import presets
+from onward.model.config import (
+    Alibi,
+    DecoderConfig,
+    Experts,
+    Gated,
+    LayerNorm,
+    Learned,
+    NoPosition,
+    Plain,
+    Position,
+    Rotary,
+    SelfAttention,
+)
+from onward.model.scaling import Linear, Llama3, LongRoPE
+from onward.planning.words import describe, differences, sentence, text
+
+GPT2 = config(
+    position=Learned(),
+    norm=LayerNorm(),
+    mlp=Plain(bias=True),
+    attention=SelfAttention(bias=True, out_bias=True),
+    tied=True,
+    context_length=1024,
+)
+LLAMA = config(context_length=4096, n_kv_heads=1)
+
+
+def changed(before: DecoderConfig, after: DecoderConfig) -> dict[str, tuple[str, str]]:
+    return {change.what: (text(change.before), text(change.after)) for change in differences(before, after)}
+
+
+def test_what_changed_is_said_in_words_and_numbers() -> None:
+    found = changed(GPT2, LLAMA)
+    assert found["context_length"] == ("1,024", "4,096")
+    assert found["biases"] == ("q, k, v, out, mlp, norms", "none")
+    assert found["tied"] == ("yes", "no")
+    assert found["grouping"] == (
+        "multi-head: each head has its own keys and values",
+        "multi-query: 4 heads share keys and values",
+    )
+    assert found["position"][0] == "Learned: a trained vector per position (GPT)"
+    assert found["position"][1].startswith("Rotary: queries and keys turned by an angle that grows")
+    assert found["position.theta"] == ("", "10,000")
+    assert found["mlp.act"] == ("gelu", "silu")
+    assert found["norm"][0].startswith("LayerNorm: centred")
+    assert found["norm"][1].endswith("not centred (Zhang and Sennrich 2019)")
+    assert not {"block", "n_layers", "d_model", "norm.eps", "norm.bias", "head_bias"} & {*found}
+
+
+ONE_FIELD = {
+    "position.theta": ({"position": Rotary(theta=5e5)}, ("10,000", "500,000")),
+    "position.scaling": ({"position": Rotary(scaling=Linear(2.0))}, ("none", "Linear: positions divided")),
+    "attention.window": ({"attention": SelfAttention(window=4)}, ("all", "4")),
+    "attention.scale": ({"attention": SelfAttention(scale=0.25)}, ("d_head ** -0.5", "0.25")),
+    "attention.sinks": ({"attention": SelfAttention(sinks=True)}, ("no", "yes")),
+    "embed_scale": ({"embed_scale": 4.0}, ("1", "4")),
+    "logit_cap": ({"logit_cap": 30.0}, ("none", "30")),
+    "final_norm": ({"final_norm": LayerNorm(bias=False)}, ("as in the blocks", "LayerNorm: centred")),
+    "d_embed": ({"d_embed": 6}, ("16", "6")),
+    "biases": ({"head_bias": True}, ("none", "head")),
+}
+
+
+@pytest.mark.parametrize("what", ONE_FIELD)
+def test_a_change_of_one_field_is_told_under_its_name(what: str) -> None:
+    change, (before, after) = ONE_FIELD[what]
+    there, back = changed(config(), config(**change)), changed(config(**change), config())
+    assert there[what][0] == before
+    assert there[what][1].startswith(after)
+    assert back == {key: (b, a) for key, (a, b) in there.items()}
+
+
+@pytest.mark.parametrize(("a", "b"), list(combinations(DECODERS, 2)))
+def test_decoders_that_differ_differ_in_words(a: str, b: str) -> None:
+    assert differences(DECODERS[a], DECODERS[b])
+    assert not differences(DECODERS[a], DECODERS[a])
+
+
+LAYERS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "windows": (
+        {"n_layers": 6, "attention": (*[SelfAttention(window=4)] * 5, SelfAttention())},
+        "attention.window",
+        "4 (5 of 6 layers); all (1 of 6 layers)",
+    ),
+    "sixty": (
+        {"n_layers": 60, "position": tuple(Rotary(theta=float(i)) for i in range(2, 62))},
+        "position.theta",
+        "2 (1 of 60 layers); 3 (1 of 60 layers); 4 (1 of 60 layers); 5 (1 of 60 layers); others (56 of 60 layers)",
+    ),
+    "where it is": (
+        {"n_layers": 3, "mlp": (Gated(), Experts(count=4), Experts(count=4))},
+        "mlp.count",
+        "4",
+    ),
+    "factors": (
+        {"d_model": 192, "position": Rotary(scaling=LongRoPE(tuple(range(1, 25)), (2.5,) * 24))},
+        "position.scaling.short",
+        "24 from 1 to 24",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_many_layers_are_told_in_few_words(case: str) -> None:
+    changes, what, expected = LAYERS[case]
+    assert {fact.what: text(fact.value) for fact in describe(config(**changes))}[what] == expected
+
+
+def test_kinds_of_parts_that_take_turns_are_both_named() -> None:
+    found = {fact.what: fact.value for fact in describe(config(n_layers=4, position=(Rotary(), Alibi(), Rotary())))}
+    assert found["position"].startswith("Rotary: queries and keys")
+    assert "(3 of 4 layers); Alibi: scores lowered" in found["position"]
+    assert (found["position.theta"], found["position.steepness"]) == (10_000, 8)
+
+
+def test_what_goes_without_saying_is_not_said() -> None:
+    found = {fact.what for fact in describe(config())}
+    assert found >= {"parameters", "d_model", "position", "position.theta", "norm.eps"}
+    assert not {"active parameters", "key/value bytes, windows full", "attention.window", "dropout", "d_embed"} & found
+    mixed = {fact.what for fact in describe(config(mlp=Experts(), attention=SelfAttention(window=4)))}
+    assert mixed >= {"active parameters", "key/value bytes, windows full", "attention.window", "mlp.router"}
+
+
+def test_a_window_that_the_context_never_fills_saves_nothing() -> None:
+    found = {fact.what for fact in describe(config(attention=SelfAttention(window=13)))}
+    assert "attention.window" in found
+    assert "key/value bytes, windows full" not in found
+
+
+def test_every_fact_has_a_meaning_without_the_comment_s_instructions() -> None:
+    for decoder in DECODERS.values():
+        for fact in describe(decoder):
+            assert fact.meaning
+            assert not re.search("; (0|none):", fact.meaning)
+
+
+def test_a_part_of_one_s_own_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Position, "kinds", dict(Position.kinds))
+
+    @dataclass(frozen=True)
+    class Clock(NoPosition, kind="clock"):
+        """Hands that turn. They are never late."""
+
+        hands: int = 2
+
+    found = changed(config(), replace(config(), position=Clock(hands=3)))
+    assert found["position"][1] == "Clock: hands that turn"
+    assert found["position.hands"] == ("", "3")
+
+
+@pytest.mark.parametrize(
+    ("doc", "expected"),
+    [
+        ("One. Two.", "One"),
+        ("Position (Su et al. 2021), in\nhalves. More.", "Position (Su et al. 2021), in halves"),
+        ("x + f(x)\n\nMore", "x + f(x)"),
+        ("", ""),
+    ],
+)
+def test_the_first_sentence_is_taken(doc: str, expected: str) -> None:
+    assert sentence(type("Part", (), {"__doc__": doc})) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, ""), (True, "yes"), (False, "no"), (50_257, "50,257"), (1e-5, "1e-05"), (5e5, "500,000"), (0.25, "0.25")],
+)
+def test_values_are_printed_as_one_writes_them(value: Any, expected: str) -> None:
+    assert text(value) == expected
+
+
+def test_the_presets_are_described_in_a_screenful() -> None:
+    for preset in presets().values():
+        facts = describe(preset.config)
+        assert len(facts) < 50, preset.name
+        assert all(len(text(fact.value)) < 400 for fact in facts), preset.name
+
+
+def test_scalings_are_told_field_by_field() -> None:
+    found = changed(config(position=Rotary(scaling=Llama3())), config(position=Rotary(scaling=Llama3(factor=32.0))))
+    assert found == {"position.scaling.factor": ("8", "32")}
