@@ -46,9 +46,7 @@ def feed(
 
 def in_steps(model: Decoder, tokens: Tensor, kind: str, chunk: int, upto: bool = False) -> Tensor:
     cache = new_cache(model, chunk, kind)
-    return torch.cat(
-        [feed(model, cache, tokens[:, s : s + chunk], s, upto=upto) for s in range(0, LENGTH, chunk)], 1
-    )
+    return torch.cat([feed(model, cache, tokens[:, s : s + chunk], s, upto=upto) for s in range(0, LENGTH, chunk)], 1)
 
 
 def row_by_row(model: Decoder, tokens: Tensor, kind: str) -> Tensor:

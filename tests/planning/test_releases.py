@@ -47,11 +47,11 @@ def test_the_page_of_families_is_what_the_code_says() -> None:
 
 
 def test_only_what_is_between_the_marks_is_made_again() -> None:
-    page = "Before.\n\n<!-- ladder -->\n\nold\n\n<!-- end -->\n\nAfter.\n"
+    page = "Before.\n\n<!-- ladder -->\n\nstale\n\n<!-- end -->\n\nAfter.\n"
     made = renewed(page)
     assert made.startswith("Before.\n\n<!-- ladder -->\n\n### gpt → gpt2\n")
     assert made.endswith("\n\n<!-- end -->\n\nAfter.\n")
-    assert "old" not in made
+    assert "stale" not in made
     assert renewed(made) == made
 
 

@@ -5,7 +5,9 @@ Does not import torch.
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from onward import fields
@@ -34,11 +36,14 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str, positional: S
         prog=prog,
         description=summary,
         epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=30),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
     add_fields(parser, cls, positional)
+    shapes = {None: "{}", "?": "[{}]", "*": "[{} ...]"}
+    places = (shapes[a.nargs].format(a.dest) for a in parser._actions if not a.option_strings)  # type: ignore[index]
+    parser.usage = " ".join([prog, *places, "[options]"])
     known, unknown = parser.parse_known_args(argv)
     if unknown:
         name = unknown[0].split("=")[0]
@@ -48,26 +53,31 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str, positional: S
 
 
 def add_fields(parser: argparse.ArgumentParser, cls: type, positional: Sequence[str]) -> None:
-    """Add every field of a dataclass; a table stands for all fields of DecoderConfig and of its parts."""
+    """Add every field of a dataclass, those of each class that it inherits from in a group of their own; a table stands
+    for all fields of DecoderConfig and of its parts."""
     hints, docs = fields.hints(cls), fields.docs(cls)
-    for field in dataclasses.fields(cls):
-        kind = hints[field.name]
-        if fields.only_in_python(kind):
-            continue
-        if get_origin(kind) is dict:
-            add_model(parser)
-            continue
-        help_text = docs[field.name].replace("%", "%%")
-        many = get_origin(kind) is tuple
-        if field.name in positional:
-            optional = field.default is not dataclasses.MISSING
-            parser.add_argument(field.name, nargs="*" if many else "?" if optional else None, help=help_text)
-        elif kind is bool:
-            parser.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=help_text)
-        else:
-            shown = "" if field.default in (dataclasses.MISSING, "", None) else f" (default: {field.default})"
-            nargs = "+" if many else None
-            parser.add_argument(flag(field.name), metavar=metavar(kind), nargs=nargs, help=help_text + shown)
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    for owner in filter(dataclasses.is_dataclass, cls.__mro__):
+        title = (inspect.getdoc(owner) or "").split(".")[0]
+        group = parser if owner is cls else parser.add_argument_group(title)
+        for name in inspect.get_annotations(owner):
+            kind, default = hints[name], defaults[name]
+            if fields.only_in_python(kind):
+                continue
+            if get_origin(kind) is dict:
+                add_model(parser)
+                continue
+            help_text = docs[name].replace("%", "%%")
+            many = get_origin(kind) is tuple
+            if name in positional:
+                optional = default is not dataclasses.MISSING
+                parser.add_argument(name, nargs="*" if many else "?" if optional else None, help=help_text)
+            elif kind is bool:
+                group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=help_text)
+            else:
+                shown = "" if default in (dataclasses.MISSING, "", None, ()) else f" (default: {default})"
+                one, nargs = (get_args(kind)[0], "+") if many else (kind, None)
+                group.add_argument(flag(name), metavar=metavar(one), nargs=nargs, help=help_text + shown)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -105,11 +115,12 @@ def flag(name: str) -> str:
 
 def metavar(kind: Any) -> str:
     """A short name for the values of a type."""
-    kinds = part_kinds(kind)
-    words = "|".join(k.kind for k in kinds) if kinds else fields.describe(kind)
-    return {"a whole number": "N", "a number": "X", "text": "TEXT"}.get(
-        words, words.replace("a whole number", "N").replace("a number", "X")
-    )
+    if get_origin(kind) is Mapping:
+        return f"{{{': '.join(map(metavar, get_args(kind)))}}}"
+    words = "|".join(k.kind for k in part_kinds(kind)) or fields.describe(kind)
+    for long, short in {"a whole number": "N", "a number": "X", " or ": "|"}.items():
+        words = words.replace(long, short)
+    return "TEXT" if words == "text" else words
 
 
 def nest(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,22 +1,13 @@
-"""Layers that differ: what a config.json says per layer, both ways, as parts that repeat over the layers."""
+"""Layers that differ: what a config.json says per layer, both ways."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from onward.errors import UserError
 from onward.families import HF
-from onward.fields import Part
 from onward.model.config import at
 
 LOCAL, FULL = "sliding_attention", "full_attention"
-P = TypeVar("P", bound=Part)
-
-
-def repeating(parts: Sequence[P]) -> P | tuple[P, ...]:
-    """The parts of all layers, in short: the first few that repeat, or the one that all have."""
-    periods = (p for p in range(1, len(parts) + 1) if all(a == b for a, b in zip(parts, parts[p:])))
-    period = next(periods, 0)
-    return parts[0] if period == 1 else tuple(parts[:period])
 
 
 def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:

@@ -6,7 +6,6 @@ from typing import Any
 from onward.errors import UserError
 from onward.families import ACTIVATIONS, HF, THEIRS, Row, interleaved, linear, llama, only, sizes, with_defaults
 from onward.families._experts import LLAMA, experts
-from onward.families._layers import repeating
 from onward.families._rope import rope, rotary
 from onward.fields import nearest
 from onward.model.config import DecoderConfig, Experts, Gated, LatentAttention, RMSNorm, at
@@ -96,7 +95,7 @@ def decoder(hf: HF, router: Router) -> DecoderConfig:
         d_head=size["d_model"] // size["n_heads"],
         position=position,
         attention=LatentAttention(**attention),
-        mlp=repeating([Gated(act=act)] * dense + [many] * (layers - dense)),
+        mlp=(Gated(act=act),) * dense + (many,) * (layers - dense),
         norm=RMSNorm(eps=hf.get("rms_norm_eps", 1e-6)),
     )
 

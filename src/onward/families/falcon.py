@@ -63,14 +63,14 @@ class FalconAlibi(Position, kind="falcon_alibi"):
 
 def config(hf: HF) -> DecoderConfig:
     act: Any = hf.get("activation", "gelu")
-    bias, new = hf.get("bias", False), hf.get("new_decoder_architecture", False)
+    bias = hf.get("bias", False)
+    groups, one_norm = hf.get("num_kv_heads") or 0, hf.get("num_ln_in_parallel_attn") == 1
+    single, parallel = hf.get("multi_query", True), hf.get("parallel_attn", True)
     block: Block
-    if new:  # two norms where the number is not given
-        block = SharedNorm() if hf.get("num_ln_in_parallel_attn") == 1 else Parallel()
-        n_kv_heads = hf.get("num_kv_heads") or 0
+    if hf.get("new_decoder_architecture", False):  # which passes over the two keys before
+        block, n_kv_heads = SharedNorm() if one_norm else Parallel(), groups
     else:
-        block = SharedNorm() if hf.get("parallel_attn", True) else PreNorm()
-        n_kv_heads = 1 if hf.get("multi_query", True) else 0
+        block, n_kv_heads = SharedNorm() if parallel else PreNorm(), 1 if single else 0
     turning = replace(rotary(hf, context=hf.get("max_position_embeddings", 2048)), fraction=1.0)
     return DecoderConfig(
         **sizes(hf, SIZES),

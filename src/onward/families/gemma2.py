@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from onward.families import HF, THEIRS, Row, gemma, linear, llama, with_defaults
-from onward.families._layers import layer_types, repeating, windowed_layers
+from onward.families._layers import layer_types, windowed_layers
 from onward.families.llama import shape
 from onward.model.config import DecoderConfig, Sandwich, SelfAttention, at
 
@@ -47,7 +47,7 @@ def layered(hf: HF, period: int, qk_norm: Literal["none", "head"] = "none") -> D
     windowed = windowed_layers(hf, [layer % period < period - 1 for layer in range(c.n_layers)])
     return replace(
         c,
-        attention=repeating([local if is_local else full for is_local in windowed]),
+        attention=tuple(local if is_local else full for is_local in windowed),
         block=Sandwich(),
         logit_cap=hf["final_logit_softcapping"],
     )

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from onward.families import HF, gemma2, only, with_defaults
-from onward.families._layers import FULL, LOCAL, layer_types, repeating
+from onward.families._layers import FULL, LOCAL, layer_types
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
 from onward.model.config import DecoderConfig, Rotary, at
@@ -40,7 +40,7 @@ def config(hf: HF) -> DecoderConfig:
         FULL: {"rope_theta": hf.get("rope_theta", 1_000_000.0), "rope_scaling": hf.get("rope_scaling")},
     }
     of = {kind: rotary({**old[kind], "rope_parameters": given.get(kind)}, context=c.context_length) for kind in old}
-    return replace(c, position=repeating([of[kind] for kind in layer_types(c)["layer_types"]]))
+    return replace(c, position=tuple(of[kind] for kind in layer_types(c)["layer_types"]))
 
 
 def to_hf(c: Any) -> dict[str, Any]:

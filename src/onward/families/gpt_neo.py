@@ -5,7 +5,6 @@ from typing import Any
 
 from onward.errors import UserError
 from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, sizes
-from onward.families._layers import repeating
 from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention, at
 
 ARCHITECTURES = {"gpt_neo": "GPTNeoForCausalLM"}
@@ -58,7 +57,7 @@ def config(hf: HF) -> DecoderConfig:
     return DecoderConfig(
         **sizes(hf, SIZES),
         position=Learned(),
-        attention=repeating([SelfAttention(window=windows[kind], scale=1.0, out_bias=True) for kind in kinds]),
+        attention=tuple(SelfAttention(window=windows[kind], scale=1.0, out_bias=True) for kind in kinds),
         mlp=Plain(act=ACTIVATIONS.get(act, act), bias=True),
         norm=LayerNorm(eps=hf.get("layer_norm_epsilon", 1e-5)),
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onward.errors import UserError
 from onward.families import HF, Row, linear, llama, only, sizes, with_defaults
-from onward.families._layers import layer_types, repeating, windowed_layers
+from onward.families._layers import layer_types, windowed_layers
 from onward.families._rope import rope
 from onward.model.config import DecoderConfig, Experts, SelfAttention, at
 from onward.model.experts import ExpertsModule
@@ -84,7 +84,7 @@ def config(hf: HF) -> DecoderConfig:
     near = windowed_layers(hf, [layer % 2 == 0 for layer in range(c.n_layers)])
     return replace(
         c,
-        attention=repeating([local if windowed else whole for windowed in near]),
+        attention=tuple(local if windowed else whole for windowed in near),
         mlp=ClampedExperts(**sizes(hf, EXPERTS), router=Softmax(bias=True), bias=True),
     )
 

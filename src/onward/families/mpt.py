@@ -29,7 +29,8 @@ SIZES = {
 
 def config(hf: HF) -> DecoderConfig:
     attn = hf.get("attn_config") or {}
-    only(hf, no_bias=True, expansion_ratio=4, logit_scale=None)  # transformers passes over these keys and the next
+    # transformers passes over these keys and the next
+    only(hf, no_bias=True, expansion_ratio=4, logit_scale=None, norm_type="low_precision_layernorm")
     only(attn, alibi=True, attn_type="multihead_attention", qk_ln=False, prefix_lm=False)
     return DecoderConfig(
         **sizes(hf, SIZES),

