@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from decoders import assert_close, config
+from decoders import assert_close, config, decoder, token_ids
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from onward.model.compiling import compile_blocks
 from onward.model.config import Experts
 from onward.model.experts import ExpertsModule
 from onward.model.routing import Sigmoid, Softmax
@@ -145,11 +146,12 @@ def test_reading_takes_no_copy_of_the_weights(compute: str, untimed: dict[object
 
 @pytest.mark.parametrize("compute", ["loop", "grouped"])
 def test_compiled_under_autocast_is_what_it_is_uncompiled(compute: str) -> None:
-    module, x = experts(8, 12, bias=True, d_shared=6, compute=compute), torch.randn(9, 8)
-    results = []
-    for run in module, torch.compile(module, backend="aot_eager"):
+    part = Experts(count=6, bias=True, d_shared=6, compute=compute)  # type: ignore[arg-type]
+    model, results = decoder(config(mlp=part)), []
+    for ready in lambda: None, lambda: compile_blocks(model, backend="aot_eager"):
+        ready()
         with torch.autocast("cpu", torch.bfloat16):
-            y = run(x)
-        results.append([y, *torch.autograd.grad(y.float().square().mean(), list(module.parameters()))])
+            y = model(token_ids(model.config))
+        results.append([y, *torch.autograd.grad(y.float().square().mean(), list(model.parameters()))])
     for got, wanted in zip(*results):
         assert_close(got, wanted, 0.02)

@@ -123,7 +123,6 @@ class ExpertsModule(nn.Module):
         """What goes into the last projection."""
         return self.act(gate) * up
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # which expert gets how many tokens is known at run time only
     def mix(self, tokens: Tensor, weight: Tensor, chosen: Tensor) -> Tensor:
         """The weighted sum of the chosen experts' answers, (N, D)."""
         order = chosen.flatten().argsort(stable=True)  # visits, sorted by expert

@@ -31,6 +31,7 @@ from onward.data.windows import Windows, validation_windows
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import read_json, write_json, written_whole
+from onward.model.compiling import compile_blocks
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.timing import fastest
@@ -112,8 +113,7 @@ class Run:
         """Train to the last step, or until `stop()`; metrics and saves are written, the events yielded as they come."""
         config = self.config
         if config.compile:
-            for block in self.model.blocks:
-                block.compile()
+            compile_blocks(self.model)
         began = perf_counter() - self.seconds
         with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as metrics:
 
