@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from onward.checkpoint.folder import load_model, save_model
 from onward.device import choose_device
@@ -18,6 +20,9 @@ from onward.evaluation.score import Evaluation, evaluate, log_probabilities
 from onward.fields import build
 from onward.files import write_json
 from onward.generation.answer import Answer
+from onward.generation.beam import beam_search
+from onward.generation.constraint import constraint
+from onward.generation.contrastive import contrastive_search
 from onward.generation.engine import Engine
 from onward.generation.request import Chance, Request
 from onward.generation.sampling import Sampling
@@ -26,6 +31,8 @@ from onward.inspection.curve import write_loss_svg
 from onward.inspection.report import write_report
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
+from onward.text.chat import Message, chat_of
+from onward.text.stream import LOOK_BACK
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.run import Event, Run
@@ -55,6 +62,16 @@ class Score:
     pieces: list[str]  # what each token reads as
     log_probabilities: list[float | None]  # of each token given those before it, in nats; None: nothing is before it
     total: float  # the exact sum: the log-probability of the text
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found to follow a prompt."""
+
+    text: str
+    tokens: list[int]  # an end token is not among them
+    score: float | None = None  # by which beam search ranks: the log-probability normalised by length
+    log_probability: float | None = None  # of the tokens
 
 
 @dataclass
@@ -103,9 +120,11 @@ class LanguageModel:
         n = options.get("n", 1)
         return [done[i : i + n] for i in range(0, len(done), n)]
 
-    def stream(self, prompt: str, max_new_tokens: int | None = None, **options: Any) -> Iterator[str]:
-        """The same as `generate`, in pieces, each as soon as it is certain."""
-        answers = self.answers(prompt, max_new_tokens, options)
+    def stream(self, prompt: str | Sequence[int], max_new_tokens: int | None = None, **options: Any) -> Iterator[str]:
+        """The same as `generate` for one prompt, a text or its tokens, in pieces, each as soon as it is certain."""
+        answers = self.answers([prompt], max_new_tokens, options)
+        if len(answers) > 1:
+            raise UserError(f"n is {len(answers)}: a stream is of one answer, so leave it out")
         (answer,) = answers.values()
         for _ in self.run(answers, options):
             if piece := answer.take():
@@ -113,6 +132,81 @@ class LanguageModel:
         answer.finish()
         if piece := answer.take():
             yield piece
+
+    def chat(self, messages: str | Sequence[Message], max_new_tokens: int | None = None, **options: Any) -> str:
+        """What the assistant answers to messages, as `[{"role": "user", "content": "Hello"}]`, or to one of the user.
+
+        They are written by the chat template that came with the tokenizer, see `text.chat`. `variables` is a table of
+        values for the template (as `{"enable_thinking": False}`); the other options are those of `complete`. With
+        `rows=1` and `cache=` the same PagedCache each time, what has been read before is not read again.
+        """
+        return "".join(self.stream_chat(messages, max_new_tokens, **options))
+
+    def stream_chat(
+        self,
+        messages: str | Sequence[Message],
+        max_new_tokens: int | None = None,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Iterator[str]:
+        """The same as `chat`, in pieces, each as soon as it is certain."""
+        chat = chat_of(self.text())
+        stop = options.get("stop", ())
+        if not callable(stop):
+            options["stop"] = (*chat.stop, *([stop] if isinstance(stop, str) else stop))
+        yield from self.stream(chat.encode(messages, **variables or {}), max_new_tokens, **options)
+
+    def beam_search(
+        self, prompt: str | Sequence[str], max_new_tokens: int | None = None, **options: Any
+    ) -> list[list[Found]]:
+        """The likeliest continuations of each prompt that a beam search finds, best first.
+
+        The options are those of `generation.beam.beam_search` (beams, n_best, length_penalty, ...) and the fields of
+        Sampling, which by default change nothing.
+        """
+        prompts, arguments = self.search(prompt, max_new_tokens, options)
+        found = beam_search(self.model, prompts, **arguments)
+        return [
+            [Found(self.continued(tokens, h.tokens), h.tokens, h.score, h.log_probability) for h in of]
+            for tokens, of in zip(prompts, found)
+        ]
+
+    def contrastive_search(
+        self, prompt: str | Sequence[str], max_new_tokens: int | None = None, **options: Any
+    ) -> list[Found]:
+        """What contrastive search finds to follow each prompt.
+
+        The options are those of `generation.contrastive.contrastive_search` (alpha, k) and the fields of Sampling,
+        which by default change nothing.
+        """
+        prompts, arguments = self.search(prompt, max_new_tokens, options)
+        found = contrastive_search(self.model, prompts, **arguments)
+        return [Found(self.continued(tokens, new), new) for tokens, new in zip(prompts, found)]
+
+    def search(
+        self, prompt: str | Sequence[str], max_new_tokens: int | None, options: Mapping[str, Any]
+    ) -> tuple[list[list[int]], dict[str, Any]]:
+        """Prompts as tokens, and the arguments of a search."""
+        names = {f.name for f in fields_of(Sampling)}
+        sampling = Sampling(**{"temperature": 1.0} | {k: v for k, v in options.items() if k in names})
+        rest = {k: v for k, v in options.items() if k not in names}
+        requests = self.answers(prompt, max_new_tokens, vars(sampling))
+        new = min((r.max_new_tokens for r in requests), default=0)
+        allowed = self.allowed()
+        return [r.prompt for r in requests], rest | {
+            "max_new_tokens": new,
+            "sampling": sampling,
+            "end": self.end_ids,
+            "allowed": allowed,
+        }
+
+    def continued(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        """Tokens as the text that follows those before."""
+        answer = Answer(self.text(), before)
+        for token in tokens:
+            answer.push(token)
+        return answer.finish()
 
     def score(self, text: str) -> Score:
         """The log-probability of each token of a text and of the whole; its start is known where there is a
@@ -142,6 +236,11 @@ class LanguageModel:
         tokens = [token for document in documents for token in document]
         return evaluate(self.model, np.array(tokens), tokenizer.byte_count(tokens[1:]), stride)
 
+    @property
+    def end_ids(self) -> list[int]:
+        """The tokens that end an answer."""
+        return [i for i in self.text().end_ids if i < self.config.vocab_size]
+
     def text(self) -> Tokenizer:
         """The tokenizer; a UserError where there is none."""
         if self.tokenizer is None:
@@ -149,25 +248,28 @@ class LanguageModel:
         return self.tokenizer
 
     def answers(
-        self, prompt: str | Sequence[str], max_new_tokens: int | None, options: Mapping[str, Any]
+        self, prompt: str | Sequence[str | Sequence[int]], max_new_tokens: int | None, options: Mapping[str, Any]
     ) -> dict[Request, Answer]:
-        """A request and its growing text for each prompt and sample; an empty prompt is the beginning token."""
+        """A request and its growing text for each prompt, a text or its tokens, and sample; an empty prompt is the
+        beginning token."""
         values, when = {k: v for k, v in options.items() if k not in ENGINE}, None
         if callable(values.get("stop")):
             when = values.pop("stop")
         sampling, tokenizer, length = Sampling(**values), self.text(), self.config.context_length
         room = MANY if options.get("slide") else length
+        form = constraint(tokenizer, self.config.vocab_size, {*self.end_ids, *sampling.stop_token_ids}, sampling)
         result: dict[Request, Answer] = {}
         for text in [prompt] if isinstance(prompt, str) else prompt:
-            tokens = tokenizer.encode(text)
+            tokens = tokenizer.encode(text) if isinstance(text, str) else list(text)
             if not tokens and tokenizer.bos_id is not None:
                 tokens = [tokenizer.bos_id]
             new = max(1, min(MANY, room - len(tokens))) if max_new_tokens is None else max_new_tokens
-            twin = None
+            begins, twin = not tokenizer.decode(tokens[-LOOK_BACK:]), None
             for _ in range(sampling.n):
                 seed = None if sampling.seed is None else sampling.seed + len(result)
                 answer = Answer(tokenizer, tokens, sampling.stop, when)
-                request = Request(tokens, replace(sampling, seed=seed), new, answer.push, twin=twin)
+                own = form and form.copy(begins)
+                request = Request(tokens, replace(sampling, seed=seed), new, answer.push, own, twin=twin)
                 twin = twin or request
                 result[request] = answer
         return result
@@ -190,11 +292,16 @@ class LanguageModel:
             raise UserError("the draft has another vocabulary than the model: take one with the same tokenizer")
         if draft is not None and lookup:
             raise UserError("draft and lookup are both given: choose one")
-        proposals: Draft | None = ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
+        proposals: Draft | None = (
+            ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
+        )
+        return Engine(self.model, end=self.end_ids, allowed=self.allowed(), draft=proposals, **options)
+
+    def allowed(self) -> Tensor:
+        """Which tokens stand for a text, (V,)."""
         allowed = torch.ones(self.config.vocab_size, dtype=torch.bool, device=self.model.embed.weight.device)
-        allowed[tokenizer.textless(self.config.vocab_size)] = False
-        end = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
-        return Engine(self.model, end=end, allowed=allowed, draft=proposals, **options)
+        allowed[self.text().textless(self.config.vocab_size)] = False
+        return allowed
 
 
 def load(
@@ -216,8 +323,10 @@ def load(
 
 def save(lm: LanguageModel, folder: str | Path, *, shard_bytes: float = 5e9) -> None:
     """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`."""
-    folder = Path(folder)
-    save_model(lm.model, folder, lm.hf, shard_bytes)
+    folder, hf = Path(folder), lm.hf
+    if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
+        hf = {**hf, "eos_token_id": lm.tokenizer.end_ids}  # the tokenizer's files name but one
+    save_model(lm.model, folder, hf, shard_bytes)
     if lm.tokenizer is not None:
         lm.tokenizer.save(folder)
 

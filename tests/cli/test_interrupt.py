@@ -39,7 +39,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_that_works(story_file: Path, tmp_pat
 
 
 def test_ctrl_c_elsewhere_exits_with_130_without_a_traceback(tiny_run: Path) -> None:
-    words = ["generate", str(tiny_run), "The", "--max-new-tokens", "1000000", "--slide"]
+    words = ["generate", str(tiny_run), "The", "--max-new-tokens", "1000000", "--context-overflow", "slide"]
     with subprocess.Popen([*MAIN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.read(20)
         process.send_signal(signal.SIGINT)

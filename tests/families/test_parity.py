@@ -18,6 +18,9 @@ from ways import WAYS, assert_equals_the_plain_run
 from onward.checkpoint.folder import load_model, save_model
 from onward.errors import UserError
 from onward.families import express, families, read
+from onward.generation.engine import generate
+from onward.generation.request import Request
+from onward.generation.sampling import Sampling
 from onward.model.attention import Attend
 from onward.model.config import (
     DecoderConfig,
@@ -299,10 +302,21 @@ def test_onward_is_the_last_family_asked() -> None:
 def test_a_published_model_continues_as_in_transformers(shared: Path) -> None:
     ours, _ = load_model(shared / "stories260K")
     theirs = AutoModelForCausalLM.from_pretrained(shared / "stories260K")
-    tokens = torch.tensor([[1]])
-    for _ in range(50):
-        tokens = torch.cat([tokens, ours(tokens)[:, -1:].argmax(-1)], 1)
-    wanted = theirs.generate(torch.tensor([[1]]), do_sample=False, max_new_tokens=50, eos_token_id=None)
-    assert tokens.tolist() == wanted.tolist()
-    assert len(set(tokens[0].tolist())) > 20
-    assert_close(ours(tokens), theirs(tokens).logits, 2e-5)
+    request = Request([1], Sampling(temperature=0), 200)
+    list(generate(ours, [request]))
+    wanted = theirs.generate(torch.tensor([[1]]), do_sample=False, max_new_tokens=200, eos_token_id=None)
+    assert [1, *request.tokens] == wanted[0].tolist()
+    assert len(set(request.tokens)) > 20
+    assert_close(ours(wanted), theirs(wanted).logits, 2e-5)
+
+
+@torch.inference_mode()
+def test_a_published_model_finds_its_own_text_likely_and_the_same_tokens_shuffled_not(shared: Path) -> None:
+    model, _ = load_model(shared / "stories260K")
+    requests = [Request([1], Sampling(temperature=1, seed=seed), 200) for seed in range(4)]
+    list(generate(model, requests))
+    own = torch.tensor([[1, *request.tokens] for request in requests])
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
+    shuffled = torch.cat([own[:, :1], own[:, 1:][:, order]], 1)
+    losses = [F.cross_entropy(model(t[:, :-1]).flatten(0, 1), t[:, 1:].flatten()).item() for t in (own, shuffled)]
+    assert losses[0] < 2.5 < 6 < losses[1], losses

@@ -23,15 +23,27 @@ from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 
 
-class Unfilled(TorchFunctionMode):
-    """No random numbers are drawn: on the meta device they would be none, and cost a second of imports."""
+DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # how families call the number of layers
+
+
+class Outline(TorchFunctionMode):
+    """For a module on the meta device: no random numbers are drawn, which would cost a second of imports, and to make
+    far more than the `held` numbers is a UserError."""
+
+    def __init__(self, held: int) -> None:
+        super().__init__()
+        self.held, self.made = held, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **kwargs)
-
-
-DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # how families call the number of layers
+        if func is nn.init.normal_:
+            return kwargs["tensor"]
+        result = func(*args, **kwargs)
+        if func in (torch.empty, torch.full, torch.ones, torch.zeros):
+            self.made += result.numel()
+            if self.made > 4 * self.held:  # where less is missing, the tensor will be named
+                raise UserError(f"config.json asks for far more parameters than the {self.held:,} that the files hold")
+        return result
 
 
 def load_model(
@@ -71,14 +83,10 @@ def outline(hf: HF, stored: Mapping[str, Stored]) -> tuple[Any, DecoderConfig, D
     kind, config = read(hf)
     check_depth(config.n_layers, stored)
     try:
-        with torch.device("meta"), Unfilled():
+        with torch.device("meta"), Outline(sum(math.prod(tensor.shape) for tensor in stored.values())):
             model = Decoder(config)
     except (RuntimeError, OverflowError, TypeError) as error:
         raise UserError(f"config.json asks for sizes that no tensor can have ({str(error).splitlines()[0]})") from None
-    asked = sum(parameter.numel() for parameter in model.parameters())
-    held = sum(math.prod(tensor.shape) for tensor in stored.values())
-    if asked > 4 * held:  # where less is missing, the tensor will be named
-        raise UserError(f"config.json asks for {asked:,} parameters, and the files hold only {held:,}")
     return kind, config, model
 
 

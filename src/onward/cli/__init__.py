@@ -15,6 +15,7 @@ COMMANDS = {
     "train": "text -> tokens -> windows -> logits -> loss -> weights",
     "evaluate": "loss, perplexity and bits per byte of a model on a text",
     "generate": "prompt -> logits -> next token -> text",
+    "chat": "a conversation, turn by turn",
 }
 
 WAY = """\
@@ -23,6 +24,7 @@ The way of the data, and the command for each step:
   text -> tokens -> windows -> logits -> loss -> weights       onward train mybook.txt --out runs/mybook
                                             how good is it?    onward evaluate runs/mybook other.txt
   prompt -> logits -> next token -> text                       onward generate runs/mybook "Once upon"
+                                          turn by turn         onward chat runs/mybook
 
 All of it at once, on text that every Python brings along:     onward quickstart
 Well-known texts to train on:                                  onward data list

@@ -35,7 +35,7 @@ examples:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Faster, with the same distribution: tokens are proposed, and tested together."""
+    """Speculative decoding: the same distribution, faster. Proposed tokens are tested together."""
 
     draft: str = ""  # folder of a smaller model with the same tokenizer that proposes tokens
     lookup: int = 0  # propose so many tokens, those that followed where the text was the same before; 0: none
@@ -91,8 +91,9 @@ def main(argv: Sequence[str]) -> None:
     if options.beams or options.contrastive is not None:
         search(lm, prompts, options, sampling)
     else:
-        speculation = {"draft": load(options.draft) if options.draft else None, "lookup": options.lookup}
-        sample(lm, prompts, options, sampling, lm.engine(slide=options.context_overflow == "slide", **speculation))
+        draft = load(options.draft) if options.draft else None
+        engine = lm.engine(draft=draft, lookup=options.lookup, slide=options.context_overflow == "slide")
+        sample(lm, prompts, options, sampling, engine)
     if sys.stdout.isatty():
         print_next(f"onward evaluate {quote(options.model)}")
 
@@ -123,7 +124,7 @@ def from_file(file: str, field: str) -> list[str]:
 def sample(
     lm: "LanguageModel", prompts: Sequence[str], options: Options, sampling: dict[str, Any], engine: "Engine"
 ) -> None:
-    """Continue all prompts together and print each answer when those before it have ended, the first one as it comes."""
+    """Continue all prompts together and print their answers in order, each as it comes."""
     from rich.progress import MofNCompleteColumn, Progress
 
     answers = lm.answers(prompts, options.max_new_tokens, sampling | {"slide": engine.slide})
@@ -133,7 +134,7 @@ def sample(
     show = printable if sys.stdout.isatty() else str
     quiet = len(answers) == 1 or sys.stdout.isatty() or not console.is_terminal
     columns = *Progress.get_default_columns(), MofNCompleteColumn()
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=quiet) as bar:
         task = bar.add_task("answers", total=len(answers))
         for prompt, (request, answer) in zip(prompt_of, answers.items()):
             waiting = prompt  # until something follows it: where that is a mistake, there is nothing to print
@@ -156,7 +157,7 @@ def sample(
 
 def row(prompt: str, text: str, request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
     """All there is to say of an answer."""
-    found = {"prompt": prompt, "text": text, "tokens": request.tokens, "finish": request.finish}
+    found: dict[str, Any] = {"prompt": prompt, "text": text, "tokens": request.tokens, "finish": request.finish}
     if request.sampling.logprobs is not None:
         one = lambda token, value: {"token": token, "text": tokenizer.piece(token), "log_probability": value}
         found["logprobs"] = [
@@ -196,14 +197,14 @@ def report(requests: "Sequence[Request]", ahead: int) -> None:
 def search(lm: "LanguageModel", prompts: Sequence[str], options: Options, sampling: dict[str, Any]) -> None:
     """Search for the answers to all prompts, and print them."""
     if options.beams:
-        n_best = sampling.pop("n", 1)
-        early = {"true": True, "false": False, "never": "never"}[options.early_stopping]
-        how = {"groups": options.groups, "diversity": options.diversity, "length_penalty": options.length_penalty}
-        how |= {"beams": options.beams, "early_stopping": early, "n_best": n_best}
-        found = lm.beam_search(prompts, options.max_new_tokens, **how, **sampling)
+        sampling["n_best"] = sampling.pop("n", 1)
+        sampling["early_stopping"] = {"true": True, "false": False}.get(options.early_stopping, "never")
+        names = "beams", "groups", "diversity", "length_penalty"
+        sampling |= {name: getattr(options, name) for name in names}
+        found = lm.beam_search(prompts, options.max_new_tokens, **sampling)
     else:
-        how = {"alpha": options.contrastive, "k": options.candidates}
-        found = [[one] for one in lm.contrastive_search(prompts, options.max_new_tokens, **how, **sampling)]
+        sampling |= {"alpha": options.contrastive, "k": options.candidates}
+        found = [[one] for one in lm.contrastive_search(prompts, options.max_new_tokens, **sampling)]
     show = printable if sys.stdout.isatty() else str
     for prompt, answers in zip(prompts, found):
         for answer in answers:

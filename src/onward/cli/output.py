@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
@@ -25,7 +26,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         number = isinstance(rows[0][name], int | float)
         table.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(readable(value) for value in row.values()))
+        table.add_row(*(Text(readable(value)) for value in row.values()))
     Console(file=sys.stdout, highlight=False).print(table)
 
 

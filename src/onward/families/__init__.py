@@ -120,7 +120,8 @@ def family(model_type: str) -> Family:
     """The family of a model_type; a UserError names the nearest known one."""
     if model_type not in families():
         raise UserError(
-            f"model_type {model_type!r} is not a family that Onward knows: {nearest(model_type, families())}"
+            f"model_type {model_type!r} is not a family that Onward knows, and docs/families.md shows how to add one: "
+            f"{nearest(model_type, families())}"
         )
     return families()[model_type]
 

@@ -198,8 +198,8 @@ class Engine:
                 request.tokens.append(token)
                 request.chances += chance
                 new.append((request, token))
-                over = request.constraint is not None and not request.constraint.accept(token)
-                if over or (request.stop and request.stop(token)):
+                over = bool(request.stop and request.stop(token))
+                if over or (request.constraint is not None and not request.constraint.accept(token)):
                     request.finish = "stop"
                 elif not request.left:
                     request.finish = "length"

@@ -27,7 +27,7 @@ class PromptCache:
 
     def __init__(self, folder: Path, model: Decoder) -> None:
         self.folder, self.model = folder, model
-        self.hashed: tuple[list[tuple[object, ...]], bytes] = [], b""  # a state of the weights and its hash
+        self.hashed: tuple[list[tuple[int, int, int]], bytes] = [], b""  # a state of the weights and its hash
 
     def open(self, cache: Cache, row: int, tokens: Sequence[int], horizon: int) -> int | None:
         """As `cache.open`, but tokens may also come from the longest prompt on disk that these begin with."""
@@ -44,7 +44,7 @@ class PromptCache:
             vectors = read(self.folder / f"{name}.safetensors")
             if vectors is None:
                 continue
-            starts = range(held, n, cache.chunk)
+            starts = *range(held, n, cache.chunk), n - 1
             if not all(cache.extend(row, start, min(n, start + cache.chunk)) for start in starts):
                 return cache.open(row, tokens, horizon)
             cache.load(row, n, vectors)
@@ -65,10 +65,10 @@ class PromptCache:
 
     def beginning(self, cache: Cache, horizon: int) -> hashlib._Hash:
         """The state of a name's hash before the tokens."""
+        config = self.model.config
         kinds = [(name, t.dtype, t.shape[2:]) for store in cache.layers for name, t in store.entries.items()]
-        return hashlib.sha256(
-            repr((self.model.config, kinds, self.weights(), rotation_key(self.model.config, horizon))).encode()
-        )
+        made_for = config, kinds, cache.block_size, self.weights(), rotation_key(config, horizon)
+        return hashlib.sha256(repr(made_for).encode())
 
     def weights(self) -> bytes:
         """A hash of all weights, worked out again when one of them has changed."""
@@ -92,7 +92,8 @@ def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
     """What a file of this name must hold, as a hash."""
     digest = hashlib.sha256(name.encode())
     for key in sorted(vectors):
-        digest.update(key.encode() + raw(vectors[key]))
+        digest.update(key.encode())
+        digest.update(raw(vectors[key]))
     return digest.hexdigest()
 
 

@@ -23,7 +23,7 @@ class Constraint(Protocol):
         ...
 
     def accept(self, token: int) -> bool:
-        """Go on by a token; False where it must not come."""
+        """Go on by a token; False where it must not come, or where nothing may follow it."""
         ...
 
     def copy(self) -> Constraint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Sampling:
     n: int = 1  # answers for each prompt
     logprobs: int | None = None  # tell the log-probability of each token and of so many alternatives
     regex: str = ""  # the answer matches this regular expression
-    json_schema: str = ""  # the answer is JSON of this schema
+    json_schema: str = ""  # the answer is JSON of this schema; from Python also a dict
     processors: tuple[Processor, ...] = ()  # own changes to the logits, called in this order
 
     def __post_init__(self) -> None:
@@ -62,6 +63,9 @@ class Sampling:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be a number")
         if self.logprobs is not None and self.logprobs < 0:
             raise UserError(f"logprobs is {self.logprobs}: it must be at least 0, or none")
+        schema: Any = self.json_schema
+        if isinstance(schema, Mapping):
+            object.__setattr__(self, "json_schema", json.dumps(schema))
         if self.regex and self.json_schema:
             raise UserError("regex and json_schema are both given: choose one")
         if both := set(self.forced_tokens) & set(self.suppress_tokens):

@@ -6,7 +6,7 @@ Shapes: B rows, T tokens in this call, S slots, H heads, K key/value heads, E d_
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Self
@@ -125,6 +125,8 @@ class Cache:
     other caches (`PagedCache`) find memory then. Views, by `rows` and `upto`, are for calls of the model only.
     """
 
+    block_size = 1  # how many positions get memory together
+
     @torch.inference_mode(False)  # so that the tensors can be written to in every mode
     def __init__(
         self,
@@ -210,21 +212,25 @@ class Cache:
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
         """What a row that holds `length` tokens needs to go on, be it by its last one once more: for every layer and
-        entry the vectors (T, ...) of all of them or, with a window, of the last ones. They may still be the cache's
-        memory."""
+        entry the vectors (T, ...) of all of them or, with a window, of the last ones."""
         return {
             f"{layer}.{name}": entry[index][0]
-            for layer, store in enumerate(self.rows(row, row + 1).layers)
-            for index in [store.index(recent(store.window, length, self.horizon.device))]
+            for layer, store, index in self.needed(row, length)
             for name, entry in store.entries.items()
         }
 
     def load(self, row: int, length: int, vectors: Mapping[str, Tensor]) -> None:
-        """Put what `dump` gave into a row that has been extended to `length`."""
-        for layer, store in enumerate(self.rows(row, row + 1).layers):
-            index = store.index(recent(store.window, length, self.horizon.device))
+        """Put what `dump` gave into a row that has been extended from length - 1 to `length`."""
+        for layer, store, index in self.needed(row, length):
             for name, entry in store.entries.items():
                 entry[index] = vectors[f"{layer}.{name}"][None].to(entry.device)
+
+    def needed(self, row: int, length: int) -> Iterator[tuple[int, Store, tuple[Tensor, Tensor]]]:
+        """Each layer, its store and the indices of what is seen from the block of position length - 1 on."""
+        size = self.block_size
+        for layer, store in enumerate(self.rows(row, row + 1).layers):
+            first = max(0, (length - 1) // size * size - store.window + 1) // size * size if store.window else 0
+            yield layer, store, store.index(torch.arange(first, length, device=self.horizon.device)[None])
 
     def nbytes(self) -> int:
         """Memory of all entries in bytes."""
@@ -247,11 +253,6 @@ class View:
             return tuple(new.values())
         self.store.write(self.place, **new)
         return tuple(self.store.read(name, self.place, vectors.dtype) for name, vectors in new.items())
-
-
-def recent(window: int, length: int, device: torch.device) -> Tensor:
-    """The positions (1, T), of those below `length`, that the last of them and the next one see."""
-    return torch.arange(max(0, length - window) if window else 0, length, device=device)[None]
 
 
 def rotation_key(config: DecoderConfig, horizon: int) -> bytes:

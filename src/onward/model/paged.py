@@ -56,14 +56,14 @@ class Blocks:
     """Who holds which blocks, in the layers of one window (0: no window), and which tokens they are found by.
 
     A row holds a list of blocks, of which the first may be the bin: they were let go, being behind the window. A block
-    is held by as many as `users` says. Those with none are free, but are found by their tokens until they are taken,
-    those first that nothing finds, then those that have been free the longest.
+    is held by as many rows as `users` says. Those with none are free, but are found by their tokens until they are
+    taken, those first that nothing finds, then those that have been free the longest.
     """
 
-    def __init__(self, window: int, size: int, count: int, rows: int, columns: int, device: torch.device) -> None:
-        self.window, self.size = window, size
-        self.table = torch.zeros(rows, columns, dtype=torch.long, device=device)  # BIN where a row has none
-        self.held: list[list[int]] = [[] for _ in range(rows)]  # the same without the bins at the end
+    def __init__(self, window: int, size: int, most: int, count: int, table: Tensor) -> None:
+        self.window, self.size, self.most = window, size, most  # a row holds at most so many
+        self.table = table  # (rows, P), BIN where a row has none
+        self.held: list[list[int]] = [[] for _ in table]  # the same without the bins at the end
         self.users = [0] * (count + 1)
         self.keys: list[bytes | None] = [None] * (count + 1)
         self.found: dict[bytes, int] = {}
@@ -108,9 +108,9 @@ class Blocks:
         if key is not None:
             del self.found[key]
 
-    def remember(self, row: int, keys: Sequence[bytes]) -> None:
-        """The first blocks of a row hold the tokens of these keys."""
-        for block, key in zip(self.held[row], keys):
+    def remember(self, row: int, first: int, keys: Sequence[bytes]) -> None:
+        """The blocks of a row, from the `first` on, hold the tokens of these keys."""
+        for block, key in zip(self.held[row][first:], keys):
             if block != BIN and self.keys[block] is None and key not in self.found:
                 self.keys[block], self.found[key] = key, block
 
@@ -129,10 +129,11 @@ class Blocks:
         return [i for i in writes if i >= len(held) or self.users[held[i]] != 1]
 
     def gone(self, row: int, start: int, end: int) -> list[int]:
-        """Which blocks of a row are not needed by queries from `start` on, or lie at `end` and beyond."""
+        """Which blocks of a row lie at `end` and beyond, or are not seen from the beginning of the block of `start`,
+        from where others may go on that share what lies before."""
         held = self.held[row]
         gone = list(range(len(held) - 1, -(-end // self.size) - 1, -1))
-        behind = min(self.first(start), len(held)) - 1
+        behind = self.first(start // self.size * self.size) - 1
         while behind >= 0 and held[behind] != BIN:
             gone.append(behind)
             behind -= 1
@@ -196,7 +197,7 @@ class PagedCache(Cache):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.config, self.length, self.room, self.chunk, self.size = config, length, length, chunk, block_size
+        self.config, self.length, self.room, self.chunk, self.block_size = config, length, length, chunk, block_size
         self.end = length + chunk
         self.horizon = torch.full((rows,), length, device=device)
         columns = -(-self.end // block_size)
@@ -205,11 +206,14 @@ class PagedCache(Cache):
         for layer in range(config.n_layers):
             window = at(config.attention, layer).window
             if window not in self.groups:
-                count = min(blocks, rows * span(window + chunk - 1, block_size)) if window else blocks
-                self.groups[window] = Blocks(window, block_size, count, rows, columns, self.horizon.device)
+                most, count = columns, blocks
+                if window:  # what is seen from the beginning of a block on, and a chunk that begins in it
+                    most = min(columns, -(-(window - 1) // block_size) - (-(block_size - 1 + chunk) // block_size))
+                    count = min(blocks, rows * most)
+                table = torch.zeros(rows, columns, dtype=torch.long, device=device)
+                self.groups[window] = Blocks(window, block_size, most, count, table)
             group = self.groups[window]
-            size = len(group.users), block_size
-            entries = allocate(config, layer, size, quantised, device, dtype)
+            entries = allocate(config, layer, (len(group.users), block_size), quantised, device, dtype)
             self.layers.append(PagedStore(entries, window, group.table))
         self.tables = {window: group.table for window, group in self.groups.items()}
         self.keys = [[rotation_key(config, length)] for _ in range(rows)]  # of the blocks that were told of
@@ -220,16 +224,14 @@ class PagedCache(Cache):
         found, groups = self.longest(keys[1:]), self.groups.values()
         beginnings = [group.beginning(keys[1 : 1 + found]) for group in groups]
         for group, blocks in zip(groups, beginnings):
-            wanted = -(-len(tokens) // self.size) - found
-            if group.window:
-                wanted = min(wanted, span(group.window + self.chunk - 1, self.size))
+            wanted = min(-(-len(tokens) // self.block_size), group.most + blocks.count(BIN)) - found
             if wanted > len(group.free) - sum(block in group.free for block in blocks):
                 return None
         for group, blocks in zip(groups, beginnings):
             group.give(row, [group.share(block) for block in blocks])
         self.keys[row] = keys[: 1 + found]
         self.horizon[row] = horizon
-        return found * self.size
+        return found * self.block_size
 
     def longest(self, keys: Sequence[bytes]) -> int:
         """How many of the first blocks, by their keys, are found with all that their windows need."""
@@ -237,7 +239,7 @@ class PagedCache(Cache):
         for n, key in enumerate(keys, 1):
             for window, group in self.groups.items():
                 runs[window] = runs[window] + 1 if key in group.found else 0
-            if all(runs[window] >= n - group.first(n * self.size) for window, group in self.groups.items()):
+            if all(runs[window] >= n - group.first(n * self.block_size) for window, group in self.groups.items()):
                 found = n
         return found
 
@@ -251,19 +253,20 @@ class PagedCache(Cache):
                     if store.window == window:
                         for entry in store.entries.values():
                             entry[copied[1]] = entry[copied[0]]
-        del self.keys[row][1 + start // self.size :]
+        del self.keys[row][1 + start // self.block_size :]
         return True
 
     def commit(self, row: int, tokens: Sequence[int]) -> None:
+        known = len(self.keys[row])
         self.keys[row] = self.chain(self.keys[row], tokens)
         for group in self.groups.values():
-            group.remember(row, self.keys[row][1:])
+            group.remember(row, known - 1, self.keys[row][known:])
 
     def chain(self, keys: list[bytes], tokens: Sequence[int]) -> list[bytes]:
         """The keys of whole blocks of tokens, each made from the one before, where the first `keys` are known."""
         keys = list(keys)
-        for start in range((len(keys) - 1) * self.size, len(tokens) - self.size + 1, self.size):
-            block = array("q", tokens[start : start + self.size]).tobytes()
+        for start in range((len(keys) - 1) * self.block_size, len(tokens) - self.block_size + 1, self.block_size):
+            block = array("q", tokens[start : start + self.block_size]).tobytes()
             keys.append(hashlib.sha256(keys[-1] + block).digest())
         return keys
 
@@ -274,8 +277,8 @@ class PagedCache(Cache):
 
     def fork(self, source: int, target: int, length: int) -> None:
         for group in self.groups.values():
-            group.give(target, [group.share(block) for block in group.held[source][: -(-length // self.size)]])
-        self.keys[target] = self.keys[source][: 1 + length // self.size]
+            group.give(target, [group.share(block) for block in group.held[source][: -(-length // self.block_size)]])
+        self.keys[target] = self.keys[source][: 1 + length // self.block_size]
         self.horizon[target] = self.horizon[source]
 
     def move(self, source: int, target: int) -> None:
@@ -292,11 +295,11 @@ class PagedCache(Cache):
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
         for group in self.groups.values():
-            group.has_room(row, length - 1, length)  # refuses where not all is held
+            group.has_room(row, (length - 1) // self.block_size * self.block_size, length)  # refuses what is let go
         return super().dump(row, length)
 
     def _view(self, rows: slice, slots: int) -> Self:
         view = copy(self)
-        view.tables = {window: table[rows, : -(-slots // self.size)] for window, table in self.tables.items()}
+        view.tables = {window: table[rows, : -(-slots // self.block_size)] for window, table in self.tables.items()}
         view.layers = [PagedStore(store.entries, store.window, view.tables[store.window]) for store in self.layers]
         return view

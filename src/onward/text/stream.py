@@ -1,13 +1,11 @@
 """Text that grows token by token."""
 
 import codecs
-import re
 from collections.abc import Sequence
 
-from onward.text.tokenizer import Tokenizer
+from onward.text.tokenizer import BYTE, Tokenizer
 
 LOOK_BACK = 8  # tokens of a prompt
-BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's fall-back to bytes
 
 
 class TextStream:

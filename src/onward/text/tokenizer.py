@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -17,23 +18,36 @@ from onward.files import write_json, written_whole
 END = "<|endoftext|>"  # ends a document and, as in GPT-2, begins one
 UNKNOWN = "\ufffd"
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which no encoding can hold
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's fall-back to bytes
 PIECE = 1 << 16  # characters encoded at a time; the library is slow on very long strings and parallel over many
 
 
 class Tokenizer:
     """A `tokenizers.Tokenizer` with the ids of its beginning, end and unknown tokens.
 
-    Control tokens written out in a text are encoded as the plain text they are.
+    Control tokens written out in a text are encoded as the plain text they are. `ends` are the ids of all tokens that
+    end an answer, of which `eos` is the usual one; `templates` are chat templates by their names, see `text.chat`.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, bos: str | None = END, eos: str | None = END) -> None:
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        bos: str | None = END,
+        eos: str | None = END,
+        *,
+        pad: str | None = None,
+        ends: Iterable[int] = (),
+        templates: Mapping[str, str] | None = None,
+    ) -> None:
         self.inner = inner
         self.inner.encode_special_tokens = True
         self.inner.no_truncation()
         self.inner.no_padding()
-        self.bos, self.eos = bos, eos
+        self.bos, self.eos, self.pad = bos, eos, pad
         self.bos_id: int | None = inner.token_to_id(bos) if bos else None
         self.eos_id: int | None = inner.token_to_id(eos) if eos else None
+        self.end_ids = list(dict.fromkeys([*([] if self.eos_id is None else [self.eos_id]), *ends]))
+        self.templates = dict(templates or {})
         unknown = getattr(inner.model, "unk_token", None)
         self.unknown_id: int | None = inner.token_to_id(unknown) if unknown else None
         self.vocab_size = max(inner.get_vocab().values(), default=-1) + 1
@@ -55,21 +69,29 @@ class Tokenizer:
             if not file.exists():
                 raise UserError(f"there is no tokenizer.json in {path}: name a folder or file that holds one") from None
             raise UserError(f"{file} is not a tokenizer ({error}): restore or train it again") from None
-        end = END if inner.token_to_id(END) is not None else None
-        bos, eos = (special_name(file.parent, key, inner) or end for key in ("bos_token", "eos_token"))
-        return cls(inner, bos, eos)
+        end, tables = END if inner.token_to_id(END) is not None else None, published(file.parent)
+        bos, eos = (special_name(tables, key, inner) or end for key in ("bos_token", "eos_token"))
+        ends = [i for table in tables.values() for i in known_ids(table.get("eos_token_id"), inner)]
+        pad, templates = special_name(tables, "pad_token", inner), chat_templates(file.parent, tables)
+        return cls(inner, bos, eos, pad=pad, ends=ends, templates=templates)
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and the tokenizer_config.json with which transformers loads it."""
         folder = Path(folder)
         with written_whole(folder / "tokenizer.json") as new:
             self.inner.save(str(new))
-        names = {"bos_token": self.bos, "eos_token": self.eos}
-        if self.unknown_id is not None:
-            names["unk_token"] = self.inner.id_to_token(self.unknown_id)
-        kept = {name: token for name, token in names.items() if token is not None}
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        write_json(folder / "tokenizer_config.json", config | kept)
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        if self.templates:
+            named = [{"name": name, "template": template} for name, template in self.templates.items()]
+            config["chat_template"] = named if self.templates.keys() - {"default"} else self.templates["default"]
+        write_json(folder / "tokenizer_config.json", config | self.names)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The control tokens that it has, under the names that transformers has for them."""
+        unknown = None if self.unknown_id is None else self.inner.id_to_token(self.unknown_id)
+        names = {"bos_token": self.bos, "eos_token": self.eos, "unk_token": unknown, "pad_token": self.pad}
+        return {name: token for name, token in names.items() if token is not None}
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The ids of a text, with the control tokens that this tokenizer puts around a text unless told otherwise."""
@@ -105,11 +127,12 @@ class Tokenizer:
         return len(self.decode(ids).encode())
 
     def token_bytes(self, i: int) -> bytes:
-        """The bytes that a token of a byte-level tokenizer stands for, which may be part of a character."""
+        """The bytes that a token stands for within a text, which may be part of a character."""
         token = "" if i in self.special else self.inner.id_to_token(i) or ""
-        if all(c in BYTE_OF for c in token):
+        if self.of_bytes and all(c in BYTE_OF for c in token):
             return bytes(BYTE_OF[c] for c in token)
-        return token.encode()  # added to the vocabulary as it is written
+        text = token if self.of_bytes or not token else self.piece(i)  # or added to the vocabulary as it is written
+        return bytes([int(token[3:5], 16)]) if BYTE.fullmatch(token) and text != token else text.encode()
 
     def piece(self, i: int) -> str:
         """One token as one reads it, for tables: control tokens by name, part of a character as U+FFFD."""
@@ -151,21 +174,48 @@ def byte_symbols() -> dict[str, int]:
 BYTE_OF = byte_symbols()
 
 
-def special_name(folder: Path, key: str, inner: tokenizers.Tokenizer) -> str | None:
-    """The `bos_token` or `eos_token` that the files of a folder name, by its text or by its id; None if none does."""
+def published(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the files of a folder say of its tokens, the first counting most; those that cannot be read are left out."""
+    tables = {}
     for file in "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json":
         try:
             table = json.loads((folder / file).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             continue
-        value, i = (table.get(key), table.get(f"{key}_id")) if isinstance(table, dict) else (None, None)
+        tables[file] = table if isinstance(table, dict) else {}
+    return tables
+
+
+def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: tokenizers.Tokenizer) -> str | None:
+    """The `bos_token` or `eos_token`, say, that is named by its text or by its id; None if none is."""
+    for table in tables.values():
+        value = table.get(key)
         value = value.get("content") if isinstance(value, dict) else value
-        i = i[0] if isinstance(i, list) and i else i  # several end tokens: the first is the usual one
         if isinstance(value, str) and inner.token_to_id(value) is not None:
             return value
-        if isinstance(i, int) and 0 <= i < 1 << 32 and (token := inner.id_to_token(i)) is not None:
-            return token
+        if named := known_ids(table.get(f"{key}_id"), inner):
+            return inner.id_to_token(named[0])  # of several end tokens the first is the usual one
     return None
+
+
+def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
+    """The token ids among one value or several."""
+    values = value if isinstance(value, list) else [value]
+    return [i for i in values if type(i) is int and 0 <= i < 1 << 32 and inner.id_to_token(i) is not None]
+
+
+def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The chat templates of a folder by their names, `default` where there is but one."""
+    value = tables.get("tokenizer_config.json", {}).get("chat_template")
+    named = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    found = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
+    for file in folder / "chat_template.jinja", *folder.glob("additional_chat_templates/*.jinja"):
+        if file.is_file():
+            try:
+                found["default" if file.parent == folder else file.stem] = file.read_text(encoding="utf-8")
+            except ValueError:
+                raise UserError(f"{file} is not UTF-8 text: save it as that") from None
+    return {name: t for name, t in found.items() if isinstance(name, str) and isinstance(t, str)}
 
 
 def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:

@@ -1,0 +1,174 @@
+"""onward chat: a conversation with a model."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onward import fields
+from onward.cli.options import parse
+from onward.cli.output import console, printable
+from onward.errors import UserError
+from onward.generation.sampling import Sampling
+
+if TYPE_CHECKING:
+    from onward.language_model import LanguageModel
+
+ABOUT = """\
+Talk with a model, turn by turn; from a pipe, each line is a message.
+
+examples:
+  onward chat runs/mybook
+  onward chat models/assistant --system "Answer in one sentence." --temperature 0
+  echo "What is a cat?" | onward chat models/assistant --json
+
+Ctrl-C stops an answer, which is kept as far as it came; Ctrl-D or /exit leaves. /help lists what else can be typed.
+"""
+
+HELP = """\
+/reset               forget the conversation, not the system prompt
+/undo                forget the last message and its answer
+/set                 list the settings
+/set NAME VALUE      change one, as /set temperature 0.7
+/help                this list
+/exit                leave, as Ctrl-D does; Ctrl-C stops an answer
+A message that begins with / is typed with a space before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Sampling):
+    """What can be changed on the way."""
+
+    max_new_tokens: int = 1024  # how many tokens an answer has at the most, and half the context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """With whom to talk, and how."""
+
+    model: str  # folder of the model
+    system: str = ""  # a first message that tells the model what to be
+    context: int = 8192  # how many tokens of the conversation it sees at the most; its own context may be shorter
+    device: str = "auto"  # auto, cpu, cuda, mps
+    allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
+    json: bool = False  # print each answer as a line of JSON
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward chat", about=ABOUT, positional=("model",))
+    if options.context < 2:
+        raise UserError(f"context is {options.context}: it must be at least 2")
+    import onward
+
+    lm = onward.load(options.model, device=options.device, allow_nonfinite=options.allow_nonfinite)
+    conversation, typed = Conversation(lm, options), sys.stdin.isatty()
+    if typed:
+        console.print("/help lists what can be typed besides messages")
+    while True:
+        try:
+            line = input("> " if typed else "")
+        except EOFError:
+            if typed:
+                print()
+            return
+        except KeyboardInterrupt:
+            if not typed:
+                raise
+            print("\n(Ctrl-D or /exit leaves)")
+            continue
+        try:
+            if line.strip() == "/exit":
+                return
+            if line.startswith("/"):
+                conversation.command(line)
+            elif line.strip():
+                conversation.answer(line.strip())
+        except UserError as error:
+            if not typed:
+                raise
+            console.print(f"onward: {error}", markup=False, soft_wrap=True)
+
+
+class Conversation:
+    """Messages, what they are answered with, and what the model has read of them."""
+
+    def __init__(self, lm: "LanguageModel", options: Options) -> None:
+        self.lm, self.options = lm, options
+        self.length = min(options.context, lm.config.context_length)
+        self.settings = Settings(**{name: getattr(options, name) for name in fields.hints(Settings)})
+        self.system = [{"role": "system", "content": options.system}] if options.system else []
+        self.turns: list[dict[str, str]] = []  # by turns of the user and of the assistant
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with a cache that holds nothing."""
+        from onward.model.paged import PagedCache
+
+        weight, size = self.lm.model.embed.weight, 16
+        self.cache = PagedCache(
+            self.lm.config,
+            rows=1,
+            length=self.length,
+            chunk=min(512, self.length),
+            blocks=-(-self.length // size),
+            block_size=size,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+
+    def answer(self, text: str) -> None:
+        """Print the answer to a message as it comes, and keep both."""
+        self.turns.append({"role": "user", "content": text})
+        said: list[str] = []
+        show = printable if sys.stdout.isatty() else str
+        try:
+            how = vars(self.settings) | {"max_new_tokens": min(self.settings.max_new_tokens, self.room())}
+            for piece in self.lm.stream_chat([*self.system, *self.turns], **how, rows=1, cache=self.cache):
+                said.append(piece)
+                if not self.options.json:
+                    print(show(piece), end="", flush=True)
+        except KeyboardInterrupt:
+            self.forget()  # it may have been in the middle of a change
+        except UserError:
+            self.turns.pop()
+            raise
+        self.turns.append({"role": "assistant", "content": "".join(said)})
+        print(json.dumps(self.turns[-1]) if self.options.json else "", flush=True)
+
+    def room(self) -> int:
+        """For how many tokens there is room behind the conversation, once its oldest turns are dropped."""
+        from onward.text.chat import chat_of
+
+        chat, kept = chat_of(self.lm.text()), len(self.turns)
+        wanted = min(self.settings.max_new_tokens, self.length // 2)
+        while (left := self.length - len(chat.encode([*self.system, *self.turns]))) < wanted and len(self.turns) > 1:
+            del self.turns[:2]
+        if len(self.turns) < kept:
+            console.print(f"the context is full: the oldest {(kept - len(self.turns)) // 2} turns are dropped")
+        return max(1, left)
+
+    def command(self, line: str) -> None:
+        """Do what is asked for by a line that begins with a slash."""
+        match line.split(maxsplit=2):
+            case ["/reset"]:
+                self.turns.clear()
+            case ["/undo"]:
+                del self.turns[-2:]
+            case ["/help"]:
+                print(HELP)
+            case ["/set"]:
+                for name in self.names():
+                    print(f"{name} {getattr(self.settings, name)}")
+            case ["/set", name, value]:
+                name = name.replace("-", "_")
+                if name not in self.names():
+                    raise UserError(f"{name} is not a setting: {fields.nearest(name, self.names())}")
+                self.settings = fields.build(Settings, vars(self.settings) | {name: value})
+            case [word, *_]:
+                known = ["/reset", "/undo", "/set", "/set NAME VALUE", "/help", "/exit"]
+                raise UserError(f"{word} cannot be used like this: {fields.nearest(line, known)}")
+
+    def names(self) -> list[str]:
+        """The settings."""
+        return [name for name, kind in fields.hints(Settings).items() if not fields.only_in_python(kind)]

@@ -1,0 +1,135 @@
+"""Answers of a given form: a regular expression or a JSON schema, through llguidance.
+
+Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onward.errors import UserError
+from onward.generation.sampling import Sampling
+from onward.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # that fit may come, not only those the tokenizer would choose
+SPACE = r"[ ]?|\n[ ]{0,40}"  # between the parts of JSON: in one line or indented, but not without end
+
+
+def constraint(tokenizer: Tokenizer, size: int, end: Collection[int], sampling: Sampling) -> TextConstraint | None:
+    """The form that a sampling asks for, by its `regex` or `json_schema`, before the first of `size` tokens; None
+    where it asks for none.
+
+    Regular expressions are those of Rust's regex crate, which must match the whole answer: Unicode classes, no
+    look-around, no back-references, no `\\b`. Schemas with a keyword that cannot be kept are a UserError, as is what no
+    tokens can meet. `end` are the tokens that may come exactly where the answer has its form.
+    """
+    if sampling.regex:
+        what, text = "regex", sampling.regex
+    elif sampling.json_schema:
+        what, text = "json_schema", read_schema(sampling.json_schema)
+    else:
+        return None
+    try:
+        from llguidance import LLMatcher, regex_to_lark
+    except ImportError:
+        raise UserError(f"{what} needs the package llguidance: pip install 'onward[constrain]'") from None
+    rule = f"%json {text}" if what == "json_schema" else f"/{regex_to_lark(text, '')}/"
+    known = vocabulary(tokenizer, size)
+    matcher = LLMatcher(known.inner, f"{ALL_TOKENS}start: {rule}", log_level=0)
+    if matcher.is_error():
+        raise UserError(f"{what} cannot be used: {reason(matcher.get_error())}")
+    first = TextConstraint(matcher, known, sorted(end))
+    if not first.mask.any():
+        raise UserError(f"{what} cannot be met with the tokens of this model")
+    return first
+
+
+class TextConstraint:
+    """The state of an answer that must have a form, see `request.Constraint`. `begins`: no text is before it."""
+
+    def __init__(self, matcher: LLMatcher, known: Vocabulary, end: list[int], begins: bool = False) -> None:
+        self.matcher, self.known, self.end = matcher, known, end
+        self.look()
+        if begins:
+            self.mask &= ~known.spaced
+
+    def look(self) -> None:
+        """Find what may come next."""
+        bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        text = np.unpackbits(bits, count=len(self.known.spaced), bitorder="little")
+        self.mask = torch.from_numpy(text).bool()
+        self.mask[self.end] = False
+        complete = self.matcher.is_accepting()
+        self.full = complete and not self.mask.any()
+        self.mask[self.end] = complete
+
+    def allowed(self) -> Tensor:
+        return self.mask
+
+    def accept(self, token: int) -> bool:
+        if token in self.end or not self.mask[token]:
+            return False
+        self.matcher.consume_token(token)
+        self.look()
+        return not self.full
+
+    def copy(self, begins: bool = False) -> TextConstraint:
+        return TextConstraint(self.matcher.deep_copy(), self.known, self.end, begins)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """All tokens, as llguidance knows them."""
+
+    inner: LLTokenizer
+    spaced: Tensor  # (V,), those that lose their first space where a text begins
+
+
+@lru_cache(maxsize=2)
+def vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
+    """The tokens below `size`; control tokens and holes stand for nothing, and never come."""
+    from llguidance import LLTokenizer
+
+    pieces = [tokenizer.token_bytes(i) for i in range(size)]
+
+    class Tokens:
+        is_tokenizer_wrapper = True
+        tokens = (*pieces, b"")
+        bos_token_id, eos_token_id, special_token_ids = None, size, (size,)  # its end token is none of ours
+
+        def __call__(self, text: str) -> list[int]:
+            return tokenizer.encode(text, special=False)
+
+    lost = [piece[:1] == b" " and tokenizer.decode([i]).encode() != piece for i, piece in enumerate(pieces)]
+    spaced = torch.tensor(lost) & (not tokenizer.of_bytes)
+    return Vocabulary(LLTokenizer(Tokens()), spaced)  # type: ignore[arg-type]
+
+
+def read_schema(text: str) -> str:
+    """A schema with our spaces, unless it has its own under llguidance's key."""
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"json_schema is not JSON: {error}") from None
+    if isinstance(schema, dict):
+        schema = {"x-guidance": {"whitespace_pattern": SPACE}} | schema
+    return json.dumps(schema)
+
+
+def reason(message: str) -> str:
+    """One sentence from a report of llguidance, which shows where in its grammar it stands."""
+    found = re.search(r"^error: (.*)", message, re.MULTILINE)
+    first = message.partition("\n")[0]
+    return found[1] if found else re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", first)

@@ -1,0 +1,216 @@
+"""onward generate, as a user types it."""
+
+import io
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import onward
+from onward.cli import main
+from onward.generation.engine import Engine
+from onward.language_model import LanguageModel
+
+SEEDED = ["--seed", "1", "--max-new-tokens", "9"]
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_run: Path) -> LanguageModel:
+    return onward.load(tiny_run)
+
+
+@pytest.fixture
+def said(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command on the tiny model in an empty folder: what it said on standard output and on standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, status: int = 0) -> tuple[str, str]:
+        assert main(["generate", str(tiny_run), *words]) == status
+        return capsys.readouterr()
+
+    return run
+
+
+def rows(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_what_is_streamed_is_what_comes_as_json(said) -> None:
+    words = ["The", "A dog", "--seed", "1", "--max-new-tokens", "40", "--context-overflow", "slide"]
+    streamed, _ = said(*words)
+    found = rows(said(*words, "--json")[0])
+    assert streamed == "".join(row["prompt"] + row["text"] + "\n" for row in found)
+    assert [row["prompt"] for row in found] == ["The", "A dog"]
+    assert [len(row["tokens"]) for row in found] == [40, 40]
+    assert {row["finish"] for row in found} == {"length"}
+
+
+def test_nothing_to_continue_starts_from_the_beginning_token(said, lm: LanguageModel) -> None:
+    assert said(*SEEDED)[0] == lm.generate("", 9, seed=1) + "\n"
+
+
+FILES = {
+    "lines": ("many.txt", "The cat\r\n\nA dog\nThe old king", ["The cat", "A dog", "The old king"]),
+    "lines that break elsewhere too": ("many.txt", "The\u2028cat\nA dog", ["The\u2028cat", "A dog"]),
+    "JSON lines": ("many.jsonl", '{"prompt": "The\\ncat"}\n\n{"prompt": "A dog"}\n', ["The\ncat", "A dog"]),
+    "no line break at the end": ("many", "The cat", ["The cat"]),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_prompts_come_from_files(kind: str, said) -> None:
+    name, content, expected = FILES[kind]
+    Path(name).write_text(content, encoding="utf-8", newline="")
+    assert [row["prompt"] for row in rows(said("--prompts", name, *SEEDED, "--json")[0])] == expected
+    both = rows(said("Before", "--prompts", name, *SEEDED, "--json")[0])
+    assert [row["prompt"] for row in both] == ["Before", *expected]
+
+
+def test_prompts_come_from_standard_input_and_from_another_field(said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO("The café\nA dog\n".encode())))
+    assert [row["prompt"] for row in rows(said("--prompts", "-", *SEEDED, "--json")[0])] == ["The café", "A dog"]
+    Path("many.jsonl").write_text('{"question": "The"}')
+    assert rows(said("--prompts", "many.jsonl", "--field", "question", *SEEDED, "--json")[0])[0]["prompt"] == "The"
+
+
+def test_many_prompts_run_together_through_one_engine(said, lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_of, step = [], Engine.step
+    monkeypatch.setattr(Engine, "step", lambda engine: (step(engine), rows_of.append(len(engine.active)))[0])
+    prompts = [f"{who} {does}" for who in ("The cat", "A dog", "The old king") for does in ("sat", "slept", "sang")]
+    Path("many.txt").write_text("\n".join(prompts))
+    out, _ = said("--prompts", "many.txt", *SEEDED)
+    assert max(rows_of) == len(prompts)
+    assert out == "".join(p + text + "\n" for p, text in zip(prompts, lm.generate(prompts, 9, seed=1)))
+
+
+def test_several_answers_for_each_prompt_follow_it(said, lm: LanguageModel) -> None:
+    found = rows(said("The", "A dog", "--n", "2", *SEEDED, "--json")[0])
+    assert [row["prompt"] for row in found] == ["The", "The", "A dog", "A dog"]
+    assert [row["text"] for row in found] == [
+        text for of in lm.generate(["The", "A dog"], 9, n=2, seed=1) for text in of
+    ]
+
+
+def test_log_probabilities_are_a_table_and_in_json_exact(said, lm: LanguageModel) -> None:
+    words = ["The cat", "--logprobs", "2", "--temperature", "0", "--max-new-tokens", "3"]
+    [[answer]] = lm.complete("The cat", 3, temperature=0, logprobs=2)
+    out, _ = said(*words)
+    head, *lines = out.removeprefix("The cat" + answer.text + "\n").splitlines()
+    assert head.split() == ["token", "log", "probability", "likeliest"]
+    for line, chance in zip(lines, answer.chances, strict=True):
+        others = ", ".join(f"{lm.tokenizer.piece(t)!r} {value:.2f}" for t, value in chance.alternatives)
+        assert line.split() == f"{lm.tokenizer.piece(chance.token)!r} {chance.log_probability:.4f} {others}".split()
+    [row] = rows(said(*words, "--json")[0])
+    assert [one["token"] for one in row["logprobs"]] == row["tokens"] == answer.tokens
+    for one, chance in zip(row["logprobs"], answer.chances):
+        assert one["log_probability"] == chance.log_probability
+        assert [(a["token"], a["log_probability"]) for a in one["alternatives"]] == chance.alternatives
+        assert one["text"] == lm.tokenizer.piece(chance.token)
+
+
+def test_a_draft_that_is_the_model_is_always_accepted_and_the_figures_are_told(said, tiny_run: Path) -> None:
+    words = ["The cat", "A dog", "--temperature", "0", "--max-new-tokens", "21"]
+    plain, nothing = said(*words)
+    assert nothing == ""
+    out, figures = said(*words, "--draft", str(tiny_run))
+    assert out == plain
+    assert re.fullmatch(
+        r"accepted 100\.0% of 32 proposed tokens; tokens per step: 4\.20 measured, 5\.00 expected .* 4 proposed .*\n",
+        figures,
+    )
+    for row in rows(said(*words, "--draft", str(tiny_run), "--json")[0]):
+        assert (row["steps"], row["tested"], row["accepted"]) == (5, 16, 16)
+
+
+def test_a_look_up_tells_its_figures_too(said) -> None:
+    words = ["The cat sat on the mat.\nThe cat sat", "--temperature", "0", "--max-new-tokens", "8"]
+    out, figures = said(*words, "--lookup", "3")
+    assert out == said(*words)[0]
+    assert "with 3 proposed each time" in figures
+    assert said("The", "--max-new-tokens", "1", "--lookup", "3")[1] == "nothing was proposed\n"
+
+
+BAD = {
+    "The --beams 2 --contrastive 0.6": "beams and contrastive are both given: choose one",
+    "The --draft x --lookup 3": "draft and lookup are both given: choose one",
+    "The --beams 2 --lookup 3": "beams and lookup are both given: choose one",
+    "The --groups 2": "groups is given without beams",
+    "The --candidates 2": "candidates is given without contrastive",
+    "The --beams 2 --context-overflow slide": "beams cannot slide beyond the context",
+    "The --context-overflow wrap": "choose from error, slide",
+    "The --prompts gone.txt": "gone.txt does not exist",
+    "--prompts empty.txt": "empty.txt is empty",
+    "--prompts rows.jsonl": "rows.jsonl line 1 has no text under 'prompt' (it has 'body')",
+    "The --draft nowhere": "there is no config.json in nowhere",
+    "The --json-schema @gone.json": "gone.json: No such file",
+    "The --logprobs -1": "logprobs is -1",
+    "The --n 0": "n is 0",
+    "The --stop": "--stop",
+    "--prompts long.txt --json": "context of 32",
+    "--prompts long.txt --max-new-tokens 5": "context of 32",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_what_cannot_be_is_one_sentence_and_nothing_is_printed(words: str, said) -> None:
+    Path("empty.txt").write_text("")
+    Path("rows.jsonl").write_text('{"body": "x"}\n')
+    Path("long.txt").write_text("The\n" + "The cat sat on the mat. " * 9)
+    out, err = said(*words.split(), status=2)
+    assert out == ""
+    assert BAD[words] in err
+    assert err.startswith("onward: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), 130), (RuntimeError("can't allocate memory"), 2)], ids=repr
+)
+def test_what_was_printed_stays_when_it_breaks_off(
+    error: BaseException, status: int, said, lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, prompts = Engine.step, ["The"] * 17  # one more than there are rows
+
+    def break_off(engine: Engine) -> object:
+        if not engine.waiting and len(engine.active) == 1:
+            raise error
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", break_off)
+    out, err = said(*prompts, *SEEDED, "--json", status=status)
+    expected = lm.generate(prompts[:16], 9, seed=1)
+    assert [row["text"] for row in rows(out)] == expected
+    assert err.count("onward: ") == 1
+
+
+def test_progress_is_shown_on_a_terminal_when_the_answers_go_elsewhere(said, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["The", "A dog", *SEEDED, "--json"]
+    plain, nothing = said(*words)
+    assert nothing == ""
+    terminal = Console(stderr=True, force_terminal=True, force_interactive=True)
+    monkeypatch.setattr("onward.cli.generate.console", terminal)
+    out, err = said(*words)
+    assert out == plain
+    assert "2/2" in err
+
+
+def test_help_is_in_groups_and_shows_no_empty_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    said = capsys.readouterr().out
+    assert said.startswith("usage: onward generate model [prompt ...] [options]\n")
+    assert re.findall(r"^\w.*:$", said, re.MULTILINE) == [
+        "positional arguments:",
+        "options:",
+        "One request's way of choosing tokens:",
+        "Search for likely answers, in place of sampling:",
+        "Speculative decoding: the same distribution, faster:",
+        "examples:",
+    ]
+    assert "--suppress-tokens N [N ...]" in said
+    assert "--logit-bias {N: X}" in said
+    assert "()" not in said
