@@ -264,11 +264,11 @@ class LanguageModel:
             if not tokens and tokenizer.bos_id is not None:
                 tokens = [tokenizer.bos_id]
             new = max(1, min(MANY, room - len(tokens))) if max_new_tokens is None else max_new_tokens
-            begins, twin = not tokenizer.decode(tokens[-LOOK_BACK:]), None
+            twin, last = None, tokenizer.decode(tokens[-LOOK_BACK:])
             for _ in range(sampling.n):
                 seed = None if sampling.seed is None else sampling.seed + len(result)
                 answer = Answer(tokenizer, tokens, sampling.stop, when)
-                own = form and form.copy(begins)
+                own = form and form.after(last)
                 request = Request(tokens, replace(sampling, seed=seed), new, answer.push, own, twin=twin)
                 twin = twin or request
                 result[request] = answer

@@ -12,9 +12,11 @@ import pytest
 from decoders import DECODERS, config, decoder
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import CohereConfig, MixtralConfig
 
 from onward.checkpoint.folder import load_model, save_model
 from onward.errors import UserError
+from onward.families import read
 from onward.files import read_json, write_json
 from onward.model.config import Experts
 
@@ -110,6 +112,8 @@ def read_offsets(data: bytes, name: str) -> list[int]:
     return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])[name]["data_offsets"]
 
 
+SIZES = {"vocab_size": 13, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+SMALL = {"mixtral": MixtralConfig(**SIZES, num_key_value_heads=1), "cohere": CohereConfig(**SIZES, use_qk_norm=True)}
 MANY = {
     "layers": ("llama", {"num_hidden_layers": 10**9}),
     "layers as a fraction": ("llama", {"num_hidden_layers": 1e18}),
@@ -126,13 +130,17 @@ MANY = {
     "layers of ours": ("experts", {"n_layers": 10**9}),
     "experts": ("experts", {"mlp": {"kind": "experts", "count": 10**9}}),
     "shared experts": ("experts", {"mlp": {"kind": "experts", "shared": 10**9}}),
+    "experts of mixtral": ("mixtral", {"num_local_experts": 10**9}),
+    "heads with a norm each": ("cohere", {"num_attention_heads": 10**9, "head_dim": 4}),
 }
 
 
 @pytest.mark.parametrize("case", MANY)
 def test_a_config_that_asks_for_far_more_than_the_files_hold_is_refused_at_once(case: str, tmp_path: Path) -> None:
     shape, changes = MANY[case]
-    save_model(decoder(DECODERS.get(shape) or config(mlp=Experts(compute="loop"))), tmp_path)
+    published = SMALL[shape].to_dict() if shape in SMALL else {}
+    ours = read(published)[1] if published else DECODERS.get(shape) or config(mlp=Experts(compute="loop"))
+    save_model(decoder(ours), tmp_path, published)
     hf = read_json(tmp_path / "config.json")
     (hf["decoder"] if shape == "experts" else hf).update(changes)
     write_json(tmp_path / "config.json", hf)

@@ -5,35 +5,36 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import stacks
 import torch
-from decoders import DECODERS, config, decoder
+from decoders import decoder
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import GPT2Config, LlamaConfig, MixtralConfig, Phi3Config, PreTrainedConfig
 
 from onward.checkpoint import names
 from onward.checkpoint.folder import load_model, save_model
 from onward.cli import main
 from onward.errors import UserError
-from onward.families import families
+from onward.families import read
 from onward.files import read_json, write_json
-from onward.model.config import Experts
 from onward.model.decoder import Decoder
 
-SHAPES = {
-    "llama": DECODERS["llama"],
-    "gpt2": DECODERS["gpt2"],
-    "stacks": config(n_kv_heads=2, mlp=Experts(count=5, d_ff=24, compute="loop")),
+SIZES = {"vocab_size": 13, "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4}
+GROUPED = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 12}
+GPT2 = {"vocab_size": 13, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 12}
+SHAPES: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**GROUPED),  # as it is
+    "gpt2": GPT2Config(**GPT2),  # transposed and fused
+    "phi3": Phi3Config(**GROUPED, pad_token_id=0),  # fused
+    "mixtral": MixtralConfig(**GROUPED, num_local_experts=5),  # stacked
 }
 
 
-def saved(shape: str, folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float32) -> Decoder:
+def saved(shape: str, folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     """A small random model, written as its family does."""
-    if shape == "stacks":
-        monkeypatch.setitem(families(), "stacks", stacks)
-        monkeypatch.setattr("onward.checkpoint.folder.express", lambda c: stacks.to_hf(c) | {"model_type": "stacks"})
-    model = decoder(SHAPES[shape], dtype)
-    save_model(model, folder)
+    hf = SHAPES[shape].to_dict()
+    model = decoder(read(hf)[1], dtype)
+    save_model(model, folder, hf)
     assert read_json(folder / "config.json")["model_type"] == shape
     return model
 
@@ -62,7 +63,7 @@ def without_base(base: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
 CHANGES: dict[str, tuple[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]]] = {
     "llama without prefix": ("llama", without_base("model.")),
     "gpt2 without prefix": ("gpt2", without_base("transformer.")),
-    "stacks without prefix": ("stacks", without_base("base.")),
+    "mixtral without prefix": ("mixtral", without_base("model.")),
     "only some without prefix": ("llama", lambda t: {n.replace("model.layers.0", "layers.0"): v for n, v in t.items()}),
     "gpt2 with the masks of old files": (
         "gpt2",
@@ -71,29 +72,27 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]]]
         ),
     ),
     "masks and no prefix": ("gpt2", lambda t: without_base("transformer.")(t) | {"h.0.attn.bias": torch.ones(4)}),
-    "a family's own buffers": ("stacks", lambda t: t | {"base.0.mask": torch.ones(2).int()}),
-    "the frequencies of old files": ("stacks", lambda t: t | {"base.0.rotary_emb.inv_freq": torch.ones(2)}),
+    "the frequencies of old files": ("llama", lambda t: t | {"model.layers.0.rotary_emb.inv_freq": torch.ones(2)}),
     "the embedding again, as the head": ("gpt2", lambda t: t | {"lm_head.weight": t["transformer.wte.weight"].clone()}),
     "tensors at odd places": ("llama", lambda t: t),  # safetensors' writer packs them
     "other tensors at odd places": ("gpt2", lambda t: t),
-    "stacks at odd places": ("stacks", lambda t: t),
+    "stacked tensors at odd places": ("mixtral", lambda t: t),
+    "fused tensors at odd places": ("phi3", lambda t: t),
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CHANGES)
-def test_the_same_tensors_however_they_are_stored(
-    case: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_tensors_however_they_are_stored(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
     shape, change = CHANGES[case]
-    model = saved(shape, tmp_path, monkeypatch, dtype)
+    model = saved(shape, tmp_path, dtype)
     rewrite(tmp_path, change)
     assert_same(load_model(tmp_path)[0], model)
 
 
 @pytest.mark.parametrize("name", ["transformer.h.0.attn.masks", "wte.weight", "transformer.h.2.ln_1.weight"])
-def test_what_no_family_ignores_is_refused_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved("gpt2", tmp_path, monkeypatch)
+def test_what_no_family_ignores_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    saved("gpt2", tmp_path)
     rewrite(tmp_path, lambda t: t | {name: torch.zeros(13, 16)})
     with pytest.raises(UserError, match=f"has a tensor {name} that"):
         load_model(tmp_path)
@@ -104,7 +103,7 @@ def test_what_no_family_ignores_is_refused_by_name(name: str, tmp_path: Path, mo
 def test_a_cast_piece_by_piece_is_the_cast_of_the_whole(
     shape: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = saved(shape, tmp_path, monkeypatch)
+    model = saved(shape, tmp_path)
     monkeypatch.setattr(names, "AT_ONCE", 100)
     monkeypatch.setattr("onward.checkpoint.weights.AT_ONCE", 300)
     got, hf = load_model(tmp_path, dtype)
@@ -113,10 +112,8 @@ def test_a_cast_piece_by_piece_is_the_cast_of_the_whole(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_training_a_loaded_model_never_changes_its_file_and_it_can_be_saved_over(
-    shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved(shape, tmp_path, monkeypatch)
+def test_training_a_loaded_model_never_changes_its_file_and_it_can_be_saved_over(shape: str, tmp_path: Path) -> None:
+    saved(shape, tmp_path)
     path = tmp_path / "model.safetensors"
     before = path.read_bytes()
     model, hf = load_model(tmp_path)
@@ -128,11 +125,11 @@ def test_training_a_loaded_model_never_changes_its_file_and_it_can_be_saved_over
     assert_same(load_model(tmp_path)[0], model)
 
 
-def test_what_needs_no_change_stays_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_no_change_stays_mapped(tmp_path: Path) -> None:
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("needs /proc to see what is mapped")
-    saved("llama", tmp_path, monkeypatch)
+    saved("llama", tmp_path)
     model, _ = load_model(tmp_path)
     ranges = [line.split()[0].split("-") for line in maps.read_text().splitlines() if str(tmp_path) in line]
     for name, parameter in model.named_parameters():
@@ -148,14 +145,14 @@ BAD = {"NaN": float("nan"), "infinity": float("inf"), "minus infinity": -float("
     [
         ("llama", "model.layers.1.mlp.up_proj.weight"),
         ("gpt2", "transformer.h.1.attn.c_attn.bias"),
-        ("stacks", "base.1.experts.3.down"),
-        ("stacks", "base.0.kv"),
+        ("mixtral", "model.layers.1.block_sparse_moe.experts.3.w2.weight"),
+        ("phi3", "model.layers.0.self_attn.qkv_proj.weight"),
     ],
 )
 def test_weights_that_are_not_finite_are_refused_by_name_unless_allowed(
-    shape: str, name: str, bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shape: str, name: str, bad: str, tmp_path: Path
 ) -> None:
-    saved(shape, tmp_path, monkeypatch)
+    saved(shape, tmp_path)
 
     def spoil(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         tensors[name].view(-1)[-1] = BAD[bad]
@@ -169,10 +166,8 @@ def test_weights_that_are_not_finite_are_refused_by_name_unless_allowed(
     assert sum((~parameter.isfinite()).sum() for parameter in model.parameters()) == 1
 
 
-def test_a_contradiction_shows_what_is_asked_for_and_what_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved("gpt2", tmp_path, monkeypatch)
+def test_a_contradiction_shows_what_is_asked_for_and_what_there_is(tmp_path: Path) -> None:
+    saved("gpt2", tmp_path)
     write_json(tmp_path / "config.json", read_json(tmp_path / "config.json") | {"n_inner": 60})
     with pytest.raises(UserError) as error:
         load_model(tmp_path)

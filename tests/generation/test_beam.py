@@ -71,9 +71,9 @@ def test_hypotheses_order_and_scores_are_those_of_transformers(pairs: list[tuple
     options = {"max_new_tokens": new, "early_stopping": some.choice([False, True, "never", "never"])}
     changes = {"repetition_penalty": some.choice([1.0, 1.0, 1.4]), "min_new_tokens": some.choice([0, 0, 1])}
     changes["no_repeat_ngram_size"] = some.choice([0, 0, 0, 2])
-    sampling = Sampling(temperature=1.0, **changes)
-    settings = {"sampling": sampling, "beams": beams, "n_best": beams, "length_penalty": penalty, "end": end, **options}
-    for prompt, found in zip(PROMPTS, beam_search(model, PROMPTS, **settings)):
+    sampling = Sampling(temperature=1.0, stop_token_ids=tuple(end[:1]), **changes)
+    settings = {"sampling": sampling, "end": end[1:], "beams": beams, "n_best": beams, "length_penalty": penalty}
+    for prompt, found in zip(PROMPTS, beam_search(model, PROMPTS, **settings, **options)):
         assert_same(found, theirs(reference, prompt, end, beams, penalty, **options, **changes))
 
 
@@ -114,11 +114,11 @@ def test_a_prompt_is_searched_the_same_alone_and_in_company(
     model = decoder(DECODERS[kind])
     options = {"max_new_tokens": LENGTH - 7, "beams": 4, "n_best": 4, "groups": groups, "end": [0, 6]}
     options["diversity"] = 0.3 * (groups > 1)
-    together = beam_search(model, PROMPTS, **options)
+    alone = [beam_search(model, [prompt], **options)[0] for prompt in PROMPTS]
     monkeypatch.setattr("onward.generation.search.CHUNK", 3)  # prompts are read, and caches grow, in pieces
     monkeypatch.setattr("onward.generation.search.STEP", 2)
-    for prompt, hypotheses in zip(PROMPTS, together):
-        assert_same(beam_search(model, [prompt], **options)[0], hypotheses)
+    for found, wanted in zip(beam_search(model, PROMPTS, **options), alone):
+        assert_same(found, wanted)
 
 
 def slowly_diverse(

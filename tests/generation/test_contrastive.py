@@ -46,11 +46,11 @@ def test_tokens_are_those_of_the_formula_alone_and_in_company(
 ) -> None:
     model, new = decoder(DECODERS[kind]), LENGTH - 7
     wanted = [by_formula(model, prompt, alpha, k, new) for prompt in PROMPTS]
-    assert contrastive_search(model, PROMPTS, max_new_tokens=new, alpha=alpha, k=k) == wanted
-    monkeypatch.setattr("onward.generation.search.CHUNK", 3)  # prompts are read, and caches grow, in pieces
-    monkeypatch.setattr("onward.generation.search.STEP", 2)
     for prompt, tokens in zip(PROMPTS, wanted):
         assert contrastive_search(model, [prompt], max_new_tokens=new, alpha=alpha, k=k) == [tokens]
+    monkeypatch.setattr("onward.generation.search.CHUNK", 3)  # prompts are read, and caches grow, in pieces
+    monkeypatch.setattr("onward.generation.search.STEP", 2)
+    assert contrastive_search(model, PROMPTS, max_new_tokens=new, alpha=alpha, k=k) == wanted
 
 
 def test_a_prompt_that_ends_leaves_the_others_as_they_are() -> None:

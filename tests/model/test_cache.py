@@ -6,8 +6,9 @@ from decoders import DECODERS, assert_close, config, decoder, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.model.cache import Cache
-from onward.model.config import Learned, SelfAttention
+from onward.model.cache import Cache, quantise
+from onward.model.config import LatentAttention, Learned, SelfAttention
+from onward.model.paged import PagedCache
 
 ROWS, LENGTH, CHUNK = 3, 12, 4
 
@@ -17,7 +18,78 @@ def test_full_layers_have_length_and_chunk_slots_and_window_layers_window_and_ch
     cache = Cache(c, ROWS, LENGTH, CHUNK, dtype=torch.bfloat16)
     assert [store.slots for store in cache.layers] == [3 + CHUNK, LENGTH + CHUNK, LENGTH + CHUNK]
     assert cache.layers[0].entries["k"].shape == (ROWS, 3 + CHUNK, c.n_kv_heads, c.d_head)
-    assert cache.nbytes() == 2 * 2 * ROWS * (7 + 16 + 16) * c.n_kv_heads * c.d_head
+
+
+WINDOWS = config(n_kv_heads=2, attention=(SelfAttention(window=3), SelfAttention()))  # 2 * 2 * 4 numbers per token
+LATENTS = config(attention=LatentAttention(d_latent=40, d_rotary=6))  # 46 numbers per token
+MEMORY = {  # a cache and, for each layer, slots times bytes of an entry in each
+    "windows": (lambda: Cache(WINDOWS, 3, 12, 4, dtype=torch.bfloat16), 3 * (7 * 16 * 2 + 16 * 16 * 2)),
+    "in fp32": (lambda: Cache(WINDOWS, 3, 12, 4), 3 * (7 * 16 * 4 + 16 * 16 * 4)),
+    "latents": (lambda: Cache(LATENTS, 3, 12, 4, dtype=torch.float16), 2 * 3 * 16 * 46 * 2),
+    "growing": (lambda: Cache(WINDOWS, 3, 12, 4, step=5, dtype=torch.bfloat16), 3 * (5 * 16 * 2 + 5 * 16 * 2)),
+    "quantised": (  # 4 vectors of 4 numbers
+        lambda: Cache(WINDOWS, 3, 12, 4, quantised=True, dtype=torch.bfloat16),
+        3 * (7 * 4 * (4 + 2) + 16 * 4 * (4 + 2)),
+    ),
+    "quantised latents": (lambda: Cache(LATENTS, 3, 12, 4, quantised=True), 2 * 3 * 16 * (46 + 2 * 4)),
+    "paged": (  # and a bin; the rows hold at most 3 * 5 blocks of the window
+        lambda: PagedCache(WINDOWS, 3, 12, 4, blocks=19, block_size=2, dtype=torch.bfloat16),
+        (1 + 3 * 4) * 2 * 16 * 2 + (1 + 19) * 2 * 16 * 2,
+    ),
+    "quantised, paged": (
+        lambda: PagedCache(LATENTS, 3, 12, 4, blocks=19, block_size=2, quantised=True),
+        2 * (1 + 19) * 2 * (46 + 2 * 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MEMORY)
+def test_memory_is_entries_times_slots_times_bytes_and_all_that_is_allocated(kind: str) -> None:
+    make, wanted = MEMORY[kind]
+    cache = make()
+    assert cache.nbytes() == wanted
+    assert sum(t.untyped_storage().nbytes() for store in cache.layers for t in store.entries.values()) == wanted
+
+
+def test_a_token_of_plain_layers_takes_2_layers_kv_heads_d_head_bytes() -> None:
+    gpt2_large = config(n_layers=36, d_model=1280, n_heads=20, context_length=1024)
+    grouped = config(n_layers=5, n_heads=8, n_kv_heads=2, d_head=6)
+    for c, dtype in (gpt2_large, torch.bfloat16), (grouped, torch.float32):
+        per_token = 2 * c.n_layers * c.n_kv_heads * c.d_head * dtype.itemsize
+        for rows, length, chunk in (1, 1024, 0), (1, 1024, 1), (3, 100, 8):
+            cache = Cache(c, rows, length, chunk, device="meta", dtype=dtype)
+            assert cache.nbytes() == rows * (length + chunk) * per_token
+    without_room_for_a_chunk = Cache(gpt2_large, 1, 1024, 0, device="meta", dtype=torch.float16)
+    assert without_room_for_a_chunk.nbytes() == 188_743_680
+
+
+def test_a_growing_cache_has_the_slots_that_were_asked_for_in_steps() -> None:
+    cache = Cache(WINDOWS, ROWS, LENGTH, CHUNK, step=5)
+    wanted = {0: (5, 5), 4: (5, 5), 5: (7, 10), 9: (7, 10), 10: (7, 15), 3: (7, 15), 12: (7, 15)}  # one is for pads
+    for end, slots in wanted.items():
+        assert cache.extend(0, max(0, end - 1), end)
+        assert tuple(store.slots for store in cache.layers) == slots
+
+
+@given(
+    numbers=st.lists(st.floats(-1e4, 1e4, width=16), min_size=1, max_size=9),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]),
+    wide=st.booleans(),
+)
+def test_a_quantised_vector_is_within_half_a_step_of_the_exact_one(numbers, dtype, wide) -> None:  # type: ignore[no-untyped-def]
+    vector = torch.tensor([numbers], dtype=torch.float32 if wide else dtype)
+    codes, scale = quantise(vector, dtype)
+    assert codes.dtype == torch.int8
+    assert scale.dtype == dtype
+    error = (codes.double() * scale.double() - vector.double()).abs().max()
+    assert error <= scale.double().item() * (0.5 + 1e-4)
+    assert scale.double() <= vector.double().abs().max() / 127 * 1.01 + torch.finfo(dtype).tiny  # a fine step
+
+
+def test_what_is_no_number_stays_none_when_it_is_quantised() -> None:
+    for odd in torch.nan, torch.inf:
+        codes, scale = quantise(torch.tensor([1.0, odd]), torch.float32)
+        assert not (codes * scale).isfinite().all()
 
 
 def test_views_share_the_memory_of_the_cache() -> None:

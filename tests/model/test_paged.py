@@ -6,14 +6,14 @@ from random import Random
 import pytest
 import torch
 from decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from programs import CHUNK, ROWS, Program
 from ways import CACHED
 
 from onward.errors import UserError
 from onward.model.cache import Cache
-from onward.model.config import LatentAttention, SelfAttention
+from onward.model.config import SelfAttention
 from onward.model.decoder import Decoder
 from onward.model.paged import BIN, Blocks, PagedCache
 
@@ -80,6 +80,12 @@ MUTANTS = {  # what is broken: its place, what it becomes
 }
 
 
+def run_many() -> None:
+    for seed in range(40):
+        for name in "gemma2", "scaled turns", "everything about scores":
+            Program(MODELS[name], CACHES["paged"](MODELS[name]), Random(seed)).run(40)
+
+
 @pytest.mark.parametrize("mutant", MUTANTS)
 @torch.inference_mode()
 def test_the_programs_notice_when(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +97,88 @@ def test_the_programs_notice_when(mutant: str, monkeypatch: pytest.MonkeyPatch) 
         room = "onward.model.paged.Blocks.has_room"
         monkeypatch.setattr(room, lambda self, row, start, end: len(self.fresh(row, start, end)) <= len(self.free))
     with pytest.raises(AssertionError):
-        for seed in range(40):
-            for name in "gemma2", "scaled turns", "everything about scores":
-                Program(MODELS[name], CACHES["paged"](MODELS[name]), Random(seed)).run(40)
+        run_many()
+
+
+def paged(blocks: int, window: int = 0, rows: int = 3, chunk: int = 4, length: int = 12) -> PagedCache:
+    c = config(attention=(SelfAttention(window=window), SelfAttention()) if window else SelfAttention())
+    return PagedCache(c, rows, length, chunk, blocks=blocks, block_size=2)
+
+
+def test_a_request_waits_until_there_are_blocks_and_nothing_changes_meanwhile() -> None:
+    cache = paged(blocks=5)
+    assert cache.open(0, [1] * 6, 12) == 0
+    assert cache.extend(0, 0, 6)
+    before = [list(blocks) for blocks in cache.groups[0].held]
+    assert cache.open(1, [2] * 5, 12) is None
+    assert not cache.extend(1, 0, 5)
+    assert cache.groups[0].held == before
+    assert cache.open(1, [2] * 4, 12) == 0
+    assert cache.extend(1, 0, 4)
+    assert not cache.extend(0, 6, 7)
+    cache.close(1)
+    assert cache.extend(0, 6, 7)
+
+
+def test_what_was_freed_first_is_reused_first_and_what_nothing_finds_before_it() -> None:
+    cache = paged(blocks=6)
+    for row, token in enumerate([1, 2, 3]):
+        cache.open(row, [token] * 5, 12)
+        cache.extend(row, 0, 4)
+        cache.commit(row, [token] * 4 if token < 3 else [3, 3])
+    for row in range(3):
+        cache.close(row)  # the last block of row 2 is not found by anything
+
+    for taken, left in (0, [4, 4, 2]), (1, [4, 4, 2]), (2, [2, 4, 2]), (3, [0, 4, 2]):
+        cache.extend(0, 0, 2 * taken)
+        found = []
+        for token in 1, 2, 3:
+            found.append(cache.open(2, [token] * 5, 12))
+            cache.close(2)
+        assert found == left
+        cache.close(0)
+
+
+def test_layers_with_a_window_keep_what_it_spans_and_no_more() -> None:
+    cache = paged(blocks=99, window=3, rows=1, chunk=2, length=100)
+    cache.open(0, list(range(50)), 100)
+    for start in range(0, 100, 2):
+        assert cache.extend(0, start, start + 2)
+        assert len(cache.groups[0].held[0]) == start // 2 + 1
+        assert sum(block != BIN for block in cache.groups[3].held[0]) == min(2, start // 2 + 1)
+    assert len(cache.groups[3].users) == 1 + 3  # the bin, and what one row may hold where its calls begin anywhere
+
+
+def test_a_fork_takes_no_memory_until_it_is_written_to() -> None:
+    cache = paged(blocks=9)
+    cache.extend(0, 0, 5)
+    cache.fork(0, 1, 5)
+    cache.fork(0, 2, 3)
+    assert [len(blocks) for blocks in cache.groups[0].held] == [3, 3, 2]
+    assert len(cache.groups[0].free) == 9 - 3
+    cache.extend(1, 5, 6)
+    assert len(cache.groups[0].free) == 9 - 4
+    cache.extend(2, 4, 5)  # what lies before is whole and stays shared
+    assert len(cache.groups[0].free) == 9 - 5
+
+
+@pytest.mark.parametrize("kind", ["growing", "paged"])
+@torch.inference_mode()
+def test_a_call_for_which_no_room_was_made_is_refused(kind: str) -> None:
+    cache = CACHES[kind](MODELS["llama"])
+    cache.extend(0, 0, 3)
+    tokens = token_ids(MODELS["llama"].config, 1, 1)
+    for position, cached in (2, cache.rows(0, 1)), (2, cache.rows(0, 1).upto(3)):
+        MODELS["llama"](tokens, torch.tensor([[position]]), cached)
+    with pytest.raises(UserError, match="position"):
+        MODELS["llama"](tokens, torch.tensor([[5]]), cache.rows(0, 1))
+
+
+def test_a_row_is_not_rolled_back_behind_what_its_windows_hold() -> None:
+    cache = paged(blocks=99, window=3)
+    for start in 0, 4, 8:
+        cache.extend(0, start, start + 4)
+    with pytest.raises(UserError, match="does not hold all that is seen from position 3"):
+        cache.extend(0, 3, 4)
+    with pytest.raises(UserError, match="position 5"):
+        cache.extend(1, 5, 6)

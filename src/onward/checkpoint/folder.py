@@ -22,7 +22,6 @@ from onward.files import flush, read_json, written_whole
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 
-
 DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # how families call the number of layers
 
 

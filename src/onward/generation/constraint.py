@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -57,13 +58,11 @@ def constraint(tokenizer: Tokenizer, size: int, end: Collection[int], sampling: 
 
 
 class TextConstraint:
-    """The state of an answer that must have a form, see `request.Constraint`. `begins`: no text is before it."""
+    """The state of an answer that must have a form, see `request.Constraint`."""
 
-    def __init__(self, matcher: LLMatcher, known: Vocabulary, end: list[int], begins: bool = False) -> None:
+    def __init__(self, matcher: LLMatcher, known: Vocabulary, end: list[int]) -> None:
         self.matcher, self.known, self.end = matcher, known, end
         self.look()
-        if begins:
-            self.mask &= ~known.spaced
 
     def look(self) -> None:
         """Find what may come next."""
@@ -85,8 +84,17 @@ class TextConstraint:
         self.look()
         return not self.full
 
-    def copy(self, begins: bool = False) -> TextConstraint:
-        return TextConstraint(self.matcher.deep_copy(), self.known, self.end, begins)
+    def copy(self) -> TextConstraint:
+        result = copy(self)
+        result.matcher = self.matcher.deep_copy()
+        return result
+
+    def after(self, text: str) -> TextConstraint:
+        """A copy for an answer that follows a text; where there is none, tokens would lose their first space."""
+        result = self.copy()
+        if not text:
+            result.mask = self.mask & ~self.known.spaced
+        return result
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Compar
     `name` gives a token's text. For penalties, the second likeliest token, the third and again the second are taken to
     have been generated before.
     """
-    ids = logits.topk(min(most, len(logits))).indices.tolist()
+    ids = logits.argsort(descending=True, stable=True)[:most].tolist()
     first, second, third, fourth = ids[:4]
     names = [readable(name(i), MARKS) for i in ids]
     generated = second, third, second

@@ -1,13 +1,14 @@
 """How many parameters a decoder has, and how many bytes its cache takes for a token."""
 
 import math
+import sys
 from collections import Counter
 from dataclasses import replace
 
 import torch
 from torch import nn
 
-from onward.checkpoint.folder import Unfilled
+from onward.checkpoint.folder import Outline
 from onward.errors import UserError
 from onward.model.config import DecoderConfig, at
 from onward.model.decoder import Decoder
@@ -21,7 +22,7 @@ def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
     kinds = [tuple(at(parts, layer) for parts in slots) for layer in range(config.n_layers)]  # type: ignore[type-var]
     final_norm = config.final_norm or at(config.norm, config.n_layers - 1)
     try:
-        with torch.device("meta"), Unfilled():
+        with torch.device("meta"), Outline(sys.maxsize):
             rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
             rest.blocks = nn.ModuleList()
             firsts = {kinds.index(kind): count for kind, count in Counter(kinds).items()}

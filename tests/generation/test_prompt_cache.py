@@ -1,0 +1,153 @@
+"""Prompts on disk: found again, never mistaken, and going on as if they had just been read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from decoders import DECODERS, LENGTH, assert_close, decoder, token_ids
+from disk import with_room_for
+
+from onward.errors import UserError
+from onward.generation.prompt_cache import PromptCache
+from onward.model.cache import Cache
+from onward.model.decoder import Decoder
+from onward.model.paged import PagedCache
+
+NAMES = "llama", "gemma2", "everything about scores", "deepseek", "scaled turns"
+CHUNK = 3
+CACHES: dict[str, Callable[[Decoder], Cache]] = {
+    "contiguous": lambda model: Cache(model.config, 2, LENGTH, CHUNK),
+    "growing": lambda model: Cache(model.config, 2, LENGTH, CHUNK, step=2),
+    "paged": lambda model: PagedCache(model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2),
+    "quantised": lambda model: Cache(model.config, 2, LENGTH, CHUNK, quantised=True),
+    "quantised, paged": lambda model: PagedCache(
+        model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2, quantised=True
+    ),
+}
+TEXT = token_ids(DECODERS["llama"], 1)[0].tolist()
+
+
+def feed(model: Decoder, cache: Cache, row: int, tokens: list[int], start: int) -> torch.Tensor:
+    """The logits (T, V) of the tokens from `start` on, in chunks."""
+    out = []
+    for begin in range(start, len(tokens), CHUNK):
+        end = min(begin + CHUNK, len(tokens))
+        assert cache.extend(row, begin, end)
+        where = torch.arange(begin, end)[None]
+        out.append(model(torch.tensor([tokens[begin:end]]), where, cache.rows(row, row + 1))[0])
+    return torch.cat(out)
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., PromptCache]:
+    """Reads TEXT up to a length by a fresh cache and keeps it in the folder."""
+
+    @torch.inference_mode()
+    def made(model: Decoder, kind: str = "contiguous", length: int = 9) -> PromptCache:
+        prompts, cache = PromptCache(tmp_path, model), CACHES[kind](model)
+        assert prompts.open(cache, 1, TEXT[:length], LENGTH) == 0
+        feed(model, cache, 1, TEXT[:length], 0)
+        prompts.save(cache, 1, TEXT[:length])
+        return prompts
+
+    return made
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", [1, 4, 8, 9])
+@torch.inference_mode()
+def test_a_saved_prompt_goes_on_as_if_it_had_just_been_read(
+    name: str, kind: str, length: int, read: Callable[..., PromptCache]
+) -> None:
+    model = decoder(DECODERS[name])
+    prompts, wanted = read(model, kind, length), feed(model, CACHES[kind](model), 0, TEXT, 0)
+    for tokens, found in (TEXT, length), (TEXT[:length], length - 1), ([*TEXT[: length - 1], 12], 0):
+        cache = CACHES[kind](model)
+        held = prompts.open(cache, 1, tokens, LENGTH)
+        assert held == (found if found > 1 else 0)  # one token is as soon read as found
+        if tokens == TEXT[: len(tokens)]:
+            assert_close(feed(model, cache, 1, tokens, held), wanted[held : len(tokens)])
+            cache.commit(1, tokens)
+            for shorter in TEXT[: length - 2], TEXT[: length - 3]:  # which may share blocks that came from disk
+                start = cache.open(0, [*shorter, 3], LENGTH) if shorter else None
+                if start is not None:
+                    assert_close(feed(model, cache, 0, shorter, start), wanted[start : len(shorter)])
+
+
+@torch.inference_mode()
+def test_the_longest_prompt_that_fits_is_taken(read: Callable[..., PromptCache]) -> None:
+    model = decoder(DECODERS["gemma2"])
+    for length in 4, 9, 6:
+        prompts = read(model, "paged", length)
+    assert prompts.open(CACHES["paged"](model), 0, TEXT[:8], LENGTH) == 6
+
+
+def test_nothing_is_found_for_other_weights_configs_horizons_or_caches(read: Callable[..., PromptCache]) -> None:
+    model = decoder(DECODERS["scaled turns"])
+    prompts = read(model)
+
+    def found(kind: str = "contiguous", horizon: int = LENGTH) -> int | None:
+        return prompts.open(CACHES[kind](model), 0, TEXT, horizon)
+
+    assert found() == found("growing") == 9
+    assert found("paged") == found("quantised") == 0
+    assert found(horizon=LENGTH - 1) == 0  # of which the rotations know
+    other = PromptCache(prompts.folder, decoder(DECODERS["llama"]))
+    assert other.open(CACHES["contiguous"](other.model), 0, TEXT, LENGTH) == 0
+    with torch.no_grad():
+        model.blocks[1].mlp.down.weight[0, 0] += 1
+    assert found() == 0
+    with torch.no_grad():
+        model.blocks[1].mlp.down.weight[0, 0] -= 1
+    assert found() == 9
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a bit flipped": flip,
+    "another's": lambda path: path.write_bytes(max(path.parent.iterdir(), key=lambda p: p != path).read_bytes()),
+    "no file": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@torch.inference_mode()
+def test_a_damaged_file_is_passed_over_and_written_anew(damage: str, read: Callable[..., PromptCache]) -> None:
+    model = decoder(DECODERS["llama"])
+    prompts = read(model, length=9)
+    (path,) = prompts.folder.iterdir()
+    read(model, length=6)
+    DAMAGES[damage](path)
+    cache = CACHES["contiguous"](model)
+    assert prompts.open(cache, 0, TEXT, LENGTH) == 6
+    if path.is_file():
+        read(model, length=9)
+        assert prompts.open(cache, 0, TEXT, LENGTH) == 9
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    model = decoder(DECODERS["llama"])
+    cache = CACHES["contiguous"](model)
+    with with_room_for(100), pytest.raises(UserError, match="cannot write"):
+        PromptCache(tmp_path, model).save(cache, 0, TEXT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_weights_are_hashed_once_and_again_when_one_has_changed(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    model, calls = decoder(DECODERS["llama"]), []
+    prompts = PromptCache(tmp_path, model)
+    monkeypatch.setattr("onward.generation.prompt_cache.raw", lambda t: calls.append(1) or b"")
+    for changes in 1, 1, 2:
+        if changes == 2:
+            model.double()
+        prompts.weights()
+        assert len(calls) == changes * len(list(model.parameters()))
