@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import onward
-from onward.generation.sampling import Sampling
 from onward.language_model import LanguageModel
 
 

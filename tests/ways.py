@@ -21,7 +21,7 @@ def new_cache(model: Decoder, chunk: int, kind: str = "contiguous") -> Cache:
     """A cache of some kind for 2 rows of LENGTH tokens."""
     options = {"dtype": model.embed.weight.dtype, "quantised": kind.startswith("quantised")}
     if kind.endswith("paged"):
-        return PagedCache(model.config, 2, LENGTH, chunk, blocks=2 * LENGTH // 2 + 1, block_size=2, **options)
+        return PagedCache(model.config, 2, LENGTH, chunk, blocks=LENGTH, block_size=2, **options)
     return Cache(model.config, 2, LENGTH, chunk, step=3 if kind == "growing" else 0, **options)
 
 

@@ -34,22 +34,6 @@ def test_a_model_comes_back_bit_for_bit(config: DecoderConfig, dtype: torch.dtyp
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_a_dtype_can_be_asked_for(tmp_path: Path) -> None:
-    save_model(decoder(DECODERS["llama"]), tmp_path)
-    model, hf = load_model(tmp_path, dtype=torch.float64)
-    assert {p.dtype for p in model.parameters()} == {torch.float64}
-    assert hf["dtype"] == "float32"
-
-
-def test_a_loaded_model_trains(tmp_path: Path) -> None:
-    save_model(decoder(DECODERS["gpt2"]), tmp_path)
-    before = (tmp_path / "model.safetensors").read_bytes()
-    model, _ = load_model(tmp_path)
-    model(token_ids(model.config)).sum().backward()
-    torch.optim.AdamW(model.parameters()).step()
-    assert (tmp_path / "model.safetensors").read_bytes() == before
-
-
 def cut(keep: Callable[[int], int]) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         path = folder / "model.safetensors"

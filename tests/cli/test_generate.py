@@ -134,12 +134,48 @@ def test_a_look_up_tells_its_figures_too(said) -> None:
     assert said("The", "--max-new-tokens", "1", "--lookup", "3")[1] == "nothing was proposed\n"
 
 
+SEARCHES = {
+    "--beams 4 --n 2": lambda lm, p: lm.beam_search(p, 9, beams=4, n_best=2),
+    "--beams 4 --n 4 --groups 2 --diversity 3 --length-penalty 0.5 --early-stopping never": lambda lm, p: (
+        lm.beam_search(p, 9, beams=4, n_best=4, groups=2, diversity=3.0, length_penalty=0.5, early_stopping="never")
+    ),
+    "--beams 2 --early-stopping true --temperature 0.8": lambda lm, p: lm.beam_search(
+        p, 9, beams=2, early_stopping=True, temperature=0.8
+    ),
+    "--alpha 0.6 --k 3": lambda lm, p: [[one] for one in lm.contrastive_search(p, 9, alpha=0.6, k=3)],
+}
+
+
+@pytest.mark.parametrize("words", SEARCHES)
+def test_a_search_prints_what_the_language_model_finds(words: str, said, lm: LanguageModel) -> None:
+    prompts = ["The cat", "A dog"]
+    expected = [(p, one) for p, of in zip(prompts, SEARCHES[words](lm, prompts)) for one in of]
+    out, _ = said(*prompts, "--max-new-tokens", "9", *words.split())
+    assert out == "".join(f"{prompt}{one.text}\n" for prompt, one in expected)
+    found = rows(said(*prompts, "--max-new-tokens", "9", *words.split(), "--json")[0])
+    assert [(row["prompt"], row["tokens"]) for row in found] == [(prompt, one.tokens) for prompt, one in expected]
+    assert [row.get("score") for row in found] == [one.score for _, one in expected]
+
+
+def test_an_answer_has_the_form_that_is_asked_for(said) -> None:
+    out, _ = said("The", "--regex", " [0-9]{3}", "--seed", "1")
+    assert re.fullmatch("The [0-9]{3}\n", out)
+    Path("schema.json").write_text('{"enum": ["cat", "dog"]}')
+    for schema in "@schema.json", '{"enum": ["cat", "dog"]}':
+        assert said("The", "--json-schema", schema, "--seed", "1")[0] in ('The"cat"\n', 'The"dog"\n')
+
+
 BAD = {
-    "The --beams 2 --contrastive 0.6": "beams and contrastive are both given: choose one",
+    "The --beams 2 --alpha 0.6": "beams and alpha are both given: choose one",
     "The --draft x --lookup 3": "draft and lookup are both given: choose one",
     "The --beams 2 --lookup 3": "beams and lookup are both given: choose one",
     "The --groups 2": "groups is given without beams",
-    "The --candidates 2": "candidates is given without contrastive",
+    "The --k 2": "k is given without alpha",
+    "The --alpha 2": "alpha is 2.0: it must be between 0 and 1",
+    "The --alpha 0.6 --n 2": "n is given, which a search cannot use",
+    "The --beams 2 --n 3": "n_best is 3",
+    "The --beams 2 --stop x": "stop is given, which a search cannot use",
+    "The --regex [": "regex cannot be used",
     "The --beams 2 --context-overflow slide": "beams cannot slide beyond the context",
     "The --context-overflow wrap": "choose from error, slide",
     "The --prompts gone.txt": "gone.txt does not exist",

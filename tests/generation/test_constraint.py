@@ -66,7 +66,6 @@ REGEX = st.recursive(
 def test_answers_match_the_regular_expression(spec: str, pattern: str, temperature: float, seed: int) -> None:
     (answers,) = lm(spec).complete("ab", 60, regex=pattern, temperature=temperature, seed=seed, n=3)
     for answer in answers:
-        import collections,atexit; globals().setdefault("C",collections.Counter())[answer.finish]+=1; print(C)
         if answer.finish == "stop":
             assert re.fullmatch(pattern, answer.text), (pattern, answer.text)
         else:
@@ -133,7 +132,6 @@ def test_answers_are_json_of_the_schema(spec: str, schema: dict[str, Any], tempe
     given = json.dumps(schema) if as_text else schema
     (answers,) = lm(spec).complete("ab", 100, json_schema=given, temperature=temperature, seed=1, n=2)
     for answer in answers:
-        import collections,atexit; globals().setdefault("C",collections.Counter())[answer.finish]+=1; print(C)
         if answer.finish == "stop":
             jsonschema.validate(json.loads(answer.text), schema)
         else:

@@ -30,15 +30,13 @@ class Program:
         self.model, self.cache, self.random = model, cache, random
         self.rows: list[Row | None] = [None] * ROWS
         self.texts: list[list[int]] = [[]]  # what new requests may begin with
-        self.shared = self.refused = 0  # blocks found by open, and times that there was no room
+        self.shared = self.refused = 0  # tokens found by open, and times that there was no room
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             row = self.random.randrange(ROWS)
-            operations = [self.open] if self.rows[row] is None else [self.feed] * 4
-            if self.rows[row] is not None:
-                operations += [self.fork, self.move, self.reorder, self.close]
-            self.random.choice(operations)(row)
+            taken = [self.feed] * 4 + [self.fork, self.move, self.reorder, self.close]
+            self.random.choice(taken if self.rows[row] else [self.open])(row)
             check_blocks(self.cache)
 
     def tokens(self, most: int) -> list[int]:
@@ -77,9 +75,9 @@ class Program:
         tokens = torch.tensor([[*piece, *[0] * (width - len(piece))] for piece in pieces])
         positions = torch.tensor(starts)[:, None] + torch.arange(width)
         cache = self.cache.rows(row, row + len(pieces))
-        logits = self.model(
-            tokens, positions, cache.upto(int(positions.max()) + 1) if self.random.random() < 0.5 else cache
-        )
+        if self.random.random() < 0.5:
+            cache = cache.upto(int(positions.max()) + 1)
+        logits = self.model(tokens, positions, cache)
         for r, piece, found in zip(range(row, ROWS), pieces, logits):
             state = self.rows[r]
             assert state

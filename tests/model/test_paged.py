@@ -6,17 +6,18 @@ from random import Random
 import pytest
 import torch
 from decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import CHUNK, ROWS, Program
 from ways import CACHED
 
 from onward.errors import UserError
 from onward.model.cache import Cache
-from onward.model.config import SelfAttention
+from onward.model.config import DecoderConfig, SelfAttention
 from onward.model.decoder import Decoder
 from onward.model.paged import BIN, Blocks, PagedCache
 
+QUANTISED = 0.05  # how far logits may be from exact ones with keys and values of 8 bits, as a share of the largest
 every_decoder = pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
 NAMES = "llama", "gemma2", "alibi in windows", "everything about scores", "deepseek", "scaled turns"
 MODELS = {name: decoder(DECODERS[name]) for name in NAMES}
@@ -32,17 +33,18 @@ CACHES: dict[str, Callable[[Decoder], Cache]] = {
 @every_decoder
 @pytest.mark.parametrize("kind", ["growing", "paged", "quantised", "quantised paged"])
 @torch.inference_mode()
-def test_every_way_gives_the_logits_of_the_plain_run_with_every_cache(config, kind) -> None:  # type: ignore[no-untyped-def]
+def test_every_way_gives_the_logits_of_the_plain_run_with_every_cache(config: DecoderConfig, kind: str) -> None:
     model, tokens = decoder(config), token_ids(config)
     plain = model(tokens)
     for way in CACHED.values():
-        assert_close(way(model, tokens, kind), plain, 0.05 if "quantised" in kind else 1e-5)
+        assert_close(way(model, tokens, kind), plain, QUANTISED if "quantised" in kind else 1e-5)
 
 
 @pytest.mark.parametrize("kind", CACHES)
+@settings(max_examples=25)
 @given(name=st.sampled_from(NAMES), random=st.randoms(use_true_random=False))
 @torch.inference_mode()
-def test_rows_that_come_go_branch_and_share_equal_the_plain_run(kind, name, random) -> None:  # type: ignore[no-untyped-def]
+def test_rows_that_come_go_branch_and_share_equal_the_plain_run(kind: str, name: str, random: Random) -> None:
     Program(MODELS[name], CACHES[kind](MODELS[name]), random).run(25)
 
 
@@ -182,3 +184,19 @@ def test_a_row_is_not_rolled_back_behind_what_its_windows_hold() -> None:
         cache.extend(0, 3, 4)
     with pytest.raises(UserError, match="position 5"):
         cache.extend(1, 5, 6)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_a_cache_made_in_inference_mode_is_written_to_outside_of_it(kind: str) -> None:
+    model, tokens = MODELS["gemma2"], token_ids(MODELS["gemma2"].config, 1, 4)
+    with torch.inference_mode():
+        cache = CACHES[kind](model)
+        cache.open(0, [1], LENGTH)
+        cache.extend(0, 0, 4)
+    with torch.no_grad():
+        model(tokens, torch.arange(4)[None], cache.rows(0, 1))
+        cache.fork(0, 1, 3)
+        cache.extend(1, 3, 4)
+        cache.move(1, 2)
+        cache.reorder([2, 0])
+        assert cache.open(1, [1], LENGTH) == 0

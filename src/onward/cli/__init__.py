@@ -59,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             message = f"{error.filename or 'a file'}: {error.strerror or error}"
         else:
             raise
-        print(f"onward: {message}", file=sys.stderr)
+        from onward.cli.output import printable
+
+        print(f"onward: {printable(message)}", file=sys.stderr)
         return 2
 
 

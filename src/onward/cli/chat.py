@@ -3,12 +3,13 @@
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from onward import fields
 from onward.cli.options import parse
-from onward.cli.output import console, printable
+from onward.cli.output import console, printable, warn_of_unknown
 from onward.errors import UserError
 from onward.generation.sampling import Sampling
 
@@ -40,7 +41,7 @@ A message that begins with / is typed with a space before it."""
 class Settings(Sampling):
     """What can be changed on the way."""
 
-    max_new_tokens: int = 1024  # how many tokens an answer has at the most, and half the context
+    max_new_tokens: int = 1024  # how many tokens an answer has at the most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,8 @@ def main(argv: Sequence[str]) -> None:
     lm = onward.load(options.model, device=options.device, allow_nonfinite=options.allow_nonfinite)
     conversation, typed = Conversation(lm, options), sys.stdin.isatty()
     if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - so that lines can be edited
         console.print("/help lists what can be typed besides messages")
     while True:
         try:
@@ -119,6 +122,7 @@ class Conversation:
 
     def answer(self, text: str) -> None:
         """Print the answer to a message as it comes, and keep both."""
+        warn_of_unknown(self.lm.tokenizer, [text])
         self.turns.append({"role": "user", "content": text})
         said: list[str] = []
         show = printable if sys.stdout.isatty() else str
@@ -137,16 +141,23 @@ class Conversation:
         print(json.dumps(self.turns[-1]) if self.options.json else "", flush=True)
 
     def room(self) -> int:
-        """For how many tokens there is room behind the conversation, once its oldest turns are dropped."""
+        """For how many tokens there is room behind the conversation, of which half is dropped where there is too
+        little."""
         from onward.text.chat import chat_of
 
-        chat, kept = chat_of(self.lm.text()), len(self.turns)
-        wanted = min(self.settings.max_new_tokens, self.length // 2)
-        while (left := self.length - len(chat.encode([*self.system, *self.turns]))) < wanted and len(self.turns) > 1:
-            del self.turns[:2]
-        if len(self.turns) < kept:
-            console.print(f"the context is full: the oldest {(kept - len(self.turns)) // 2} turns are dropped")
-        return max(1, left)
+        def left(dropped: int) -> int:
+            return self.length - len(chat.encode([*self.system, *self.turns[dropped:]]))
+
+        chat, half, dropped = chat_of(self.lm.text()), self.length // 2, 0
+        if left(0) < min(self.settings.max_new_tokens, half):
+            while left(dropped) < half and dropped + 1 < len(self.turns):
+                dropped += 2
+        if left(dropped) < 1:
+            raise UserError(f"this message is {1 - left(dropped)} tokens too long for a context of {self.length}")
+        if dropped:
+            del self.turns[:dropped]
+            console.print(f"the context is full: its oldest part, {dropped // 2} of the turns, is dropped")
+        return left(0)
 
     def command(self, line: str) -> None:
         """Do what is asked for by a line that begins with a slash."""

@@ -50,8 +50,8 @@ class Search:
     diversity: float = 0.0  # taken off a token's log-probability for each earlier group that has just chosen it
     length_penalty: float = 1.0  # of beams: the greater, the better longer answers do
     early_stopping: Literal["true", "false", "never"] = "false"  # true: as soon as there are so many answers as beams
-    contrastive: float | None = None  # contrastive search with this weight, 0 to 1, of the penalty; 0.6 is usual
-    candidates: int = 4  # tokens that contrastive search chooses from
+    alpha: float | None = None  # contrastive search with this weight, 0 to 1, of what repeats; 0.6 is usual
+    k: int = 4  # tokens that contrastive search chooses from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Options(Sampling, Search, Speculation):
 
 NEEDS = {
     "beams": ("groups", "diversity", "length_penalty", "early_stopping"),
-    "contrastive": ("candidates",),
+    "alpha": ("k",),
 }
 
 
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> None:
     sampling = {name: getattr(options, name) for name in Sampling.__dataclass_fields__ if name in given}
     if options.json_schema.startswith("@"):
         sampling["json_schema"] = Path(options.json_schema[1:]).read_text(encoding="utf-8", errors="replace")
-    if options.beams or options.contrastive is not None:
+    if options.beams or options.alpha is not None:
         search(lm, prompts, options, sampling)
     else:
         draft = load(options.draft) if options.draft else None
@@ -100,14 +100,14 @@ def main(argv: Sequence[str]) -> None:
 
 def check(options: Options, given: dict[str, Any]) -> None:
     """Refuse what cannot be combined."""
-    ways = [name for name in ("beams", "contrastive", "draft", "lookup") if name in given]
+    ways = [name for name in ("beams", "alpha", "draft", "lookup") if name in given]
     if len(ways) > 1:
         raise UserError(f"{ways[0]} and {ways[1]} are both given: choose one")
     for way, names in NEEDS.items():
         for name in names:
             if name in given and way not in given:
                 raise UserError(f"{name} is given without {way}, which it belongs to: give both or none")
-    if {"beams", "contrastive"} & {*ways} and options.context_overflow == "slide":
+    if {"beams", "alpha"} & {*ways} and options.context_overflow == "slide":
         raise UserError(f"{ways[0]} cannot slide beyond the context: leave out one of them")
 
 
@@ -203,13 +203,13 @@ def search(lm: "LanguageModel", prompts: Sequence[str], options: Options, sampli
         sampling |= {name: getattr(options, name) for name in names}
         found = lm.beam_search(prompts, options.max_new_tokens, **sampling)
     else:
-        sampling |= {"alpha": options.contrastive, "k": options.candidates}
+        sampling |= {"alpha": options.alpha, "k": options.k}
         found = [[one] for one in lm.contrastive_search(prompts, options.max_new_tokens, **sampling)]
     show = printable if sys.stdout.isatty() else str
     for prompt, answers in zip(prompts, found):
         for answer in answers:
             if options.json:
-                print_line({"prompt": prompt} | asdict(answer))
+                print_line({"prompt": prompt} | {k: v for k, v in asdict(answer).items() if v is not None})
             else:
                 print(show(prompt + answer.text), flush=True)
 

@@ -66,7 +66,7 @@ def config(hf: HF) -> DecoderConfig:
         mlp=Plain(act=ACTIVATIONS.get(act, act), bias=bias),
         norm=LayerNorm() if hf.get("layer_norm_elementwise_affine", True) else FixedLayerNorm(),
         block=PreNorm() if before else PostNorm(),
-        final_norm=None if before and not hf.get("_remove_final_layer_norm", False) else NoNorm(),
+        final_norm=NoNorm() if hf.get("_remove_final_layer_norm", False) or not before else None,
     )
 
 

@@ -33,8 +33,8 @@ names = qwen2_moe.names
 
 def config(hf: HF) -> DecoderConfig:
     given = with_defaults(hf, DEFAULTS)
-    if "num_local_experts" in hf:  # as transformers 5 calls num_experts when it saves
-        given = with_defaults({"num_experts": hf["num_local_experts"]}, given)
+    count = hf.get("num_local_experts", given["num_experts"])  # as transformers 5 calls it when it saves
+    given = with_defaults({"num_experts": count}, given)
     c: Any = llama.config(given)
     window = (hf.get("use_sliding_window", False) and hf.get("sliding_window", 4096)) or 0
     c = replace(c, attention=replace(c.attention, qk_norm="head", window=window), mlp=Gated(act=c.mlp.act))

@@ -32,13 +32,13 @@ class PromptCache:
     def open(self, cache: Cache, row: int, tokens: Sequence[int], horizon: int) -> int | None:
         """As `cache.open`, but tokens may also come from the longest prompt on disk that these begin with."""
         held = cache.open(row, tokens, horizon)
-        if held is None or not self.folder.is_dir():
-            return held
         names, saved = {path.stem for path in self.folder.glob("*.safetensors")}, []
+        if held is None or not names:
+            return held
         state = self.beginning(cache, horizon)
         for n, token in enumerate(tokens, 1):
             state.update(array("q", [token]))
-            if n > held + 1 and state.hexdigest() in names:
+            if min(n, len(tokens) - 1) > held and state.hexdigest() in names:
                 saved.append((n, state.hexdigest()))
         for n, name in reversed(saved):
             vectors = read(self.folder / f"{name}.safetensors")

@@ -83,8 +83,8 @@ class Request:
         return (self.prompt + self.tokens)[self.start :]
 
 
-def check(request: Request, config: DecoderConfig, length: int, slide: bool) -> None:
-    """Refuse what cannot be continued within `length` tokens, in one sentence."""
+def check(request: Request, config: DecoderConfig, length: int, slide: bool | None) -> None:
+    """Refuse what cannot be continued within `length` tokens, in one sentence; `slide` is None where it is no choice."""
     wanted = len(request.prompt) + request.max_new_tokens
     if not request.prompt:
         raise UserError("the prompt is empty and there is no beginning token: give it at least one token")
@@ -103,5 +103,6 @@ def check(request: Request, config: DecoderConfig, length: int, slide: bool) -> 
     if wanted > length and not slide:
         raise UserError(
             f"{len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones are more than the model's "
-            f"context of {length}: shorten them, or let the context slide (slide=True, --context-overflow slide)"
+            f"context of {length}: shorten them"
+            + ("" if slide is None else ", or let the context slide (slide=True, --context-overflow slide)")
         )

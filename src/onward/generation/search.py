@@ -30,7 +30,7 @@ def prepare(
         if getattr(sampling, name) != getattr(DEFAULT, name):
             raise UserError(f"{name} is given, which a search cannot use: leave it out")
     for prompt in prompts:
-        check(Request(prompt, sampling, new), model.config, model.config.context_length, slide=False)
+        check(Request(prompt, sampling, new), model.config, model.config.context_length, slide=None)
     return replace(sampling, stop_token_ids=tuple({*sampling.stop_token_ids, *end}))
 
 

@@ -33,7 +33,7 @@ from onward.model.parts import (
     SharedNorm,
     Sinusoidal,
 )
-from onward.model.slots import Attention, Block, FeedForward, Norm, P, Position, at
+from onward.model.slots import Attention, Block, FeedForward, Norm, P, Position, at, each
 
 __all__ = [
     "Activation",
@@ -118,16 +118,17 @@ class DecoderConfig:
         derive("d_ff", lambda: -(-8 * self.d_model // 96) * 32 if gated else 4 * self.d_model)
         if self.n_heads % self.n_kv_heads:
             raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}: change one")
+        for name in slots:
+            parts = getattr(self, name)
+            if isinstance(parts, tuple):  # equal decoders are written alike
+                object.__setattr__(self, name, shortest(parts, self.n_layers))
         first = at(self.position, 0)
-        if any(at(self.position, i).added and at(self.position, i) != first for i in range(self.n_layers)):
+        if any(position.added and position != first for position in each(self.position)):
             raise UserError("position: one that is added to the embeddings must be that of the first layer")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout is {self.dropout}: it is a share, at least 0 and below 1")
         for name in slots:
-            parts = getattr(self, name)
-            if isinstance(parts, tuple):  # equal decoders are written alike
-                object.__setattr__(self, name, parts := shortest(parts, self.n_layers))
-            for part in parts if isinstance(parts, tuple) else (parts,):
+            for part in each(getattr(self, name)):
                 part.check(self)
 
 

@@ -63,7 +63,7 @@ class Blocks:
     def __init__(self, window: int, size: int, most: int, count: int, table: Tensor) -> None:
         self.window, self.size, self.most = window, size, most  # a row holds at most so many
         self.table = table  # (rows, P), BIN where a row has none
-        self.held: list[list[int]] = [[] for _ in table]  # the same without the bins at the end
+        self.held: list[list[int]] = [[] for _ in range(len(table))]  # the same without the bins at the end
         self.users = [0] * (count + 1)
         self.keys: list[bytes | None] = [None] * (count + 1)
         self.found: dict[bytes, int] = {}

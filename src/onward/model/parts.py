@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from onward.errors import UserError
 from onward.model.routing import Router, Softmax
 from onward.model.scaling import Scaling
-from onward.model.slots import Attention, Block, FeedForward, Norm, Position, at
+from onward.model.slots import Attention, Block, FeedForward, Norm, Position, each
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,7 +80,7 @@ class Rotary(Position, kind="rotary"):
     def check(self, config: DecoderConfig) -> None:
         if not 0 < self.fraction <= 1:
             raise UserError(f"position.rotary.fraction is {self.fraction}: it is a share, above 0 and at most 1")
-        for head in {at(config.attention, layer).rotary_width(config) for layer in range(config.n_layers)}:
+        for head in {attention.rotary_width(config) for attention in each(config.attention)}:
             if (width := self.rotating(head)) % 2 or not width:
                 raise UserError(f"{width} of {head} numbers in a head rotate: choose an even number (d_head)")
             if self.scaling:
@@ -133,10 +133,9 @@ class SelfAttention(Attention, kind="self"):
     def check(self, config: DecoderConfig) -> None:
         if self.window < 0:
             raise UserError(f"attention.self.window is {self.window}: it must be positive, or 0 to see all")
-        if self.scale is not None and self.scale <= 0:
-            raise UserError(f"attention.self.scale is {self.scale}: it must be positive, or none")
-        if self.score_cap is not None and self.score_cap <= 0:
-            raise UserError(f"attention.self.score_cap is {self.score_cap}: it must be positive, or none")
+        for name in ("scale", "score_cap", "clip"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise UserError(f"attention.self.{name} is {value}: it must be positive, or none")
 
 
 @dataclass(frozen=True)

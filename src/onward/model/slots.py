@@ -20,6 +20,11 @@ def at(parts: P | tuple[P, ...], layer: int) -> P:
     return parts[layer % len(parts)] if isinstance(parts, tuple) else parts
 
 
+def each(parts: P | tuple[P, ...]) -> tuple[P, ...]:
+    """The parts that there are, be it one or several."""
+    return parts if isinstance(parts, tuple) else (parts,)
+
+
 class DecoderPart(Part):
     """A choice for a slot of a DecoderConfig."""
 

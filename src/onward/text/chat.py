@@ -95,7 +95,7 @@ class Chat:
             return [self.mark(inner) for inner in value]
         if value is None or isinstance(value, bool | int | float):
             return value
-        raise UserError(f"a message holds a {type(value).__name__}: only texts, numbers, lists and tables can be used")
+        raise UserError(f"a message holds {type(value).__name__}: only texts, numbers, lists and tables can be used")
 
 
 @lru_cache(maxsize=2)
