@@ -15,6 +15,7 @@ from onward.generation.sampling import Sampling
 
 if TYPE_CHECKING:
     from onward.language_model import LanguageModel
+    from onward.model.paged import PagedCache
 
 ABOUT = """\
 Talk with a model, turn by turn; from a pipe, each line is a message.
@@ -102,14 +103,14 @@ class Conversation:
         self.settings = Settings(**{name: getattr(options, name) for name in fields.hints(Settings)})
         self.system = [{"role": "system", "content": options.system}] if options.system else []
         self.turns: list[dict[str, str]] = []  # by turns of the user and of the assistant
-        self.forget()
+        self.cache: PagedCache | None = None
 
-    def forget(self) -> None:
-        """Begin with a cache that holds nothing."""
+    def empty_cache(self) -> "PagedCache":
+        """One that holds the whole conversation."""
         from onward.model.paged import PagedCache
 
         weight, size = self.lm.model.embed.weight, 16
-        self.cache = PagedCache(
+        return PagedCache(
             self.lm.config,
             rows=1,
             length=self.length,
@@ -126,6 +127,7 @@ class Conversation:
         self.turns.append({"role": "user", "content": text})
         said: list[str] = []
         show = printable if sys.stdout.isatty() else str
+        self.cache = self.cache or self.empty_cache()
         try:
             how = vars(self.settings) | {"max_new_tokens": min(self.settings.max_new_tokens, self.room())}
             for piece in self.lm.stream_chat([*self.system, *self.turns], **how, rows=1, cache=self.cache):
@@ -133,7 +135,7 @@ class Conversation:
                 if not self.options.json:
                     print(show(piece), end="", flush=True)
         except KeyboardInterrupt:
-            self.forget()  # it may have been in the middle of a change
+            self.cache = None  # it may have been in the middle of a change
         except UserError:
             self.turns.pop()
             raise

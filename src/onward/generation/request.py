@@ -84,7 +84,7 @@ class Request:
 
 
 def check(request: Request, config: DecoderConfig, length: int, slide: bool | None) -> None:
-    """Refuse what cannot be continued within `length` tokens, in one sentence; `slide` is None where it is no choice."""
+    """Refuse what cannot be continued within `length` tokens; `slide` is None where that is no choice."""
     wanted = len(request.prompt) + request.max_new_tokens
     if not request.prompt:
         raise UserError("the prompt is empty and there is no beginning token: give it at least one token")
