@@ -8,8 +8,10 @@ import pytest
 
 from onward.cli import main
 from onward.data.corpora import embedded
+from onward.families import families
 from onward.model.slots import Position
 
+families()  # all parts are known before the first page is read
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -24,6 +24,7 @@ from onward.generation.beam import beam_search
 from onward.generation.constraint import constraint
 from onward.generation.contrastive import contrastive_search
 from onward.generation.engine import Engine
+from onward.generation.prompt_cache import PromptCache
 from onward.generation.request import Chance, Request
 from onward.generation.sampling import Sampling
 from onward.generation.speculation import Draft, LookupDraft, ModelDraft
@@ -38,7 +39,7 @@ from onward.training.config import RunConfig
 from onward.training.run import Event, Run
 
 MANY = 256  # tokens, where nobody says how many
-ENGINE = ("slide", "draft", "lookup", "rows", "cache")  # options that are not of the sampling
+ENGINE = ("slide", "draft", "lookup", "rows", "cache", "prompt_cache")  # options that are not of the sampling
 
 
 @dataclass(frozen=True)
@@ -281,11 +282,19 @@ class LanguageModel:
             engine.add(request)
         return engine.run()
 
-    def engine(self, *, draft: LanguageModel | None = None, lookup: int = 0, **options: Any) -> Engine:
+    def engine(
+        self,
+        *,
+        draft: LanguageModel | None = None,
+        lookup: int = 0,
+        prompt_cache: str | Path | None = None,
+        **options: Any,
+    ) -> Engine:
         """An engine for this model and tokenizer.
 
         `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens to look up in the text,
-        for speculative decoding; the other options are those of Engine.
+        for speculative decoding; `prompt_cache` is a folder in which prompts that have been read are kept; the other
+        options are those of Engine.
         """
         tokenizer = self.text()
         if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
@@ -295,7 +304,8 @@ class LanguageModel:
         proposals: Draft | None = (
             ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
         )
-        return Engine(self.model, end=self.end_ids, allowed=self.allowed(), draft=proposals, **options)
+        prompts = PromptCache(Path(prompt_cache), self.model) if prompt_cache else None
+        return Engine(self.model, end=self.end_ids, allowed=self.allowed(), draft=proposals, prompts=prompts, **options)
 
     def allowed(self) -> Tensor:
         """Which tokens stand for a text, (V,)."""

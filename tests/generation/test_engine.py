@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,6 +14,7 @@ from onward.errors import UserError
 from onward.generation import engine as engine_module
 from onward.generation.distribution import draw, next_token_distribution, uniform
 from onward.generation.engine import Engine, generate
+from onward.generation.prompt_cache import PromptCache
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.generation.speculation import DRAW, Draft, LookupDraft, ModelDraft
@@ -277,3 +279,16 @@ def test_where_nothing_may_come_it_is_one_sentence() -> None:
     nothing = Sampling(suppress_tokens=tuple(range(50)))
     with pytest.raises(UserError, match="no token may come next"):
         run(MODELS["rotary"], [Request([1, 2], nothing, 3)])
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_prompt_on_disk_is_not_read_again_and_changes_no_token(kind: str, tmp_path: Path) -> None:
+    model, read = MODELS[kind], []
+    hook = model.embed.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0].numel()))
+    longer = [*PROMPTS[1], 3, 8]
+    for prompt, new in (PROMPTS[1], 7), (PROMPTS[1], 1), (longer, 2), (longer, 1):
+        read.clear()
+        request = Request(prompt, WARM, 5)
+        assert run(model, [request], prompts=PromptCache(tmp_path, model)) == [plainly(model, prompt, WARM, 5)]
+        assert read[0] == new
+    hook.remove()

@@ -64,6 +64,7 @@ class Options(Sampling, Search, Speculation):
     field: str = "prompt"  # the field of each .jsonl line that holds the prompt
     max_new_tokens: int | None = None  # how many tokens at the most; none: 256, or as many as the context holds
     context_overflow: Literal["error", "slide"] = "error"  # slide: go on beyond the context, from the later half of it
+    prompt_cache: str = ""  # a folder that keeps what has been read of prompts for the next time
     device: str = "auto"  # auto, cpu, cuda, mps
     allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
     json: bool = False  # print a line of JSON per answer
@@ -92,7 +93,8 @@ def main(argv: Sequence[str]) -> None:
         search(lm, prompts, options, sampling)
     else:
         draft = load(options.draft) if options.draft else None
-        engine = lm.engine(draft=draft, lookup=options.lookup, slide=options.context_overflow == "slide")
+        slide, folder = options.context_overflow == "slide", options.prompt_cache
+        engine = lm.engine(draft=draft, lookup=options.lookup, slide=slide, prompt_cache=folder)
         sample(lm, prompts, options, sampling, engine)
     if sys.stdout.isatty():
         print_next(f"onward evaluate {quote(options.model)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from onward.errors import UserError
+from onward.generation.prompt_cache import PromptCache
 from onward.generation.request import Chance, Request, check
 from onward.generation.speculation import Draft, Proposal, choose, feed
 from onward.model.cache import Cache
@@ -34,7 +36,8 @@ class Engine:
     `end` are tokens that end an answer, besides those of its sampling; `allowed` (V,) is False for tokens that are
     never chosen. Where prompt and new tokens are more than `length`, by default the model's context, that is a
     UserError or, with `slide`, the row goes on from the later half of what it has seen whenever the context is full.
-    A `draft` proposes tokens that the model then tests together (speculative decoding).
+    A `draft` proposes tokens that the model then tests together (speculative decoding). Prompts that have been read
+    are kept in `prompts` and found there again.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Engine:
         allowed: Tensor | None = None,
         slide: bool = False,
         draft: Draft | None = None,
+        prompts: PromptCache | None = None,
     ) -> None:
         weight, length = model.embed.weight, model.config.context_length
         if cache is None:
@@ -55,6 +59,7 @@ class Engine:
         self.model, self.cache, self.rows = model, cache, rows
         self.length = min(length, cache.length)
         self.end, self.allowed, self.slide, self.draft = frozenset(end), allowed, slide, draft
+        self.prompts = prompts
         if draft:
             draft.start(rows, self.length, cache.chunk)
         self.waiting: deque[Request] = deque()
@@ -105,7 +110,8 @@ class Engine:
             if twin is not None and twin >= self.reading:
                 return  # its prompt is being read
             reach = min(self.length, len(request.context) + request.left)
-            held = self.cache.open(row, request.context, reach)
+            find = partial(self.prompts.open, self.cache) if self.prompts else self.cache.open
+            held = find(row, request.context, reach)
             if held is None:
                 if not self.active:
                     raise self.too_large(request)
@@ -162,8 +168,11 @@ class Engine:
         result: list[State] = []
         for row, (request, piece) in enumerate(zip(readers, pieces)):
             request.filled += len(piece)
+            known = request.context[: request.filled]
+            self.cache.commit(start + row, known)
             if not self.unread(request):
-                self.cache.commit(start + row, request.context[: request.filled])
+                if self.prompts and not request.tokens:
+                    self.prompts.save(self.cache, start + row, known)
                 self.reading += 1  # all of several, or the only one
                 if not request.tokens:
                     request.filled -= 1  # as after a decoding step, before its token is counted
