@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,3 +151,30 @@ def test_a_tokenizer_of_another_model_is_one_sentence(lm: LanguageModel) -> None
     for call in lambda: small.generate("The cat"), lambda: small.score("The cat"), lambda: small.evaluate("The cat"):
         with pytest.raises(onward.UserError, match="another model"):
             call()
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": "hot"}, "temperature is 'hot'"),
+    ({"top_k": 2.5}, "top_k is 2.5"),
+    ({"n": 1.5}, "n is 1.5"),
+    ({"seed": 1.5}, "seed is 1.5"),
+    ({"stop": 5}, "stop is 5"),
+    ({"json_schema": True}, "json_schema is True"),
+    ({"temprature": 1}, "did you mean temperature"),
+    ({"lookup": -1}, "at least 1"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=str)
+def test_options_that_cannot_be_are_one_sentence(lm: LanguageModel, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lm.generate("The", 5, **options)
+    with pytest.raises(ValueError, match="draft is no option of this search"):
+        lm.beam_search("The", 5, draft=lm)
+
+
+def test_one_processor_and_one_stop_text_need_no_list(lm: LanguageModel) -> None:
+    ban = lambda text, logits: logits.index_fill(0, torch.tensor([lm.tokenizer.encode("e")[0]]), -torch.inf)
+    plain = lm.generate("The", 20, temperature=0)
+    assert "e" not in lm.generate("The", 20, temperature=0, processors=ban).replace("he", "")[:1]
+    assert lm.generate("The", 20, temperature=0, stop=plain[3:5]) == plain[: plain.index(plain[3:5])]

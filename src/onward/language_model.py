@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,7 +18,7 @@ from onward.checkpoint.folder import load_model, save_model
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.evaluation.score import Evaluation, evaluate, log_probabilities
-from onward.fields import build
+from onward.fields import build, hints, nearest
 from onward.files import write_json
 from onward.generation.answer import Answer
 from onward.generation.beam import beam_search
@@ -63,6 +64,17 @@ class Score:
     pieces: list[str]  # what each token reads as
     log_probabilities: list[float | None]  # of each token given those before it, in nats; None: nothing is before it
     total: float  # the exact sum: the log-probability of the text
+
+
+def sampling_of(values: Mapping[str, Any]) -> Sampling:
+    """A Sampling from options as one writes them in Python; a UserError tells of unknown names and wrong types."""
+    values = dict(values)
+    for name in "stop", "processors":
+        if isinstance(values.get(name), str) or callable(values.get(name)):
+            values[name] = (values[name],)
+    if isinstance(values.get("json_schema"), dict):
+        values["json_schema"] = json.dumps(values["json_schema"])
+    return build(Sampling, values)
 
 
 @dataclass(frozen=True)
@@ -166,7 +178,7 @@ class LanguageModel:
         The options are those of `generation.beam.beam_search` (beams, n_best, length_penalty, ...) and the fields of
         Sampling, which by default change nothing.
         """
-        prompts, arguments = self.search(prompt, max_new_tokens, options)
+        prompts, arguments = self.search(beam_search, prompt, max_new_tokens, options)
         found = beam_search(self.model, prompts, **arguments)
         return [
             [Found(self.continued(tokens, h.tokens), h.tokens, h.score, h.log_probability) for h in of]
@@ -181,17 +193,23 @@ class LanguageModel:
         The options are those of `generation.contrastive.contrastive_search` (alpha, k) and the fields of Sampling,
         which by default change nothing.
         """
-        prompts, arguments = self.search(prompt, max_new_tokens, options)
+        prompts, arguments = self.search(contrastive_search, prompt, max_new_tokens, options)
         found = contrastive_search(self.model, prompts, **arguments)
         return [Found(self.continued(tokens, new), new) for tokens, new in zip(prompts, found)]
 
     def search(
-        self, prompt: str | Sequence[str], max_new_tokens: int | None, options: Mapping[str, Any]
+        self,
+        way: Callable[..., object],
+        prompt: str | Sequence[str],
+        max_new_tokens: int | None,
+        options: Mapping[str, Any],
     ) -> tuple[list[list[int]], dict[str, Any]]:
-        """Prompts as tokens, and the arguments of a search."""
-        names = {f.name for f in fields_of(Sampling)}
-        sampling = Sampling(**{"temperature": 1.0} | {k: v for k, v in options.items() if k in names})
+        """Prompts as tokens, and the arguments of a way to search; new tokens as the longest prompt leaves room for."""
+        names, known = {*hints(Sampling)}, inspect.signature(way).parameters
+        sampling = sampling_of({"temperature": 1.0} | {k: v for k, v in options.items() if k in names})
         rest = {k: v for k, v in options.items() if k not in names}
+        if unknown := [name for name in rest if name not in known]:
+            raise UserError(f"{unknown[0]} is no option of this search: {nearest(unknown[0], {*known, *names})}")
         requests = self.answers(prompt, max_new_tokens, vars(sampling))
         new = min((r.max_new_tokens for r in requests), default=0)
         allowed = self.allowed()
@@ -256,7 +274,9 @@ class LanguageModel:
         values, when = {k: v for k, v in options.items() if k not in ENGINE}, None
         if callable(values.get("stop")):
             when = values.pop("stop")
-        sampling, tokenizer, length = Sampling(**values), self.text(), self.config.context_length
+        sampling, tokenizer, length = sampling_of(values), self.text(), self.config.context_length
+        if (cache := options.get("cache")) is not None:
+            length = min(length, cache.length)
         room = MANY if options.get("slide") else length
         form = constraint(tokenizer, self.config.vocab_size, {*self.end_ids, *sampling.stop_token_ids}, sampling)
         result: dict[Request, Answer] = {}

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -275,8 +276,9 @@ def test_logits_that_are_not_numbers_name_the_module_that_made_the_first() -> No
         run(model, [Request([1, 2], GREEDY, 3)])
 
 
-def test_where_nothing_may_come_it_is_one_sentence() -> None:
-    nothing = Sampling(suppress_tokens=tuple(range(50)))
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_where_nothing_may_come_it_is_one_sentence(temperature: float) -> None:
+    nothing = Sampling(temperature, suppress_tokens=tuple(range(50)))
     with pytest.raises(UserError, match="no token may come next"):
         run(MODELS["rotary"], [Request([1, 2], nothing, 3)])
 
@@ -292,3 +294,44 @@ def test_a_prompt_on_disk_is_not_read_again_and_changes_no_token(kind: str, tmp_
         assert run(model, [request], prompts=PromptCache(tmp_path, model)) == [plainly(model, prompt, WARM, 5)]
         assert read[0] == new
     hook.remove()
+
+
+@pytest.mark.parametrize("vocab_size", [40, 60])
+def test_a_draft_whose_vocabulary_is_padded_otherwise_proposes_all_the_same(vocab_size: int) -> None:
+    model, prompts = MODELS["rotary"], [[1, 45, 3], [7] * 20, [2, 2]]
+    for slide in False, True:
+        requests = [Request(p, GREEDY, 40 if slide else 24 - len(p)) for p in prompts]
+        found = run(model, requests, draft=ModelDraft(decoder(vocab_size=vocab_size)), slide=slide)
+        assert found == [plainly(model, r.prompt, GREEDY, r.max_new_tokens) for r in requests]
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_sample_that_comes_late_does_not_share_what_windows_have_passed(paged: bool) -> None:
+    model = MODELS["windows"]
+    first = Request(PROMPTS[1], WARM, 6)
+    requests = [first, *(Request(PROMPTS[1], replace(WARM, seed=i), 3 + i, twin=first) for i in range(8))]
+    kind = partial(PagedCache, blocks=40, block_size=4) if paged else Cache
+    engine = Engine(model, cache=kind(model.config, 2, 24, 3))
+    for request in requests:
+        engine.add(request)
+    list(engine.run())
+    assert [r.tokens for r in requests] == [plainly(model, r.prompt, r.sampling, r.max_new_tokens) for r in requests]
+
+
+IMPOSSIBLE = {
+    "no rows": ({"rows": 0}, "rows is 0"),
+    "more rows than the cache": ({"rows": 9, "cache": Cache(MODELS["rotary"].config, 2, 24, 8)}, "rows is 9"),
+    "another model's cache": ({"cache": Cache(DRAFTER.config, 2, 24, 8)}, "belongs to another model"),
+    "a short chunk": ({"cache": Cache(MODELS["rotary"].config, 2, 24, 4), "draft": LookupDraft(4)}, "needs 5"),
+    "a draft with a short context": (
+        {"draft": ModelDraft(decoder("learned", context_length=9))},
+        "the draft has 9 positions",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_an_engine_that_cannot_be_is_one_sentence(case: str) -> None:
+    options, message = IMPOSSIBLE[case]
+    with pytest.raises(UserError, match=message):
+        Engine(MODELS["rotary"], **options)  # type: ignore[arg-type]

@@ -109,8 +109,11 @@ def check(options: Options, given: dict[str, Any]) -> None:
         for name in names:
             if name in given and way not in given:
                 raise UserError(f"{name} is given without {way}, which it belongs to: give both or none")
-    if {"beams", "alpha"} & {*ways} and options.context_overflow == "slide":
-        raise UserError(f"{ways[0]} cannot slide beyond the context: leave out one of them")
+    if {"beams", "alpha"} & {*ways}:
+        if options.context_overflow == "slide":
+            raise UserError(f"{ways[0]} cannot slide beyond the context: leave out one of them")
+        if options.prompt_cache:
+            raise UserError(f"{ways[0]} does not use a prompt_cache: leave out one of them")
 
 
 def from_file(file: str, field: str) -> list[str]:

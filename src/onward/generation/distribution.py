@@ -94,7 +94,7 @@ KEEP: dict[str, Callable[[Tensor, Sequence[Any]], Tensor]] = {
 def own(sampling: Sampling, text: Sequence[int], logits: Tensor) -> Tensor:
     """The user's changes to the logits (V,) of a row."""
     for processor in sampling.processors:
-        changed = processor(text, logits)
+        changed = processor(text, logits.clone())  # which may be changed in place
         if not isinstance(changed, Tensor) or changed.shape != logits.shape:
             raise UserError(f"a processor gave {getattr(changed, 'shape', changed)!r}: it must return logits (V,)")
         logits = changed

@@ -37,14 +37,15 @@ class Engine:
     never chosen. Where prompt and new tokens are more than `length`, by default the model's context, that is a
     UserError or, with `slide`, the row goes on from the later half of what it has seen whenever the context is full.
     A `draft` proposes tokens that the model then tests together (speculative decoding). Prompts that have been read
-    are kept in `prompts` and found there again.
+    are kept in `prompts` and found there again. At most `rows` requests are continued at a time, by default 16 or as
+    many as the `cache` has, which by default is contiguous and grows; with a draft its chunk must exceed `draft.ahead`.
     """
 
     def __init__(
         self,
         model: Decoder,
         *,
-        rows: int = 16,
+        rows: int | None = None,
         cache: Cache | None = None,
         end: Collection[int] = (),
         allowed: Tensor | None = None,
@@ -53,6 +54,14 @@ class Engine:
         prompts: PromptCache | None = None,
     ) -> None:
         weight, length = model.embed.weight, model.config.context_length
+        if rows is None:
+            rows = 16 if cache is None else cache.horizon.numel()
+        if rows < 1 or (cache and rows > cache.horizon.numel()):
+            raise UserError(f"rows is {rows}: it must be at least 1, and at most the rows of the cache")
+        if cache and len(cache.layers) != model.config.n_layers:
+            raise UserError("the cache belongs to another model: make one from this model's config")
+        if cache and draft and cache.chunk <= draft.ahead:
+            raise UserError(f"the cache takes {cache.chunk} tokens at a time: speculation needs {draft.ahead + 1}")
         if cache is None:
             chunk = max(min(CHUNK, length), draft.ahead + 1 if draft else 1)
             cache = Cache(model.config, rows, length, chunk, device=weight.device, dtype=weight.dtype, step=STEP)
@@ -61,7 +70,7 @@ class Engine:
         self.end, self.allowed, self.slide, self.draft = frozenset(end), allowed, slide, draft
         self.prompts = prompts
         if draft:
-            draft.start(rows, self.length, cache.chunk)
+            draft.start(rows, self.length, cache.chunk, model.config.vocab_size)
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
         self.reading = 0  # the first row that is still being read
@@ -116,11 +125,16 @@ class Engine:
                 if not self.active:
                     raise self.too_large(request)
                 return
-            if twin is not None and request.start == self.active[twin].start == 0 == len(request.tokens):
+            if twin is not None and not request.tokens and self.forks(self.active[twin]):
                 held = len(request.context) - 1
                 self.cache.fork(twin, row, held)
             request.filled = held
             self.active.append(self.waiting.popleft())
+
+    def forks(self, twin: Request) -> bool:
+        """Whether a row still holds all that was seen from the end of its prompt."""
+        windows = any(store.window for store in self.cache.layers)
+        return not twin.start and (not windows or len(twin.tokens) == 1)
 
     def decode(self) -> list[State]:
         """Feed each row the token that was chosen last, and what the draft proposes to follow it."""

@@ -57,7 +57,8 @@ def force(logits: Tensor, token: Sequence[int | None]) -> Tensor:
 def warm(logits: Tensor, temperature: Sequence[float]) -> Tensor:
     """Logits over the temperature; at 0 the likeliest token, the first of equals, has all the probability."""
     greedy = column([t < COLDEST for t in temperature], logits, torch.bool)
-    best = torch.full_like(logits, -math.inf).scatter_(1, logits.argmax(-1, keepdim=True), 0.0)
+    top, place = logits.max(-1, keepdim=True)
+    best = torch.full_like(logits, -math.inf).scatter_(1, place, torch.where(top > -math.inf, 0.0, top))
     return torch.where(greedy, best, logits / column([max(t, COLDEST) for t in temperature], logits))
 
 

@@ -76,8 +76,8 @@ class Sampling:
             bias = {int(token): float(value) for token, value in self.logit_bias.items()}
         except (TypeError, ValueError, AttributeError):
             raise UserError(f"logit_bias is {self.logit_bias!r}: write it as {{token id: number}}") from None
-        if any(math.isnan(value) for value in bias.values()):
-            raise UserError("logit_bias holds a value that is not a number")
+        if not all(value < math.inf for value in bias.values()):  # nan is not
+            raise UserError("logit_bias holds a value that is not a number or without end: only -inf may be")
         object.__setattr__(self, "logit_bias", bias)
         one: Any = self.stop
         if isinstance(one, str):

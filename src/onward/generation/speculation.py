@@ -7,17 +7,20 @@ Shapes: B rows, N places in all rows, K proposed tokens, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from onward.errors import UserError
 from onward.generation.distribution import draw, next_token_distribution, uniform
 from onward.generation.request import Request
 from onward.model.cache import Cache
+from onward.model.config import at
 from onward.model.decoder import Decoder, without_dropout
 
 DRAW, ACCEPT, RESIDUAL, DRAFT = range(4)  # the purposes of random numbers, see `uniform`
@@ -37,8 +40,8 @@ class Draft(Protocol):
     ahead: int  # the most tokens it proposes
     cache: Cache | None  # its own, with the rows of the engine's
 
-    def start(self, rows: int, length: int, chunk: int) -> None:
-        """Make ready for so many rows of this length."""
+    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        """Make ready for so many rows of this length, of a model with this vocabulary."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         """At most `room` tokens for each request; request i is in row i."""
@@ -161,9 +164,11 @@ class LookupDraft:
     cache: Cache | None = None
 
     def __init__(self, ahead: int = 8, ngram: int = 3) -> None:
+        if ahead < 1 or ngram < 1:
+            raise UserError(f"a look-up of {ahead} tokens by runs of {ngram}: both must be at least 1")
         self.ahead, self.ngram = ahead, ngram
 
-    def start(self, rows: int, length: int, chunk: int) -> None:
+    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
         """There is nothing to make ready."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
@@ -183,11 +188,16 @@ class ModelDraft:
     """Proposes what a smaller model with the same vocabulary would say."""
 
     def __init__(self, model: Decoder, ahead: int = 4) -> None:
-        self.model, self.ahead = model, ahead
+        if ahead < 1:
+            raise UserError(f"a draft of {ahead} tokens: it must be at least 1")
+        self.model, self.ahead, self.vocab_size = model, ahead, model.config.vocab_size
         self.cache: Cache | None = None
 
-    def start(self, rows: int, length: int, chunk: int) -> None:
-        weight = self.model.embed.weight
+    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        weight, limit = self.model.embed.weight, at(self.model.config.position, 0).limit(self.model.config)
+        if limit < length:
+            raise UserError(f"the draft has {limit} positions and the model {length}: take one with as many")
+        self.vocab_size = vocab_size
         self.cache = Cache(self.model.config, rows, length, chunk, device=weight.device, dtype=weight.dtype)
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
@@ -199,8 +209,9 @@ class ModelDraft:
         with without_dropout(self.model):
             last = self.read(requests)
             for step in range(max(room)):
+                logits = self.model.logits(last)[:, 0, : self.vocab_size]  # vocabularies differ in their padding
                 p = next_token_distribution(
-                    self.model.logits(last)[:, 0],
+                    F.pad(logits, (0, self.vocab_size - logits.size(1)), value=-math.inf),
                     [r.sampling for r in requests],
                     [text + new for text, new in zip(texts, tokens)],
                     [len(r.prompt) for r in requests],
@@ -210,10 +221,13 @@ class ModelDraft:
                 for new, token in zip(tokens, draw(p, uniform(seeds, index, DRAFT)).tolist()):
                     new.append(token)
                 if step + 1 < max(room):
-                    starts = [len(r.context) + step for r in requests]
-                    last = feed(self.model, self.cache, 0, [new[-1:] for new in tokens], starts)
-        for request in requests:
-            request.drafted = len(request.context) + max(0, max(room) - 1)
+                    # a row without room for more is fed its last token once again
+                    more = [step + 1 < k for k in room]
+                    pieces = [new[-1:] if on else r.context[-1:] for on, r, new in zip(more, requests, tokens)]
+                    starts = [len(r.context) + (step if on else -1) for on, r in zip(more, requests)]
+                    last = self.feed(pieces, starts)
+        for request, k in zip(requests, room):
+            request.drafted = len(request.context) + max(0, k - 1)
         return [
             Proposal(new[:k], torch.stack([p[i] for p in found[:k]]) if k else None)
             for i, (new, k) in enumerate(zip(tokens, room))
@@ -227,10 +241,16 @@ class ModelDraft:
         while not last or any(n < len(r.context) for r, n in zip(requests, filled)):
             starts = [min(n, len(r.context) - 1) for r, n in zip(requests, filled)]  # the last token may come again
             pieces = [r.context[n : n + self.cache.chunk] for r, n in zip(requests, starts)]
-            hidden = feed(self.model, self.cache, 0, pieces, starts)
+            hidden = self.feed(pieces, starts)
             last = [hidden[row, len(piece) - 1] for row, piece in enumerate(pieces)]
             filled = [n + len(piece) for n, piece in zip(starts, pieces)]
         return torch.stack(last)[:, None]
+
+    def feed(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        """The hidden states of tokens, of which those that the draft does not know are read as its last one."""
+        assert self.cache is not None
+        last = self.model.config.vocab_size - 1
+        return feed(self.model, self.cache, 0, [[min(token, last) for token in p] for p in pieces], starts)
 
 
 def feed(model: Decoder, cache: Cache, row: int, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
