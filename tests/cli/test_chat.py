@@ -4,9 +4,11 @@ import io
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -181,15 +183,19 @@ def test_on_a_terminal_it_asks_ctrl_c_asks_again_and_ctrl_d_leaves(folder: Path)
         os.close(its)
         seen = b""
 
-        def until(text: bytes) -> None:
+        def until(text: bytes, again: Callable[[], object] = lambda: None) -> None:
             nonlocal seen
             while text not in seen:
-                seen += os.read(ours, 1000)
+                if select.select([ours], [], [], 1)[0]:
+                    seen += os.read(ours, 1000)
+                else:
+                    again()
             seen = seen.partition(text)[2]
 
         until(b"> ")
-        process.send_signal(signal.SIGINT)
-        until(b"(Ctrl-D or /exit leaves)")
+        interrupt = lambda: process.send_signal(signal.SIGINT)
+        interrupt()
+        until(b"(Ctrl-D or /exit leaves)", interrupt)  # one that comes before the terminal is asked waits for a key
         until(b"> ")
         os.write(ours, b"/set top_p 7\n")
         until(b"> ")
