@@ -28,6 +28,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"position": Learned(offset=-1)}, "offset is -1"),
     ({"attention": SelfAttention(window=-2)}, "window is -2"),
     ({"attention": SelfAttention(score_cap=0.0)}, "score_cap is 0.0"),
+    ({"d_head": 6, "attention": SelfAttention(out=False)}, "heads give 24 numbers to a stream of 16"),
     ({"mlp": Experts(count=2, active=3)}, "active is 3"),
     ({"mlp": Experts(active=0)}, "active is 0"),
     ({"mlp": (Gated(), Experts(d_shared=-1))}, "d_shared -1"),

@@ -54,9 +54,10 @@ def layered(hf: HF, period: int, qk_norm: Literal["none", "head"] = "none") -> D
 
 
 def to_hf(c: Any) -> dict[str, Any]:
-    attention = at(c.attention, 0)
+    attention, layers = at(c.attention, 0), layer_types(c)
     return llama.to_hf(c) | {
-        **layer_types(c),
+        **layers,
+        "sliding_window": layers["sliding_window"] or DEFAULTS["sliding_window"],  # theirs needs one, even unused
         "hidden_activation": THEIRS[c.mlp.act],
         "query_pre_attn_scalar": c.d_head if attention.scale is None else round(attention.scale**-2),
         "attn_logit_softcapping": attention.score_cap,

@@ -136,6 +136,11 @@ class SelfAttention(Attention, kind="self"):
         for name in ("scale", "score_cap", "clip"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise UserError(f"attention.self.{name} is {value}: it must be positive, or none")
+        if not self.out and (heads := config.n_heads * config.d_head) != config.d_model:
+            raise UserError(
+                f"attention.self.out is false, and the heads give {heads} numbers to a stream of {config.d_model}: "
+                "keep the projection, or set d_head to d_model / n_heads"
+            )
 
 
 @dataclass(frozen=True)

@@ -20,4 +20,5 @@ CASES = {
     "windows as listed": Gemma2Config(
         **WINDOWS, layer_types=["full_attention", "sliding_attention", "sliding_attention"]
     ),
+    "no window": Gemma2Config(**WINDOWS, layer_types=["full_attention"] * 3),
 }
