@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Any
 
 import tokenizers
@@ -231,13 +234,15 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
     """The tokenizer that `char`, `byte`, `bpe:4096` or a path stands for; the first and third learn from the texts.
 
     `char`: every character of the texts is a token, and any other becomes U+FFFD. `byte`: the 256 bytes. `bpe:N`:
-    byte-level BPE with GPT-2's pattern and at most N ids, the control token included.
+    byte-level BPE with GPT-2's pattern and at most N ids, the control token included. The texts are not kept.
     """
     kind, _, size = spec.partition(":")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if spec == "char":
-        characters = sorted(set().union(*map(set, texts)) - {UNKNOWN})
-        vocabulary = {c: i for i, c in enumerate([UNKNOWN, *characters])}
+        characters = {UNKNOWN}
+        for text in texts:
+            characters.update(text)
+        vocabulary = {c: i for i, c in enumerate([UNKNOWN, *sorted(characters - {UNKNOWN})])}
         inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
         inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
         inner.decoder = decoders.Fuse()
@@ -249,7 +254,7 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=int(size), special_tokens=[END], initial_alphabet=alphabet, show_progress=False
         )
-        inner.train_from_iterator(texts, trainer)
+        learn(inner, texts, trainer)
     elif kind == "bpe":
         raise UserError(f"tokenizer is {spec!r}: write bpe:N with N, the number of ids, above {len(alphabet)}")
     elif os.path.exists(spec):  # unlike Path.exists, never raises
@@ -257,3 +262,34 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
     else:
         raise UserError(f"tokenizer is {spec!r}: choose char, byte, bpe:4096 or a path to a tokenizer.json or folder")
     return Tokenizer(inner)
+
+
+def learn(inner: tokenizers.Tokenizer, texts: Iterable[str], trainer: tokenizers.trainers.Trainer) -> None:
+    """Train in a thread, which Ctrl-C need not wait for: the library does not listen to it while it merges."""
+    queue: Queue[str | BaseException | None] = Queue(64)
+    learned: Future[None] = Future()
+
+    def arriving() -> Iterator[str]:
+        while (text := queue.get()) is not None:
+            if isinstance(text, BaseException):
+                raise text
+            yield text
+
+    def work() -> None:
+        try:
+            inner.train_from_iterator(arriving(), trainer)
+            learned.set_result(None)
+        except BaseException as error:
+            learned.set_exception(error)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        for text in texts:
+            queue.put(SURROGATE.sub(UNKNOWN, text))  # the library takes nothing else, and must not fail while it is fed
+    except BaseException as error:
+        queue.put(error)
+        thread.join()
+        raise
+    queue.put(None)
+    learned.result()

@@ -1,0 +1,173 @@
+"""Many texts as token ids, as fast as what is installed allows: `tiktoken` where it is proven equal, or `tokenizers`.
+
+Does not import torch. Nothing here can be pickled: worker processes build their encoder from the tokenizer's folder.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import Regex, models, pre_tokenizers
+
+from onward.text.tokenizer import BYTE_OF, END, PIECE, Tokenizer
+
+Encoder = Callable[[Sequence[str]], list[np.ndarray]]
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PATTERNS = {  # those that are tested, each with an equal one that backtracks less, which `tiktoken` matches sooner
+    GPT2: r"'(?:[stmd]|re|ve|ll)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s",
+    LLAMA3: (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|"
+        r"\s*[\r\n]+|\s+(?!\S)|\s"
+    ),
+}
+# letters, numbers and ideographs of Unicode 14 to 17, and characters whose kind changed or is disputed
+NEW = (
+    "\u0870\U0001dfe5\U00011f04\U00011f50\U00031350\U0002ebf0\u1c89\U00010d40\U00016ea0\U00011de0\U000323b0"
+    "\u1734\u180e\u2028\ufeff\x85\x1c"
+)
+RUN = PIECE  # characters that `tiktoken` can do without a break
+GROUP = 64 * PIECE  # characters encoded at a time, so that memory stays bounded
+WORD = re.compile(r"[^\S\x1c-\x1f][\S\x1c-\x1f]")  # its beginning; to Python alone, the separators are white space
+
+
+def encoder(tokenizer: Tokenizer) -> Encoder:
+    """The fastest function from texts to their ids, uint32 and without control tokens, equal to `encode_batch`."""
+    return by_tiktoken(tokenizer) or by_library(tokenizer)
+
+
+def by_library(tokenizer: Tokenizer) -> Encoder:
+    """Through `tokenizers`, which takes all cores unless TOKENIZERS_PARALLELISM is false."""
+
+    def encode(texts: Sequence[str]) -> list[np.ndarray]:
+        parts: list[list[np.ndarray]] = [[] for _ in texts]
+        for group in groups(tokenizer, texts):
+            for (n, _), ids in zip(group, tokenizer.encode_batch([piece for _, piece in group])):
+                parts[n].append(np.array(ids, np.uint32))
+        return list(map(np.concatenate, parts))
+
+    return encode
+
+
+def groups(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
+    """The pieces of texts, each with the number of its text, as many at a time as memory should hold."""
+    group: list[tuple[int, str]] = []
+    size = 0
+    for n, text in enumerate(texts):
+        for piece in tokenizer.pieces(text):
+            group.append((n, piece))
+            size += len(piece)
+            if size >= GROUP:
+                yield group
+                group, size = [], 0
+    yield group
+
+
+def by_tiktoken(tokenizer: Tokenizer) -> Encoder | None:
+    """Through `tiktoken`, on one core; None where it is not installed or would not give the same ids.
+
+    Long pieces without a change between words and white space, and half characters, go through `tokenizers`:
+    `tiktoken` overflows its stack over the first and refuses the second.
+    """
+    try:
+        import tiktoken
+    except ImportError:
+        return None
+    table = json.loads(tokenizer.inner.to_str())
+    pattern, ranked = PATTERNS.get(split_pattern(table)), ranked_tokens(table)
+    if not pattern or not ranked or not same_characters():
+        return None
+    ids = np.fromiter(ranked.values(), np.uint32)
+    ranks = {token: rank for rank, token in enumerate(ranked)}
+    core = tiktoken.Encoding("", pat_str=pattern, mergeable_ranks=ranks, special_tokens={END: len(ranks)})
+    slow = by_library(tokenizer)
+
+    def encode_piece(piece: str) -> np.ndarray:
+        if not unbroken(piece):
+            try:
+                return ids[core.encode_to_numpy(piece, disallowed_special=())]
+            except UnicodeEncodeError:
+                pass
+        return slow([piece])[0]
+
+    def encode(texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.concatenate([encode_piece(piece) for piece in tokenizer.pieces(text)]) for text in texts]
+
+    texts = [text for group in samples().values() for text in group.values()]
+    return encode if all(map(np.array_equal, encode(texts), slow(texts))) else None
+
+
+def samples() -> dict[str, dict[str, str]]:
+    """Short texts by language and by kind."""
+    return tomllib.loads(Path(__file__).with_name("samples.toml").read_text(encoding="utf-8"))
+
+
+def split_pattern(table: dict[str, Any]) -> str:
+    """The expression by which the byte-level tokenizer of a tokenizer.json finds words; "" if it does more."""
+    if table["normalizer"] or not all(token["special"] for token in table["added_tokens"]):
+        return ""  # added tokens are found in texts, but for control tokens
+    match table["pre_tokenizer"]:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            return GPT2
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return str(pattern)
+    return ""
+
+
+def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
+    """The ids of all tokens by their bytes, in the order of their merges; empty where that order does not tell all.
+
+    `tiktoken` merges any two neighbours that make a token, `tokenizers` those on its list. They are equal if each token
+    is made by one merge or by consecutive ones, from tokens made before, and is what its own bytes become: what
+    neighbours make it are then always the two that its bytes alone come to last.
+    """
+    model = table["model"]
+    options = "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"
+    if model["type"] != "BPE" or any(map(model.get, options)):
+        return {}
+    vocab, merges = model["vocab"], model["merges"]
+    order = {symbol: n for n, symbol in enumerate(BYTE_OF)}
+    for left, right in merges:
+        known = left in order and right in order
+        if not known or order.setdefault(left + right, len(order)) != len(order) - 1:
+            return {}
+    plain = tokenizers.Tokenizer(models.BPE(vocab, list(map(tuple, merges))))
+    found = plain.encode_batch_fast(list(order))
+    unmade = vocab.keys() - order.keys() - {token["content"] for token in table["added_tokens"]}
+    if unmade or any(one.ids != [vocab.get(token)] for one, token in zip(found, order)):
+        return {}
+    return {bytes(map(BYTE_OF.__getitem__, token)): vocab[token] for token in order}
+
+
+def same_characters() -> bool:
+    """Whether both libraries know the same letters, numbers and spaces among characters that are new or moved."""
+    import tiktoken
+
+    every = {bytes([byte]): byte for byte in range(256)}
+    for kind in r"\p{L}", r"\p{N}", r"\s":
+        core = tiktoken.Encoding("", pat_str=kind, mergeable_ranks=every, special_tokens={})
+        split = pre_tokenizers.Split(Regex(kind), "removed", invert=True)
+        if bytes(core.encode_ordinary(NEW)).decode() != "".join(part for part, _ in split.pre_tokenize_str(NEW)):
+            return False
+    return True
+
+
+def unbroken(text: str) -> bool:
+    """Whether words without white space between, or white space, could run on for `RUN` characters."""
+    block = RUN // 2  # a run of two blocks covers a whole one
+    return any(not WORD.search(text, start, start + block) for start in range(0, len(text) - block, block))
