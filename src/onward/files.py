@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from onward.errors import UserError
+
+PART = ".part"  # how the names of folders end in which something is being written, or removed
 
 
 @contextmanager
@@ -20,7 +23,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
-            prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True
+            prefix=f".{path.name}.", suffix=PART, dir=path.parent, ignore_cleanup_errors=True
         ) as beside:
             new = Path(beside) / path.name
             yield new
@@ -30,6 +33,19 @@ def written_whole(path: Path) -> Iterator[Path]:
             flush(path.parent)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; what was there is kept") from error
+
+
+def remove_whole(path: Path) -> None:
+    """Remove a folder at once: nobody ever finds a part of it."""
+    aside = path.with_name(f".{path.name}{PART}")
+    os.replace(path, aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes had not finished to write, or to remove, in a folder."""
+    for left in folder.glob(f".*{PART}"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def flush(path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from onward.checkpoint.names import to_ours, to_theirs
@@ -96,17 +96,24 @@ def check_depth(layers: float, stored: Mapping[str, Stored]) -> None:
 
 
 def save_model(model: Decoder, folder: Path, extra: HF | None = None, shard_bytes: float = math.inf) -> None:
-    """Write config.json and the weights, as shards where they exceed `shard_bytes`.
+    """Write config.json and the weights of a model, see `save_weights`."""
+    save_weights(model.config, dict(model.named_parameters()), folder, extra or {}, shard_bytes)
+
+
+def save_weights(
+    config: DecoderConfig, ours: Mapping[str, Tensor], folder: Path, extra: HF, shard_bytes: float = math.inf
+) -> None:
+    """Write config.json and the weights by our names, as shards where they exceed `shard_bytes`.
 
     All is written beside and flushed before anything is put in place. `extra` are keys for config.json besides those
     of the architecture (token ids, say); a config.json that was loaded is kept where it still says what the model is.
     """
-    hf = describe(model.config, extra or {})
-    kind, ours = family(hf["model_type"]), dict(model.named_parameters())
-    dtype = str(model.embed.weight.dtype).removeprefix("torch.")
+    hf = describe(config, extra)
+    kind = family(hf["model_type"])
+    dtype = str(ours["embed.weight"].dtype).removeprefix("torch.")
     hf |= {key: dtype for key in ("dtype", "torch_dtype") if key == "dtype" or key in hf}
     meta = {name: tensor.to("meta") for name, tensor in ours.items()}
-    outlines = dict(to_theirs(kind, model.config, meta))
+    outlines = dict(to_theirs(kind, config, meta))
     files = split(outlines, shard_bytes)
     texts = {"config.json": hf}
     if len(files) > 1:
@@ -114,18 +121,18 @@ def save_model(model: Decoder, folder: Path, extra: HF | None = None, shard_byte
         texts[INDEX] = {"metadata": {"total_size": sum(t.nbytes for t in outlines.values())}, "weight_map": places}
     with ExitStack() as stack:  # what is entered first is put in place last
         beside = {name: stack.enter_context(written_whole(folder / name)) for name in (*texts, *files)}
-        tensors = to_theirs(kind, model.config, ours)
+        tensors = to_theirs(kind, config, ours)
         for file, names in files.items():
             fill(beside[file], {name: outlines[name] for name in names}, islice(tensors, len(names)))
         for name, value in texts.items():
             beside[name].write_text(json.dumps(value, indent=2) + "\n")
         for new in beside.values():
             flush(new)
-        config = folder / "config.json"
-        told = config.exists() and config.read_bytes() == beside[config.name].read_bytes()
+        place = folder / "config.json"
+        told = place.exists() and place.read_bytes() == beside[place.name].read_bytes()
         stale = [old for old in folder.iterdir() if re.fullmatch(OURS, old.name) and old.name not in beside]
         if stale or len(files) > 1 or not told:
-            config.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
+            place.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
             for old in stale:
                 old.unlink()
 

@@ -1,0 +1,406 @@
+"""A save gives everything back to the bit; whatever happens to a writer, its disk or its files, a good save is left."""
+
+import hashlib
+import json
+import multiprocessing
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoders import DECODERS, decoder, token_ids
+from disk import with_room_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from onward.checkpoint.folder import load_model
+from onward.checkpoint.training import Saver, load_state, reload, restore, saves
+from onward.errors import UserError
+from onward.files import read_json
+from onward.model.compiling import compile_blocks
+from onward.model.config import DecoderConfig, Experts
+from onward.model.decoder import Decoder
+
+CPU = torch.device("cpu")
+CONFIGS = DECODERS | {"mixtral": DecoderConfig(13, 16, 2, 4, context_length=12, mlp=Experts(compute="loop"))}
+
+
+class Counting(torch.optim.Optimizer):
+    """Of the kind some libraries have: it keeps whole numbers beside tensors, and adapts a number of its groups."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        super().__init__(parameters, {"lr": 0.1, "d": 0.3})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["count"] = state.get("count", 0) + 1
+                state["mean"] = 0.9 * state.get("mean", 0) + p.grad.float()
+                p.sub_(group["lr"] * group["d"] / state["count"] * state["mean"])
+            group["d"] /= 3
+
+
+def made(model: Decoder) -> list[torch.optim.Optimizer]:
+    """One optimiser for matrices and stacks, another for the rest; one matrix is not trained at all."""
+    model.blocks[0].attn.q.weight.requires_grad = False
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return [
+        torch.optim.AdamW([p for p in trained if p.ndim < 2] + [model.embed.weight], lr=0.01, fused=True),
+        Counting([p for p in trained if p.ndim >= 2 and p is not model.embed.weight]),
+    ]
+
+
+def train(model: Decoder, optimisers: list[torch.optim.Optimizer]) -> None:
+    tokens = token_ids(model.config)
+    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+    for p in model.parameters():
+        if p.requires_grad and p.grad is None:
+            p.grad = torch.zeros_like(p)  # experts nobody visited
+    for optimiser in optimisers:
+        optimiser.step()
+        optimiser.zero_grad()
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    one, other = dict(one), dict(other)
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].dtype == other[name].dtype, name
+        assert torch.equal(one[name], other[name]), name
+
+
+@pytest.mark.parametrize("averaged", [False, True], ids=["plain", "averaged"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_what_was_saved_comes_back_and_goes_on_bit_for_bit(
+    config: DecoderConfig, dtype: torch.dtype, averaged: bool, tmp_path: Path
+) -> None:
+    model = decoder(config, dtype)
+    optimisers = made(model)
+    train(model, optimisers)
+    average = {name: p.detach().float() + 0.123 for name, p in model.named_parameters()} if averaged else None
+    extra = {"optimiser of mine": torch.arange(3), "deep/er/name": torch.rand(2, 3).mT, "flag": torch.tensor(True)}
+    progress = {"step": 7, "skipped": [[3, 4]], "losses": [0.1, 1e-30]}
+    saver = Saver(tmp_path, 1)
+    saver.save(model, optimisers, progress, {"eos_token_id": 3}, extra, average)
+    saver.finish()
+    assert saver.told() is None
+
+    state = load_state(tmp_path, CPU)
+    assert_equal(state.model.named_parameters(), model.named_parameters())
+    assert (state.model.head.weight is state.model.embed.weight) == config.tied
+    shown = {name.removeprefix("average/"): t for name, t in state.tensors.items() if name.startswith("average/")}
+    assert_equal(shown, average or {})
+    assert_equal({name: state.tensors[name] for name in extra}, extra)
+    assert (state.progress, state.told) == (progress, [])
+    assert read_json(tmp_path / "config.json")["eos_token_id"] == 3
+    assert_equal(load_model(tmp_path)[0].named_parameters(), average or model.named_parameters())
+
+    again = made(state.model)
+    restore(state.tensors, state.model, again)
+    for _ in range(2):
+        train(model, optimisers)
+        train(state.model, again)
+    assert_equal(state.model.named_parameters(), model.named_parameters())
+
+
+def test_gpt2_is_saved_under_its_own_names_and_turned(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, 1)
+    saver.save(decoder(CONFIGS["gpt2"]), [], {"step": 1}, {})
+    saver.finish()
+    assert read_json(tmp_path / "config.json")["model_type"] == "gpt2"
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+def test_a_model_and_its_optimisers_are_rolled_back_where_they_stand(compiled: bool, tmp_path: Path) -> None:
+    model = decoder(CONFIGS["gpt2"])
+    tokens, optimisers = token_ids(model.config), made(model)
+    if compiled:
+        compile_blocks(model, backend="eager")
+    train(model, optimisers)
+    parameters, average = list(model.parameters()), {name: p.detach() + 1 for name, p in model.named_parameters()}
+    before = model(tokens)
+    saver = Saver(tmp_path, 1)
+    saver.save(model, optimisers, {"step": 1}, {}, shown=average)
+    train(model, optimisers)
+    once = {name: p.detach().clone() for name, p in model.named_parameters()}
+    train(model, optimisers)
+    parameters[0].grad = torch.full_like(parameters[0], float("nan"))
+    saver.finish()
+
+    state = reload(tmp_path, model, optimisers)
+    assert state.model is model
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert torch.equal(model(tokens), before)
+    assert_equal({name: state.tensors[f"average/{name}"] for name in average}, average)
+    train(model, optimisers)
+    assert_equal(model.named_parameters(), once)
+
+
+def test_an_optimiser_that_keeps_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+    model = decoder(CONFIGS["llama"])
+    optimisers = made(model)
+    optimisers[0].state[model.embed.weight]["history"] = []
+    with pytest.raises(UserError, match="AdamW keeps a list as history"):
+        Saver(tmp_path, 1).save(model, optimisers, {"step": 1}, {})
+
+
+def save(saver: Saver, step: int) -> None:
+    """A save in which every number is the step's."""
+    model = Decoder(CONFIGS["gpt2"])
+    optimiser = torch.optim.SGD(model.parameters(), momentum=0.9)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(step)
+            optimiser.state[p]["momentum_buffer"] = p.clone()
+    shown = {name: p.detach().clone() for name, p in model.named_parameters()} if step % 2 else None
+    saver.save(model, [optimiser], {"step": step}, {}, {"more": torch.tensor(step)}, shown)
+
+
+def saved(run: Path, steps: int = 2, keep: int = 9) -> Path:
+    """A run folder with some saves, the last of them the best."""
+    run.mkdir(exist_ok=True)
+    saver = Saver(run, keep)
+    for step in range(1, steps + 1):
+        save(saver, step)
+    saver.best(steps)
+    saver.finish()
+    assert saver.told() is None
+    return run
+
+
+def assert_loads(run: Path, step: int) -> list[str]:
+    """The newest good save is that of a step, whole, and the run folder shows it; returns what was told."""
+    state = load_state(run, CPU)
+    assert state.progress == {"step": step}
+    kept = {name: t for name, t in state.tensors.items() if not name.startswith("number/")}
+    assert kept.keys() >= {"more", "optimiser/momentum_buffer/embed.weight"}
+    assert ("average/embed.weight" in kept) == step % 2
+    for tensor in (*kept.values(), *state.model.parameters(), *load_model(run)[0].parameters()):
+        assert (tensor == step).all()
+    return state.told
+
+
+def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) -> None:
+    model = decoder(CONFIGS["llama"])
+    optimisers, saver, gate = made(model), Saver(tmp_path, 1), threading.Event()
+    train(model, optimisers)
+    mean = optimisers[0].state[model.embed.weight]["exp_avg"]
+    wanted = {name: p.detach().clone() for name, p in model.named_parameters()}, mean.clone()
+    extra, shown, progress, hf = (
+        {"x": torch.ones(3)},
+        {"norm.weight": torch.ones(16)},
+        {"step": 1, "n": [1]},
+        {"eos_token_id": [5]},
+    )
+    saver.thread.submit(gate.wait)
+    saver.save(model, optimisers, progress, hf, extra, shown)
+    assert not saves(tmp_path), "it comes back before anything is written"
+    with torch.no_grad():
+        for tensor in (*model.parameters(), mean, extra["x"], shown["norm.weight"]):
+            tensor.fill_(7)
+    progress["n"].append(2)
+    hf["eos_token_id"].append(6)
+    gate.set()
+    saver.finish()
+    state = load_state(tmp_path, CPU)
+    assert_equal(state.model.named_parameters(), wanted[0])
+    assert torch.equal(state.tensors["optimiser/exp_avg/embed.weight"], wanted[1])
+    assert (state.tensors["x"] == 1).all()
+    assert (state.tensors["average/norm.weight"] == 1).all()
+    assert (state.progress["n"], read_json(tmp_path / "config.json")["eos_token_id"]) == ([1], [5])
+
+
+@settings(max_examples=8)
+@given(keep=st.integers(1, 3), best=st.lists(st.booleans(), min_size=1, max_size=5))
+def test_the_last_and_the_best_are_kept_and_never_more(keep: int, best: list[bool], tmp_path_factory: Any) -> None:
+    run, steps, top = tmp_path_factory.mktemp("run"), [], []
+    for step, is_best in zip(range(8, 99), best):
+        saver = Saver(run, keep)  # another process, it may be
+        save(saver, step)
+        steps.append(step)
+        if is_best:
+            saver.best(step)
+            top = [step]
+        saver.best(1000)  # was never saved
+        saver.finish()
+        assert [p.name for p in saves(run)] == [f"step-{n:07}" for n in sorted({*steps[-keep:], *top})]
+        assert saver.told() is None
+    assert_loads(run, steps[-1])
+
+
+def flipped(data: bytes) -> bytes:
+    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+
+
+FILES = ["config.json", "model.safetensors", "state.safetensors", "progress.json", "checksums.json"]
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "flipped": flipped,
+    "cut off": lambda data: data[:-10],
+    "empty": lambda data: b"",
+    "missing": lambda data: None,
+    "other JSON": lambda data: b'{"step": 9}',
+    "a list": lambda data: b"[]",
+    "no text": lambda data: b"\xff\xfe{",
+}
+
+
+def harm(path: Path, damage: Callable[[bytes], bytes | None]) -> None:
+    data = damage(path.read_bytes())
+    path.unlink() if data is None else path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with saves of the steps 1 and 2; not to be changed."""
+    return saved(tmp_path_factory.mktemp("two") / "run")
+
+
+@pytest.fixture
+def run(two: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(two, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+def test_where_the_newest_save_is_damaged_the_one_before_is_taken_and_it_says_so(
+    file: str, damage: str, run: Path
+) -> None:
+    harm(saves(run)[-1] / file, DAMAGES[damage])
+    (sentence,) = assert_loads(run, 1)
+    assert "step-0000002 is damaged (" in sentence
+    assert "step-0000001 is taken" in sentence
+    assert "\n" not in sentence
+    assert (run / "checkpoints/damaged-step-0000002").is_dir()
+    assert assert_loads(run, 1) == [], "it is said once"
+    saver = Saver(run, 2)
+    save(saver, 2)
+    saver.finish()
+    assert assert_loads(run, 2) == []
+
+
+@settings(max_examples=30)
+@given(file=st.sampled_from(FILES), where=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
+def test_no_byte_can_change_unnoticed(file: str, where: float, change: int, two: Path, tmp_path_factory: Any) -> None:
+    run = Path(shutil.copytree(two, tmp_path_factory.mktemp("flipped") / "run"))
+
+    def damage(data: bytes) -> bytes:
+        at = int(where * len(data))
+        return data[:at] + bytes([data[at] ^ change]) + data[at + 1 :]
+
+    harm(saves(run)[-1] / file, damage)
+    state = load_state(run, CPU)
+    if not (file == "checksums.json" and state.progress["step"] == 2):  # white space for white space
+        assert len(state.told) == 1
+    assert_loads(run, state.progress["step"])
+
+
+def test_where_no_save_is_good_it_is_one_sentence_and_nothing_is_moved(run: Path) -> None:
+    for save in saves(run):
+        harm(save / "state.safetensors", flipped)
+    with pytest.raises(UserError, match=r"has no save to resume from \(step-0000002: state.safetensors") as error:
+        load_state(run, CPU)
+    assert "\n" not in str(error.value)
+    assert len(saves(run)) == 2
+    with pytest.raises(UserError, match="has no save to resume from: train it"):
+        load_state(run / "nowhere", CPU)
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("room", [0, 500, 16_000, 20_000])
+def test_a_full_disk_leaves_what_is_good_and_the_next_save_tries_again(room: int, run: Path) -> None:
+    saver, before = Saver(run, 9), everything(run)
+    with with_room_for(room):
+        for task in (lambda: save(saver, 3)), *((lambda: saver.best(1),) if room < 5 else ()):
+            task()
+            saver.finish()
+            failure = saver.told()
+            assert isinstance(failure, UserError)
+            assert "File too large; the saves before are kept" in str(failure)
+            assert "\n" not in str(failure)
+            assert saver.told() is None, "it is told once"
+            assert everything(run) == before
+    assert not list(run.rglob(".*"))
+    save(saver, 3)
+    saver.finish()
+    assert saver.told() is None
+    assert_loads(run, 3)
+
+
+def test_a_run_folder_that_vanishes_is_told_and_not_made_anew(run: Path) -> None:
+    saver = Saver(run, 1)
+    run.rename(run.with_name("elsewhere"))
+    save(saver, 3)
+    saver.finish()
+    assert "the folder has vanished" in str(saver.told())
+    assert not run.exists()
+    run.with_name("elsewhere").rename(run)
+    save(saver, 4)
+    saver.finish()
+    assert_loads(run, 4)
+
+
+def save_on(run: Path, started: Any) -> None:
+    """Save without end, from the step after the newest on."""
+    torch.set_num_threads(1)
+    step, saver = load_state(run, CPU).progress["step"], Saver(run, 2)
+    while True:
+        step += 1
+        save(saver, step)
+        if step % 3 == 0:
+            saver.best(step)
+        if not started.is_set():
+            saver.finish()  # the first takes longest
+            started.set()
+
+
+def kills(run: Path, count: int) -> Iterator[int]:
+    """Saves by processes that are killed at random moments; yields how many pieces each has left lying about."""
+    context, moments = multiprocessing.get_context("forkserver"), random.Random(0)
+    context.set_forkserver_preload(["onward.checkpoint.training", "torch._dynamo", "hypothesis", "pytest"])
+    for _ in range(count):
+        started = context.Event()
+        process = context.Process(target=save_on, args=(run, started))
+        process.start()
+        assert started.wait(60)
+        time.sleep(moments.uniform(0, 0.5))
+        process.kill()
+        process.join()
+        yield len(list(run.rglob(".*")))
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.long)])
+def test_a_killed_writer_leaves_a_whole_save_and_its_pieces_are_cleaned(count: int, tmp_path: Path) -> None:
+    run = saved(tmp_path / "run", 1)
+    last, amid = 1, 0
+    for pieces in kills(run, count):
+        amid += pieces > 0
+        values = {p.unique().item() for p in load_model(run)[0].parameters()}
+        newest = int(saves(run)[-1].name.removeprefix("step-"))
+        assert values in ({newest}, {newest - 1}), "the run folder has the weights of one save"
+        assert newest >= last
+        assert assert_loads(run, newest) == []
+        assert read_json(run / "checkpoints/best.json")["step"] <= newest
+        Saver(run, 2)
+        assert not list(run.rglob(".*"))
+        last = newest
+    print(f"{amid} of {count} were killed while something was half-written, {last} saves were made")
+    assert amid >= count // 10
+    assert last > count
+
+
+def test_checksums_are_those_that_sha256sum_prints(two: Path) -> None:
+    for name, digest in json.loads((saves(two)[-1] / "checksums.json").read_text()).items():
+        assert hashlib.sha256((saves(two)[-1] / name).read_bytes()).hexdigest() == digest
