@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from allocations import Allocations
 from decoders import assert_close, config, decoder, token_ids
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from onward.model.compiling import compile_blocks
 from onward.model.config import Experts
@@ -120,20 +119,6 @@ def test_the_way_is_timed_once_for_a_shape(untimed: dict[object, str], monkeypat
     for _ in range(3):
         module(torch.randn(3, 8))
     assert len(times) == 1
-
-
-class Allocations(TorchDispatchMode):
-    """Notes the bytes of the largest tensor made."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = func(*args, **(kwargs or {}))
-        old = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        for t in tree_leaves(result):
-            if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in old:
-                self.largest = max(self.largest, t.untyped_storage().nbytes())
-        return result
 
 
 @pytest.mark.parametrize("compute", ["loop", "grouped", "auto"])

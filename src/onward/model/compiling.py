@@ -1,5 +1,6 @@
 """Compiling a finished decoder, block by block."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from onward.model.experts import ExpertsModule
 def compile_blocks(model: Decoder, **options: Any) -> None:
     """Compile every block with torch.compile and its `options`; they run compiled from their next call on.
 
-    Experts stay as they are written: how many tokens each of them gets is known at run time only.
+    Experts stay as they are written: how many tokens each of them gets is known at run time only. Once for a model, and
+    before `recompute_blocks`.
     """
-    for module in model.modules():
+    for module in model.modules():  # functions are bound by `partial`, so that a copy of the model calls its own
         if isinstance(module, ExpertsModule):
-            module.mix = torch.compiler.disable(module.mix)  # type: ignore[method-assign]
+            module.mix = partial(torch.compiler.disable(type(module).mix), module)  # type: ignore[method-assign]
     for block in model.blocks:
-        block.compile(**options)
+        method: Any = block.forward
+        block.forward = partial(torch.compile(method.__func__, **options), block)  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from itertools import repeat
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from onward.model.config import Activation, DecoderConfig, Experts
@@ -31,6 +32,7 @@ class SoftmaxRouter(nn.Module):
         self.part, self.active = part, active
         self.weight = nn.Parameter(torch.empty(experts, width))
         self.bias = nn.Parameter(torch.zeros(experts)) if bias else None
+        self.shares: nn.Module = nn.Softmax(-1)  # scores (N, X) -> the weights that experts would have
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(tokens.dtype, torch.float32)
@@ -42,10 +44,6 @@ class SoftmaxRouter(nn.Module):
             if self.part.renormalize:
                 weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
             return weight * self.part.scale, chosen
-
-    def shares(self, scores: Tensor) -> Tensor:
-        """The weights that experts would have, (N, X), from their scores."""
-        return scores.softmax(-1)
 
     def merit(self, shares: Tensor) -> Tensor:
         """What experts are chosen by, (N, X)."""
@@ -69,9 +67,7 @@ class SigmoidRouter(SoftmaxRouter):
     def __init__(self, part: Router, width: int, experts: int, active: int) -> None:
         super().__init__(part, width, experts, active)
         self.correction = nn.Parameter(torch.zeros(experts), requires_grad=False)
-
-    def shares(self, scores: Tensor) -> Tensor:
-        return scores.sigmoid()
+        self.shares = nn.Sigmoid()
 
     def merit(self, shares: Tensor) -> Tensor:
         return shares + self.correction
@@ -113,8 +109,7 @@ class ExpertsModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)
-        weight, chosen = self.router(tokens)
-        y = self.mix(tokens, weight, chosen)
+        y = self.mix(tokens)
         if self.shared is not None:
             y = y + self.shared(tokens)
         return self.dropout(y.view_as(x))
@@ -123,8 +118,9 @@ class ExpertsModule(nn.Module):
         """What goes into the last projection."""
         return self.act(gate) * up
 
-    def mix(self, tokens: Tensor, weight: Tensor, chosen: Tensor) -> Tensor:
-        """The weighted sum of the chosen experts' answers, (N, D)."""
+    def mix(self, tokens: Tensor) -> Tensor:
+        """The weighted sum of the answers of the experts that each token is sent to, (N, D)."""
+        weight, chosen = self.router(tokens)
         order = chosen.flatten().argsort(stable=True)  # visits, sorted by expert
         visitor = order // chosen.size(1)
         counts = torch.bincount(chosen.flatten(), minlength=self.part.count)
@@ -199,5 +195,6 @@ def fastest_way(visits: Tensor, counts: Tensor, gate: Stack, up: Stack, down: St
             if y.is_cuda:
                 torch.cuda.synchronize()
 
-        FASTEST[kind] = fastest({way: partial(run, way) for way in WAYS})
+        with saved_tensors_hooks(lambda t: t, lambda t: t):  # whoever recomputes activations must not see these
+            FASTEST[kind] = fastest({way: partial(run, way) for way in WAYS})
     return FASTEST[kind]

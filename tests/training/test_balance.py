@@ -1,0 +1,163 @@
+"""The balance of experts: an auxiliary loss, corrections, and what is counted."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from decoders import DECODERS, assert_close, config, decoder, token_ids
+from torch import Tensor
+
+from onward.model.compiling import compile_blocks
+from onward.model.config import Experts, Gated
+from onward.model.decoder import Decoder
+from onward.model.recompute import recompute_blocks
+from onward.model.routing import Router, Sigmoid, Softmax
+from onward.training.balance import Balance
+
+COUNT = 6
+compiled = partial(compile_blocks, backend="eager")
+TRANSFORMS: dict[str, list[Callable[[Decoder], None]]] = {
+    "as it is": [],
+    "recomputed": [recompute_blocks],
+    "compiled": [compiled],
+    "compiled, recomputed": [compiled, recompute_blocks],
+}
+transformed = pytest.mark.parametrize("transforms", TRANSFORMS.values(), ids=TRANSFORMS)
+
+
+def mixture(router: Router, dtype: torch.dtype = torch.float32) -> Decoder:
+    """Four layers, every second of them a mixture of experts."""
+    experts = Experts(count=COUNT, router=router, compute="loop")
+    return decoder(config(n_layers=4, mlp=(Gated(), experts)), dtype).train()
+
+
+def watched(
+    model: Decoder, transforms: list[Callable[[Decoder], None]], loss: float = 0.0, bias: float = 0.0
+) -> Balance:
+    balance = Balance(model, loss, bias)
+    for transform in transforms:
+        transform(model)
+    return balance
+
+
+def routed(model: Decoder) -> list[tuple[Tensor, Tensor]]:
+    """For each mixture the scores of all experts (N, X) and the experts visited (N, A), by the formulas."""
+    found = []
+
+    def look(mlp: torch.nn.Module, inputs: tuple[Tensor], _: Tensor) -> None:
+        scores = inputs[0].flatten(0, 1) @ mlp.router.weight.mT
+        merit = scores.sigmoid() + mlp.router.correction if hasattr(mlp.router, "correction") else scores
+        found.append((scores, merit.topk(2).indices))
+
+    hooks = [model.blocks[layer].mlp.register_forward_hook(look) for layer in (1, 3)]
+    model(token_ids(model.config))
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def switch_loss(model: Decoder) -> Tensor:
+    """X * sum of f * P, expert by expert, and the mean over the layers."""
+    losses = []
+    for scores, chosen in routed(model):
+        shares = torch.exp(scores) / torch.exp(scores).sum(1, keepdim=True)
+        terms = [(chosen == x).double().mean() * shares[:, x].mean() for x in range(COUNT)]
+        losses.append(COUNT * sum(terms))
+    return (losses[0] + losses[1]) / 2
+
+
+@transformed
+def test_the_auxiliary_loss_and_its_gradients_are_those_of_the_formula(
+    transforms: list[Callable[[Decoder], None]],
+) -> None:
+    model = mixture(Softmax(), torch.float64)
+    names, parameters = zip(*model.named_parameters())
+    loss = 0.3 * switch_loss(model)
+    wanted = torch.autograd.grad(loss, parameters, allow_unused=True)
+    balance = watched(model, transforms, loss=0.3)
+    for _ in range(2):  # what is collected is forgotten, and what the backward computes again is not collected
+        logits = model(token_ids(model.config))
+        found = balance.auxiliary()
+        assert_close(found, loss, 1e-12)
+        got = torch.autograd.grad(found + 0 * logits.sum(), parameters)
+        for name, g, w in zip(names, got, wanted):
+            torch.testing.assert_close(g, torch.zeros_like(g) if w is None else w, rtol=1e-9, atol=1e-12, msg=name)
+        assert balance.auxiliary() == 0.0
+
+
+def test_the_gradient_is_that_of_finite_differences() -> None:
+    model = mixture(Softmax(), torch.float64)
+    balance, weight = Balance(model, 1.0, 0.0), model.blocks[1].mlp.router.weight
+
+    def auxiliary() -> Tensor:
+        model(token_ids(model.config))
+        return balance.auxiliary()
+
+    (gradient,) = torch.autograd.grad(auxiliary(), weight)
+    direction, step = torch.randn_like(weight), 1e-6
+    values = []
+    for sign in 1, -1:
+        with torch.no_grad():
+            weight += sign * step * direction
+        values.append(auxiliary())
+        with torch.no_grad():
+            weight -= sign * step * direction
+    assert_close((gradient * direction).sum(), (values[0] - values[1]).detach() / (2 * step), 1e-7)
+
+
+@transformed
+@pytest.mark.parametrize("router", [Softmax(), Sigmoid()])
+def test_visits_in_training_are_counted_once(router: Router, transforms: list[Callable[[Decoder], None]]) -> None:
+    model = mixture(router)
+    wanted = [torch.bincount(chosen.flatten(), minlength=COUNT) for _, chosen in routed(model)]
+    balance = watched(model, transforms)
+    tokens = token_ids(model.config)
+    for _ in range(2):
+        model(tokens).sum().backward()
+    with torch.no_grad():
+        model(tokens)
+    model.eval()(tokens).sum().backward()
+    for counts, visits in zip(balance.counts, wanted):
+        assert torch.equal(counts, 2 * visits)
+    busiest = [visits.max().item() / (2 * tokens.numel() / COUNT) for visits in wanted]
+    assert balance.loads() == pytest.approx({"expert_load/1": busiest[0], "expert_load/3": busiest[1]})
+    balance.step()
+    assert not any(counts.any() for counts in balance.counts)
+
+
+def loads_in_training(model: Decoder, balance: Balance, steps: int) -> list[float]:
+    """The mean of `loads` in each step, where nothing but the balance is learned."""
+    generator, loads = torch.Generator().manual_seed(0), []
+    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2)
+    for _ in range(steps):
+        tokens = torch.randint(model.config.vocab_size, (16, 12), generator=generator)
+        (0 * model(tokens).sum() + balance.auxiliary()).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        loads.append(sum(balance.loads().values()) / len(balance.counts))
+        balance.step()
+    return loads
+
+
+@pytest.mark.parametrize("way", ["as it is", "compiled, recomputed"])
+@pytest.mark.parametrize(
+    ("router", "skewed"), [(Sigmoid(), "correction"), (Softmax(bias=True), "bias")], ids=["bias", "loss"]
+)
+def test_a_router_that_is_skewed_at_first_is_evened_out(router: Router, skewed: str, way: str) -> None:
+    for amount, even in (0.0, False), (0.05, True):
+        model = mixture(router)
+        for layer in 1, 3:
+            getattr(model.blocks[layer].mlp.router, skewed).data[:2] = 1.5
+        loads = loads_in_training(model, watched(model, TRANSFORMS[way], loss=20 * amount, bias=amount), 40)
+        assert loads[0] > 2.5  # of 3, with two of six experts visited by all
+        assert (sum(loads[-10:]) / 10 < 1.8) == even
+
+
+@pytest.mark.parametrize("name", ["llama", "statquest"])
+def test_without_experts_nothing_happens(name: str) -> None:
+    model = decoder(DECODERS[name]).train()
+    balance = Balance(model, 0.1, 0.1)
+    model(token_ids(model.config))
+    assert (balance.auxiliary(), balance.loads(), balance.counts) == (0.0, {}, [])
+    balance.step()
