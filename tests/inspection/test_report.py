@@ -76,7 +76,7 @@ def write_run(run: Path, steps: int = 40) -> Path:
     samples = [{"step": step, "prompt": "to be", "text": f" sample {step}"} for step in (0, 20, 40)]
     write("samples.jsonl", "".join(json.dumps(row) + "\n" for row in samples))
     write("run.json", json.dumps({"steps": 40, "sources": ["play.txt"], "tokenizer": "char", "model": {"n_layers": 2}}))
-    source = {"name": "play", "version": "Q2", "sha256": "0123456789ab" + "c" * 52}
+    source = {"name": "play", "version": "Q2", "sha256": "0123456789ab" + "c" * 52, "shards": [{"file": "00000.bin"}]}
     write("data/data.json", json.dumps({"documents": 1, "sources": [source]}))
     final = {"loss": 2.75, "perplexity": 15.6, "bits_per_byte": 1.875, "tokens": 99, "bytes": 99, "seconds": 133}
     write("result.json", json.dumps(final))
@@ -115,6 +115,7 @@ def test_the_page_tells_the_numbers_of_the_run(tmp_path: Path) -> None:
     told += ["in 40 steps", "sample 0", "sample 40", "model.n_layers", torch.__version__]
     assert [text for text in told if text not in parsed.text] == []
     assert "stopped" not in parsed.text
+    assert "shards file" not in parsed.text
 
 
 def test_the_attention_on_the_page_is_that_of_the_model(tmp_path: Path) -> None:
@@ -190,6 +191,10 @@ PARTIAL = {
     "values of another kind": {"run.json": '{"steps": "x", "sources": 7}', "result.json": '{"loss": null}'},
     "no text in a sample": {"samples.jsonl": "{}\n"},
     "one token of text": {"samples.jsonl": '{"step": 1, "prompt": "t"}\n'},
+    "troubles of another kind": {
+        "metrics.jsonl": '{"trouble": 1}\n{"trouble": "x", "step": "y"}\n{"trouble": [], "at": 2, "skipped": 3}\n'
+        '{"step": 1, "loss": 0, "grad_norm": 0}\n{"step": 2, "loss": 0, "grad_norm": 0, "dead_units/": -1}\n'
+    },
     "equal losses": {"metrics.jsonl": '{"step": 1, "loss": 2}\n{"step": 2, "loss": 2, "learning_rate": 0.0}\n'},
 }
 
@@ -215,8 +220,84 @@ def test_a_stopped_run_says_where_it_stopped_and_takes_its_last_validation(tmp_p
     assert "at step 20" in parsed.text
 
 
+TITLES = ["learning rate", "gradient norm", "update ratio", "attention entropy", "dead units", "expert load"]
+
+
+def write_health(run: Path, steps: int, layers: int) -> None:
+    """Steps with the load of experts and a jump of the gradient, what is measured now and then, and two troubles."""
+    layered = lambda name, values: {f"{name}/{layer}": value for layer, value in enumerate(values)}
+    trouble = {"step": 30, "at": 37, "trouble": "the loss is nan", "skipped": [296, 304]}
+    rows = [trouble, {"step": 0, "at": 5, "trouble": HOSTILE, "skipped": [HOSTILE, 1]}]
+    for step in range(1, steps + 1):
+        row = {"step": step, "loss": 3.0, "learning_rate": 1e-3 * step / steps, "grad_norm": 2.0 - (step == 33)}
+        row["grad_norm"] += 40 * (step == steps // 2)
+        rows.append(row | layered("expert_load", [1 + layer + 1 / step for layer in range(layers)]))
+        if step % 10 == 0:
+            row = {"step": step, "validation_loss": 3.1, "update_ratio": 0.0015}
+            rows.append(row | layered("attention_entropy", [2.0] * layers) | layered("dead_units", [0.25] * layers))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def chart_lines(page: str) -> dict[str, list[list[tuple[float, float]]]]:
+    """The points of each line of each small chart."""
+    found = {}
+    for title, svg in re.findall(r"<figure><h3>([a-z ]+) <b>.*?(<svg.*?</svg>)", page):
+        paths = re.findall(r'd="M(.*?)"', svg)
+        found[title] = [[tuple(map(float, point.split())) for point in d.split("L")] for d in paths]
+    return found
+
+
+def test_the_small_charts_show_what_was_recorded_a_line_for_each_layer(tmp_path: Path) -> None:
+    write_health(run := write_run(tmp_path / "run"), steps=400, layers=3)
+    page, parsed = written(run)
+    assert parsed.open == []
+    lines = chart_lines(page)
+    assert list(lines) == TITLES
+    assert [len(lines[title]) for title in TITLES] == [1, 1, 1, 3, 3, 3]
+    for title, told in zip(TITLES, ("0.001", "2", "0.0015", "2", "0.25", "2")):
+        assert f"{title} {told}0 to " in parsed.text
+    rate = np.array(lines["learning rate"][0])
+    heights = (78 - rate[:, 1]) / 70
+    np.testing.assert_allclose(rate[:, 0] / 270 * 399 / 400, heights, atol=0.02)
+    last = [line[-1][1] for line in lines["expert load"]]
+    np.testing.assert_allclose([(78 - y) / (78 - last[2]) for y in last], [1 / 3, 2 / 3, 1], atol=0.01)
+
+
+def test_a_jump_of_a_single_step_is_on_the_chart_however_long_the_run(tmp_path: Path) -> None:
+    write_health(run := write_run(tmp_path / "run"), steps=9001, layers=1)
+    points = np.array(chart_lines(written(run)[0])["gradient norm"][0])
+    assert len(points) <= 160
+    jump = points[points[:, 1].argmin()]
+    assert jump[1] == 8
+    assert jump[0] == pytest.approx(135, abs=270 / 160)
+    assert (points[:, 1] > 50).sum() == len(points) - 1
+
+
+def test_a_trouble_is_marked_in_every_chart_and_told_and_its_text_stays_text(tmp_path: Path) -> None:
+    write_health(run := write_run(tmp_path / "run"), steps=73, layers=1)
+    page, parsed = written(run)
+    told = "At step 37, the loss is nan: the run went back to step 30 and left out the windows 296 to 303."
+    assert told in parsed.text
+    assert "At step 5, </script><script>alert(1)" in parsed.text
+    assert "<script>alert" not in page
+    assert parsed.open == []
+    marks = [attributes for tag, attributes in parsed.tags if tag == "line" and attributes.get("class") == "trouble"]
+    assert len(marks) == 2 * (2 + len(TITLES))
+    assert sum(attributes["x1"] == "135.0" for attributes in marks) == len(TITLES)
+    root = ElementTree.parse(write_loss_svg(run, 29)).getroot()
+    assert [line.get("x1") for line in root.findall("{*}line") if line.get("class") == "trouble"] == ["439.0", "86.1"]
+
+
+def test_without_trouble_and_health_there_is_no_word_of_them(tmp_path: Path) -> None:
+    page, parsed = written(write_run(tmp_path / "run"))
+    assert list(chart_lines(page)) == ["learning rate", "gradient norm"]
+    assert "trouble" not in parsed.text.replace("jumps announce trouble", "")
+    _, parsed = written(tmp_path)
+    assert "How it fared" not in parsed.text
+
+
 def test_a_long_run_and_a_large_model_still_give_a_small_page(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=30_000)
+    write_health(run := write_run(tmp_path / "run"), steps=10_000, layers=40)
     (run / "samples.jsonl").write_text(
         "".join(json.dumps({"step": i, "prompt": "to", "text": "x" * 9_000}) + "\n" for i in range(500))
     )

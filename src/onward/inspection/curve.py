@@ -27,6 +27,7 @@ STYLE = """
 .plot path.validation { stroke: var(--second); stroke-width: 1.5 }
 .plot circle { fill: var(--second); stroke: none }
 .plot line.even { stroke: var(--soft); stroke-dasharray: 2 4 }
+.plot line.trouble { stroke: var(--second); stroke-dasharray: 6 3 }
 .plot .smooth-name { fill: var(--accent) } .plot .validation-name { fill: var(--second) }
 """
 LEFT, RIGHT, TOP, BOTTOM = 42.0, 836.0, 34.0, 310.0  # of the plotted area, in a picture of 860 by 350
@@ -35,10 +36,20 @@ POINTS = 600  # the most that are drawn of a curve
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a run has recorded: a row per step, and one per validation, in the order of the steps."""
+    """What a run has recorded, in the order of the steps."""
 
-    steps: list[dict[str, float]]
-    validations: list[dict[str, float]]
+    rows: list[dict[str, float]]  # the numbers
+    troubles: list[dict[str, Any]]  # the steps that went wrong ("at"), why, and where the run went on from ("step")
+
+    @property
+    def steps(self) -> list[dict[str, float]]:
+        """The rows of steps."""
+        return [row for row in self.rows if "loss" in row]
+
+    @property
+    def validations(self) -> list[dict[str, float]]:
+        """The rows of validations."""
+        return [row for row in self.rows if "validation_loss" in row]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -59,10 +70,13 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_metrics(run: Path) -> Metrics:
-    """The numbers in metrics.jsonl of a run folder."""
-    rows = [numbers(row) for row in read_lines(run / "metrics.jsonl")]
-    rows = [row for row in rows if row.get("step", 0) > 0]
-    return Metrics([row for row in rows if "loss" in row], [row for row in rows if "validation_loss" in row])
+    """What is in metrics.jsonl of a run folder."""
+    lines = read_lines(run / "metrics.jsonl")
+    troubles = [{"step": "?", "at": row.get("step")} | row for row in lines if "trouble" in row]
+    rows = [numbers(row) for row in lines if "trouble" not in row]
+    return Metrics(
+        [row for row in rows if row.get("step", 0) > 0], [row for row in troubles if numbers(row).get("at", 0) > 0]
+    )
 
 
 def smoothed(values: Sequence[float]) -> np.ndarray:
@@ -102,13 +116,18 @@ def path(kind: str, points: Sequence[tuple[float, float]]) -> str:
     return f'<path class="{kind}" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in points)}"/>' if points else ""
 
 
+def across(x: float) -> str:
+    """The ends of an upright line."""
+    return f'x1="{x:.1f}" x2="{x:.1f}"'
+
+
 def loss_svg(metrics: Metrics, vocab_size: int, *, log: bool = False) -> tuple[str, list[list[Any]]]:
     """The loss curve, and what can be read off it: [x, y, step, loss, smoothed, learning rate, last validation loss].
 
     `log` makes the axis of the steps logarithmic. Needs at least one step.
     """
     steps, validations = metrics.steps, metrics.validations
-    last = max(row["step"] for row in [*steps, *validations])
+    last = max(*(row["step"] for row in metrics.rows), *(row["at"] for row in metrics.troubles), 1)
     losses, even = [row["loss"] for row in steps], math.log(vocab_size)
     smooth = smoothed(losses)
     seen = [*losses, *(row["validation_loss"] for row in validations)]
@@ -143,11 +162,14 @@ def loss_svg(metrics: Metrics, vocab_size: int, *, log: bool = False) -> tuple[s
         f'<text x="{LEFT}" y="14">loss, nats per token'
         '<tspan class="smooth-name" dx="20">&#9644; training (pale: single steps)</tspan>'
         + ('<tspan class="validation-name" dx="14">&#9679; validation</tspan>' if marks else "")
-        + '<tspan dx="14" opacity=".7">&#9650; learning rate</tspan></text>',
+        + '<tspan dx="14" opacity=".7">&#9650; learning rate</tspan>'
+        + ('<tspan class="validation-name" dx="14">&#9475; trouble</tspan>' if metrics.troubles else "")
+        + "</text>",
         path("rate", [(rate[0][0], BOTTOM), *rate, (rate[-1][0], BOTTOM)]),
         path("raw", [(px, y(losses[i])) for px, i in zip(xs, places)]),
         path("smooth", [(px, y(smooth[i])) for px, i in zip(xs, places)]),
         path("validation", marks),
+        *(f'<line class="trouble" {across(x(row["at"]))} y1="{TOP}" y2="{BOTTOM}"/>' for row in metrics.troubles),
         *(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.5"/>' for px, py in marks),
     ]
     if show_even:

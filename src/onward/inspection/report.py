@@ -25,6 +25,7 @@ from onward.errors import UserError
 from onward.evaluation.score import log_probabilities
 from onward.files import read_json, written_whole
 from onward.inspection.attention import attends, attention_maps, next_tokens
+from onward.inspection.charts import charts
 from onward.inspection.curve import COLOURS, STYLE, Metrics, loss_svg, numbers, read_lines, read_metrics, sample
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
@@ -32,6 +33,8 @@ from onward.text.tokenizer import Tokenizer
 PLACES = 32  # the most tokens of the text that are looked at
 CELLS = 300_000  # the most attention weights on the page
 SAMPLES, SAMPLE_LENGTH = 60, 4_000  # the most samples, and characters of each
+TROUBLES = 50  # the most steps that went wrong
+UNTOLD = "shards", "unknown_characters"  # of a source
 MARKS = {" ": "·", "\n": "↵", "\t": "⇥"}  # white space in a token
 KEPT = {"\n": "\n", "\t": "\t"}  # control characters that belong to a text
 
@@ -51,6 +54,8 @@ def write_report(run: Path, model: Decoder, tokenizer: Tokenizer, text: str = ""
         "style": COLOURS + STYLE,
         **head(model, tokenizer, configuration, data, result, metrics),
         "curve": curves(metrics, model.config.vocab_size) if metrics.steps else "",
+        "troubles": troubles(metrics),
+        "charts": charts(metrics),
         "samples": "".join(sample_article(samples[i]) for i in sample(len(samples), SAMPLES)),
         "tables": "".join(
             details(title, value)
@@ -123,7 +128,7 @@ def head(
     facts = {
         "Model": f"{c.n_layers} layers, width {c.d_model}, {c.n_heads} heads{shared}, feed-forward {c.d_ff}, "
         f"context {c.context_length:,} tokens",
-        "Tokenizer": f"{configuration.get('tokenizer', 'its own')}, {tokenizer.vocab_size:,} tokens",
+        "Tokenizer": f"{configuration.get('tokenizer') or 'its own'}, {tokenizer.vocab_size:,} tokens",
         "Corpus": corpus,
         "Machine": f"{torch.get_num_threads()} threads, {platform.machine()}",
         "Software": f"PyTorch {torch.__version__}, Python {platform.python_version()}",
@@ -150,7 +155,8 @@ def duration(seconds: float) -> str:
 def words(value: Any) -> str:
     """A plain value as a line of text, hashes shortened."""
     if isinstance(value, Mapping):
-        return ", ".join(words(item) if key == "name" else f"{key} {words(item)}" for key, item in value.items())
+        told = {key: words(item) for key, item in value.items() if key not in UNTOLD}
+        return ", ".join(item if key == "name" else f"{key} {item}" for key, item in told.items())
     if isinstance(value, list):
         return "; ".join(words(item) for item in value[:5]) + (f"; and {len(value) - 5} more" if len(value) > 5 else "")
     return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b", r"\1…", str(value))
@@ -180,6 +186,17 @@ def curves(metrics: Metrics, vocab_size: int) -> str:
         readings = f'<p class="readout js"></p><script type="application/json">{embedded(rows)}</script>'
         result += f'<figure class="curve {kind}">{svg}{readings}</figure>'
     return result
+
+
+def troubles(metrics: Metrics) -> str:
+    """What went wrong, at which step, and what was done."""
+    items = ""
+    for row in metrics.troubles[:TROUBLES]:
+        told = f"At step {row['at']:,}, {row['trouble']}: the run went back to step {row['step']}"
+        if isinstance(left := row.get("skipped"), list) and [type(number) for number in left] == [int, int]:
+            told += f" and left out the windows {left[0]:,} to {left[1] - 1:,}"
+        items += f"<li>{visible(told)}.</li>"
+    return f'<ul class="quiet">{items}</ul>' if items else ""
 
 
 def embedded(value: Any) -> str:

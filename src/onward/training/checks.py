@@ -1,0 +1,130 @@
+"""What must be right before training is worth its time: a line each at the start of a run.
+
+Shapes: B windows, T tokens of each, V vocabulary.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from onward.data.tokens import Tokens
+from onward.model.decoder import Decoder, without_dropout
+from onward.training.loss import IGNORED, loss_sum
+
+if TYPE_CHECKING:
+    from onward.training.loop import Batch
+
+TOKENS, SEEN = 128, 1024  # of a window that are changed, and of windows whose loss is taken
+FAR = 0.5  # nats per token between a fresh model's loss and that of guessing, beside what its width makes of chance
+PROBES, LENGTH = 32, 32  # passages of the validation text that are looked for, and tokens of each
+SCANNED = 1 << 26  # the most training tokens that are searched, in stretches of CHUNK
+CHUNK = 1 << 18
+COMMON = 0.1  # the share of passages found that is put down to texts that resemble each other
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, whether it is as it should be, and a sentence that says it with numbers."""
+
+    name: str
+    ok: bool
+    sentence: str
+
+
+def start_checks(
+    model: Decoder, batch: "Batch", train: Sequence[Tokens], validation: Tokens | None, *, fresh: bool
+) -> Iterator[Check]:
+    """The checks one after the other: targets, causality, the first loss where the model is `fresh`, and, where there
+    is a validation text, that it is not part of the training text. `batch` is one to train on."""
+    yield shifted(batch)
+    yield causal(model, batch)
+    if fresh:
+        yield first_loss(model, batch)
+    if validation is not None:
+        yield apart(train, validation)
+
+
+def shifted(batch: "Batch") -> Check:
+    """Whether the targets are the tokens one place on, but for those ignored."""
+    targets, following = batch.targets[:, :-1], batch.tokens[:, 1:]
+    counted = targets != IGNORED
+    total, right = int(counted.sum()), int((targets == following)[counted].sum())
+    told = f"{right:,} of {total:,} targets are the token one place on"
+    return Check("targets", right == total and bool((batch.targets != IGNORED).any()), told)
+
+
+@torch.no_grad()
+def causal(model: Decoder, batch: "Batch") -> Check:
+    """Whether changing the second half of a text changes no logit of the first, beyond rounding."""
+    tokens, half = batch.tokens[:1, :TOKENS], min(batch.tokens.size(1), TOKENS) // 2
+    positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
+    changed = torch.cat([tokens[:, :half], (tokens[:, half:] + 1) % model.config.vocab_size], 1)
+    with without_dropout(model), torch.compiler.set_stance("force_eager"):
+        before, after = (model(t, positions)[:, :half] for t in (tokens, changed))
+    difference, largest = (x.abs().max().item() if half else 0.0 for x in (after - before, before))
+    rounding = 100 * torch.finfo(before.dtype).eps * largest
+    told = f"changing later tokens changes earlier logits by {difference:.1e} at most, of {largest:.1e}"
+    return Check("causality", difference <= rounding, told)
+
+
+@torch.no_grad()
+def first_loss(model: Decoder, batch: "Batch") -> Check:
+    """Whether a model that has learned nothing guesses: its loss is near ln V. Fresh logits have a variance of about
+    0.02² D, of which half is added to the loss."""
+    few = slice(max(1, SEEN // batch.tokens.size(1)))
+    positions = None if batch.positions is None else batch.positions[few]
+    some = replace(batch, tokens=batch.tokens[few], targets=batch.targets[few], positions=positions)
+    with without_dropout(model), torch.compiler.set_stance("force_eager"):
+        loss = loss_sum(model, some)[1].item() / max(1, int((some.targets != IGNORED).sum()))
+    c, guessing = model.config, math.log(model.config.vocab_size)
+    chance = 0.5 * 0.02**2 * c.d_embed * c.logit_scale**2
+    told = f"the first loss is {loss:.2f}, and guessing among {c.vocab_size:,} tokens costs {guessing:.2f}"
+    return Check("first loss", abs(loss - guessing) < FAR + chance, told)
+
+
+def apart(train: Sequence[Tokens], validation: Tokens) -> Check:
+    """Whether passages of the validation text are missing from the training text, of which as much is searched as takes
+    about a second."""
+    text, length = Tokens.join(train), min(LENGTH, len(validation))
+    starts = np.linspace(0, len(validation) - length, PROBES).astype(int)
+    probes = np.unique([np.asarray(validation[i : i + length], np.uint32) for i in starts.tolist()], axis=0)
+    found, chunks = np.zeros(len(probes), bool), math.ceil(len(text) / CHUNK)
+    chosen = np.unique(np.linspace(0, chunks - 1, min(chunks, SCANNED // CHUNK)).astype(int))
+    for first in (chosen * CHUNK).tolist():
+        stretch = np.asarray(text[first : first + CHUNK + length - 1], np.uint32)
+        found[~found] = search(stretch, probes[~found])
+    told = f"{found.sum()} of {len(found)} passages of the validation text stand in the training text as well"
+    if len(chosen) < chunks:
+        told += f", of which {len(chosen) / chunks:.1%} was searched"
+    return Check("validation", float(found.mean()) <= COMMON, told)
+
+
+MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)  # odd, so that no bit is lost
+
+
+def search(tokens: np.ndarray, probes: np.ndarray) -> np.ndarray:
+    """Which of the probes (P, L) stand somewhere in tokens (N,), all uint32: (P,) of bool.
+
+    A hash of four tokens tells in one pass which places are worth comparing.
+    """
+    length = probes.shape[1]
+    places = len(tokens) - length + 1
+    if places < 1 or not len(probes):
+        return np.zeros(len(probes), bool)
+    offsets = np.linspace(0, length - 1, 4).astype(int)
+    mixed = lambda column: sum(column(offset) * factor for offset, factor in zip(offsets, MIX)) >> np.uint32(16)
+    wanted, there = mixed(lambda offset: probes[:, offset]), mixed(lambda offset: tokens[offset : offset + places])
+    table = np.zeros(1 << 16, bool)
+    table[wanted] = True
+    candidates = np.flatnonzero(table[there])
+    found = []
+    for probe, code in zip(probes, wanted):
+        at = candidates[there[candidates] == code]
+        for offset in range(length):
+            at = at[tokens[at + offset] == probe[offset]]
+        found.append(len(at) > 0)
+    return np.array(found)

@@ -1,0 +1,135 @@
+"""How a training run is doing: losses that jump, attention that collapses, units that died, weights that hardly move.
+
+Shapes: B windows, T tokens of each, N tokens, H heads, D d_model, F feed-forward units, X experts, A active experts.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onward.inspection.attention import attends, attention_watched
+from onward.model.decoder import Decoder, without_dropout
+from onward.model.experts import ExpertsModule
+from onward.model.feedforward import PlainModule
+
+if TYPE_CHECKING:
+    from onward.training.loop import Batch
+
+LATE, FEWEST = 64, 16  # how many losses are remembered, and how many it takes to judge another by them
+TOKENS = 128  # of one window, whose attention is measured
+DEAD = 1e-5  # units that stay below this share of the layer's largest activation are dead
+
+
+class Spikes:
+    """Tells a step that went wrong by its loss and gradient.
+
+    A loss is a spike where it exceeds the median of the last 64 by more than `limit` deviations and by more than twice
+    what the highest of them did. A deviation is 1.4826 times the median absolute deviation (what it is of normal
+    noise), but at least 5 % of the median and 0.05 nats. So batches that differ in kind, of which some are much harder,
+    are no spikes, nor is a loss that rises step by step. `limit` 0 lets any finite loss pass.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.state: list[float] = []  # the last healthy losses; saved with a run and given back when it resumes
+
+    def judge(self, loss: float, grad_norm: float) -> str:
+        """What is wrong with a step, in words; "" where nothing is."""
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        if not math.isfinite(grad_norm):
+            return "the gradient is not finite"
+        if not self.limit or len(self.state) < FEWEST:
+            return ""
+        usual = median(self.state)
+        deviation = max(1.4826 * median(abs(known - usual) for known in self.state), 0.05 * usual, 0.05)
+        if loss - usual > max(self.limit * deviation, 2 * (max(self.state) - usual)):
+            return f"the loss {loss:.2f} is far above the {usual:.2f} of late"
+        return ""
+
+    def note(self, loss: float) -> None:
+        """Remember the loss of a healthy step."""
+        self.state = [*self.state, loss][-LATE:]
+
+
+@torch.no_grad()
+def measure(model: Decoder, batch: "Batch") -> dict[str, float]:
+    """How the insides of a model do on a batch, without a trace in it: no dropout, no gradients, no random numbers.
+
+    attention_entropy/LAYER  mean over heads and tokens of the entropy of what a token reads, in nats (what a sink takes
+                             counts as one more choice), over the first 128 tokens of the first window: ln(t + 1) at
+                             place t where it reads all alike, 0 where it reads one
+    dead_units/LAYER         share of the feed-forward's units (of experts: of those visited) that stay below 1e-5 of
+                             the layer's largest activation at every token of the batch
+    """
+    positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
+    peaks: dict[int, list[Tensor]] = defaultdict(list)
+    with without_dropout(model), attention_watched(model) as maps:
+        model.hidden(batch.tokens[:1, :TOKENS], positions)
+    hooks = [
+        hook
+        for layer, block in enumerate(model.blocks)
+        for module in block.modules()
+        for hook in watch_units(module, peaks[layer])
+    ]
+    try:
+        with without_dropout(model), torch.compiler.set_stance("force_eager"):
+            model.hidden(batch.tokens, batch.positions)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = {}
+    for layer, (weights, attend) in enumerate(zip(maps, attends(model), strict=True)):
+        found[f"attention_entropy/{layer}"] = entropy(weights, sinks=attend.sinks is not None)
+    for layer, of_layer in peaks.items():
+        if of_layer:
+            units = torch.cat(of_layer)
+            found[f"dead_units/{layer}"] = (units <= DEAD * units.max()).double().mean().item()
+    return found
+
+
+def entropy(weights: Tensor, sinks: bool) -> float:
+    """The mean entropy, in nats, of attention weights (..., T); with sinks, what is missing from 1 is a choice too."""
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    found = torch.special.entr(weights).sum(-1)
+    if sinks:
+        found = found + torch.special.entr((1 - weights.sum(-1)).clamp(min=0))
+    return found.mean().item()
+
+
+def watch_units(module: nn.Module, peaks: list[Tensor]) -> Sequence[torch.utils.hooks.RemovableHandle]:
+    """Have a feed-forward add to `peaks` the largest activation of each of its units, (F,), at every call."""
+
+    def note(units: Tensor) -> None:
+        peaks.append(units.detach().abs().flatten(0, -2).amax(0).float())
+
+    def visits(experts: ExpertsModule, tokens: Tensor, chosen: Tensor) -> None:
+        stacks = [experts.stack(name, experts.gate.dtype) for name in ("gate", "up")]
+        for expert in chosen.unique().tolist():
+            x = tokens[(chosen == expert).any(-1)].to(experts.gate.dtype)
+            gate, up = (F.linear(x, w[expert], None if b is None else b[expert]) for w, b in stacks)
+            note(experts.combine(gate, up))
+
+    if isinstance(module, ExpertsModule):  # what is inside is computed again beside it
+        return [module.router.register_forward_hook(lambda _, inputs, output: visits(module, inputs[0], output[1]))]
+    if isinstance(module, PlainModule):
+        return [module.down.register_forward_pre_hook(lambda _, inputs: note(inputs[0]))]
+    return []
+
+
+def matrices(model: nn.Module) -> list[Tensor]:
+    """The trainable matrices and stacks of matrices, detached."""
+    return [p.detach() for p in model.parameters() if p.requires_grad and p.ndim >= 2]
+
+
+def update_ratio(before: Sequence[Tensor], model: nn.Module) -> float:
+    """How far the trainable matrices moved: the norm of their change over their norm, given clones of `matrices(model)`
+    from before. About 1e-3 is usual; much less learns slowly, much more is unsteady."""
+    norm = lambda tensors: math.hypot(*(tensor.norm(dtype=torch.float32).item() for tensor in tensors))
+    return norm(now - then for now, then in zip(matrices(model), before, strict=True)) / (norm(before) or 1.0)

@@ -1,0 +1,218 @@
+"""What is looked at before training: right set-ups pass, and a mutant of each does not."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from decoders import DECODERS, config, decoder, token_ids
+from torch import Tensor
+from torch.nn import functional as F
+
+from onward.data.tokens import Tokens
+from onward.data.windows import Windows
+from onward.model.compiling import compile_blocks
+from onward.model.config import DecoderConfig, Gated, RMSNorm, SelfAttention
+from onward.model.decoder import Decoder
+from onward.training import checks
+from onward.training.checks import Check, apart, causal, first_loss, shifted, start_checks
+from onward.training.loop import Batch
+from onward.training.shape import PRESETS, SHAPE
+
+RANDOM = np.random.default_rng(0)
+TEXT = RANDOM.integers(0, 500, 200_000).astype(np.uint16)
+
+
+def batch(pack: str = "stream", context_length: int = 32, tokens: Tokens | None = None) -> Batch:
+    """The first windows of a run."""
+    tokens = tokens or Tokens.of(TEXT[:5000], np.arange(7, 5001, 7, np.uint64))
+    sample = Windows([tokens], context_length, seed=0, pack=pack).read(range(8))
+    return Batch(*(None if part is None else torch.from_numpy(part) for part in sample))
+
+
+def fresh(**changes: object) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(DecoderConfig(**{"vocab_size": 500, "d_model": 64, "n_layers": 2, "n_heads": 4} | changes))
+
+
+# ---------------------------------------------------------------- targets
+
+
+@pytest.mark.parametrize("pack", ["stream", "documents"])
+def test_the_windows_of_a_run_have_the_next_token_as_target(pack: str) -> None:
+    check = shifted(batch(pack))
+    assert check.ok
+    told = re.fullmatch(r"(\d+) of (\d+) targets are the token one place on", check.sentence)
+    assert told
+    assert told[1] == told[2]
+    assert (int(told[2]) == 8 * 31) == (pack == "stream")  # the last of a document has none
+
+
+MUTANTS: dict[str, Callable[[Batch], Batch]] = {
+    "the token itself": lambda b: replace(b, targets=b.tokens),
+    "two places on": lambda b: replace(b, targets=b.targets.roll(-1, 1)),
+    "of another window": lambda b: replace(b, targets=b.targets.flip(0)),
+    "one of them wrong": lambda b: replace(b, targets=b.targets + F.one_hot(torch.tensor(5), 32)),
+    "none": lambda b: replace(b, targets=torch.full_like(b.targets, -1)),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_other_targets_are_noticed(name: str) -> None:
+    assert not shifted(MUTANTS[name](batch())).ok
+
+
+# ---------------------------------------------------------------- causality
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_decoder_is_causal_and_a_leak_of_a_thousandth_is_noticed(name: str) -> None:
+    model, ids = decoder(DECODERS[name]), token_ids(DECODERS[name], 1, 13)
+    given = Batch(ids[:, :-1], ids[:, 1:])
+    assert causal(model, given).ok
+    model.blocks[0].register_forward_hook(lambda _, inputs, x: x + 1e-3 * x.roll(-1, 1))
+    check = causal(model, given)
+    assert not check.ok
+    assert 0 < float(check.sentence.split(" by ")[1].split()[0]) < 10
+
+
+def leaking_mask(q: Tensor, k: Tensor, v: Tensor, view: object) -> Tensor:
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
+
+
+@pytest.mark.parametrize("pack", ["stream", "documents"])
+def test_a_fresh_model_without_a_mask_is_noticed(pack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh()
+    assert causal(model, batch(pack)).ok
+    monkeypatch.setattr(model.blocks[1].attn.attend, "forward", leaking_mask)
+    assert not causal(model, batch(pack)).ok
+
+
+def test_looking_needs_no_compiling_and_leaves_a_model_in_training() -> None:
+    model, ran = fresh(dropout=0.5).train(), []
+    compile_blocks(model, backend=lambda graph, _: ran.append(1) or graph.forward)
+    state = torch.get_rng_state()
+    assert causal(model, batch()).ok
+    assert first_loss(model, batch()).ok
+    assert model.training
+    assert not ran
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# ---------------------------------------------------------------- first loss
+
+SIZES = {
+    "tiny": {**PRESETS["tiny"], **SHAPE},
+    "mini": {**PRESETS["mini"], **SHAPE},
+    "a vocabulary of two": {"vocab_size": 2},
+    "deep": {"n_layers": 24},
+    "wide": {"d_model": 4096, "n_layers": 1, "d_head": 16, "d_ff": 64},
+    "scaled": {"logit_scale": 0.1, "embed_scale": 8.0, "norm": RMSNorm(eps=1e-6)},
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_fresh_model_guesses_and_one_with_weights_too_large_does_not(name: str) -> None:
+    model = fresh(**SIZES[name])
+    ids = torch.randint(model.config.vocab_size, (4, 101), generator=torch.Generator().manual_seed(1))
+    given = Batch(ids[:, :-1], ids[:, 1:])
+    check = first_loss(model, given)
+    assert check.ok, check.sentence
+    assert f"costs {math.log(model.config.vocab_size):.2f}" in check.sentence
+    with torch.no_grad():
+        model.head.weight.mul_(60 / model.config.logit_scale)
+    assert not first_loss(model, given).ok
+
+
+def test_a_model_initialised_ten_times_too_wide_is_noticed() -> None:
+    model = fresh(mlp=Gated(), attention=SelfAttention())
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(10 if p.ndim > 1 else 1)
+    assert not first_loss(model, batch()).ok
+
+
+# ---------------------------------------------------------------- validation
+
+BORDER = 190_000
+
+
+def test_text_held_out_is_apart_and_text_from_inside_is_not() -> None:
+    train, held = Tokens.of(TEXT[:BORDER]), Tokens.of(TEXT[BORDER:])
+    assert apart([train], held) == Check(
+        "validation", True, "0 of 32 passages of the validation text stand in the training text as well"
+    )
+    for first, last in (0, 1000), (70_000, 70_040), (BORDER - 5000, BORDER):
+        check = apart([train], Tokens.of(TEXT[first:last]))
+        assert not check.ok
+        assert check.sentence.startswith(f"{min(32, last - first - 31)} of {min(32, last - first - 31)} passages")
+
+
+def test_text_of_any_source_and_across_the_stretches_that_are_searched_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checks, "CHUNK", 1000)
+    several = [Tokens.of(TEXT[:BORDER].astype(np.uint32)), Tokens.of(TEXT[BORDER:].astype(np.uint32))]
+    for first in 985, 195_990, BORDER, len(TEXT) - 40:
+        assert apart(several, Tokens.of(TEXT[first : first + 33])).sentence.startswith("2 of 2 passages")
+
+
+def test_the_share_that_is_found_is_told_and_a_little_in_common_is_no_mistake() -> None:
+    for copied, ok in (1, True), (3, True), (8, False):
+        held = TEXT[BORDER:].copy()
+        length = 322 * (copied - 1) + 40  # the passages begin 321 or 322 tokens apart
+        held[-length:] = TEXT[:length]
+        check = apart([Tokens.of(TEXT[:BORDER])], Tokens.of(held))
+        assert check.sentence.startswith(f"{copied} of 32 passages"), check.sentence
+        assert check.ok == ok
+
+
+def test_a_text_shorter_than_a_passage_is_searched_as_it_is() -> None:
+    train = Tokens.of(TEXT[:BORDER])
+    assert apart([train], Tokens.of(TEXT[BORDER : BORDER + 5])).ok
+    assert not apart([train], Tokens.of(TEXT[50:55])).ok
+    assert apart([Tokens.of(TEXT[:10])], Tokens.of(TEXT[BORDER:])).ok
+
+
+def test_repetitive_text_is_searched_to_the_end() -> None:
+    train = np.tile(np.array([1, 2, 1, 1], np.uint16), 100_000)
+    train[-200:] = TEXT[:200]
+    assert not apart([Tokens.of(train)], Tokens.of(TEXT[:200])).ok
+    assert apart([Tokens.of(train)], Tokens.of(np.tile(np.array([1, 2, 1, 1, 5], np.uint16), 100))).ok
+
+
+def test_of_a_large_memory_map_a_bounded_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    inner = Tokens.__getitem__
+    monkeypatch.setattr(Tokens, "__getitem__", lambda s, places: read.append(len(found := inner(s, places))) or found)
+    monkeypatch.setattr(checks, "SCANNED", 1 << 22)
+    large = np.memmap(tmp_path / "large.bin", np.uint16, "w+", shape=(1 << 31,))  # a hole of 4 GiB: no disk is used
+    held = TEXT[:1000] + np.uint16(1)
+    large[:1000] = held
+    check = apart([Tokens.of(large), Tokens.of(TEXT)], Tokens.of(held))
+    assert check.sentence.startswith("32 of 32 passages")
+    assert check.sentence.endswith("of which 0.2% was searched")
+    assert 0.9 * (1 << 22) < sum(read) < 1.1 * (1 << 22)
+    assert max(read) < 1.1 * checks.CHUNK
+
+
+# ---------------------------------------------------------------- all
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_right_set_up_passes_all_checks(learned: bool) -> None:
+    train, held = Tokens.of(TEXT[:BORDER]), Tokens.of(TEXT[BORDER:])
+    names = [check.name for check in start_checks(fresh(), batch(), [train], held, fresh=not learned) if check.ok]
+    assert names == ["targets", "causality", *([] if learned else ["first loss"]), "validation"]
+    assert "validation" not in [check.name for check in start_checks(fresh(), batch(), [train], None, fresh=True)]
+
+
+def test_one_token_of_context_is_no_mistake() -> None:
+    given = batch(context_length=1)
+    assert all(check.ok for check in start_checks(fresh(), given, [Tokens.of(TEXT)], None, fresh=True))
+    assert causal(decoder(config()), Batch(token_ids(config(), 1, 2), token_ids(config(), 1, 2))).ok

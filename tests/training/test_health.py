@@ -1,0 +1,324 @@
+"""What tells a run that goes wrong, and what is measured of its insides."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from decoders import DECODERS, config, decoder, token_ids
+from torch import Tensor, nn
+
+from onward.families.gpt_oss import ClampedExperts
+from onward.model.attention import Attend
+from onward.model.blocks import AttentionOnlyBlock
+from onward.model.compiling import compile_blocks
+from onward.model.config import AttentionOnly, DecoderConfig, Experts, Gated, NoPosition, Plain, SelfAttention
+from onward.model.decoder import Decoder
+from onward.model.experts import ExpertsModule
+from onward.model.feedforward import GatedModule, PlainModule
+from onward.training.health import DEAD, Spikes, matrices, measure, update_ratio
+from onward.training.loop import Batch
+from onward.training.loss import loss_sum
+
+LIMIT = 8.0  # the default of a run
+every_decoder = pytest.mark.parametrize("name", DECODERS)
+
+
+def falling(random: np.random.Generator, steps: int = 3000, first: float = 10.4, last: float = 3.0) -> np.ndarray:
+    """A power law from the loss of guessing."""
+    return last + (first - last) * (1 + np.arange(steps) / 20) ** -0.5
+
+
+def mixed(random: np.random.Generator, windows: int, hard: float, steps: int = 3000) -> np.ndarray:
+    """Batches of easy windows and a share of hard ones, whose losses vary among themselves."""
+    difficulty = np.where(random.random((steps, windows)) < hard, 2.0, 0.7) * random.lognormal(
+        0, 0.15, (steps, windows)
+    )
+    return falling(random) * difficulty.mean(1)
+
+
+def bump(random: np.random.Generator) -> np.ndarray:
+    """A loss that rises again while the learning rate warms up."""
+    return falling(random) + 2.5 * np.exp(-(((np.arange(3000) - 150) / 40) ** 2)) + random.normal(0, 0.05, 3000)
+
+
+HEALTHY = {
+    "falling": lambda random: falling(random) + random.normal(0, 0.03, 3000),
+    "hardly any noise": lambda random: falling(random) + random.normal(0, 1e-4, 3000),
+    "much noise": lambda random: falling(random) * random.lognormal(0, 0.12, 3000),
+    "easy and hard windows, one in a batch": lambda random: mixed(random, 1, 0.2),
+    "easy and hard windows, eight in a batch": lambda random: mixed(random, 8, 0.1),
+    "hard windows seldom": lambda random: mixed(random, 32, 0.02),
+    "a bump in the warm-up": bump,
+    "another source at once": lambda random: falling(random) + 0.8 * (np.arange(3000) > 1500),
+    "heavy tails": lambda random: falling(random) + 0.05 * random.standard_t(4, 3000),
+    "learned by heart": lambda random: falling(random, first=4, last=0.0) + np.abs(random.normal(0, 0.05, 3000)),
+    "constant": lambda random: np.full(3000, 2.0),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_healthy_curve_is_called_a_spike(name: str, seed: int) -> None:
+    spikes, told = Spikes(LIMIT), []
+    for loss in HEALTHY[name](np.random.default_rng(seed)).tolist():
+        told.append(spikes.judge(loss, 1.0))
+        spikes.note(loss)
+    assert [reason for reason in told if reason] == []
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_jump_of_the_loss_is_caught_wherever_it_comes(name: str) -> None:
+    curve = HEALTHY[name](np.random.default_rng(0)).tolist()
+    spikes, caught = Spikes(LIMIT), 0
+    for step, loss in enumerate(curve):
+        if step > 500 and step % 50 == 0:
+            jump = 4 * max(curve[step - 64 : step]) + 1
+            caught += (
+                spikes.judge(jump, 1.0) == f"the loss {jump:.2f} is far above the {median(curve, step):.2f} of late"
+            )
+        spikes.note(loss)
+    assert caught == 49
+
+
+def median(curve: list[float], step: int) -> float:
+    return float(np.median(curve[step - 64 : step]))
+
+
+def test_a_spike_of_the_usual_size_is_caught() -> None:
+    random, spikes = np.random.default_rng(0), Spikes(LIMIT)
+    for loss in falling(random) + random.normal(0, 0.05, 3000):
+        spikes.note(loss)
+    usual = median(spikes.state, 64)
+    assert not spikes.judge(usual + 0.5, 1.0)
+    assert spikes.judge(usual + 1.5, 1.0)
+
+
+@pytest.mark.parametrize("limit", [0.0, LIMIT])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_trouble_at_any_time_and_with_any_limit(bad: float, limit: float) -> None:
+    assert Spikes(limit).judge(bad, 1.0) == f"the loss is {bad}"
+    assert Spikes(limit).judge(3.0, bad) == "the gradient is not finite"
+    assert Spikes(limit).judge(3.0, 1.0) == ""
+
+
+def test_without_a_limit_no_loss_is_too_high() -> None:
+    spikes = Spikes(0.0)
+    spikes.state = [1.0] * 64
+    assert spikes.judge(1e9, 1.0) == ""
+    spikes.limit = LIMIT
+    assert spikes.judge(1e9, 1.0)
+
+
+def test_judging_leaves_the_state_and_a_restart_from_it_equals_never_stopping() -> None:
+    curve = mixed(np.random.default_rng(1), 4, 0.1)[:300].tolist()
+    spikes = Spikes(LIMIT)
+    for step, loss in enumerate(curve):
+        known = list(spikes.state)
+        told = [spikes.judge(x, 1.0) for x in (loss, loss * 3, loss + 1, math.nan)]
+        assert spikes.state == known
+        restarted = Spikes(LIMIT)
+        restarted.state = known
+        assert [restarted.judge(x, 1.0) for x in (loss, loss * 3, loss + 1, math.nan)] == told
+        spikes.note(loss)
+        restarted.note(loss)
+        assert restarted.state == spikes.state == curve[: step + 1][-64:]
+
+
+# ---------------------------------------------------------------- measured
+
+
+def batch(c: DecoderConfig, rows: int = 3) -> Batch:
+    ids = token_ids(c, rows, c.context_length + 1)
+    return Batch(ids[:, :-1], ids[:, 1:])
+
+
+def watched(model: Decoder, tokens: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What goes into each module, and what comes out, by name, seen by hooks of the test's own."""
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
+
+    def note(name: str, given: tuple[Tensor, ...], output: Tensor) -> None:
+        inputs[name], outputs[name] = given[0], output
+
+    hooks = [
+        m.register_forward_hook(lambda _, given, output, name=name: note(name, given, output))
+        for name, m in model.named_modules()
+    ]
+    model(tokens)
+    for hook in hooks:
+        hook.remove()
+    return inputs, outputs
+
+
+def dead_units(mlp: nn.Module, name: str, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> float:
+    """The share of dead units by the formulas of the parts, unit by unit and token by token."""
+
+    def peaks(module: nn.Module, x: Tensor) -> list[float]:
+        units = (
+            module.act(module.gate(x)) * module.up(x) if isinstance(module, GatedModule) else module.act(module.up(x))
+        )
+        return units.abs().flatten(0, -2).max(0).values.tolist()
+
+    if isinstance(mlp, PlainModule):
+        found = peaks(mlp, inputs[name])
+    else:
+        assert isinstance(mlp, ExpertsModule)
+        tokens, (_, chosen) = inputs[f"{name}.router"], outputs[f"{name}.router"]
+        found = []
+        for expert in range(mlp.part.count):
+            visitors = [t for t, visits in zip(tokens, chosen.tolist()) if expert in visits]
+            answers = []
+            for t in visitors:
+                gate, up = mlp.gate[expert] @ t, mlp.up[expert] @ t
+                if mlp.gate_bias is not None:
+                    gate, up = gate + mlp.gate_bias[expert], up + mlp.up_bias[expert]
+                answers.append(mlp.combine(gate, up).abs())
+            found += torch.stack(answers).max(0).values.tolist() if answers else []
+        if mlp.shared is not None:
+            found += peaks(mlp.shared, inputs[f"{name}.shared"])
+    return sum(peak <= DEAD * max(found) for peak in found) / len(found)
+
+
+@torch.no_grad()
+def kill(model: Decoder, units: int) -> None:
+    """The first units of every feed-forward and of the first expert never answer."""
+    for module in model.modules():
+        if isinstance(module, PlainModule):
+            first = getattr(module, "gate", module.up)
+            for parameter in first.parameters():
+                parameter[:units] = 0
+        if isinstance(module, ExpertsModule):
+            module.gate[0, :units] = 0
+            if module.gate_bias is not None:
+                module.gate_bias[0, :units] = 0
+                module.gate[0, units] = 0  # answers by its bias
+
+
+@every_decoder
+def test_what_is_measured_follows_the_formulas_in_double_precision(name: str) -> None:
+    c = DECODERS[name]
+    model, given = decoder(c, torch.float64), batch(c)
+    kill(model, 2)
+    found = measure(model, given)
+    inputs, outputs = watched(model, given.tokens)
+    wanted = {}
+    for layer, block in enumerate(model.blocks):
+        calls: list[tuple[Tensor, ...]] = []
+        hook = block.attn.attend.register_forward_hook(lambda _, g, output, calls=calls: calls.append(g))
+        model(given.tokens[:1])
+        hook.remove()
+        q, k, _, view = calls[0]
+        entropies = []
+        for row in block.attn.attend.weights(q, k, view)[0].flatten(0, 1).tolist():
+            shares = [*row, 1 - sum(row)] if block.attn.attend.sinks is not None else row
+            entropies.append(-sum(p * math.log(p) for p in shares if p > 0))
+        wanted[f"attention_entropy/{layer}"] = sum(entropies) / len(entropies)
+        if not isinstance(block, AttentionOnlyBlock):
+            wanted[f"dead_units/{layer}"] = dead_units(block.mlp, f"blocks.{layer}.mlp", inputs, outputs)
+    assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+    assert all(value > 0 for key, value in found.items() if "dead" in key)
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_reading_all_alike_has_the_entropy_of_a_choice_among_what_is_there(window: int) -> None:
+    c = config(position=NoPosition(), attention=SelfAttention(window=window), context_length=200)
+    model = decoder(c)
+    for block in model.blocks:
+        nn.init.zeros_(block.attn.q.weight)
+    seen = [min(t + 1, window or 200) for t in range(128)]  # the first 128 tokens are looked at
+    wanted = sum(map(math.log, seen)) / 128
+    found = measure(model, batch(c))
+    assert found["attention_entropy/0"] == pytest.approx(wanted, rel=1e-5)
+    documents = replace(batch(c), positions=torch.arange(200).repeat(3, 1) % 5)
+    short = [min(t % 5 + 1, window or 5) for t in range(128)]
+    assert measure(model, documents)["attention_entropy/1"] == pytest.approx(sum(map(math.log, short)) / 128, rel=1e-5)
+
+
+def test_reading_from_one_has_no_entropy() -> None:
+    model = decoder(config(attention=SelfAttention(scale=1e4)))
+    assert measure(model, batch(model.config))["attention_entropy/0"] < 1e-2
+
+
+UNITS = {
+    "plain": Plain(bias=True),
+    "gated": Gated(bias=True),
+    "experts": Experts(count=3, active=3, bias=True, compute="loop"),
+    "experts in one product": Experts(count=3, active=3, compute="grouped"),
+    "GPT-OSS": ClampedExperts(count=3, active=3, bias=True, compute="loop"),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_units_set_dead_are_counted(name: str) -> None:
+    model = decoder(config(mlp=UNITS[name], d_ff=40))
+    given = batch(model.config)
+    assert measure(model, given)["dead_units/1"] == 0
+    kill(model, 6)
+    assert measure(model, given)["dead_units/1"] == pytest.approx(6 / (40 if name in ("plain", "gated") else 120))
+
+
+def test_blocks_without_a_feed_forward_have_no_units() -> None:
+    found = measure(decoder(config(block=AttentionOnly())), batch(config()))
+    assert set(found) == {"attention_entropy/0", "attention_entropy/1"}
+
+
+def steps(model: Decoder, given: Batch, looking: bool) -> Iterator[Tensor]:
+    """Some training steps with dropout, with or without a look before and after each: every weight and gradient."""
+    torch.manual_seed(3)
+    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(2):
+        if looking:
+            measure(model, given)
+        loss_sum(model, given)[0].backward()
+        if looking:
+            measure(model, given)
+        yield from [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        optimiser.step()
+        optimiser.zero_grad()
+    yield from model.state_dict().values()
+    yield torch.get_rng_state()
+
+
+@every_decoder
+def test_measuring_changes_no_bit_of_training_and_leaves_nothing_behind(name: str) -> None:
+    c = replace(DECODERS[name], dropout=0.3)
+    found = []
+    for looking in False, True:
+        model = decoder(c).train()
+        found.append(list(steps(model, batch(c), looking)))
+        assert all(module.training for module in model.modules())
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    for plain, looked in zip(*found, strict=True):
+        assert torch.equal(plain, looked)
+
+
+def test_a_model_that_fails_is_left_without_hooks() -> None:
+    model = decoder(config())
+    with pytest.raises(IndexError):
+        measure(model, Batch(torch.full((1, 4), 99), torch.zeros(1, 4, dtype=torch.long)))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_compiled_blocks_are_measured_too() -> None:
+    model = decoder(DECODERS["gpt-oss"])
+    given = batch(model.config)
+    wanted = measure(model, given)
+    compile_blocks(model, backend="eager")
+    model(given.tokens)
+    assert measure(model, given) == wanted
+    assert not any(m._forward_hooks for m in model.modules() if isinstance(m, Attend))
+
+
+def test_the_update_ratio_is_the_change_over_the_weights_of_trainable_matrices() -> None:
+    model = decoder(config(mlp=Experts(compute="loop"), tied=True))
+    model.blocks[0].attn.q.weight.requires_grad_(False)
+    before = [m.clone() for m in matrices(model)]
+    assert update_ratio(before, model) == 0
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.25) if p.requires_grad and p.ndim > 1 else p.add_(100)
+    assert update_ratio(before, model) == pytest.approx(0.25, rel=1e-6)
+    assert sum(m.numel() for m in before) == sum(p.numel() for p in model.parameters() if p.ndim > 1) - 16 * 16
