@@ -10,24 +10,24 @@ operations of a step over the rate of a large product in each precision.
 """
 
 import argparse
+import itertools
 import statistics
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 
-import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import onward
 from benchmarks.plain import PlainGPT
 from benchmarks.text import machine, shakespeare
-from onward.data.tokens import write_tokens
-from onward.data.windows import Windows, validation_windows
+from onward.data.tokens import Tokens, encode
+from onward.data.windows import ValidationWindows, Windows, validation_windows
 from onward.text.tokenizer import train_tokenizer
-from onward.training.loop import Batch, fit, mean_loss
-from onward.training.optimiser import adamw
+from onward.training.loop import Batch, Method, fit
+from onward.training.loss import IGNORED
+from onward.training.optimiser import optimisers
 
 BATCH, CONTEXT, WIDTH, LAYERS, HEADS, RATE = 12, 256, 384, 6, 6, 1e-3
 
@@ -49,33 +49,41 @@ def decoder(vocab: int) -> onward.Decoder:
     return onward.Decoder(config)
 
 
+def batches(windows: Windows) -> Iterator[tuple[int, list[Batch]]]:
+    """The windows of each step."""
+    for step in itertools.count():
+        sample = windows.read(range(step * BATCH, (step + 1) * BATCH))
+        yield step, [Batch(torch.from_numpy(sample.tokens), torch.from_numpy(sample.targets))]
+
+
 def plain_loop(model: PlainGPT, windows: Windows) -> Iterator[float]:
-    """The loop of the usual kind; yields the seconds of each step."""
+    """The loop of the usual kind; yields the loss of each step."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1)
-    step = 0
-    while True:
-        start = perf_counter()
-        ids = torch.from_numpy(windows.batch(step * BATCH, BATCH))
-        logits = model(ids[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    for _, (batch,) in batches(windows):
+        loss = F.cross_entropy(model(batch.tokens).flatten(0, 1), batch.targets.flatten())
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        loss.item()
-        step += 1
-        yield perf_counter() - start
+        yield loss.item()
 
 
 def our_loop(model: onward.Decoder, windows: Windows) -> Iterator[float]:
-    """Onward's loop in bf16."""
+    """Onward's loop in bf16; yields the loss of each step."""
+    method, adamw = Method(clip=1.0, precision="bf16"), optimisers(model, "adamw", RATE, 0.1, (0.9, 0.99))
+    steps = fit(model, batches(windows), adamw, lambda step: RATE, method, method.scaler(torch.device("cpu")))
+    return (step.loss for step in steps)
 
-    def batches(step: int) -> list[Batch]:
-        return [Batch.of(torch.from_numpy(windows.batch(step * BATCH, BATCH)))]
 
-    optimiser = adamw(model, RATE, 0.1, (0.9, 0.99))
-    for event in fit(model, batches, optimiser, lambda step: RATE, range(1 << 30), clip=1.0, precision="bf16"):
-        yield event.seconds
+@torch.no_grad()
+def held_loss(model: nn.Module, windows: ValidationWindows) -> float:
+    """The mean loss of a text, in fp32."""
+    total, count = 0.0, 0
+    for tokens, targets, _ in windows.batches(BATCH):
+        logits, wanted = model(torch.from_numpy(tokens)).flatten(0, 1), torch.from_numpy(targets).flatten()
+        total += F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum").item()
+        count += int((wanted != IGNORED).sum())
+    return total / count
 
 
 def rate(dtype: torch.dtype) -> float:
@@ -97,10 +105,9 @@ def main() -> None:
     options = parser.parse_args()
     texts = shakespeare()
     tokenizer = train_tokenizer("char", texts)
-    with TemporaryDirectory() as folder:
-        data = write_tokens(Path(folder), tokenizer, texts, 0.1)
-        train, held = np.array(data.train), np.array(data.validation)
-    windows = Windows(train, CONTEXT, seed=0)
+    tokens = Tokens.of(*encode(tokenizer, texts))
+    border = int(0.9 * len(tokens))
+    windows = Windows([tokens.part(0, border)], CONTEXT, seed=0)
     torch.manual_seed(0)
     ours, plain = decoder(tokenizer.vocab_size), PlainGPT(tokenizer.vocab_size, WIDTH, LAYERS, HEADS, CONTEXT)
     plain.copy(ours.state_dict())
@@ -111,7 +118,9 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(options.rounds + 2):
         for name, loop in loops.items():
-            times[name].append(next(loop))
+            start = perf_counter()
+            next(loop)
+            times[name].append(perf_counter() - start)
     parameters = sum(p.numel() for p in ours.parameters())
     attention = 12 * LAYERS * WIDTH * CONTEXT  # per token, all places of the square counted, as computed
     flop = BATCH * CONTEXT * (6 * (parameters - CONTEXT * WIDTH) + attention)
@@ -133,9 +142,8 @@ def main() -> None:
         for name, loop in loops.items():
             for _ in range(options.steps - len(times[name])):
                 next(loop)
-        found = validation_windows(held, CONTEXT)
-        parts = [Batch.of(part) for part in torch.from_numpy(found).split(BATCH)]
-        losses = {name: mean_loss(model, parts)[0] for name, model in (("plain fp32", plain), ("onward bf16", ours))}
+        held = validation_windows(tokens.part(border, len(tokens)), CONTEXT)
+        losses = {"plain fp32": held_loss(plain, held), "onward bf16": held_loss(ours, held)}
         print(f"\nvalidation loss after {options.steps} steps: " + ", ".join(f"{n} {x:.4f}" for n, x in losses.items()))
         print(f"difference {abs(losses['plain fp32'] - losses['onward bf16']):.4f}")
 

@@ -7,16 +7,17 @@ the samples, which start from an empty context, go from noise to the shapes of w
 
 import argparse
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 import onward
 from onward.data.sources import documents
-from onward.data.tokens import encode
-from onward.data.windows import Windows, validation_windows
+from onward.data.tokens import Tokens, encode
+from onward.data.windows import Sample, Windows, validation_windows
 from onward.text.tokenizer import train_tokenizer
-from onward.training.loop import Batch, fit, mean_loss
+from onward.training.loop import Batch, Method, fit, mean_loss
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")
@@ -29,10 +30,10 @@ T, BATCH = 128, 16  # characters in a window, windows in a step
 try:
     texts = list(documents(options.source))
     tokenizer = train_tokenizer("char", texts)
-    tokens, _ = encode(tokenizer, texts, np.dtype(np.uint32))
+    tokens, _ = encode(tokenizer, texts)
     split = int(0.9 * len(tokens))
-    windows = Windows(tokens[:split], T, options.seed)
-    held_out = validation_windows(tokens[split:], T)
+    windows = Windows([Tokens.of(tokens[:split])], T, options.seed)
+    held_out = validation_windows(Tokens.of(tokens[split:]), T)
 except onward.UserError as error:
     parser.error(str(error))
 
@@ -55,10 +56,9 @@ model = onward.Decoder(
 print(f"{len(tokens):,} characters, {V} different ones; {sum(p.numel() for p in model.parameters()):,} parameters")
 
 
-def batch(window: np.ndarray) -> Batch:
-    """From windows (B, T + 1): at each place the target is the character after it, -1 behind the end of the text."""
-    ids = torch.from_numpy(window)
-    return Batch.of(ids)
+def batch(sample: Sample, seed: int = 0) -> Batch:
+    """Windows (B, T) and their targets: at each place the character after it, -1 behind the end of the text."""
+    return Batch(torch.from_numpy(sample.tokens), torch.from_numpy(sample.targets), seed=seed)
 
 
 def samples() -> list[str]:
@@ -71,16 +71,15 @@ print("Untrained, it writes:")
 for text in samples():
     print(f"  {text!r}")
 
-optimiser = torch.optim.AdamW(model.parameters(), lr=3e-4)
-training = fit(
-    model,
-    lambda step: [batch(windows.batch(step * BATCH, BATCH))],
-    optimiser,
-    lambda step: 3e-4,
-    range(options.steps),
-    clip=0.0,
-    precision="fp32",
-)
+
+def steps() -> Iterator[tuple[int, list[Batch]]]:
+    """The windows of each step, and a seed for their dropout."""
+    for step in range(options.steps):
+        yield step, [batch(windows.read(range(step * BATCH, (step + 1) * BATCH)), seed=step)]
+
+
+optimiser, unscaled = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler(enabled=False)
+training = fit(model, steps(), [optimiser], lambda step: 3e-4, Method(), unscaled)
 print(f"\nA guess among {V} characters has loss ln {V} = {math.log(V):.3f}.")
 for step in training:
     if step.step % 50 == 1 or step.step == options.steps:
@@ -88,7 +87,7 @@ for step in training:
 
 counts = np.bincount(tokens[:split], minlength=V) / split
 entropy = -float((counts[counts > 0] * np.log(counts[counts > 0])).sum())
-loss, targets = mean_loss(model, (batch(part) for part in np.array_split(held_out, len(held_out) // 64 + 1)))
+loss, targets = mean_loss(model, map(batch, held_out.batches(64)))
 print(f"validation  loss {loss:.3f} over {targets:,} characters it has not seen")
 print(f"(The frequencies of single characters alone give {entropy:.3f}.)")
 

@@ -8,16 +8,16 @@ takes a few steps on real text, by default the documentation that comes with Pyt
 import argparse
 import math
 from collections import Counter
+from collections.abc import Iterator
 
-import numpy as np
 import torch
 
 import onward
 from onward.data.sources import documents
-from onward.data.tokens import encode
+from onward.data.tokens import Tokens, encode
 from onward.data.windows import Windows
 from onward.text.tokenizer import train_tokenizer
-from onward.training.loop import Batch, fit
+from onward.training.loop import Batch, Method, fit
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")
@@ -56,22 +56,23 @@ print(f"  {'total':14} {parts.total():10,}\n")
 try:
     texts = list(documents(options.source))
     tokenizer = train_tokenizer(f"bpe:{V}", texts)
-    tokens, _ = encode(tokenizer, texts, np.dtype(np.uint32))
-    windows = Windows(tokens, T, options.seed)
+    tokens, _ = encode(tokenizer, texts)
+    windows = Windows([Tokens.of(tokens)], T, options.seed)
 except onward.UserError as error:
     parser.error(str(error))
 print(f"The text is {len(tokens):,} tokens of {tokenizer.vocab_size:,} kinds, learned from it; other ids stay unused.")
 print(f"A guess among {V:,} tokens has loss ln {V:,} = {math.log(V):.3f}.")
 
 
-def batches(step: int) -> list[Batch]:
-    """The windows of a step: at each place the target is the token after it."""
-    ids = torch.from_numpy(windows.batch(step * BATCH, BATCH))
-    return [Batch.of(ids)]
+def steps() -> Iterator[tuple[int, list[Batch]]]:
+    """The windows of each step: at each place the target is the token after it."""
+    for step in range(options.steps):
+        sample = windows.read(range(step * BATCH, (step + 1) * BATCH))
+        yield step, [Batch(torch.from_numpy(sample.tokens), torch.from_numpy(sample.targets))]
 
 
-optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for step in fit(model, batches, optimiser, lambda step: 1e-3, range(options.steps), clip=1.0, precision="fp32"):
+optimiser, unscaled = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler(enabled=False)
+for step in fit(model, steps(), [optimiser], lambda step: 1e-3, Method(clip=1.0), unscaled):
     print(
         f"step {step.step}  loss {step.loss:.3f}  gradient norm {step.grad_norm:.2f}, clipped to "
         f"{min(step.grad_norm, 1.0):.2f}  {step.tokens / step.seconds:,.0f} tokens/s",

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.data.sources import documents, read
+from onward.data import sources
+from onward.data.sources import cut, documents, pieces, read
 from onward.errors import UserError
+
+TABLE = {"text": ["p", None, "q\r\n"], "body": ["b", "c", "d"], "number": [1, 2, 3]}
 
 
 @pytest.fixture
@@ -23,18 +27,23 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "deep/c.md.gz").write_bytes(gzip.compress(b"packed"))
     (tmp_path / "deep/er/d").write_text("no suffix")
     (tmp_path / "deep/e.jsonl.gz").write_bytes(gzip.compress(b'{"text": "rows"}'))
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(TABLE), tmp_path / "f.parquet")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0")
     (tmp_path / ".git/hidden.txt").write_text("hidden")
     return tmp_path
 
 
-A, B = "ä one\ntwo", ["x", "z\n"]
+A, B, F = "ä one\ntwo", ["x", "z\n"], ["p", "", "q\r\n"]
 CASES = {
     "a file": (["a.txt"], [A]),
     "the lines of a .jsonl": (["b.jsonl"], B),
     "a .gz": (["deep/c.md.gz"], ["packed"]),
     "a .jsonl.gz": (["deep/e.jsonl.gz"], ["rows"]),
-    "a folder, its text files in order": (["."], [A, *B, "packed", "rows", "no suffix"]),
+    "a folder, its text files in order": (["."], [A, *B, "packed", "rows", "no suffix", *F]),
+    "the rows of a .parquet, an empty text for what is missing": (["f.parquet"], F),
+    "a dataset": (["hf://parquet?data_files=f.parquet&cache_dir=cache"], F),
+    "a folder as a dataset": (["hf://deep?cache_dir=cache"], ["rows"]),
     "a glob": (["*.txt"], [A]),
     "a glob through folders": (["**/*.gz"], ["packed", "rows"]),
     "several at once, in the order given": (["deep/er", "a.txt", "b.jsonl"], ["no suffix", A, *B]),
@@ -48,8 +57,9 @@ def test_documents_come_from(case: str, folder: Path, monkeypatch: pytest.Monkey
     assert list(documents(sources)) == expected
 
 
-def test_a_jsonl_field_can_be_named(folder: Path) -> None:
-    assert list(documents([str(folder / "b.jsonl")], field="body")) == ["y", "\u2028"]
+@pytest.mark.parametrize(("name", "found"), [("b.jsonl", ["y", "\u2028"]), ("f.parquet", ["b", "c", "d"])])
+def test_the_field_of_records_can_be_named(name: str, found: list[str], folder: Path) -> None:
+    assert list(documents([str(folder / name)], field="body")) == found
 
 
 def test_standard_input_is_a_document(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +83,35 @@ def test_half_a_character_in_json_becomes_an_unknown_one(tmp_path: Path) -> None
     assert list(documents([str(tmp_path / "t.jsonl")])) == ["a\ufffdb"]
 
 
+LONG = ["word " * 40, "line\n" * 40, "a\n\nb\r\n" * 30, "x" * 200, "ä\r\n" * 60]
+
+
+@pytest.mark.parametrize(("size", "block"), [(1, 1), (7, 2), (64, 15), (64, 64)])
+@pytest.mark.parametrize("text", LONG)
+def test_a_file_is_read_in_pieces_that_make_the_whole(
+    text: str, size: int, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "PIECE", size)
+    monkeypatch.setattr(sources, "BLOCK", block)
+    (tmp_path / "t.txt.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": f"{text}{i}"}) + "\n" for i in range(5)))
+    for name, expected in ("t.txt.gz", [text.replace("\r\n", "\n")]), ("t.jsonl", [f"{text}{i}" for i in range(5)]):
+        found = list(pieces([str(tmp_path / name)], "text", "utf-8"))
+        assert len(found) > 1
+        assert list(documents([str(tmp_path / name)])) == expected
+
+
+@given(text=st.text("ab \n\r\u3000"), size=st.integers(1, 9))
+def test_passages_make_the_whole_and_are_short(text: str, size: int) -> None:
+    parts = list(cut(text, size))
+    assert "".join(parts) == text
+    assert max(map(len, parts)) <= size
+
+
+def test_a_text_is_cut_behind_a_line_that_another_follows() -> None:
+    assert list(cut("one two\nthree\n\nfour five", 17)) == ["one two\n", "three\n\nfour five"]
+
+
 BAD = {  # name, bytes, what the sentence names
     "no such file": ("gone.txt", None, ["gone.txt does not exist"]),
     "a glob without a match": ("*.nothing", None, ["*.nothing does not exist"]),
@@ -89,6 +128,7 @@ BAD = {  # name, bytes, what the sentence names
     "a field that is no text": ("t.jsonl", b'{"text": 3}', ["t.jsonl line 1 has no text"]),
     "a line that is a list": ("t.jsonl", b"[1]", ["t.jsonl line 1", "list"]),
     "deep brackets": ("t.jsonl", b"[" * 100_000, ["t.jsonl line 1 is not JSON"]),
+    "not a .parquet": ("t.parquet", b"text", ["t.parquet cannot be read as .parquet"]),
     "a long number": ("t.jsonl", b"9" * 10_000, ["t.jsonl line 1 is not JSON"]),
 }
 
@@ -104,14 +144,34 @@ def test_one_sentence_names(case: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("field", ["gone", "number"])
+@pytest.mark.parametrize("source", ["f.parquet", "hf://parquet?data_files=f.parquet&cache_dir=cache"])
+def test_a_table_without_the_field_names_those_it_has(
+    source: str, field: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=rf"no text under '{field}' \(it has 'text', 'body', 'number'\): .*--field"):
+        list(documents([source], field=field))
+
+
+def test_a_file_that_vanishes_is_one_sentence(folder: Path) -> None:
+    found = documents([str(folder)])
+    next(found)
+    (folder / "deep/e.jsonl.gz").unlink()
+    with pytest.raises(UserError, match=r"e\.jsonl\.gz cannot be read: No such file"):
+        list(found)
+
+
 def test_a_folder_without_text_and_no_source_at_all_are_told(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"\0")
     with pytest.raises(UserError, match="holds no text files"):
         list(documents([str(tmp_path)]))
     with pytest.raises(UserError, match="no text is named"):
         list(documents([]))
+    with pytest.raises(UserError, match=r"hf://no/such cannot be loaded \(.*name a dataset"):
+        list(documents(["hf://no/such"]))
     with pytest.raises(UserError, match="--encoding klingon is unknown"):
-        list(read("x", b"abc", "text", "klingon"))
+        list(read("x", io.BytesIO(b"abc"), "klingon"))
 
 
 ENCODINGS = st.sampled_from(
@@ -127,7 +187,7 @@ LINES = st.lists(st.dictionaries(st.sampled_from(["text", "b"]), st.text() | st.
 )
 def test_any_bytes_are_documents_or_one_sentence(data: bytes, name: str, encoding: str) -> None:
     try:
-        found = list(read(name, data, "text", encoding))
+        found = [text for piece in read(name, io.BytesIO(data), encoding) for text in piece.documents("text")]
     except UserError:
         return
     for text in found:
@@ -136,8 +196,6 @@ def test_any_bytes_are_documents_or_one_sentence(data: bytes, name: str, encodin
 
 @given(st.binary())
 def test_any_bytes_named_gz_are_documents_or_one_sentence(data: bytes) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.gz"
         path.write_bytes(b"\x1f\x8b\x08" + data)

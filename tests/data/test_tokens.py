@@ -1,62 +1,102 @@
-"""Tokens on disk."""
+"""Tokens in memory and on disk."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 
-from onward.data.tokens import load_tokens, write_tokens
+from onward.data.prepare import Cleaning, prepare
+from onward.data.tokens import PASSAGE, Tokens, encode, is_prepared, load_tokens
 from onward.errors import UserError
-from onward.text.tokenizer import train_tokenizer
+from onward.text.tokenizer import Tokenizer, train_tokenizer
 
-CHAR = train_tokenizer("char", ["abc"])
-END = CHAR.eos_id
-
-
-def ids(text: str) -> list[int]:
-    return [END if c == "|" else CHAR.encode(c)[0] for c in text]
+CHAR = train_tokenizer("char", ["abc\n"])
+SOURCES = st.lists(st.lists(st.integers(1, 6), max_size=4), max_size=3)  # of documents of so many tokens
+PLACE = st.integers(0, 40)
 
 
-@pytest.mark.parametrize(
-    ("validation", "train", "held"),
-    [(None, "abc|cab|", None), (0.25, "abc|ca", "b|"), (["aa", "b"], "abc|cab|", "aa|b|")],
-)
-def test_documents_are_written_and_mapped_back(validation, train: str, held: str | None, tmp_path: Path) -> None:
-    write_tokens(tmp_path, CHAR, ["abc", "cab"], validation)
-    data = load_tokens(tmp_path)
-    assert isinstance(data.train, np.memmap)
-    assert data.train.tolist() == ids(train)
-    assert (data.validation.tolist() if data.validation is not None else None) == (held and ids(held))
-    assert data.info["documents"] == 2
-    assert data.info["bytes"] == 6
+@given(sources=SOURCES, a=PLACE, b=PLACE, c=PLACE, d=PLACE)
+def test_sources_are_one_sequence_that_knows_where_documents_begin(
+    sources: list[list[int]], a: int, b: int, c: int, d: int
+) -> None:
+    begins = np.cumsum([0, *(length for lengths in sources for length in lengths)])
+    several = np.split(np.arange(begins[-1]), np.cumsum([sum(lengths) for lengths in sources])[:-1])
+    whole = Tokens.join(Tokens.of(ids, np.cumsum(lengths)) for ids, lengths in zip(several, sources))
+    part, expected = whole.part(a, b), np.arange(begins[-1])[a:b]
+    assert (len(whole), len(part)) == (begins[-1], len(expected))
+    assert part[:].tolist() == whole[a:b].tolist() == expected.tolist()
+    assert part[c:d].tolist() == part.part(c, d)[:].tolist() == expected[c:d].tolist()
+    here = [i for i, token in enumerate(expected[c:d]) if token in begins]
+    assert part.starts(c, d).tolist() == here
+    smaller = part.part(c, d)
+    assert smaller.starts(0, len(smaller)).tolist() == here
+    joined = Tokens.join([smaller])
+    assert joined.starts(0, len(joined)).tolist() == sorted({*here, 0} if len(joined) else here), "a source begins one"
 
 
-def test_unknown_characters_are_counted_wherever_they_are(tmp_path: Path) -> None:
-    assert write_tokens(tmp_path / "1", CHAR, ["aXbY"], None).info["unknown_characters"] == 2
-    assert write_tokens(tmp_path / "2", CHAR, ["aXb"], ["YYY"]).info["unknown_characters"] == 4
+@pytest.mark.parametrize("end", [CHAR.eos_id, None])
+def test_each_document_is_followed_by_the_end_token_if_there_is_one(end: int | None) -> None:
+    tokenizer = CHAR if end else Tokenizer(CHAR.inner, eos=None)
+    texts = ["abc", "", "cab\n" * (PASSAGE // 2), "a"]
+    behind = [] if end is None else [end]
+    documents = [tokenizer.encode(text) + behind for text in texts]
+    ids, ends = encode(tokenizer, iter(texts))
+    assert ids.dtype == np.uint16
+    assert ids.tolist() == [i for document in documents for i in document]
+    assert ends.tolist() == np.cumsum([len(document) for document in documents]).tolist()
 
 
 def test_ids_above_sixteen_bits_are_kept(tmp_path: Path) -> None:
-    import tokenizers
-
-    from onward.text.tokenizer import Tokenizer
-
-    vocabulary = {"a": 0, "b": 70_000}
-    large = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="a")))
-    assert write_tokens(tmp_path, large, ["b", "a", "b"], None).train.tolist() == [70_000, 0, 70_000]
+    large = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 70_000}, unk_token="a")))
+    (tmp_path / "t.jsonl").write_text('{"text": "b"}\n{"text": "a"}\n{"text": "b"}')
+    data = prepare([str(tmp_path / "t.jsonl")], large, tmp_path / "out", cleaning=Cleaning(exact=False))
+    assert data.sources[0][:].tolist() == [70_000, 0, 70_000]
+    assert data.info["dtype"] == "uint32"
 
 
-def test_files_that_are_not_what_they_were_are_one_sentence(tmp_path: Path) -> None:
-    write_tokens(tmp_path, CHAR, ["abc"], None)
-    (tmp_path / "train.bin").write_bytes(b"abc")
-    with pytest.raises(UserError, match=r"train\.bin is missing or not the size"):
-        load_tokens(tmp_path)
-    (tmp_path / "train.bin").unlink()
-    with pytest.raises(UserError, match=r"train\.bin is missing"):
-        load_tokens(tmp_path)
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    (tmp_path / "t.txt").write_text("abc")
+    return prepare([str(tmp_path / "t.txt")], CHAR, tmp_path / "out").folder
 
 
-def test_validation_text_of_one_token_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="fewer than two tokens"):
-        write_tokens(tmp_path, CHAR, ["abc"], 0.01)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("file", ["00000.bin", "00000.ends"])
+def test_a_shard_that_is_not_what_it_was_is_one_sentence(file: str, prepared: Path) -> None:
+    path, content = prepared / file, (prepared / file).read_bytes()
+    load_tokens(prepared, verify="sha256")
+    path.write_bytes(bytes(255 - byte for byte in content))
+    load_tokens(prepared)
+    with pytest.raises(UserError, match=rf"{file} is missing or has changed"):
+        load_tokens(prepared, verify="sha256")
+    for change in lambda: path.write_bytes(content[1:]), path.unlink:
+        change()
+        with pytest.raises(UserError, match=rf"{file} is missing or has changed"):
+            load_tokens(prepared)
+
+
+@pytest.mark.parametrize(
+    "index", ["{}", "[]", "no JSON", '{"dtype": "object", "sources": []}', '{"dtype": "uint16", "sources": [3]}']
+)
+def test_an_index_that_is_none_is_one_sentence(index: str, prepared: Path) -> None:
+    (prepared / "data.json").write_text(index)
+    with pytest.raises(UserError, match=r"data\.json"):
+        load_tokens(prepared)
+
+
+def test_a_shard_lies_in_its_folder_whatever_the_index_says(prepared: Path) -> None:
+    info = json.loads((prepared / "data.json").read_text())
+    info["sources"][0]["shards"][0]["file"] = "../../t.bin"
+    (prepared / "data.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match=r"out/t\.bin is missing"):
+        load_tokens(prepared)
+
+
+@pytest.mark.parametrize("name", ["", ".", "-", "*.txt", "embedded", "x" * 5000])
+def test_what_is_no_prepared_folder_is_not_taken_for_one(name: str, tmp_path: Path) -> None:
+    assert not is_prepared(Path(name))
+    with pytest.raises(UserError, match="holds no prepared tokens"):
+        load_tokens(Path(name))

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.evaluation.score import evaluate, log_probabilities, windows
 from onward.model.config import DecoderConfig, Learned
@@ -22,7 +23,7 @@ TOKENS = np.random.default_rng(0).integers(0, 30, 100).astype(np.uint16)
 @given(count=st.integers(2, 200), length=st.integers(1, 40), data=st.data())
 def test_every_token_but_the_first_is_predicted_once(count: int, length: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(1, length))
-    spans = windows(count, length, stride)
+    spans = list(windows(count, length, stride))
     assert [i for _, first, end in spans for i in range(first, end)] == list(range(1, count))
     for start, first, end in spans:
         assert 0 <= start < first < end <= start + length + 1
@@ -56,11 +57,24 @@ def test_a_stride_of_the_context_gives_windows_that_do_not_overlap() -> None:
     from onward.data.windows import validation_windows
     from onward.training.loop import Batch, mean_loss
 
-    rows = torch.from_numpy(validation_windows(TOKENS, 12))
-    expected, count = mean_loss(MODEL, [Batch(rows[:, :-1].clamp(min=0), rows[:, 1:])])
+    samples = validation_windows(Tokens.of(TOKENS), 12).batches(4)
+    expected, count = mean_loss(MODEL, [Batch(*map(torch.from_numpy, sample[:2])) for sample in samples])
     found = evaluate(MODEL, TOKENS, 1, stride=12)
     assert found.tokens == count
     assert found.loss == pytest.approx(expected, rel=1e-9)
+
+
+def test_tokens_are_read_as_they_are_needed() -> None:
+    read: list[tuple[int, int]] = []
+
+    class Told(Tokens):
+        def __getitem__(self, places: slice) -> np.ndarray:
+            read.append((places.start, places.stop))
+            return super().__getitem__(places)
+
+    tokens = Told(Tokens.join([Tokens.of(TOKENS[:33]), Tokens.of(TOKENS[33:])]).spans)
+    assert evaluate(MODEL, tokens, 1) == evaluate(MODEL, TOKENS, 1)
+    assert max(stop - start for start, stop in read) == 13, "no more than a window"
 
 
 def test_by_default_the_window_moves_by_half_the_context() -> None:

@@ -1,57 +1,181 @@
 """Windows: which tokens are sample i.
 
-Shapes: T context_length.
+Shapes: B windows, T context_length.
 """
 
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from onward.data.tokens import Tokens
 from onward.errors import UserError
+
+Packing = Literal["stream", "documents"]
+Numbers = NDArray[np.uint64]
+NO_TARGET = -1
+BLOCK = 10_000  # samples in which each source has exactly its share
+
+
+class Sample(NamedTuple):
+    """Windows for the model."""
+
+    tokens: NDArray[np.int64]  # (B, T)
+    targets: NDArray[np.int64]  # (B, T), the token after each; -1 where there is nothing to learn
+    positions: NDArray[np.int64] | None  # (B, T), of each token in its document; None: 0, 1, 2, ...
 
 
 class Windows:
-    """Windows of T + 1 tokens, shuffled without replacement in each epoch.
+    """The windows of T tokens that a run trains on, epoch after epoch.
 
-    Which window is sample i is a pure function of (seed, i), so that a run resumes where it was. Each epoch cuts the
-    text at other places. A UserError tells of a text shorter than one window.
+    Sample i is a pure function of the seed and i, and takes no memory that grows with their number. An epoch has every
+    window once, in a shuffled order and cut at other places than in the epoch before. Without `weights` the sources are
+    one text. With weights, one for each source, every BLOCK samples have exactly that share of each, evenly spread, and
+    each source has its own epochs. With pack "documents" positions begin anew in each document and the last token of
+    one has no target, so that none sees another; with "stream" documents are one text.
+
+    A UserError tells of weights that do not fit the sources, and of a source that is shorter than one window.
     """
 
-    def __init__(self, tokens: np.ndarray, context_length: int, seed: int) -> None:
-        self.tokens, self.length, self.seed = tokens, context_length, seed
-        if len(tokens) <= context_length:
+    def __init__(
+        self,
+        sources: Sequence[Tokens],
+        context_length: int,
+        seed: int,
+        *,
+        weights: Sequence[float] = (),
+        pack: Packing = "stream",
+    ) -> None:
+        self.sources = sources if weights else [Tokens.join(sources)]
+        self.length, self.seed, self.pack = context_length, seed % 2**64, pack
+        sizes = np.array([len(tokens) for tokens in self.sources])
+        if (least := sizes.min()) <= context_length:
             raise UserError(
-                f"the text has {len(tokens)} tokens, and one window takes {context_length + 1}: give it more text or a "
-                "smaller --model.context-length"
+                f"{'a source' if weights else 'the text'} has {least} tokens, and one window takes "
+                f"{context_length + 1}: give it more text or a smaller --model.context-length"
             )
-        self.count = max(1, (len(tokens) - 1) // context_length - 1)  # one less than fit leaves room to shift the cuts
-        self.epoch = lru_cache(maxsize=2)(self._epoch)
+        # one window less than fit leaves room to cut at other places
+        counts = np.maximum(1, (sizes - 1) // context_length - 1)
+        self.counts = counts.astype(np.uint64)
+        self.room = (sizes - counts * context_length).astype(np.uint64)  # places where an epoch can begin
+        self.shares = shares(weights or [1.0], len(self.sources))
+        # in the order of (k + 1/2) / share, the k-th of each source, they are spread as evenly as can be
+        ranks = [np.arange(share) for share in self.shares]
+        order = np.argsort(np.concatenate([(k + 0.5) / len(k) for k in ranks]), kind="stable")
+        self.source = np.repeat(np.arange(len(ranks)), self.shares)[order]
+        self.rank = np.concatenate(ranks)[order]
 
     def __len__(self) -> int:
-        """Windows in an epoch."""
-        return self.count
+        """Windows in an epoch, of all sources."""
+        return int(self.counts.sum())
 
-    def _epoch(self, epoch: int) -> tuple[int, np.ndarray]:
-        """Where the first window of an epoch begins, and the order of its windows."""
-        random = np.random.default_rng((self.seed % 2**64, epoch))  # numpy takes no negative seeds
-        room = len(self.tokens) - 1 - self.count * self.length
-        return int(random.integers(0, min(room, self.length) + 1)), random.permutation(self.count)
-
-    def batch(self, first: int, count: int) -> np.ndarray:
-        """Samples `first` to `first + count`, (count, T + 1) int64."""
-        result = np.empty((count, self.length + 1), dtype=np.int64)
-        for row, i in enumerate(range(first, first + count)):
-            shift, order = self.epoch(i // self.count)
-            start = shift + int(order[i % self.count]) * self.length
-            result[row] = self.tokens[start : start + self.length + 1]
-        return result
+    def read(self, indices: Sequence[int]) -> Sample:
+        """The samples with these numbers, from 0 on without end."""
+        block, place = np.divmod(np.array(indices), BLOCK)
+        source = self.source[place]
+        number = (block * self.shares[source] + self.rank[place]).astype(np.uint64)
+        windows = self.counts[source]
+        epoch, number = np.divmod(number, windows)
+        key = hashed(self.seed, source.astype(np.uint64), epoch)
+        starts = hashed(key) % self.room[source] + permuted(number, windows, key) * self.length
+        return cut([(self.sources[s], int(start)) for s, start in zip(source, starts)], self.length, self.pack)
 
 
-def validation_windows(tokens: np.ndarray, context_length: int) -> np.ndarray:
-    """Windows (N, T + 1) int64 that do not overlap and cover a text: each token but the first is predicted once.
+class ValidationWindows:
+    """Windows that do not overlap and cover a text: each token but the first is a target once."""
 
-    Behind the end of the text the last window has -1.
+    def __init__(self, tokens: Tokens, context_length: int, pack: Packing = "stream") -> None:
+        self.tokens, self.length, self.pack = tokens, context_length, pack
+
+    def __len__(self) -> int:
+        return -(-(len(self.tokens) - 1) // self.length)
+
+    def read(self, numbers: Sequence[int]) -> Sample:
+        """The windows with these numbers, in the order of the text."""
+        return cut([(self.tokens, number * self.length) for number in numbers], self.length, self.pack)
+
+    def batches(self, size: int) -> Iterator[Sample]:
+        """All windows in order, `size` at a time, each batch read when it is asked for."""
+        return (self.read(range(first, min(first + size, len(self)))) for first in range(0, len(self), size))
+
+
+def cut(places: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Sample:
+    """The windows that begin at these places; beyond the end of a text there are tokens 0 without targets."""
+    tokens = np.zeros((len(places), length), np.int64)
+    targets = np.full((len(places), length), NO_TARGET)
+    for row, (text, start) in enumerate(places):
+        found = text[start : start + length + 1]
+        tokens[row, : len(found)] = found[:length]
+        targets[row, : len(found) - 1] = found[1:]
+    if pack == "stream":
+        return Sample(tokens, targets, None)
+    begins = np.zeros((len(places), length + 1), np.int64)  # where a document begins its place, else 0
+    for row, (text, start) in enumerate(places):
+        documents = text.starts(start, min(start + length + 1, len(text)))
+        begins[row, documents] = documents
+    targets[begins[:, 1:] > 0] = NO_TARGET
+    return Sample(tokens, targets, np.arange(length) - np.maximum.accumulate(begins[:, :-1], axis=1))
+
+
+def shares(weights: Sequence[float], sources: int) -> NDArray[np.int64]:
+    """How many of BLOCK samples come from each source, by largest remainders."""
+    if len(weights) != sources:
+        raise UserError(f"there are {len(weights)} weights for {sources} sources: give one for each")
+    if not min(weights) * BLOCK > sum(weights):  # nor if one is nan
+        raise UserError(f"weights are {tuple(weights)}: each must be positive, and above 1/{BLOCK:,} of them all")
+    exact = np.array(weights) / sum(weights) * BLOCK
+    found = np.floor(exact).astype(np.int64)
+    found[np.argsort(found - exact, kind="stable")[: BLOCK - found.sum()]] += 1
+    return found
+
+
+GOLDEN = 0x9E3779B97F4A7C15  # 2 ** 64 over the golden ratio
+
+
+def hashed(*parts: Numbers | int) -> Numbers:
+    """64 bits for each combination of the parts, by the counter-based generator SplitMix64 (Steele et al. 2014)."""
+    x: Any = np.zeros(1, np.uint64)
+    for part in parts:
+        x = x + GOLDEN + part
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+        x = x ^ (x >> 31)
+    return x
+
+
+ROUNDS = 8  # with fewer, neighbours in a range of six are not independent
+
+
+def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
+    """Where the permutation of range(size) that a key chooses takes x, elementwise.
+
+    A Feistel network (Luby and Rackoff 1988) permutes a rectangle that just holds the range; what it takes out of the
+    range goes on until it is back (cycle walking, Black and Rogaway 2002).
     """
-    starts = np.arange(0, len(tokens) - 1, context_length)
-    places = starts[:, None] + np.arange(context_length + 1)
-    return np.where(places < len(tokens), np.asarray(tokens, dtype=np.int64)[places.clip(max=len(tokens) - 1)], -1)
+    width = np.ceil(np.sqrt(size)).astype(np.uint64)
+    height = (size + width - 1) // width
+    keys = hashed(key, np.arange(2 * ROUNDS, dtype=np.uint64).reshape(ROUNDS, 2, 1))
+    outside = np.ones(x.shape, bool)
+    while outside.any():
+        row, column = np.divmod(x, width)
+        for one, other in keys:
+            row = (row + hashed(one + column)) % height
+            column = (column + hashed(other + row)) % width
+        x = np.where(outside, row * width + column, x)
+        outside = x >= size
+    return x
+
+
+def take(position: int, number: int, skipped: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """The next `number` samples from `position` on that lie in none of the half-open ranges `skipped`, and where to go
+    on behind them."""
+    left = (i for i in count(position) if not any(first <= i < end for first, end in skipped))
+    taken = list(islice(left, number))
+    return taken, taken[-1] + 1 if taken else position
+
+
+def validation_windows(tokens: Tokens, context_length: int, pack: Packing = "stream") -> ValidationWindows:
+    """The windows of a text to validate with, read lazily."""
+    return ValidationWindows(tokens, context_length, pack)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.model.decoder import Decoder, check_ids, without_dropout
 
@@ -49,15 +50,14 @@ class Evaluation:
     stride: int
 
 
-def windows(count: int, context_length: int, stride: int) -> list[tuple[int, int, int]]:
+def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """(start, first, end): tokens start to end go in, and those from first on are predicted; every token but the
     very first is predicted once, with at least context_length - stride tokens before it where there are so many."""
-    result, first = [], 1
+    first = 1
     while first < count:
         end = first + stride if first > 1 else context_length + 1
-        result.append((max(0, end - context_length - 1), first, min(count, end)))
+        yield max(0, end - context_length - 1), first, min(count, end)
         first = end
-    return result
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -67,11 +67,11 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def evaluate(model: Decoder, tokens: np.ndarray, n_bytes: int, stride: int = 0) -> Evaluation:
+def evaluate(model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: int = 0) -> Evaluation:
     """Loss, perplexity and bits per byte of a text of any length, by a window that moves on by `stride` tokens.
 
-    By default that is half the context. A stride of the whole context makes windows that do not overlap, as
-    validation in training does.
+    The text is read as it is needed. By default the stride is half the context. A stride of the whole context makes
+    windows that do not overlap, as validation in training does.
     """
     length = model.config.context_length
     stride = stride or max(1, length // 2)
@@ -79,14 +79,16 @@ def evaluate(model: Decoder, tokens: np.ndarray, n_bytes: int, stride: int = 0) 
         raise UserError(f"stride is {stride}: it must be from 1 to the context length, {length}")
     if len(tokens) < 2:
         raise UserError("the text has fewer than two tokens, so that nothing can be predicted: give it more text")
-    found = []
-    for shape, spans in groupby(windows(len(tokens), length, stride), key=lambda s: (s[2] - s[0], s[1] - s[0])):
-        for batch in batched(spans, max(1, TOGETHER // shape[0])):
-            stack = np.stack([tokens[start:end] for start, _, end in batch])
-            found.append(log_probabilities(model, stack, shape[1]).flatten())
-    predicted = np.concatenate(found)
-    nats = -math.fsum(predicted)
-    loss = nats / len(predicted)
+
+    def each() -> Iterator[float]:
+        """The log-probability of each token."""
+        for shape, spans in groupby(windows(len(tokens), length, stride), key=lambda s: (s[2] - s[0], s[1] - s[0])):
+            for batch in batched(spans, max(1, TOGETHER // shape[0])):
+                stack = np.stack([tokens[start:end] for start, _, end in batch])
+                yield from log_probabilities(model, stack, shape[1]).flat
+
+    nats, count = -math.fsum(each()), len(tokens) - 1
+    loss = nats / count
     return Evaluation(
-        loss, math.exp(min(loss, 700)), nats / math.log(2) / max(1, n_bytes), len(predicted), n_bytes, length, stride
+        loss, math.exp(min(loss, 700)), nats / math.log(2) / max(1, n_bytes), count, n_bytes, length, stride
     )
