@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from onward.checkpoint.folder import load_model, save_model
+from onward.data.tokens import Tokens
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.evaluation.score import Evaluation, evaluate, log_probabilities
@@ -40,6 +41,7 @@ from onward.training.config import RunConfig
 from onward.training.run import Event, Run
 
 MANY = 256  # tokens, where nobody says how many
+AT_ONCE = 1 << 20  # tokens of a long text that are counted at a time
 ENGINE = ("slide", "draft", "lookup", "rows", "cache", "prompt_cache")  # options that are not of the sampling
 
 
@@ -245,11 +247,12 @@ class LanguageModel:
         pieces = [tokenizer.piece(token) for token in tokens]
         return Score(tokens, pieces, found, math.fsum(p for p in found if p is not None))
 
-    def evaluate(self, text: str | Sequence[str] | np.ndarray, stride: int = 0) -> Evaluation:
+    def evaluate(self, text: str | Sequence[str] | np.ndarray | Tokens, stride: int = 0) -> Evaluation:
         """Loss, perplexity and bits per byte over documents, or over tokens, of any length; see `evaluation.score`."""
         tokenizer = self.text()
-        if isinstance(text, np.ndarray):
-            return evaluate(self.model, text, tokenizer.byte_count(text[1:].tolist()), stride)
+        if isinstance(text, np.ndarray | Tokens):
+            parts = (text[i : i + AT_ONCE].tolist() for i in range(1, len(text), AT_ONCE))
+            return evaluate(self.model, text, sum(map(tokenizer.byte_count, parts)), stride)
         begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
         documents = [begin + tokenizer.encode(t, special=False) for t in ([text] if isinstance(text, str) else text)]
         tokens = [token for document in documents for token in document]
@@ -378,17 +381,17 @@ def train(
     for event in run.train():
         on_event(event)
     conclude(run)
-    return LanguageModel(run.model, run.tokenizer, run.hf)
+    return load(run.folder, device=run.device)
 
 
 def conclude(run: Run) -> Evaluation | None:
     """Evaluate a finished run on its whole validation text; write result.json, report.html and loss.svg."""
-    lm, result = LanguageModel(run.model.eval(), run.tokenizer, run.hf), None
-    if run.data.validation is not None:
-        result = lm.evaluate(run.data.validation, stride=lm.config.context_length)
+    lm, held, result = load(run.folder, device=run.device), run.inputs.validation, None
+    if held is not None:
+        result = lm.evaluate(held, stride=lm.config.context_length)
     figures = {} if result is None else asdict(result)
     write_json(run.folder / "result.json", figures | {"seconds": run.seconds, "step": run.step})
-    held = run.data.train if run.data.validation is None else run.data.validation
-    write_report(run.folder, run.model, run.tokenizer, run.tokenizer.decode(held[:64].tolist()))
+    opening = (run.inputs.train[0] if held is None else held)[:64].tolist()
+    write_report(run.folder, lm.model, run.tokenizer, run.tokenizer.decode(opening))
     write_loss_svg(run.folder, lm.config.vocab_size)
     return result

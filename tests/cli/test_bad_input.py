@@ -169,11 +169,11 @@ def test_a_broken_checkpoint_is_refused_by_name(
 
 
 FULL = {  # room on the disk, options, what cannot be written
-    "the model": (20_000, "--steps 4 --preset tiny", "onward: cannot write"),
-    "the metrics": (
+    "the model": (20_000, "--steps 4 --preset tiny", "onward: saving step 0 in runs/full failed"),
+    "the metrics, which wait, and then the report": (
         20_000,
         "--steps 400 --validate-every 400 --model.d-model 8 --model.n-layers 1 --model.n-heads 1",
-        "onward: a file",
+        "onward: cannot write runs/full/report.html",
     ),
 }
 

@@ -176,7 +176,7 @@ def test_standard_input_is_stored_in_the_run_so_that_it_can_be_resumed(
 ) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(story.encode())))
     onward("train", "-", "--out", str(tmp_path / "run"), *SMALL.split(), capsys=capsys)
-    assert (tmp_path / "run/data/stdin.txt").read_text() == story
+    assert (tmp_path / "run/stdin.txt").read_text() == story
 
 
 @pytest.mark.parametrize(

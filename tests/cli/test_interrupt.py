@@ -1,4 +1,4 @@
-"""Ctrl-C: the state is saved, the command to go on is printed, and it works."""
+"""Ctrl-C and other signals: the state is saved, the command to go on is printed, and it works."""
 
 import json
 import shlex
@@ -6,36 +6,64 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 MAIN = [sys.executable, "-c", "import sys; from onward.cli import main; sys.exit(main())"]
 
 
-def test_ctrl_c_saves_says_how_to_go_on_and_that_works(story_file: Path, tmp_path: Path) -> None:
-    run = tmp_path / "my run"
-    words = "--tokenizer char --steps 400 --batch-size 2 --precision fp32 --validate-every 10000 --model.d-model 16"
-    words += " --model.n-layers 1 --model.n-heads 2 --model.context-length 16"
-    with subprocess.Popen(
-        [*MAIN, "train", str(story_file), "--out", str(run), *words.split()], stderr=subprocess.PIPE, text=True
-    ) as process:
+SMALL = "--tokenizer char --steps 400 --batch-size 2 --precision fp32 --validate-every 10000 --model.d-model 16"
+SMALL += " --model.n-layers 1 --model.n-heads 2 --model.context-length 16"
+
+
+@contextmanager
+def training(story_file: Path, run: Path) -> Iterator[subprocess.Popen]:
+    """A run that has made its first steps."""
+    words = [*MAIN, "train", str(story_file), "--out", str(run), *SMALL.split()]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         metrics = run / "metrics.jsonl"
         until = time.monotonic() + 60
         while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < until:
             time.sleep(0.005)
-        process.send_signal(signal.SIGINT)
+        yield process
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_says_how_to_go_on_and_that_works(
+    number: signal.Signals, status: int, story_file: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "my run"
+    with training(story_file, run) as process:
+        process.send_signal(number)
         said = process.stderr.read()
-        assert process.wait() == 130
+        assert process.wait() == status
     assert "Traceback" not in said
     command = said.splitlines()[-1].partition("To go on: onward ")[2]
     assert command.startswith("train --resume")
-    (save,) = (run / "checkpoints").iterdir()
-    at = json.loads((save / "progress.json").read_text())["step"]
+    at = max(json.loads((save / "progress.json").read_text())["step"] for save in (run / "checkpoints").iterdir())
     assert 1 <= at < 400
     again = subprocess.run([*MAIN, *shlex.split(command)], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines() if "learning_rate" in line]
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines if "learning_rate" in line]
     assert steps == list(range(1, 401))
     assert (run / "result.json").exists()
+
+
+def test_sigusr1_saves_and_goes_on(story_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with training(story_file, run) as process:
+        process.send_signal(signal.SIGUSR1)
+        saved = lambda: {save.name for save in (run / "checkpoints").glob("step-*")} - {"step-0000000"}
+        while not (early := saved()) and process.poll() is None:
+            time.sleep(0.005)
+        process.stderr.read()
+        assert process.wait() == 0
+    assert early, "a save between the start and the end"
+    assert "step-0000400" not in early
 
 
 def test_ctrl_c_elsewhere_exits_with_130_without_a_traceback(tiny_run: Path) -> None:

@@ -11,7 +11,8 @@ from onward.families import preset, presets
 from onward.fields import build, plain
 from onward.model.config import Gated, LayerNorm, Learned, Rotary, SelfAttention
 from onward.model.scaling import Llama3
-from onward.training.config import PRESETS, RunConfig, merge, resize, seconds
+from onward.training.config import RunConfig, seconds
+from onward.training.shape import PRESETS, merge, resize
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,15 @@ BAD = [
     {"preset": "smal"},
     {"preset": "llama2-7b"},
     {"precision": "fp8"},
+    {"schedule": "cosin"},
+    {"pack": "none"},
+    {"track": ["tensorbord"]},
+    {"weights": [1.0, 0.0]},
+    {"average": 1.0},
+    {"label_smoothing": -0.1},
+    {"z_loss": float("inf")},
+    {"keep": 0},
+    {"decay": 2.0},
     {"nonsense": 1},
 ]
 

@@ -1,6 +1,5 @@
 """A training run as one watches it: where it is, how well it does, and the same prompt continued again and again."""
 
-import json
 from time import perf_counter
 
 from rich.console import Group, RenderableType
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from onward.cli.output import console, printable
 from onward.language_model import LanguageModel
+from onward.training.journal import Journal
 from onward.training.loop import Step
 from onward.training.run import Event, Run, Validation
 
@@ -25,6 +25,7 @@ class Display:
         self.run = run
         self.lm = LanguageModel(run.model, run.tokenizer, run.hf)
         self.prompt = run.config.prompt or self.opening()
+        self.samples = Journal(run.folder / "samples.jsonl")
         self.loss: float | None = None  # smoothed
         self.validation: float | None = None
         self.rate = 0.0  # tokens per second
@@ -49,7 +50,8 @@ class Display:
 
     def opening(self) -> str:
         """The first words of the validation text."""
-        tokens = self.run.data.validation if self.run.data.validation is not None else self.run.data.train
+        held, train = self.run.inputs.validation, self.run.inputs.train
+        tokens = train[0] if held is None else held
         words = self.run.tokenizer.decode(tokens[:64].tolist()).split()
         return " ".join(words[:4])
 
@@ -77,10 +79,10 @@ class Display:
 
     def continue_prompt(self) -> None:
         """Let the model write on from the same prompt with the same draws, and keep what it wrote."""
-        text = self.lm.generate(self.prompt, SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)
+        with self.run.shown():
+            text = self.lm.generate(self.prompt, SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)
         self.sample = Text(printable(self.prompt), style="bold").append(printable(text), style="not bold")
-        with open(self.run.folder / "samples.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": self.run.step, "prompt": self.prompt, "text": text}) + "\n")
+        self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})
 
     def figures(self) -> dict[str, str]:
         """What to read off, as text."""

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT, positional=("model", "sources"))
     import onward
     from onward.data.sources import documents
-    from onward.data.tokens import load_tokens
+    from onward.training.inputs import held_out
 
     lm = onward.load(options.model, device=options.device, allow_nonfinite=options.allow_nonfinite)
     if options.sources:
@@ -46,10 +46,9 @@ def main(argv: Sequence[str]) -> None:
         result = lm.evaluate(texts, stride=options.stride)
     else:
         folder = Path(options.model)
-        if not (folder / "data" / "validation.bin").exists():
+        held = held_out(folder) if (folder / "inputs.json").exists() else None
+        if held is None:
             raise UserError(f"{folder} has no validation text of its own: name a text to evaluate on")
-        held = load_tokens(folder / "data").validation
-        assert held is not None
         result = lm.evaluate(held, stride=options.stride)
     if options.json:
         print_json(asdict(result))

@@ -30,10 +30,10 @@ def main(argv: Sequence[str]) -> int:
     import shutil
     from pathlib import Path
 
+    import onward
     from onward.cli.train import train
     from onward.errors import UserError
     from onward.files import read_json
-    from onward.language_model import LanguageModel
     from onward.training.config import RunConfig
     from onward.training.run import Run
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     run = Run.start(config)
     if status := train(run):
         return status
-    lm = LanguageModel(run.model, run.tokenizer, run.hf)
+    lm = onward.load(folder)
     for prompt in "Return the", "This function", "Raise an exception if":
         console.print(f"\n{prompt}", style="bold", end="")
         for piece in lm.stream(prompt, 80, slide=True, temperature=0.7, seed=1):

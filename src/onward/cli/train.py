@@ -4,17 +4,20 @@ import dataclasses
 import signal
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, get_origin
+
+from rich.markup import escape
 
 from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console, print_json, print_next
 from onward.errors import UserError
 from onward.files import read_json
-from onward.training.config import RunConfig, merge
+from onward.training.config import RunConfig
+from onward.training.shape import merge
 
 if TYPE_CHECKING:
     from onward.training.run import Run
@@ -30,8 +33,13 @@ examples:
   onward train mybook.txt --preset small --model.position learned --model.dropout 0.1
   onward train mybook.txt --preset llama-2-7b --model.d-model 256 --model.n-heads 8 --model.n-layers 4
   onward train mybook.txt --model.attention "(self(window=64), self)" --learning-rate 1e-3
+  onward train prepared/web prepared/books --weights 0.7 0.3 --pack documents --optimiser muon --schedule wsd
   onward train mybook.txt --config myrun.toml
   onward train --resume runs/mybook
+  torchrun --nproc-per-node 2 -m onward train mybook.txt --accumulation 4
+
+SIGTERM saves and exits with 143, Ctrl-C with 130, SIGUSR1 saves and goes on. A run that was killed is resumed from its
+newest save, and gives the weights that it would have given.
 
 --preset takes tiny, mini, small, medium or a published release, which `onward models` lists, with new weights and the
 tokenizer's vocabulary. Where its width or its heads change, what follows from them does too.
@@ -80,55 +88,89 @@ def main(argv: Sequence[str]) -> int:
 
 
 def train(run: "Run") -> int:
-    """Train with a display until the end or Ctrl-C; returns the exit status."""
+    """Train with a display until the end or a signal; returns the exit status."""
     from onward.cli.display import Display
     from onward.language_model import conclude
+    from onward.training.run import Notice, Trouble
 
-    folder = run.folder
-    info = run.data.info
-    if unknown := info.get("unknown_characters"):
-        console.print(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
+    folder, inputs, first = run.folder, run.inputs, not run.processes.rank
+    say = console.print if first else lambda *_, **__: None
+    if unknown := inputs.unknown_characters:
+        say(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
     parameters = sum(p.numel() for p in run.model.parameters())
-    console.print(
-        f"{parameters:,} parameters, {info['train']['tokens']:,} training tokens, {run.config.steps:,} steps, "
+    say(
+        f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {run.config.steps:,} steps, "
         f"{run.config.precision} on {run.device}, into {folder}",
         soft_wrap=True,
     )
-    with interrupts() as interrupted, Display(run) as display:
-        for event in run.train(interrupted):
-            display.show(event)
+    for check in run.checks():
+        say(f"{'[green]ok[/]   ' if check.ok else '[red]look[/] '} {escape(check.sentence)}", soft_wrap=True)
+    with signals() as wishes, Display(run) if first else nullcontext() as display:
+        for event in run.train(wishes.stop, wishes.save):
+            if isinstance(event, Notice):
+                say(event.sentence, markup=False, soft_wrap=True)
+            elif isinstance(event, Trouble):
+                say(
+                    f"step {event.at:,} went wrong ({event.trouble}): back to step {event.step:,}, leaving out windows "
+                    f"{event.skipped[0]:,} to {event.skipped[1] - 1:,}, see {folder / 'skipped.jsonl'}",
+                    markup=False,
+                    soft_wrap=True,
+                )
+            elif display:
+                display.show(event)
     if run.step < run.config.steps:
-        console.print(
+        say(
             f"\nStopped and saved at step {run.step:,}. To go on: onward train --resume {quote(str(folder))}",
+            markup=False,
             soft_wrap=True,
         )
-        return 130
+        return 128 + wishes.signal
+    if not first:
+        return 0
     if result := conclude(run):
-        console.print(
+        say(
             f"\nvalidation loss {result.loss:.4f} | perplexity {result.perplexity:.2f} | bits per byte "
             f"{result.bits_per_byte:.4f} | {run.seconds:.0f} s",
             soft_wrap=True,
         )
-    console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+    say(f"report: {folder / 'report.html'}", markup=False, soft_wrap=True)
     return 0
 
 
+class Wishes:
+    """What signals have asked for: SIGINT and SIGTERM to save and stop, SIGUSR1 to save and go on."""
+
+    def __init__(self) -> None:
+        self.signal, self.saving = 0, False
+
+    def note(self, number: int, _: object) -> None:
+        if number == signal.SIGUSR1:
+            self.saving = True
+            return
+        if number == signal.SIGINT:
+            if self.signal:
+                raise KeyboardInterrupt
+            console.print("stopping after this step; press Ctrl-C again to stop at once")
+        self.signal = number
+
+    def stop(self) -> bool:
+        return self.signal > 0
+
+    def save(self) -> bool:
+        wanted, self.saving = self.saving, False
+        return wanted
+
+
 @contextmanager
-def interrupts() -> Iterator[Any]:
-    """A function that tells whether Ctrl-C was pressed; pressed twice, it interrupts at once."""
-    pressed: list[bool] = []
-
-    def note(*_: object) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(True)
-        console.print("stopping after this step; press Ctrl-C again to stop at once")
-
-    before = signal.signal(signal.SIGINT, note)
+def signals() -> Iterator[Wishes]:
+    """Note signals instead of dying of them; Ctrl-C pressed twice interrupts at once."""
+    wishes = Wishes()
+    before = {number: signal.signal(number, wishes.note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
-        yield lambda: bool(pressed)
+        yield wishes
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def from_toml(path: Path) -> dict[str, Any]:

@@ -4,53 +4,87 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from onward import families, fields
 from onward.errors import UserError
-from onward.model.config import DecoderConfig, RMSNorm, SelfAttention
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {"d_model": 64, "n_layers": 2, "n_heads": 4, "context_length": 128},
-    "mini": {"d_model": 128, "n_layers": 3, "n_heads": 4, "context_length": 128},
-    "small": {"d_model": 384, "n_layers": 6, "n_heads": 6, "context_length": 256},
-    "medium": {"d_model": 768, "n_layers": 12, "n_heads": 12, "n_kv_heads": 4, "context_length": 1024},
-}
-SHAPE: dict[str, Any] = {"attention": SelfAttention(qk_norm="head"), "norm": RMSNorm(eps=1e-6), "tied": True}
+from onward.model.config import DecoderConfig
+from onward.training import shape
+from onward.training.track import TRACKERS
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class DataOptions:
+    """What to train on. A source is a text or a folder that `onward data prepare` made."""
+
+    sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, .jsonl, .gz, .parquet, hf://, -, a corpus's name
+    weights: tuple[float, ...] = ()  # what share of the windows each source gives, in order; (): as large as they are
+    tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; "": that of prepared sources, else bpe:4096
+    validation: str = "0.1"  # a file, the share at the end of each source (of at most 4 million tokens), or none
+    field: str = "text"  # the field of each record of .jsonl, .parquet and hf:// that holds the text
+    encoding: str = "utf-8"  # of the text files
+    pack: Literal["stream", "documents"] = "stream"  # documents: no token of a window sees another document
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """How weights are updated. The objective and the optimiser."""
+
+    optimiser: str = "adamw"  # adamw, muon (for matrices, AdamW for the rest) or module:Class of a library
+    learning_rate: float | None = None  # the highest, after the warm-up; none: 0.5 / d_model
+    schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"  # wsd: warm-up, stable, then linear decay
+    warmup: float = 0.05  # share of the steps in which the learning rate rises
+    decay: float = 0.2  # share of the steps in which it falls, with wsd
+    final_share: float = 0.05  # of the learning rate, at the last step
+    weight_decay: float = 0.1  # of matrices; norms and biases have none
+    beta1: float = 0.9  # decay of the mean of gradients
+    beta2: float = 0.99  # decay of the mean of squared gradients
+    clip: float = 1.0  # the greatest norm of the gradient; 0: any
+    label_smoothing: float = 0.0  # share of the target's probability that is spread over the vocabulary
+    z_loss: float = 0.0  # weight of the squared log of the softmax's denominator (PaLM: 1e-4)
+    balance_loss: float = 0.01  # weight of the loss that evens out the load of experts chosen by softmax
+    balance_bias: float = 0.001  # step by which the correction of experts chosen by sigmoid is moved
+    average: float = 0.0  # decay of the moving average of the weights, which is then the model; 0: none
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """How it is computed. Changes results by rounding at most."""
+
+    device: str = "auto"  # auto, cpu, cuda, mps
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # of products; auto times those the device has
+    compile: bool = False  # compile the blocks with torch.compile: a slow start, then faster steps
+    recompute: bool = False  # keep no activations inside blocks and compute them again: less memory, a third slower
+    loss_chunk: int = 0  # tokens whose logits stand in memory at a time; 0: as many as fit into 128 MB
+    experts: Literal["auto", "loop", "grouped"] = "auto"  # how experts are computed; auto times both once
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """What is watched and kept. None of it changes what is learned unless something goes wrong."""
+
+    validate_every: int = 0  # steps between validations and saves; 0: twenty of them in the run
+    validation_tokens: int = 16_384  # how much of the validation text is used during the run; at the end it is all
+    keep: int = 2  # how many of the last saves are kept, beside the best
+    spike: float = 8.0  # a loss this many deviations above the last ones undoes the steps since the save; 0: none does
+    track: tuple[str, ...] = ()  # tensorboard and wandb, beside metrics.jsonl
+    prompt: str = ""  # continued again and again in the display; "": the beginning of the validation text
+
+
+@dataclass(frozen=True)
+class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     """Everything that decides what a run computes. A UserError tells of values out of range or in contradiction."""
 
-    sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, .jsonl, .gz, - (standard input), a corpus's name
     out: str = ""  # folder of the run; "": runs/ and the name of the first source
-    tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY, or the path of a tokenizer.json or model folder
-    validation: str = "0.1"  # a file, the share at the end of the text, or none
-    field: str = "text"  # the field of each .jsonl line that holds the text
-    encoding: str = "utf-8"  # of the text files
     preset: str = "mini"  # tiny, mini, small, medium or a release (see `onward models`); --model.* changes its fields
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
     steps: int = 0  # optimiser steps; 0: as many as --time or --epochs allow
     time: str = ""  # how long to train, such as 100s, 5m or 2h; fixed to a number of steps after a short timing
     epochs: float = 0.0  # how often to see all of the training text
     batch_size: int = 8  # windows of context_length tokens in one forward and backward
-    accumulation: int = 1  # batches whose gradients make one step
-    learning_rate: float | None = None  # the highest, after the warm-up; none: 0.5 / d_model
-    final_share: float = 0.05  # of the learning rate, at the end of the cosine
-    warmup: float = 0.05  # share of the steps in which the learning rate rises
-    weight_decay: float = 0.1  # of matrices; norms and biases have none
-    beta1: float = 0.9  # AdamW's decay of the mean of gradients
-    beta2: float = 0.99  # AdamW's decay of the mean of squared gradients
-    clip: float = 1.0  # the greatest norm of the gradient
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # bf16 computes products in bf16; auto takes the faster
-    device: str = "auto"  # auto, cpu, cuda, mps
-    compile: bool = False  # compile the blocks with torch.compile: a slow start, then faster steps
+    accumulation: int = 1  # batches whose gradients make one step, shared out over the processes
     seed: int = 0  # of the weights, the order of windows and dropout
-    validate_every: int = 0  # steps between validations and saves; 0: twenty of them in the run
-    validation_tokens: int = 16_384  # how much of the validation text is used during the run; at the end it is all
-    prompt: str = ""  # continued again and again in the display; "": the beginning of the validation text
 
     def __post_init__(self) -> None:
         chosen = [name for name in ("steps", "time", "epochs") if getattr(self, name)]
@@ -60,74 +94,39 @@ class RunConfig:
             object.__setattr__(self, "time", "5m")
         if self.time:
             seconds(self.time)
-        for name in ("batch_size", "accumulation", "validation_tokens"):
+        for name in ("batch_size", "accumulation", "validation_tokens", "keep"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        for name in ("steps", "epochs", "learning_rate", "weight_decay", "clip", "validate_every"):
+        for name in NOT_NEGATIVE:
             if not 0 <= (getattr(self, name) or 0) < float("inf"):  # nan is not
                 raise UserError(f"{name} is {getattr(self, name)}: it must be a number that is not negative")
-        for name in ("final_share", "warmup", "beta1", "beta2"):
+        for name in ("final_share", "warmup", "decay", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it is a share, from 0 to 1")
+        for name in ("label_smoothing", "average"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}: it is a share, at least 0 and below 1")
+        if self.weights and not all(0 < weight < float("inf") for weight in self.weights):
+            raise UserError(f"weights are {self.weights}: each must be a positive number")
+        if unknown := [name for name in self.track if name not in TRACKERS]:
+            raise UserError(f"track is {unknown[0]!r}: {fields.nearest(unknown[0], TRACKERS)}")
         if abs(self.seed) >= 1 << 63:
             raise UserError(f"seed is {self.seed}: it must fit into 64 bits")
-        if self.preset not in PRESETS and self.preset not in (known := families.presets()):
-            close = fields.nearest(self.preset, {*PRESETS, *known})
+        if self.preset not in shape.PRESETS and self.preset not in (known := families.presets()):
+            close = fields.nearest(self.preset, {*shape.PRESETS, *known})
             raise UserError(f"preset is {self.preset!r}, which `onward models` does not list: {close}")
         if not self.sources:
             raise UserError("no text to train on: name files or folders, or the corpus `embedded`")
 
     def decoder(self, vocab_size: int) -> DecoderConfig:
-        """The model: a release or, in a size of our own, Qwen 3's shape, with the fields in `model` changed."""
-        if self.preset in PRESETS:
-            base = DecoderConfig(vocab_size=vocab_size, **SHAPE, **PRESETS[self.preset])
-        else:
-            base = families.preset(self.preset).config
-        config = resize(base, {"vocab_size": vocab_size} | self.model)
-        if config.vocab_size < vocab_size:
-            raise UserError(
-                f"model.vocab_size is {config.vocab_size}, and the tokenizer has {vocab_size} tokens: raise it"
-            )
-        return config
+        """The model, for a vocabulary."""
+        return shape.decoder(self.preset, vocab_size, self.model)
 
 
-def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
-    """The decoder with some of its fields, plain values or text, changed; a table without a kind changes fields of the
-    part that is there.
-
-    What followed from other sizes follows again unless it is among the changes: d_head from d_model and n_heads,
-    n_kv_heads from n_heads, d_embed and a scale of the square root from d_model; d_ff keeps its ratio to d_model, as a
-    multiple of 8.
-    """
-    values = merge(fields.plain(config), changes, "model")
-    width = max(8, fields.convert(int, values["d_model"], "model.d_model"))
-    followed = {
-        "d_head": config.d_model / config.n_heads,
-        "n_kv_heads": config.n_heads,
-        "d_embed": config.d_model,
-        "d_ff": replace(config, d_ff=0).d_ff,
-    }
-    follows: dict[str, Any] = {name: 0 for name, value in followed.items() if getattr(config, name) == value}
-    if width != config.d_model:
-        follows = {"d_ff": max(8, round(config.d_ff * width / config.d_model / 8) * 8)} | follows
-        if config.embed_scale == config.d_model**0.5:
-            follows["embed_scale"] = width**0.5
-    return fields.build(DecoderConfig, values | {k: v for k, v in follows.items() if k not in changes}, "model")
-
-
-def merge(base: dict[str, Any], over: dict[str, Any], where: str = "") -> dict[str, Any]:
-    """`over` upon `base`, table by table; what is no table, or names a kind of part, replaces what is there."""
-    result = dict(base)
-    for name, value in over.items():
-        there, path = base.get(name), f"{where}.{name}".strip(".")
-        if isinstance(value, dict) and "kind" not in value:
-            there = fields.parse(there, path) if isinstance(there, str) else there
-            if isinstance(there, list):
-                raise UserError(f"{path} is several parts: write {', '.join(value)} inside each of them")
-            if isinstance(there, dict):
-                value = merge(there, value, path)
-        result[name] = value
-    return result
+NOT_NEGATIVE = (
+    *("steps", "epochs", "learning_rate", "weight_decay", "clip", "z_loss", "balance_loss", "balance_bias"),
+    *("loss_chunk", "validate_every", "spike"),
+)
 
 
 def seconds(text: str) -> float:

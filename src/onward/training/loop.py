@@ -3,19 +3,18 @@
 Shapes: B windows, T tokens of each, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from onward.errors import UserError
-from onward.model.decoder import without_dropout
-
-IGNORED = -1
+from onward.model.decoder import Decoder, without_dropout
+from onward.training.balance import Balance
+from onward.training.loss import IGNORED, Objective, loss_sum
+from onward.training.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -24,84 +23,106 @@ class Batch:
 
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T), the token after each; IGNORED where there is nothing to learn
-
-    @classmethod
-    def of(cls, windows: Tensor) -> "Batch":
-        """From windows (B, T + 1), which have IGNORED behind the end of a text."""
-        return cls(windows[:, :-1].clamp(min=0), windows[:, 1:])
+    positions: Tensor | None = None  # (B, T), of each token in its document; None: 0, 1, 2, ...
+    seed: int = 0  # of its dropout
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one optimiser step did."""
+    """What one optimiser step did or, in `trouble`, why it was not made."""
 
     step: int  # counted from 1
-    loss: float  # mean over the targets, nats per token
+    loss: float  # mean cross-entropy over the targets, nats per token
     learning_rate: float
     grad_norm: float  # before clipping
     tokens: int  # targets in this step
     seconds: float
+    trouble: str = ""
+    figures: dict[str, float] = field(default_factory=dict)  # other things measured, such as the load of experts
 
 
-def loss_sum(model: nn.Module, batch: Batch) -> Tensor:
-    """The sum of the cross-entropies of the targets, in nats, computed in at least fp32."""
-    logits = model(batch.tokens)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum")
+@dataclass(frozen=True)
+class Method:
+    """How gradients are made and used."""
+
+    objective: Objective = Objective()
+    clip: float = 0.0  # the greatest norm of the gradient; 0: any
+    precision: str = "fp32"
+    judge: Callable[[float, float], str] = lambda loss, norm: ""  # what is wrong with a loss and a gradient norm
+    balance: Balance | None = None
+    processes: Processes = Processes()
+
+    def scaler(self, device: torch.device) -> torch.amp.GradScaler:
+        """What keeps the gradients of fp16 from vanishing (Micikevicius et al. 2018, section 3.2)."""
+        return torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
+
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def mixed(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which the model computes: products in bf16, or everything as it is."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+    """The context in which the model computes: products in bf16 or fp16, or everything as it is."""
+    return torch.autocast(device.type, PRECISIONS[precision]) if precision in PRECISIONS else nullcontext()
 
 
 def fit(
-    model: nn.Module,
-    batches: Callable[[int], list[Batch]],
-    optimiser: torch.optim.Optimizer,
+    model: Decoder,
+    source: Iterable[tuple[int, list[Batch]]],
+    optimisers: Sequence[torch.optim.Optimizer],
     learning_rate: Callable[[int], float],
-    steps: range,
-    *,
-    clip: float,
-    precision: str,
+    method: Method = Method(),
+    scaler: torch.amp.GradScaler | None = None,
 ) -> Iterator[Step]:
-    """Train for `steps`, yielding after each; `batches(step)` are the windows that make the step's gradient.
+    """Train on what `source` gives, the number of a step (from 0) and the windows that make its gradient, yielding
+    after each step. It is asked for the next when the caller has dealt with the one before.
 
-    The loss is the mean over all targets of the step, so accumulating over batches changes nothing but rounding. A
-    loss or gradient that is not finite is a UserError, raised before it reaches the weights.
+    The loss is the mean over all targets of the step in all processes, so accumulating over batches changes nothing but
+    rounding. A step that `method.judge` finds trouble with leaves weights and optimisers as they were.
     """
-    device = next(model.parameters()).device
+    device, everyone, balance = model.embed.weight.device, method.processes, method.balance
+    scaler = scaler or method.scaler(device)
     model.train()
-    for step in steps:
+    for step, parts in source:
         start = perf_counter()
-        parts = batches(step)
-        count = sum(int((part.targets != IGNORED).sum()) for part in parts)
-        total = 0.0
+        (count,) = everyone.sum([sum(int((part.targets != IGNORED).sum()) for part in parts)])
+        entropies = []
         for part in parts:
-            with mixed(precision, device):
-                loss = loss_sum(model, part) / count
-            loss.backward()
-            total += loss.item()
-        norm = float(nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf")))
-        if not total < float("inf") or not norm < float("inf"):
-            raise UserError(
-                f"step {step + 1} has loss {total} and gradient norm {norm}: the last save is good; start again with a "
-                "lower learning rate"
-            )
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate(step)
-        optimiser.step()
-        optimiser.zero_grad()
-        yield Step(step + 1, total, learning_rate(step), norm, count, perf_counter() - start)
+            torch.manual_seed(part.seed)  # dropout is a function of the windows, wherever they are computed
+            with mixed(method.precision, device):
+                objective, entropy = loss_sum(model, part, method.objective)
+            loss = objective / count
+            if balance is not None:
+                loss = loss + balance.auxiliary() * (int((part.targets != IGNORED).sum()) / count)
+            scaler.scale(loss).backward()
+            entropies.append(entropy)
+        everyone.sum_gradients(model)
+        mean = everyone.sum([sum(entropy.item() for entropy in entropies)])[0] / count
+        for optimiser in optimisers:
+            scaler.unscale_(optimiser)
+        norm = float(nn.utils.clip_grad_norm_(model.parameters(), method.clip or float("inf")))
+        # fp16 overflows now and then: the scaler leaves such a step out and scales less
+        trouble = method.judge(mean, 0.0 if scaler.is_enabled() else norm)
+        rate, figures = learning_rate(step), {}
+        for optimiser in [] if trouble else optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            scaler.step(optimiser)
+        scaler.update()
+        if balance is not None:
+            everyone.sum_tensors(balance.counts)
+            figures = balance.loads()
+            balance.step()
+        for optimiser in optimisers:
+            optimiser.zero_grad()
+        yield Step(step + 1, mean, rate, norm, int(count), perf_counter() - start, trouble, figures)
 
 
 @torch.inference_mode()
-def mean_loss(model: nn.Module, batches: Iterable[Batch], precision: str = "fp32") -> tuple[float, int]:
+def mean_loss(model: Decoder, batches: Iterable[Batch], precision: str = "fp32") -> tuple[float, int]:
     """The mean cross-entropy of all targets, in nats per token, and how many they are."""
-    device = next(model.parameters()).device
     total, count = 0.0, 0
     for batch in batches:
-        with without_dropout(model), mixed(precision, device):
-            total += loss_sum(model, batch).item()
+        with without_dropout(model), mixed(precision, batch.tokens.device):
+            total += loss_sum(model, batch)[1].item()
         count += int((batch.targets != IGNORED).sum())
     return total / count, count

@@ -1,271 +1,379 @@
 """A training run: a folder that holds its configuration, its data, its metrics, and a model that gets better.
 
 runs/mybook/
-  run.json              the RunConfig, with steps and precision fixed
-  data/                 the tokens, of training and validation
+  run.json              the RunConfig, with steps, precision and the way of experts fixed
+  inputs.json           what it is made from, with checksums
+  data/, held_out/      the tokens, where they were not prepared before
   config.json, model.safetensors, tokenizer.json    the model of the newest save, as a Hugging Face folder
-  checkpoints/step-N/   the newest save with all that is needed to go on
+  checkpoints/step-N/   the last saves and the best, each with all that is needed to go on
   metrics.jsonl         a line per step and per validation
+  skipped.jsonl         the windows that were left out since they did harm
 """
 
-import json
 import shutil
-import statistics
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 
 from onward import fields
-from onward.checkpoint.training import load_state, restore, save_state, saves
-from onward.data.sources import documents, provenance
-from onward.data.tokens import TokenData, load_tokens, write_tokens
-from onward.data.windows import Windows, validation_windows
+from onward.checkpoint.training import Saver, State, load_state, reload, restore, saves, step_of
+from onward.data.windows import Sample, Windows, take, validation_windows
 from onward.device import choose_device
 from onward.errors import UserError
-from onward.files import read_json, write_json, written_whole
+from onward.files import read_json, write_json
 from onward.model.compiling import compile_blocks
 from onward.model.decoder import Decoder
-from onward.text.tokenizer import Tokenizer, train_tokenizer
-from onward.timing import fastest
-from onward.training.config import RunConfig, seconds
-from onward.training.loop import Batch, Step, fit, loss_sum, mean_loss, mixed
-from onward.training.optimiser import adamw, learning_rate_share
+from onward.model.recompute import recompute_blocks
+from onward.text.tokenizer import Tokenizer
+from onward.training.average import Average
+from onward.training.balance import Balance
+from onward.training.calibration import calibrated, choose_experts
+from onward.training.checks import Check, start_checks
+from onward.training.config import RunConfig
+from onward.training.health import Spikes, matrices, measure, update_ratio
+from onward.training.inputs import Inputs, check_inputs, open_inputs, prepare_inputs
+from onward.training.journal import Journal
+from onward.training.loop import Batch, Method, Step, fit, mean_loss
+from onward.training.loss import Objective
+from onward.training.optimiser import optimisers
+from onward.training.processes import Processes
+from onward.training.schedule import share
+from onward.training.track import Trackers
+
+IN_A_ROW = 3  # so many troubles without a good save between them end a run
 
 
 @dataclass(frozen=True)
 class Validation:
-    """How well the model predicts text it was not trained on."""
+    """How well the model predicts text it was not trained on, and how its insides are."""
 
     step: int
     validation_loss: float  # nats per token
     tokens: int
+    figures: dict[str, float] = field(default_factory=dict)
 
 
-Event = Step | Validation
+@dataclass(frozen=True)
+class Trouble:
+    """A step that went wrong: the run went back to a save, and leaves out the windows that did it."""
+
+    step: int  # of the save
+    at: int  # the step that went wrong
+    trouble: str
+    skipped: tuple[int, int]  # the numbers of the windows, the second not included
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something to tell that is no result, such as a save that failed."""
+
+    step: int
+    sentence: str
+
+
+Event = Step | Validation | Trouble | Notice
 
 
 class Run:
     """A run that can go on: `start` or `resume` makes it, `train` trains it."""
 
-    def __init__(self, config: RunConfig, model: Decoder, tokenizer: Tokenizer, data: TokenData, hf: Any) -> None:
-        self.config, self.model, self.tokenizer, self.data, self.hf = config, model, tokenizer, data, hf
-        self.folder = Path(config.out)
-        self.device = model.embed.weight.device
-        self.rate = 0.5 / model.config.d_model if config.learning_rate is None else config.learning_rate
-        self.optimiser = self.make_optimiser()
-        self.windows = Windows(data.train, model.config.context_length, config.seed)
-        self.step, self.seconds = 0, 0.0
+    def __init__(self, config: RunConfig, model: Decoder, tokenizer: Tokenizer, inputs: Inputs, hf: Any) -> None:
+        c = self.config = config
+        self.model, self.tokenizer, self.inputs, self.hf = model, tokenizer, inputs, hf
+        self.folder, self.device = Path(c.out), model.embed.weight.device
+        self.rate = 0.5 / model.config.d_model if c.learning_rate is None else c.learning_rate
+        self.optimisers = self.make_optimisers()
+        self.average = Average(model, c.average) if c.average else None
+        self.windows = Windows(inputs.train, model.config.context_length, c.seed, weights=c.weights, pack=c.pack)
+        self.spikes, self.processes = Spikes(c.spike), Processes.join()
+        if c.accumulation < self.processes.count:
+            raise UserError(f"accumulation is {c.accumulation} for {self.processes.count} processes: give each a batch")
+        self.method = Method(
+            objective=Objective(c.z_loss, c.label_smoothing, c.loss_chunk),
+            clip=c.clip,
+            precision=c.precision,
+            judge=self.spikes.judge,
+            balance=Balance(model, c.balance_loss, c.balance_bias),
+            processes=self.processes,
+        )
+        self.scaler = self.method.scaler(self.device)
+        self.saver, self.metrics = Saver(self.folder, c.keep), Journal(self.folder / "metrics.jsonl")
+        self.step, self.seconds, self.position = 0, 0.0, 0
+        self.skipped: list[tuple[int, int]] = []  # windows left out, as half-open ranges of their numbers
+        self.troubles: list[int] = []  # the steps that went wrong since the last good save behind them
+        self.best = float("inf")  # validation loss
+        self.said: list[str] = []  # sentences for the user, told as soon as training goes on
+        choose_experts(model, c.experts)
+        if c.compile:
+            compile_blocks(model)
+        if c.recompute:  # outside of what is compiled
+            recompute_blocks(model)
 
-    def make_optimiser(self) -> torch.optim.Optimizer:
+    def make_optimisers(self) -> list[torch.optim.Optimizer]:
         c = self.config
-        return adamw(self.model, self.rate, c.weight_decay, (c.beta1, c.beta2))
+        return optimisers(self.model, c.optimiser, self.rate, c.weight_decay, (c.beta1, c.beta2))
 
     @classmethod
     def start(cls, config: RunConfig) -> "Run":
-        """Prepare the data, the tokenizer and a fresh model, and fix what was left open: steps and precision."""
-        folder = Path(config.out)
+        """Prepare the data, the tokenizer and a fresh model, and fix what was left open: steps, precision, experts."""
+        folder, processes = Path(config.out), Processes.join()
+        config.decoder(1)  # what cannot be is noticed before any text is read
+        if processes.rank:
+            return cls.resume(folder)
         if saves(folder):
             raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
         new = not folder.exists()
         try:
             device = choose_device(config.device)
-            tokenizer, data = read_data(config, folder)
+            tokenizer = prepare_inputs(config, folder)
+            inputs = open_inputs(config, folder)
             torch.manual_seed(config.seed)
             model = Decoder(config.decoder(tokenizer.vocab_size)).to(device)
-            hf = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
-            run = cls(config, model, tokenizer, data, hf)
-            run.config = run.fixed()
-            tokenizer.save(folder)
+            hf = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
+            trial = lambda config: cls(config, deepcopy(model), tokenizer, inputs, hf).alone()
+            run = cls(calibrated(config, trial), model, tokenizer, inputs, hf)
             write_json(folder / "run.json", fields.plain(run.config))
             run.save()
+            run.saver.finish()
+            if failure := run.saver.told():
+                raise failure
         except BaseException:
             if new:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
+        processes.wait()
         return run
 
     @classmethod
     def resume(cls, folder: Path) -> "Run":
-        """Go on from the newest save of a run, exactly as if it had never stopped."""
+        """Go on from the newest save of a run that is whole, exactly as if it had never stopped."""
+        processes = Processes.join()
+        if processes.rank:
+            processes.wait()  # the first has made or mended the folder
         config = replace(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), out=str(folder))
         if (folder / "result.json").exists():
             raise UserError(f"{folder} has finished its {config.steps:,} steps: start another with --out")
-        model, tensors, progress = load_state(folder, choose_device(config.device))
-        run = cls(
-            config, model, Tokenizer.load(folder), load_tokens(folder / "data"), read_json(folder / "config.json")
-        )
-        restore(tensors, model, run.optimiser)
-        run.step, run.seconds = progress["step"], progress["seconds"]
-        run.save()  # shows the newest save in the folder, where a kill came between the two
-        for name in "metrics.jsonl", "samples.jsonl":
-            cut_lines(folder / name, run.step)
+        tokenizer = Tokenizer.load(folder)
+        check_inputs(folder, config.decoder(tokenizer.vocab_size))
+        state = load_state(folder, choose_device(config.device))
+        run = cls(config, state.model, tokenizer, open_inputs(config, folder), read_json(folder / "config.json"))
+        run.take_up(state)
+        if not processes.rank:
+            for name in "metrics.jsonl", "samples.jsonl", "skipped.jsonl":
+                Journal(folder / name).cut(run.done)
+            processes.wait()
         return run
 
-    def train(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-        """Train to the last step, or until `stop()`; metrics and saves are written, the events yielded as they come."""
-        config = self.config
-        if config.compile:
-            compile_blocks(self.model)
+    def done(self, row: dict[str, Any]) -> bool:
+        """Whether a line is about what lies behind: at the step of a save only the step itself, which has a loss."""
+        return row["step"] < self.step or (row["step"] == self.step and "loss" in row)
+
+    def alone(self) -> "Run":
+        """This run without other processes, and with no validation that would be its best: to be timed."""
+        self.method, self.best = replace(self.method, processes=Processes()), float("-inf")
+        return self
+
+    def take_up(self, state: State) -> None:
+        """Be where a save was made."""
+        restore(state.tensors, self.model, self.optimisers)
+        progress = state.progress
+        self.step, self.position, self.seconds = (progress[name] for name in ("step", "position", "seconds"))
+        self.skipped = [(first, end) for first, end in progress["skipped"]]
+        self.troubles, self.best, self.spikes.state = (progress[name] for name in ("troubles", "best", "losses"))
+        self.scaler.load_state_dict(progress["scaler"])
+        if self.average:
+            self.average.updates = progress["averaged"]
+            for name, tensor in self.average.tensors.items():
+                tensor.copy_(state.tensors[f"average/{name}"])
+        self.said += state.told
+
+    def train(
+        self, stop: Callable[[], bool] = lambda: False, save: Callable[[], bool] = lambda: False
+    ) -> Iterator[Event]:
+        """Train to the last step, or until `stop()`; metrics and saves are written, the events yielded as they come.
+
+        `save()` asks for a save after the present step. A UserError if the last step cannot be saved, or if training
+        goes wrong three times in a row.
+        """
         began = perf_counter() - self.seconds
-        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as metrics:
-
-            def record(event: Event) -> Event:
-                metrics.write(json.dumps(asdict(event)) + "\n")
-                metrics.flush()
-                return event
-
-            if self.step and self.due() and self.data.validation is not None:
-                yield record(self.validate())  # a save comes before it, and the run may have stopped between them
-            for event in self.fit(range(self.step, config.steps)):
-                self.step, self.seconds = event.step, perf_counter() - began
-                yield record(event)
-                stopping = stop()
-                if stopping or self.due():
+        with self.recorder() as record:
+            if self.step and self.due():
+                yield from map(record, self.validate())  # a save comes before it, and the run may have stopped between
+            for step in fit(self.model, self.source(), self.optimisers, self.rate_at, self.method, self.scaler):
+                if step.trouble:
+                    yield record(self.heal(step))
+                    if self.step and self.due():
+                        yield from map(record, self.validate())
+                    continue
+                yield record(self.advance(step, perf_counter() - began))
+                stopping, saving = map(bool, self.processes.sum([stop(), save()]))
+                if stopping or saving or self.due():
                     self.save()
-                if self.due() and self.data.validation is not None:
-                    yield record(self.validate())
+                if self.due():
+                    yield from map(record, self.validate())
+                yield from (Notice(self.step, sentence) for sentence in self.told())
                 if stopping:
-                    return
+                    break
+        self.finish()
 
-    def due(self) -> bool:
-        """Whether this step is one to save and validate at."""
-        every = self.config.validate_every or max(1, self.config.steps // 20)
-        return self.step % every == 0 or self.step == self.config.steps
+    @contextmanager
+    def recorder(self) -> Iterator[Callable[[Event], Event]]:
+        """A function that writes an event down and gives it back."""
+        trackers = Trackers(() if self.processes.rank else self.config.track, self.folder, fields.plain(self.config))
 
-    def fit(self, steps: range) -> Iterator[Step]:
-        """The training loop over this run's windows."""
+        def record(event: Event) -> Event:
+            if not self.processes.rank:
+                row = asdict(event)
+                row |= row.pop("figures", {})
+                if not row.get("trouble"):
+                    row.pop("trouble", None)
+                self.metrics.write(row)
+                trackers.write(row)
+            return event
+
+        try:
+            yield record
+        finally:
+            trackers.close()
+
+    def source(self) -> Iterator[tuple[int, list[Batch]]]:
+        """The number of each step to come, and this process's share of its windows."""
         c = self.config
-        share = lambda step: learning_rate_share(step, max(1, c.steps), c.warmup, c.final_share)
-        return fit(
-            self.model,
-            self.batches,
-            self.optimiser,
-            lambda step: self.rate * share(step),
-            steps,
-            clip=c.clip,
-            precision=c.precision,
-        )
+        while self.step < c.steps:
+            numbers, self.next_position = take(self.position, c.batch_size * c.accumulation, self.skipped)
+            self.before = [m.clone() for m in matrices(self.model)] if self.due(self.step + 1) else []
+            yield self.step, self.batches(numbers)
 
-    def batches(self, step: int) -> list[Batch]:
-        """The windows of a step: which they are depends on the seed and the step alone."""
+    def batches(self, numbers: Sequence[int]) -> list[Batch]:
+        """The windows with these numbers, as this process's batches."""
+        size = self.config.batch_size
+        firsts = range(0, len(numbers), size)[self.processes.rank :: self.processes.count]
+        return [self.batch(self.windows.read(numbers[i : i + size]), numbers[i]) for i in firsts]
+
+    def batch(self, sample: Sample, number: int = 0) -> Batch:
+        """Windows for the model; their dropout is a function of the run's seed and the number of the first."""
+        put = lambda array: torch.from_numpy(array).to(self.device)
+        positions = None if sample.positions is None else put(sample.positions)
+        seed = (self.config.seed * 1_000_003 + number) % 2**63
+        return Batch(put(sample.tokens), put(sample.targets), positions, seed)
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step, from 0."""
         c = self.config
-        first = step * c.accumulation * c.batch_size
-        starts = range(first, first + c.accumulation * c.batch_size, c.batch_size)
-        return [self.batch(self.windows.batch(start, c.batch_size)) for start in starts]
+        return self.rate * share(c.schedule, step, max(1, c.steps), c.warmup, c.final_share, c.decay)
 
-    def batch(self, windows: np.ndarray) -> Batch:
-        """Windows (B, T + 1) as tokens and the tokens after them."""
-        return Batch.of(torch.from_numpy(windows).to(self.device))
+    def advance(self, step: Step, seconds: float) -> Step:
+        """Take note of a step that was made."""
+        self.step, self.position, self.seconds = step.step, self.next_position, seconds
+        self.spikes.note(step.loss)
+        if self.average:
+            self.average.update()
+        return replace(step, figures=step.figures | self.updates())
 
-    def validate(self) -> Validation:
-        """The loss over the validation text: over evenly spread windows and, after the last step, over the whole."""
-        assert self.data.validation is not None
-        length, size = self.model.config.context_length, self.config.batch_size
-        found = validation_windows(self.data.validation, length)
-        if not self.step or self.step < self.config.steps:
-            found = found[:: max(1, len(found) * length // self.config.validation_tokens)]
-        batches = (self.batch(found[i : i + size]) for i in range(0, len(found), size))
-        loss, tokens = mean_loss(self.model, batches, self.config.precision)
-        return Validation(self.step, loss, tokens)
+    def heal(self, step: Step) -> Trouble:
+        """Go back to the newest good save, to leave out the windows of a step that went wrong."""
+        windows = self.position, self.next_position
+        troubles, skipped, at = [*self.troubles, step.step], [*self.skipped, windows], step.step
+        if len(troubles) >= IN_A_ROW:
+            raise UserError(
+                f"step {at} went wrong, the {len(troubles)}rd time in a row ({step.trouble}), not the windows: "
+                "start again with a lower learning rate, more warm-up or a smaller --clip"
+            )
+        self.saver.finish()
+        self.processes.wait()
+        self.take_up(reload(self.folder, self.model, self.optimisers))
+        self.troubles, self.skipped = troubles, skipped
+        trouble = Trouble(self.step, at, step.trouble, windows)
+        if not self.processes.rank:
+            self.metrics.cut(self.done)
+            text = self.tokenizer.decode(self.windows.read([windows[0]]).tokens[0].tolist())
+            Journal(self.folder / "skipped.jsonl").write(asdict(trouble) | {"first_window": text})
+        return trouble
+
+    def checks(self) -> Iterator[Check]:
+        """What must be right before training is worth its time, looked at one by one."""
+        batch, inputs = self.batches(range(self.config.batch_size * self.config.accumulation))[0], self.inputs
+        return start_checks(self.model, batch, inputs.train, inputs.validation, fresh=self.step == 0)
+
+    def due(self, step: int | None = None) -> bool:
+        """Whether a step, by default the present one, is one to save and validate at."""
+        step, every = step or self.step, self.config.validate_every or max(1, self.config.steps // 20)
+        return step % every == 0 or step == self.config.steps
+
+    def updates(self) -> dict[str, float]:
+        """How large the last update was, where that is looked at."""
+        return {"update_ratio": update_ratio(self.before, self.model)} if self.before else {}
+
+    def validate(self) -> Iterator[Validation]:
+        """The loss over evenly spread windows of the validation text, if there is one, and the state of the insides."""
+        if self.inputs.validation is None:
+            return
+        windows = validation_windows(self.inputs.validation, self.model.config.context_length, self.config.pack)
+        apart = max(1, len(windows) * self.model.config.context_length // self.config.validation_tokens)
+        chosen, size = range(0, len(windows), apart), self.config.batch_size
+        with self.shown():
+            batches = (self.batch(windows.read(chosen[i : i + size])) for i in range(0, len(chosen), size))
+            loss, tokens = mean_loss(self.model, batches, self.config.precision)
+            figures = measure(self.model, self.batch(windows.read(chosen[:size])))
+        if loss < self.best:
+            self.best = loss
+            if not self.processes.rank:
+                self.saver.best(self.step)
+        yield Validation(self.step, loss, tokens, figures)
+
+    def shown(self) -> AbstractContextManager[object]:
+        """The model as it is used: inside, it has the averaged weights where the run averages them."""
+        return self.average.shown() if self.average else nullcontext()
 
     def save(self) -> None:
-        """Save the state, so that the run can be resumed from here."""
-        progress = {"step": self.step, "seconds": self.seconds}
-        save_state(self.folder, self.model, self.optimiser, progress, self.hf)
+        """Save the state, so that the run can be resumed from here; it is written while training goes on.
 
-    def fixed(self) -> RunConfig:
-        """The configuration with nothing left open: precision and steps, chosen by timing where it must be."""
-        config = self.config
-        began = perf_counter()
-        if config.precision == "auto":
-            config = self.config = replace(config, precision=self.fastest_precision())
-        per_step = config.batch_size * config.accumulation
-        if config.epochs:
-            config = replace(config, epochs=0.0, steps=max(1, round(config.epochs * len(self.windows) / per_step)))
-        if config.time:
-            budget = seconds(config.time)
-            step, validations = self.timing(budget)
-            left = max(budget / 2, budget - (perf_counter() - began) - validations)
-            config = replace(config, time="", steps=max(1, int(0.95 * left / step)))  # saves and samples take time too
-        return config
+        Weights that are not finite are never saved: the next step will go back to those that were.
+        """
+        if self.troubles and self.step >= self.troubles[-1]:
+            self.troubles = []
+        if self.processes.rank or not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            return
+        progress = {
+            "step": self.step,
+            "position": self.position,
+            "seconds": self.seconds,
+            "best": self.best,
+            "skipped": self.skipped,
+            "troubles": self.troubles,
+            "losses": self.spikes.state,
+            "scaler": self.scaler.state_dict(),
+            "averaged": self.average.updates if self.average else 0,
+        }
+        averaged = self.average.tensors if self.average else None
+        self.saver.save(self.model, self.optimisers, progress, self.hf, shown=averaged)
 
-    def fastest_precision(self) -> Literal["fp32", "bf16"]:
-        """bf16 where the device computes products in it and that is faster for this model, else fp32."""
-        if self.device.type == "cuda":
-            return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-        hardware = (getattr(torch.cpu, f"_is_{name}_supported", bool) for name in ("avx512_bf16", "amx_tile"))
-        if self.device.type != "cpu" or not any(has() for has in hardware):
-            return "fp32"
-        batch = self.batches(0)[0]
+    def finish(self) -> None:
+        """Wait for the last save, and try again if it failed; a UserError if it cannot be written."""
+        self.saver.finish()
+        if not self.processes.rank and not self.saved():
+            self.save()
+            self.saver.finish()
+            if not self.saved():
+                raise self.saver.told() or UserError(
+                    f"the weights of step {self.step} are not finite: nothing is saved"
+                )
+        self.processes.wait()
 
-        def run(precision: str) -> None:
-            with mixed(precision, self.device):
-                loss = loss_sum(self.model, batch)
-            torch.autograd.grad(loss, list(self.model.parameters()), allow_unused=True)
+    def saved(self) -> bool:
+        """Whether the present step is on disk."""
+        return any(step_of(path) == self.step for path in saves(self.folder))
 
-        with torch.random.fork_rng():
-            way = fastest({"fp32": partial(run, "fp32"), "bf16": partial(run, "bf16")}, rounds=3)
-        return "bf16" if way == "bf16" else "fp32"
-
-    def timing(self, budget: float) -> tuple[float, float]:
-        """Seconds per step and for all validations of a run of that many seconds, measured on throw-away steps."""
-        weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-        taken: list[float] = []
-        with torch.random.fork_rng():
-            for event in self.fit(range(1_000)):
-                taken.append(event.seconds)
-                if sum(taken) > min(2.0, budget / 20) and len(taken) > 3:
-                    break
-            start = perf_counter()
-            if self.data.validation is not None:
-                tokens = self.validate().tokens
-            once = perf_counter() - start
-        self.model.load_state_dict(weights)
-        self.optimiser = self.make_optimiser()
-        whole = once * len(self.data.validation) / tokens if self.data.validation is not None else 0.0
-        return statistics.median(taken[1:]), 20 * once + whole
-
-
-def read_data(config: RunConfig, folder: Path) -> tuple[Tokenizer, TokenData]:
-    """The tokenizer and the tokens of a run, from its texts; standard input is stored in the run first."""
-    sources = list(config.sources)
-    if "-" in sources:
-        stored = folder / "data" / "stdin.txt"
-        with written_whole(stored) as new:
-            new.write_bytes(sys.stdin.buffer.read())
-        sources[sources.index("-")] = str(stored)
-    read = lambda names: documents(names, field=config.field, encoding=config.encoding)
-    texts = list(read(sources))
-    tokenizer = train_tokenizer(config.tokenizer, texts)
-    held = held_out(config.validation, read)
-    return tokenizer, write_tokens(folder / "data", tokenizer, texts, held, [provenance(name) for name in sources])
-
-
-def held_out(validation: str, read: Callable[[list[str]], Iterator[str]]) -> float | Iterator[str] | None:
-    """What --validation means: a share, other documents, or nothing."""
-    if validation == "none":
-        return None
-    try:
-        share = float(validation)
-    except ValueError:
-        return read([validation])
-    if not 0 < share < 1:
-        raise UserError(f"validation is {validation}: give a file, a share above 0 and below 1, or none")
-    return share
-
-
-def cut_lines(path: Path, step: int) -> None:
-    """Drop the lines about what came after a step, and what is done again at it: its validation and its sample."""
-    if path.exists():
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-        kept = [line for line in lines if (row := json.loads(line))["step"] <= step - ("loss" not in row)]
-        with written_whole(path) as new:
-            new.write_text("".join(kept), encoding="utf-8")
+    def told(self) -> list[str]:
+        """What there is to tell the user since the last call."""
+        failure = self.saver.told()
+        found = [*self.said, *([f"{failure}; training goes on, and the next save tries again"] if failure else [])]
+        self.said = []
+        return found

@@ -1,0 +1,93 @@
+"""What a run leaves open is fixed once, by timing, and then written into its configuration."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onward.model.decoder import Decoder
+from onward.model.experts import WAYS, ExpertsModule
+from onward.timing import fastest
+from onward.training.config import RunConfig, seconds
+from onward.training.loop import fit
+
+if TYPE_CHECKING:
+    from onward.training.run import Run
+
+TRIAL_SECONDS = 2.0  # of steps, to tell how long one takes
+
+
+def calibrated(config: RunConfig, trial: Callable[[RunConfig], Run]) -> RunConfig:
+    """The configuration with precision, way of experts and number of steps fixed.
+
+    `trial` makes a run to be timed and thrown away.
+    """
+    began = perf_counter()
+    run = trial(config)
+    precisions = precisions_of(run.device) if config.precision == "auto" else [config.precision]
+    ways = list(WAYS) if config.experts == "auto" and experts(run.model) else [config.experts]
+    chosen: dict[str, Any] = {"precision": precisions[0], "experts": ways[0]}
+    if len(precisions) * len(ways) > 1:
+        trials = {f"{p} {way}": partial(one_step, run, p, way) for p, way in product(precisions, ways)}
+        chosen = dict(zip(chosen, fastest(trials, rounds=3).split()))
+    config = replace(config, **chosen)
+    if config.epochs:
+        per_step = config.batch_size * config.accumulation
+        config = replace(config, epochs=0.0, steps=max(1, round(config.epochs * len(run.windows) / per_step)))
+    if config.time:
+        budget = seconds(config.time)
+        step, validations = durations(trial(config), min(TRIAL_SECONDS, budget / 20))
+        left = max(budget / 2, budget - (perf_counter() - began) - validations)
+        config = replace(config, time="", steps=max(1, int(0.95 * left / step)))  # saves and samples take time too
+    return config
+
+
+def precisions_of(device: torch.device) -> list[str]:
+    """fp32, and the one of bf16 and fp16 that the device computes products in, if any."""
+    if device.type == "cuda":
+        return ["fp32", "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"]
+    hardware = (getattr(torch.cpu, f"_is_{name}_supported", bool) for name in ("avx512_bf16", "amx_tile"))
+    return ["fp32", "bf16"] if device.type == "cpu" and any(has() for has in hardware) else ["fp32"]
+
+
+def experts(model: Decoder) -> list[ExpertsModule]:
+    """The feed-forwards that are mixtures of experts."""
+    return [module for module in model.modules() if isinstance(module, ExpertsModule)]
+
+
+def choose_experts(model: Decoder, way: Any) -> None:
+    """Have all experts computed in that way."""
+    for module in experts(model):
+        module.part = replace(module.part, compute=way)
+
+
+def one_step(run: Run, precision: str, way: str) -> None:
+    """A step of one batch."""
+    choose_experts(run.model, way)
+    first = [(0, run.batches(range(run.config.batch_size)))]
+    list(fit(run.model, first, run.optimisers, run.rate_at, replace(run.method, precision=precision), run.scaler))
+
+
+def durations(run: Run, long_enough: float) -> tuple[float, float]:
+    """Seconds per step, and for all validations of a run: twenty in its course, and the whole text at its end."""
+    c, taken = run.config, []
+    size = c.batch_size * c.accumulation
+    source = ((step, run.batches(range(step * size, (step + 1) * size))) for step in range(1_000))
+    start = perf_counter()
+    for _ in fit(run.model, source, run.optimisers, run.rate_at, run.method, run.scaler):
+        taken.append(perf_counter() - start)
+        if sum(taken) > long_enough and len(taken) > 3:
+            break
+        start = perf_counter()
+    start = perf_counter()
+    seen = sum(validation.tokens for validation in run.validate())
+    once = perf_counter() - start
+    whole = once * len(run.inputs.validation) / seen if run.inputs.validation is not None else 0.0
+    return statistics.median(taken[1:]), 20 * once + whole

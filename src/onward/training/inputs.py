@@ -1,0 +1,137 @@
+"""What a run is made from: its tokens, their tokenizer, and how to tell whether any of it has changed.
+
+RUN/inputs.json names the prepared folders, in order, with the checksum of each index, and those of tokenizer and model.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onward import fields
+from onward.data.corpora import sha256
+from onward.data.prepare import Cleaning, prepare
+from onward.data.sources import passages
+from onward.data.tokens import INDEX, Tokens, is_prepared, load_tokens
+from onward.errors import UserError
+from onward.files import read_json, write_json, written_whole
+from onward.model.config import DecoderConfig
+from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.training.config import RunConfig
+
+AS_IT_IS = Cleaning(exact=False)
+HELD_OUT = 1 << 22  # the most tokens of a source that a share holds out: more would tell no more
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tokens of a run."""
+
+    train: tuple[Tokens, ...]  # of each source
+    validation: Tokens | None
+    unknown_characters: int
+
+    @property
+    def tokens(self) -> int:
+        """How many there are to train on."""
+        return sum(map(len, self.train))
+
+
+def prepare_inputs(config: RunConfig, folder: Path) -> Tokenizer:
+    """Prepare the texts of a run in its folder, and write inputs.json; sources prepared before stay where they are."""
+    held_share = share(config.validation)
+    sources = [store_input(folder) if source == "-" else source for source in config.sources]
+    apart = {source: Path(source) for source in [*sources, config.validation] if is_prepared(Path(source))}
+    raw = [source for source in sources if source not in apart]
+    tokenizer = choose_tokenizer(config, list(apart.values()), raw)
+
+    def own(texts: Sequence[str], name: str) -> None:
+        prepare(texts, tokenizer, folder / name, field=config.field, encoding=config.encoding, cleaning=AS_IT_IS)
+
+    if raw:
+        own(raw, "data")
+    held = str(apart.get(config.validation, ""))
+    if not held and held_share is None and config.validation != "none":
+        own([config.validation], held := "held_out")
+    tokenizer.save(folder)
+    numbers = iter(range(len(raw)))
+    places = [(str(apart[s].resolve()), None) if s in apart else ("data", next(numbers)) for s in sources]
+    files = {name: sha256(folder / name / INDEX) for name in {*(name for name, _ in places), held} - {""}}
+    record = {"train": places, "validation": held, "data": files, "tokenizer": sha256(folder / "tokenizer.json")}
+    write_json(folder / "inputs.json", record | {"model": fields.plain(config.decoder(tokenizer.vocab_size))})
+    return tokenizer
+
+
+def open_inputs(config: RunConfig, folder: Path) -> Inputs:
+    """The tokens that inputs.json names, their checksums verified."""
+    record = read_json(folder / "inputs.json")
+    found = {name: load_tokens(folder / name, verify="sha256") for name in record["data"]}
+    train: list[Tokens] = []
+    for name, number in record["train"]:  # of the folder's sources, the one with this number or, for None, all
+        sources = found[name].sources
+        train += sources if number is None else [sources[number]]
+    validation = Tokens.join(found[record["validation"]].sources) if record["validation"] else None
+    if held := share(config.validation):
+        borders = [max(int(len(tokens) * (1 - held)), len(tokens) - HELD_OUT) for tokens in train]
+        validation = Tokens.join([tokens.part(border, len(tokens)) for tokens, border in zip(train, borders)])
+        train = [tokens.part(0, border) for tokens, border in zip(train, borders)]
+    if validation is not None and len(validation) < 2:
+        raise UserError("the validation text has fewer than two tokens: give it more, or --validation none")
+    unknown = sum(source["unknown_characters"] for data in found.values() for source in data.info["sources"])
+    return Inputs(tuple(train), validation, unknown)
+
+
+def check_inputs(folder: Path, model: DecoderConfig) -> None:
+    """A UserError that lists what differs from what the run was started with."""
+    record = read_json(folder / "inputs.json")
+    differ = [
+        f"the tokens in {name}"
+        for name, known in record["data"].items()
+        if not (index := folder / name / INDEX).exists() or sha256(index) != known
+    ]
+    if not (path := folder / "tokenizer.json").exists() or sha256(path) != record["tokenizer"]:
+        differ.append("the tokenizer")
+    now, then = fields.plain(model), record["model"]
+    differ += [f"model.{name} ({then.get(name)} then, {now[name]} now)" for name in now if now[name] != then.get(name)]
+    if differ:
+        raise UserError(
+            f"{folder} cannot go on as it was started, since it differs in {', '.join(differ)}: put back what was "
+            "there, or start another run"
+        )
+
+
+def held_out(folder: Path) -> Tokens | None:
+    """The validation tokens of a run."""
+    return open_inputs(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), folder).validation
+
+
+def store_input(folder: Path) -> str:
+    """Standard input as a file of the run."""
+    with written_whole(path := folder / "stdin.txt") as new:
+        new.write_bytes(sys.stdin.buffer.read())
+    return str(path)
+
+
+def choose_tokenizer(config: RunConfig, prepared: Sequence[Path], raw: Sequence[str]) -> Tokenizer:
+    """The tokenizer of prepared sources, or the one that is asked for, learned from the texts if need be."""
+    asked = config.tokenizer or ("" if prepared else "bpe:4096")
+    texts = passages(raw, field=config.field, encoding=config.encoding) if raw else ()
+    found = {str(path): Tokenizer.load(path) for path in prepared}
+    if asked:
+        found[f"--tokenizer {asked}"] = train_tokenizer(asked, texts)
+    name, tokenizer = next(iter(found.items()))
+    for other, candidate in found.items():
+        if candidate.inner.to_str() != tokenizer.inner.to_str():
+            raise UserError(f"{name} and {other} have different tokenizers: prepare all sources with one")
+    return tokenizer
+
+
+def share(validation: str) -> float | None:
+    """The share of each source that --validation asks for, if it is one."""
+    try:
+        found = float(validation)
+    except ValueError:
+        return None
+    if not 0 < found < 1:
+        raise UserError(f"validation is {validation}: give a file, a share above 0 and below 1, or none")
+    return found

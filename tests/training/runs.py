@@ -1,0 +1,36 @@
+"""Small runs for the tests of training, and what makes two of them the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onward.checkpoint.training import saves
+from onward.checkpoint.weights import read_tensors
+from onward.training.config import RunConfig
+
+TINY = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_length": 32, "dropout": 0.1}
+SETTINGS: dict[str, Any] = {"tokenizer": "char", "steps": 30, "batch_size": 4, "precision": "fp32", "device": "cpu"}
+SETTINGS |= {"validate_every": 10, "model": TINY, "learning_rate": 1e-2}
+
+
+def config(story_file: Path, out: Path, **changes: Any) -> RunConfig:
+    return RunConfig(sources=(str(story_file),), out=str(out), **SETTINGS | changes)
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Bit for bit, except for the seconds that steps took."""
+    names = ["model.safetensors"]
+    assert saves(one)[-1].name == saves(other)[-1].name
+    names += [f"checkpoints/{saves(one)[-1].name}/{name}.safetensors" for name in ("model", "state")]
+    for name in names:
+        first, second = read_tensors(one / name), read_tensors(other / name)
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[key], second[key]) for key in first), name
+    assert metrics(one) == metrics(other)

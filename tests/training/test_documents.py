@@ -1,0 +1,66 @@
+"""Documents packed into one window stay apart, through the whole model."""
+
+import numpy as np
+import pytest
+import torch
+from decoders import DECODERS, LENGTH, decoder
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from onward.data.tokens import Tokens
+from onward.data.windows import Packing, Windows
+from onward.training.loop import Batch
+from onward.training.loss import loss_sum
+
+Numbers = list[int]
+MODELS = {name: decoder(config, torch.float64) for name, config in DECODERS.items()}
+ROUNDING = 1e-12  # another number of tokens for an expert makes its products round otherwise
+LENGTHS = st.lists(st.integers(1, 7), min_size=2, max_size=6).filter(lambda lengths: sum(lengths) > LENGTH)
+
+
+def window(documents: list[Numbers], pack: Packing = "documents") -> Batch:
+    """The one window that begins with the first document."""
+    ids = np.concatenate(documents)[: LENGTH + 1]
+    ends = np.cumsum([len(d) for d in documents])
+    sample = Windows([Tokens.of(ids, ends[ends <= len(ids)])], LENGTH, seed=0, pack=pack).read([0])
+    return Batch(*(None if part is None else torch.from_numpy(part) for part in sample))
+
+
+def texts(lengths: list[int], seed: int = 0) -> list[Numbers]:
+    draw = np.random.default_rng(seed)
+    return [draw.integers(0, 13, length).tolist() for length in lengths]
+
+
+@torch.inference_mode()
+def moved(name: str, pack: Packing, lengths: list[int], changed: int) -> Tensor:
+    """How far the logits of each place (T,) move when one document gets other tokens."""
+    before, after = texts(lengths), texts(lengths)
+    after[changed] = [(token + 1) % 13 for token in after[changed]]
+    logits = [MODELS[name](b.tokens, b.positions) for b in (window(before, pack), window(after, pack))]
+    return (logits[1] - logits[0])[0].abs().amax(-1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_changing_a_document_changes_no_logit_of_another(name: str) -> None:
+    lengths = [3, 1, 4, 5]
+    document = torch.arange(4).repeat_interleave(torch.tensor(lengths))[:LENGTH]
+    for changed in range(4):
+        found = moved(name, "documents", lengths, changed)
+        assert found[document != changed].max() < ROUNDING
+        assert found[document == changed].max() > 1e-3
+    assert moved(name, "stream", lengths, 0)[3:].max() > 1e-3, "as one text they see each other"
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"scaled turns"}))  # whose turns depend on the longest document
+@given(lengths=LENGTHS, seed=st.integers(0, 99))
+def test_the_loss_of_a_window_is_that_of_its_documents_alone(name: str, lengths: list[int], seed: int) -> None:
+    model, documents = MODELS[name], texts(lengths, seed)
+    total, alone, room = loss_sum(model, window(documents))[0], 0.0, LENGTH + 1
+    for document in documents:
+        ids = torch.tensor([document[:room]])
+        room -= ids.size(1)
+        if ids.size(1) > 1:
+            alone += loss_sum(model, Batch(ids[:, :-1], ids[:, 1:]))[0]
+    torch.testing.assert_close(total, torch.as_tensor(alone, dtype=torch.float64), rtol=ROUNDING, atol=100 * ROUNDING)

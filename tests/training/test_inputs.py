@@ -1,0 +1,153 @@
+"""What a run is made from: texts and prepared folders, the same when it goes on as when it was started."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runs import SETTINGS, TINY, config
+
+from onward.data.prepare import prepare
+from onward.errors import UserError
+from onward.text.tokenizer import train_tokenizer
+from onward.training.config import RunConfig
+from onward.training.inputs import held_out
+from onward.training.run import Run
+
+
+@pytest.fixture
+def prepared(story_file: Path, tmp_path: Path) -> Path:
+    """The story as tokens of another tokenizer, from two sources."""
+    other = tmp_path / "other.txt"
+    other.write_text("A queen sailed to an island.\n" * 60)
+    prepare([str(story_file), str(other)], "bpe:300", tmp_path / "prepared", workers=1, progress=False)
+    return tmp_path / "prepared"
+
+
+def started(tmp_path: Path, *sources: object, **changes: object) -> Run:
+    values = SETTINGS | {"steps": 4, "validate_every": 2, "tokenizer": ""} | changes
+    return Run.start(RunConfig(sources=tuple(map(str, sources)), out=str(tmp_path / "run"), **values))
+
+
+def test_a_prepared_folder_is_used_where_it_is_with_its_tokenizer(prepared: Path, tmp_path: Path) -> None:
+    run = started(tmp_path, prepared)
+    assert run.tokenizer.vocab_size == 300
+    assert len(run.inputs.train) == 2
+    assert not (run.folder / "data").exists()
+    list(run.train())
+    assert (run.folder / "model.safetensors").exists()
+
+
+def test_texts_and_prepared_folders_are_mixed_in_the_order_they_are_named(prepared: Path, tmp_path: Path) -> None:
+    text = tmp_path / "third.txt"
+    text.write_text("The end of it all.\n" * 50)
+    run = started(tmp_path, text, prepared, weights=(0.5, 0.25, 0.25))
+    first = run.tokenizer.decode(run.inputs.train[0][:40].tolist())
+    assert first.startswith("The end of it all.")
+    assert run.tokenizer.decode(run.inputs.train[2][:40].tolist()).startswith("A queen")
+    assert (run.windows.source == 0).mean() == 0.5
+
+
+def test_the_validation_text_is_the_end_of_each_source(prepared: Path, tmp_path: Path) -> None:
+    run = started(tmp_path, prepared, validation="0.25")
+    text = run.tokenizer.decode(run.inputs.validation[:].tolist())
+    assert text.endswith("island.\n")
+    assert "mat" in text
+    assert held_out(run.folder)[:].tolist() == run.inputs.validation[:].tolist()
+    assert len(run.inputs.validation) == pytest.approx(run.inputs.tokens / 3, rel=0.02)
+
+
+def test_another_validation_text_is_kept_apart(prepared: Path, story_file: Path, tmp_path: Path) -> None:
+    run = started(tmp_path, story_file, validation=str(story_file), tokenizer="char")
+    assert run.inputs.validation[:].tolist() == run.inputs.train[0][:].tolist()
+    (check,) = [check for check in run.checks() if check.name == "validation"]
+    assert not check.ok
+
+
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
+    "another tokenizer": ({"tokenizer": "byte"}, "have different tokenizers"),
+    "weights for more sources": ({"weights": (0.5, 0.3, 0.2)}, "3 weights for 2 sources"),
+    "a share that is none": ({"validation": "1.5"}, r"validation is 1\.5"),
+    "a validation text that is not there": ({"validation": "gone.txt"}, r"gone\.txt does not exist"),
+    "an impossible model": ({"model": {"d_model": 30, "n_heads": 4}}, "30 is not divisible"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_one_sentence_and_leaves_nothing(case: str, prepared: Path, tmp_path: Path) -> None:
+    changes, message = REFUSED[case]
+    with pytest.raises(UserError, match=message):
+        started(tmp_path, prepared, **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def edit(path: Path, change: Callable[[dict], object]) -> None:
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def another_tokenizer(run: Path, prepared: Path) -> None:
+    train_tokenizer("byte", []).save(run)
+
+
+def another_architecture(run: Path, prepared: Path) -> None:
+    edit(run / "run.json", lambda values: values["model"].update(n_layers=3))
+
+
+def other_tokens(run: Path, prepared: Path) -> None:
+    edit(prepared / "data.json", lambda values: values.update(report={}))
+
+
+def a_changed_shard(run: Path, prepared: Path) -> None:
+    shard = next(prepared.glob("*.bin"))
+    data = bytearray(shard.read_bytes())
+    data[7] ^= 1
+    shard.write_bytes(data)
+
+
+def a_vanished_source(run: Path, prepared: Path) -> None:
+    shutil.rmtree(prepared)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (another_tokenizer, ["the tokenizer"]),
+        (another_architecture, [r"model.n_layers (2 then, 3 now)"]),
+        (other_tokens, ["the tokens in", "prepared"]),
+        (a_vanished_source, ["the tokens in", "prepared"]),
+        (a_changed_shard, ["has changed since it was written"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_run_goes_on_only_as_it_was_started(
+    change: Callable[[Path, Path], None], said: list[str], prepared: Path, tmp_path: Path
+) -> None:
+    run = started(tmp_path, prepared)
+    for _ in run.train(stop=lambda: run.step == 2):
+        pass
+    change(run.folder, prepared)
+    with pytest.raises(UserError) as caught:
+        Run.resume(run.folder)
+    assert all(words in str(caught.value) for words in said)
+    assert "\n" not in str(caught.value)
+
+
+def test_everything_that_differs_is_listed(prepared: Path, tmp_path: Path) -> None:
+    run = started(tmp_path, prepared)
+    for change in another_tokenizer, another_architecture, other_tokens:
+        change(run.folder, prepared)
+    with pytest.raises(UserError, match=r"the tokens in .*, the tokenizer, model\.vocab_size .*, model\.n_layers"):
+        Run.resume(run.folder)
+
+
+def test_text_is_prepared_once_and_may_change_later(story_file: Path, tmp_path: Path) -> None:
+    text = tmp_path / "mine.txt"
+    shutil.copy(story_file, text)
+    run = Run.start(config(text, tmp_path / "run", steps=4, model=TINY))
+    text.unlink()
+    for _ in run.train(stop=lambda: run.step == 2):
+        pass
+    assert Run.resume(run.folder).step == 2

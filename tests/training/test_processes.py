@@ -1,0 +1,67 @@
+"""Several processes train one model on the same windows, in the same order, as one process does."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import TINY, metrics
+
+from onward.checkpoint.weights import read_tensors
+
+SETTINGS: dict[str, Any] = {"tokenizer": "char", "steps": 12, "batch_size": 2, "accumulation": 3, "precision": "fp32"}
+SETTINGS |= {"device": "cpu", "validate_every": 4, "learning_rate": 1e-3, "average": 0.9}
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from onward.training.config import RunConfig
+from onward.training.run import Run
+
+settings = json.loads(sys.argv[1])
+out, until = Path(settings["out"]), int(sys.argv[2])
+run = Run.start(RunConfig(**settings)) if settings.pop("new") else Run.resume(out)
+read, numbers = run.windows.read, []
+run.windows.read = lambda chosen: numbers.append((run.step, list(chosen))) or read(chosen)
+for event in run.train(lambda: run.step >= until):
+    pass
+with open(out / f"read-{until}-{run.processes.rank}.json", "w") as file:
+    json.dump(numbers, file)
+"""
+
+
+def train(count: int, until: int, settings: dict[str, Any], folder: Path) -> dict[int, set[int]]:
+    """Train up to a step with so many processes; returns the windows that each step has seen."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    words = [str(program), json.dumps(settings), str(until)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
+    done = subprocess.run([sys.executable, *launcher, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seen: dict[int, set[int]] = {}
+    for rank in range(count):
+        for step, numbers in json.loads((Path(settings["out"]) / f"read-{until}-{rank}.json").read_text()):
+            seen.setdefault(step, set()).update(numbers)
+    return seen
+
+
+@pytest.mark.parametrize("mlp", ["gated", "experts(count=4, active=2, d_ff=16, compute=loop)"])
+def test_another_number_of_processes_goes_on_with_the_same_windows_and_the_same_weights(
+    mlp: str, story_file: Path, tmp_path: Path
+) -> None:
+    settings = SETTINGS | {"sources": [str(story_file)], "experts": "loop", "model": TINY | {"mlp": mlp}}
+    alone, mixed = (settings | {"out": str(tmp_path / name)} for name in ("alone", "mixed"))
+    whole = train(1, 12, alone | {"new": True}, tmp_path)
+    parts = [train(count, until, mixed | {"new": until == 4}, tmp_path) for count, until in ((2, 4), (3, 8), (1, 12))]
+    for step in range(12):
+        of_step = set().union(*(part.get(step, set()) for part in parts))
+        assert whole[step] == of_step == {*range(step * 6, step * 6 + 6)}
+    for one, other in zip(metrics(tmp_path / "alone"), metrics(tmp_path / "mixed"), strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+    names = "model.safetensors"
+    first, second = (read_tensors(tmp_path / run / names) for run in ("alone", "mixed"))
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, rtol=1e-3, atol=1e-5)
