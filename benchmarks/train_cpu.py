@@ -71,7 +71,7 @@ def plain_loop(model: PlainGPT, windows: Windows) -> Iterator[float]:
 def our_loop(model: onward.Decoder, windows: Windows) -> Iterator[float]:
     """Onward's loop in bf16; yields the loss of each step."""
     method, adamw = Method(clip=1.0, precision="bf16"), optimisers(model, "adamw", RATE, 0.1, (0.9, 0.99))
-    steps = fit(model, batches(windows), adamw, lambda step: RATE, method, method.scaler(torch.device("cpu")))
+    steps = fit(model, batches(windows), adamw, lambda step: RATE, method)
     return (step.loss for step in steps)
 
 

@@ -17,7 +17,7 @@ from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode
 from onward.data.windows import Sample, Windows, validation_windows
 from onward.text.tokenizer import train_tokenizer
-from onward.training.loop import Batch, Method, fit, mean_loss
+from onward.training.loop import Batch, fit, mean_loss
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")
@@ -78,8 +78,7 @@ def steps() -> Iterator[tuple[int, list[Batch]]]:
         yield step, [batch(windows.read(range(step * BATCH, (step + 1) * BATCH)), seed=step)]
 
 
-optimiser, unscaled = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler(enabled=False)
-training = fit(model, steps(), [optimiser], lambda step: 3e-4, Method(), unscaled)
+training = fit(model, steps(), [torch.optim.AdamW(model.parameters())], lambda step: 3e-4)
 print(f"\nA guess among {V} characters has loss ln {V} = {math.log(V):.3f}.")
 for step in training:
     if step.step % 50 == 1 or step.step == options.steps:

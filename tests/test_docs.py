@@ -8,6 +8,7 @@ import pytest
 
 from onward.cli import main
 from onward.data.corpora import embedded
+from onward.data.tokens import is_prepared
 from onward.families import families
 from onward.model.slots import Position
 
@@ -35,7 +36,8 @@ def shortened(words: list[str]) -> list[str]:
         for flag in "--time", "--steps", "--epochs":
             if flag in words:
                 del words[words.index(flag) : words.index(flag) + 2]
-        words += ["--steps", "3", "--preset", "tiny", "--tokenizer", "byte"]
+        words += ["--steps", "3", "--preset", "tiny"]
+        words += [] if any(map(is_prepared, words)) else ["--tokenizer", "byte"]
     return words
 
 

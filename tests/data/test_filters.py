@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.data.filters import FILTERS, Filters, Page, checks
+from onward.data.cleaning import GOPHER, Cleaning, Filters
+from onward.data.filters import Page, fault
 from onward.fields import docs
 
 SENTENCE = (
@@ -37,30 +38,34 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", GOPHER)
 def test_a_filter_drops_what_it_is_for_and_keeps_what_is_good(name: str) -> None:
-    limit, _ = FILTERS[name]
-    alone = Filters(**{name: limit})
-    assert alone.fault(BAD[name]) == name
-    assert alone.fault(GOOD) == ""
+    alone = Filters(**{name: GOPHER[name]})
+    assert fault(alone, BAD[name]) == name
+    assert fault(alone, GOOD) == ""
 
 
 def test_gopher_turns_all_of_them_on_and_a_given_value_counts_before_its_own() -> None:
     gopher = Filters(gopher=True)
-    assert all(gopher.fault(text) for text in BAD.values())
-    assert gopher.fault(GOOD) == ""
-    assert Filters(gopher=True, min_words=100).fault(GOOD) == "min_words"
-    assert not checks(Filters()), "each is off by default"
+    assert all(fault(gopher, text) for text in BAD.values())
+    assert fault(gopher, GOOD) == ""
+    assert fault(Filters(gopher=True, min_words=100), GOOD) == "min_words"
+
+
+def test_each_filter_is_off_by_default() -> None:
+    assert not any(fault(Filters(), text) for text in BAD.values())
+    assert not Cleaning(exact=False).judges
+    asked = [{"exact": True}, {"near": 0.8}, {"gopher": True}, *({name: limit} for name, limit in GOPHER.items())]
+    assert all(Cleaning(**{"exact": False} | one).judges for one in asked)
 
 
 def test_the_help_tells_gophers_values() -> None:
     for name, told in docs(Filters).items():
         if said := re.search(r"\(Gopher: (.*)\)", told):
-            limit, _ = FILTERS[name]
-            values = limit if isinstance(limit, tuple) else (limit,)
+            values = GOPHER[name] if isinstance(GOPHER[name], tuple) else (GOPHER[name],)
             assert tuple(map(float, said[1].split())) == tuple(map(float, values)), name
         else:
-            assert name not in FILTERS or "the same" in told, name
+            assert name not in GOPHER or "the same" in told, name
 
 
 @given(words=st.lists(st.sampled_from(["a", "bb", "ccc"]), max_size=12), n=st.integers(2, 5))
@@ -77,4 +82,4 @@ def test_runs_of_words_are_measured_as_if_by_hand(words: list[str], n: int) -> N
 
 @given(st.text())
 def test_any_text_can_be_measured(text: str) -> None:
-    assert Filters(gopher=True).fault(text) in FILTERS
+    assert fault(Filters(gopher=True), text) in GOPHER

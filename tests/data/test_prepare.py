@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from disk import with_room_for
 
 from onward.data import prepare as module
 from onward.data import sources
@@ -81,7 +82,6 @@ KILLED = """
 import sys
 from pathlib import Path
 from onward.data import prepare, sources
-from onward.text.tokenizer import Tokenizer
 prepare.PIECE = sources.PIECE = 3000
 sources.BLOCK = 500
 prepare.SMALL = 0
@@ -104,7 +104,8 @@ def test_what_was_killed_goes_on_and_nothing_is_done_twice(corpus: list[str], tm
             process.wait()
         kills += 1
         pause += choose.random() / 4
-        assert not out.exists(), "it is there whole or not at all"
+        if out.exists():  # whole
+            continue
         for path, written in done.items():
             assert path.stat().st_mtime_ns == written, "a unit that was done is left alone"
         time.sleep(0.3)  # until its workers have noticed
@@ -130,9 +131,13 @@ def test_workers_end_with_the_process_that_started_them(corpus: list[str], tmp_p
 
 
 def test_what_is_complete_is_left_as_it_is(corpus: list[str], tmp_path: Path) -> None:
-    prepare(corpus, BYTE, tmp_path / "out")
+    pytest.importorskip("datasets")
+    corpus = [*corpus, f"hf://json?data_files={corpus[3]}&cache_dir={tmp_path / 'cache'}"]
+    prepare(corpus, BYTE, tmp_path / "out", cleaning=ALL)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    prepare(corpus, BYTE, tmp_path / "out", workers=1)
+    sources.dataset.cache_clear()
+    prepare(corpus, BYTE, tmp_path / "out", cleaning=ALL, workers=1)
+    assert texts(tmp_path / "out")[3] == texts(tmp_path / "out")[4]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
@@ -260,6 +265,19 @@ def test_a_worker_that_is_killed_is_one_sentence_and_the_work_goes_on_later(
             prepare(corpus, BYTE, tmp_path / "out", workers=2)
     prepare(corpus, BYTE, tmp_path / "out", workers=2)
     assert texts(tmp_path / "out")[1] == [Path(corpus[1]).read_text()]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_one_sentence_and_the_work_goes_on_later(
+    workers: int, corpus: list[str], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE", 12_000)
+    asked = {"sources": corpus, "tokenizer": BYTE, "folder": tmp_path / "out", "cleaning": ALL, "workers": workers}
+    with with_room_for(20_000), pytest.raises(UserError, match=r"cannot write .*\.bin"):
+        prepare(**asked)
+    prepare(**asked)
+    assert not list((tmp_path / "out").glob(".*"))
+    assert texts(tmp_path / "out")[:2] == [list(documents([source])) for source in corpus[:2]]
 
 
 @pytest.mark.long

@@ -131,6 +131,8 @@ def test_with_weights_each_source_has_its_own_epochs() -> None:
         epochs = here[: len(here) // count * count].reshape(-1, count)
         assert len(epochs) > 5
         assert (np.diff(np.sort(epochs), axis=1) == 4).all()
+    found = starts(Windows([text(2000), text(2000, 2000)], 4, 3, weights=(1, 1)).read(range(900)))
+    assert np.mean(found[found < 2000] == found[found >= 2000] - 2000) < 0.1, "and its own order"
 
 
 def plain(lengths: Sequence[int], first: int, length: int) -> tuple[list[int], list[int], list[int]]:
@@ -178,6 +180,7 @@ def test_validation_predicts_every_token_but_the_first_once(size: tuple[int, int
     tokens, targets = (np.concatenate([b[part] for b in batches]) for part in (0, 1))
     known = targets >= 0
     assert sorted(targets[known]) == list(range(1, count))
+    assert known.any(1).all(), "no window is for nothing"
     assert (tokens[known] == targets[known] - 1).all()
     assert (tokens >= 0).all(), "also where the text has ended"
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from onward.cli.options import parse
 from onward.cli.output import console, print_json, print_next, print_table, printable
 from onward.data import corpora
-from onward.data.prepare import Cleaning
+from onward.data.cleaning import Cleaning
 from onward.errors import UserError
 
 ABOUT = """\
@@ -52,15 +52,19 @@ def prepare(options: Options) -> None:
 
     if not options.out:
         raise UserError("no folder to write to: name one with --out")
-    data = prepare(
-        options.sources,
-        options.tokenizer,
-        Path(options.out),
-        field=options.field,
-        encoding=options.encoding,
-        cleaning=Cleaning(**{field.name: getattr(options, field.name) for field in fields(Cleaning)}),
-        workers=options.workers,
-    )
+    try:
+        data = prepare(
+            options.sources,
+            options.tokenizer,
+            Path(options.out),
+            field=options.field,
+            encoding=options.encoding,
+            cleaning=Cleaning(**{field.name: getattr(options, field.name) for field in fields(Cleaning)}),
+            workers=options.workers,
+        )
+    except KeyboardInterrupt:
+        console.print("\nstopped; the same command goes on from here")
+        raise
     report = data.info["report"]
     sources = [{key: source[key] for key in COUNTS} for source in data.info["sources"]]
     if options.json:

@@ -62,10 +62,10 @@ class Judged:
 
     def decide(self, exact: bool, near: float | None) -> None:
         """Drop duplicates among the documents kept so far, and write NUMBER.verdicts.npy for each unit."""
-        inside, head = np.flatnonzero(self.verdicts == INSIDE).tolist(), -1
+        inside, head, before = np.flatnonzero(self.verdicts == INSIDE).tolist(), -1, -1
         if exact:
             for place in inside:
-                head = place - 1 if place - 1 not in inside else head
+                head, before = (head if place - 1 == before else place - 1), place
                 self.whole[head] = fingerprint(f"{self.whole.get(head, self.hash(head))} {self.hash(place)}")
             for later, _ in self.repeats(self.hashes):
                 self.verdicts[later] = DUPLICATE

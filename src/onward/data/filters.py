@@ -4,51 +4,30 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any
 
 import numpy as np
 
+from onward.data.cleaning import GOPHER, Filters
 
-@dataclass(frozen=True)
-class Filters:
-    """What a document must be like to be kept. Each is off until it is given, or --gopher gives all of them."""
 
-    gopher: bool = False  # Gopher's values for those that are not given
-    min_words: int | None = None  # least number of words (Gopher: 50)
-    max_words: int | None = None  # greatest number of words (Gopher: 100000)
-    min_word_length: float | None = None  # least mean length of words, in characters (Gopher: 3)
-    max_word_length: float | None = None  # greatest mean length of words (Gopher: 10)
-    max_symbols: float | None = None  # greatest number of #, and of ellipses, per word (Gopher: 0.1)
-    max_bullets: float | None = None  # greatest share of lines that begin with a bullet (Gopher: 0.9)
-    max_ellipses: float | None = None  # greatest share of lines that end with an ellipsis (Gopher: 0.3)
-    min_alphabetic: float | None = None  # least share of words with a letter (Gopher: 0.8)
-    min_stop_words: int | None = None  # least number of the commonest words of English, such as the (Gopher: 2)
-    max_repeated_lines: float | None = None  # greatest share of lines that were there before (Gopher: 0.3)
-    max_repeated_line_text: float | None = None  # the same, by their characters (Gopher: 0.2)
-    max_repeated_paragraphs: float | None = None  # greatest share of paragraphs that were there before (Gopher: 0.3)
-    max_repeated_paragraph_text: float | None = None  # the same, by their characters (Gopher: 0.2)
-    max_top_ngrams: tuple[float, ...] = ()  # greatest shares of the commonest 2, 3, 4 words (Gopher: 0.2 0.18 0.16)
-    max_repeated_ngrams: tuple[float, ...] = ()  # of 5, ... words there before (Gopher: 0.15 0.14 0.13 0.12 0.11 0.1)
-
-    def fault(self, text: str) -> str:
-        """The name of the first filter that drops a document, or ""."""
-        page = Page(text)
-        for name, measure, limit in checks(self):
-            value = measure(page)
-            if value < limit if name.startswith("min") else value > limit:
-                return name
-        return ""
+def fault(filters: Filters, text: str) -> str:
+    """The name of the first filter that drops a document, or ""."""
+    page = Page(text)
+    for name, measure, limit in checks(filters):
+        value = measure(page)
+        if value < limit if name.startswith("min") else value > limit:
+            return name
+    return ""
 
 
 @cache
 def checks(filters: Filters) -> list[tuple[str, Callable[["Page"], float], float]]:
     """The name, the measure and the limit of each filter that is on."""
     found: list[tuple[str, Callable[[Page], float], float]] = []
-    for name, (usual, measure) in FILTERS.items():
+    for name, measure in MEASURES.items():
         limit = getattr(filters, name)
-        limit = usual if filters.gopher and limit in (None, ()) else limit
+        limit = GOPHER[name] if filters.gopher and limit in (None, ()) else limit
         if isinstance(limit, tuple):  # one for each length of runs of words, from the smallest that Gopher looks at
             first = 2 if name == "max_top_ngrams" else 5
             found += [(name, partial(measure, n=n), one) for n, one in enumerate(limit, first)]
@@ -131,23 +110,20 @@ def text_again(parts: Sequence[str]) -> float:
 STOP_WORDS = {"the", "be", "to", "of", "and", "that", "have", "with"}
 BULLETS = tuple("-*•‣▪●◦")
 ELLIPSES = "...", "…"
-FILTERS: dict[str, tuple[Any, Callable[..., float]]] = {  # Gopher's value, and the measure that it limits
-    "min_words": (50, lambda page: len(page.words)),
-    "max_words": (100_000, lambda page: len(page.words)),
-    "min_word_length": (3.0, lambda page: share(int(page.lengths.sum()), len(page.words))),
-    "max_word_length": (10.0, lambda page: share(int(page.lengths.sum()), len(page.words))),
-    "max_symbols": (
-        0.1,
-        lambda page: share(max(page.text.count("#"), sum(map(page.text.count, ELLIPSES))), len(page.words)),
-    ),
-    "max_bullets": (0.9, lambda page: share(sum(line.startswith(BULLETS) for line in page.lines), len(page.lines))),
-    "max_ellipses": (0.3, lambda page: share(sum(line.endswith(ELLIPSES) for line in page.lines), len(page.lines))),
-    "min_alphabetic": (0.8, lambda page: share(sum(any(map(str.isalpha, w)) for w in page.words), len(page.words))),
-    "min_stop_words": (2, lambda page: len(STOP_WORDS & set(map(str.lower, page.words)))),
-    "max_repeated_lines": (0.3, lambda page: again(page.lines)),
-    "max_repeated_line_text": (0.2, lambda page: text_again(page.lines)),
-    "max_repeated_paragraphs": (0.3, lambda page: again(page.paragraphs)),
-    "max_repeated_paragraph_text": (0.2, lambda page: text_again(page.paragraphs)),
-    "max_top_ngrams": ((0.2, 0.18, 0.16), Page.top),
-    "max_repeated_ngrams": ((0.15, 0.14, 0.13, 0.12, 0.11, 0.1), Page.repeated),
+MEASURES: dict[str, Callable[..., float]] = {
+    "min_words": lambda page: len(page.words),
+    "max_words": lambda page: len(page.words),
+    "min_word_length": lambda page: share(int(page.lengths.sum()), len(page.words)),
+    "max_word_length": lambda page: share(int(page.lengths.sum()), len(page.words)),
+    "max_symbols": lambda page: share(max(page.text.count("#"), sum(map(page.text.count, ELLIPSES))), len(page.words)),
+    "max_bullets": lambda page: share(sum(line.startswith(BULLETS) for line in page.lines), len(page.lines)),
+    "max_ellipses": lambda page: share(sum(line.endswith(ELLIPSES) for line in page.lines), len(page.lines)),
+    "min_alphabetic": lambda page: share(sum(any(map(str.isalpha, w)) for w in page.words), len(page.words)),
+    "min_stop_words": lambda page: len(STOP_WORDS & set(map(str.lower, page.words))),
+    "max_repeated_lines": lambda page: again(page.lines),
+    "max_repeated_line_text": lambda page: text_again(page.lines),
+    "max_repeated_paragraphs": lambda page: again(page.paragraphs),
+    "max_repeated_paragraph_text": lambda page: text_again(page.paragraphs),
+    "max_top_ngrams": Page.top,
+    "max_repeated_ngrams": Page.repeated,
 }

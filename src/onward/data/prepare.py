@@ -20,37 +20,23 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from onward.data.cleaning import GOPHER, Cleaning
 from onward.data.corpora import sha256
 from onward.data.duplicates import INSIDE, KEPT, PERMUTATIONS, Judged, fingerprint, signature
-from onward.data.filters import FILTERS, Filters, checks
+from onward.data.filters import fault
 from onward.data.sources import PIECE, Piece, passages, pieces, provenance
 from onward.data.tokens import INDEX, TokenData, encode, is_prepared, load_tokens
 from onward.data.workers import spread
 from onward.errors import UserError
-from onward.files import flush, read_json, write_json, written_whole
+from onward.files import flush, read_json, remove_leftovers, write_json, written_whole
 from onward.text.fast import Encoder, encoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
-REASONS = ["", "duplicate", "near_duplicate", *FILTERS]  # why a document is left out, by its verdict
+REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # why a document is left out, by its verdict
+USUAL = Cleaning()
+VERSION = 1  # of the format, and of the way in which sources are cut into units
 SMALL = 1 << 22  # bytes that are encoded sooner than other processes have started
 SAMPLES, SHOWN = 3, 200  # documents in the report for each reason, characters of each
-
-
-@dataclass(frozen=True)
-class Cleaning(Filters):
-    """Which documents are left out."""
-
-    exact: bool = True  # leave out documents that are equal to an earlier one, of whatever source
-    near: float | None = None  # leave out those that share this much with an earlier one, by MinHash (usual: 0.8)
-
-    def __post_init__(self) -> None:
-        if self.near is not None and not 0 < self.near <= 1:
-            raise UserError(f"near is {self.near}: it is a share, above 0 and at most 1")
-
-    @property
-    def judges(self) -> bool:
-        """Whether any document may be left out."""
-        return self.exact or self.near is not None or bool(checks(self))
 
 
 @dataclass(frozen=True)
@@ -119,7 +105,7 @@ class Preparation:
         texts = [text for _, text in self.documents(unit)]
         verdicts = np.full(len(texts), INSIDE, np.uint8)
         if unit.begins:
-            verdicts[:] = [REASONS.index(self.cleaning.fault(text)) for text in texts]
+            verdicts[:] = [REASONS.index(fault(self.cleaning, text)) for text in texts]
         if self.cleaning.near is not None:
             signatures = np.zeros((len(texts), PERMUTATIONS), np.uint32)
             for i in np.flatnonzero(verdicts == KEPT):
@@ -194,8 +180,8 @@ class Preparation:
                 whole["samples"] = (whole["samples"] + entry["samples"])[:SAMPLES]
         report["dropped"] = {reason: dropped[reason] for reason in REASONS if reason in dropped}
         dtype = "uint16" if self.tokenizer.vocab_size <= 1 << 16 else "uint32"
-        digest = sha256(self.folder / "tokenizer.json")
-        return {"version": 1, "dtype": dtype, "tokenizer": digest, "sources": sources, "report": report, "made": made}
+        kind = {"version": VERSION, "dtype": dtype, "tokenizer": sha256(self.folder / "tokenizer.json")}
+        return kind | {"sources": sources, "report": report, "made": made}
 
 
 def prepare(
@@ -205,7 +191,7 @@ def prepare(
     *,
     field: str = "text",
     encoding: str = "utf-8",
-    cleaning: Cleaning = Cleaning(),
+    cleaning: Cleaning = USUAL,
     workers: int = 0,
     progress: bool = True,
 ) -> TokenData:
@@ -224,8 +210,8 @@ def prepare(
     folder = Path(folder)
     work = folder.parent / f"{folder.name}.unfinished"
     parts, spec = work / "parts", tokenizer if isinstance(tokenizer, str) else digest(tokenizer)
-    made = {"sources": list(sources), "tokenizer": spec, "field": field, "encoding": encoding, **asdict(cleaning)}
-    made |= {f"content of {source}": provenance(source) for source in sources}
+    made = {"version": VERSION, "sources": list(sources), "tokenizer": spec, "field": field, "encoding": encoding}
+    made |= asdict(cleaning) | {f"content of {source}": provenance(source) for source in sources}
     made = json.loads(json.dumps(made))
     if is_prepared(folder) and "-" not in sources:
         compare(read_json(folder / INDEX).get("made", {}), made, folder)
@@ -234,8 +220,8 @@ def prepare(
             raise UserError(f"{folder} is there already: choose another folder, or remove it")
         files = [str(parts / "stdin.txt") if source == "-" else source for source in sources]
         job = Preparation(files, work, field, encoding, cleaning)
+        begin(work, made)
         try:
-            begin(work, made)
             run(job, tokenizer, made, workers, progress)
         except UserError:
             if not any(parts.glob("[0-9]*")):  # nothing that it would be worth going on from
@@ -252,8 +238,8 @@ def begin(work: Path, made: dict[str, Any]) -> None:
     plan = work / "parts" / "plan.json"
     if plan.exists():
         compare(read_json(plan), made, work)
-        for left in [*work.glob(".*"), *plan.parent.glob(".*")]:
-            shutil.rmtree(left, ignore_errors=True)
+        remove_leftovers(work)
+        remove_leftovers(plan.parent)
     else:
         write_json(plan, made)
     if "-" in made["sources"] and not (stored := plan.with_name("stdin.txt")).exists():
@@ -286,11 +272,12 @@ def run(job: Preparation, tokenizer: Tokenizer | str, made: dict[str, Any], work
             return count
 
         if not (job.folder / "tokenizer_config.json").exists():  # the last of its files
-            bars.add_task("learning the tokenizer", total=None)
+            learning = bars.add_task("learning the tokenizer", total=None)
             if isinstance(tokenizer, str):
                 texts = passages(job.sources, field=job.field, encoding=job.encoding)
                 tokenizer = train_tokenizer(tokenizer, texts)
             tokenizer.save(job.folder)
+            bars.remove_task(learning)
         if job.cleaning.judges and not (judged := job.folder / "parts" / "judged.json").exists():
             units = each("looking at all documents", job.judge, ".npz")
             Judged(job.folder / "parts", units).decide(job.cleaning.exact, job.cleaning.near)

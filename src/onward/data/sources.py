@@ -272,7 +272,7 @@ def parquet(name: str, file: BinaryIO, field: str) -> Iterator[Piece]:
 
 def table(name: str, schema: "Schema", batches: Iterable[Any], rows: int, size: int, field: str) -> Iterator[Piece]:
     """The pieces of a table of `rows` and `size`; what is missing in a row is an empty text."""
-    if field not in schema.names or "string" not in str(schema.field(field).type):
+    if field not in schema.names or str(schema.field(field).type) not in ("string", "large_string", "string_view"):
         there = ", ".join(map(ascii, schema.names))
         raise UserError(f"{name} has no text under {field!r} (it has {there}): name it with --field")
     if not rows:

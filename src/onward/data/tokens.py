@@ -168,8 +168,8 @@ def spans(folder: Path, shards: Sequence[dict[str, Any]], dtype: np.dtype[Any], 
         for (path, size), digest in zip(sizes.items(), (shard["sha256"], shard["ends_sha256"])):
             if not path.is_file() or path.stat().st_size != size or (verify == "sha256" and sha256(path) != digest):
                 raise UserError(f"{path} is missing or has changed since it was written: prepare the tokens again")
-        read = partial(mapped, ids, dtype, shard["sha256"])
-        read_ends = partial(mapped, ends, np.dtype(np.uint64), shard["ends_sha256"])
+        read = partial(mapped, ids.absolute(), dtype, shard["sha256"])
+        read_ends = partial(mapped, ends.absolute(), np.dtype(np.uint64), shard["ends_sha256"])
         yield Span(read, read_ends, 0, shard["tokens"], opens=number == 0)
 
 
