@@ -162,7 +162,7 @@ class Preparation:
             shards = [said["shard"] for said in own if said["shard"]["tokens"]]
             counts = {key: sum(shard[key] for shard in shards) for key in ("documents", "tokens")}
             counts |= {key: sum(said[key] for said in own) for key in ("bytes", "unknown_characters")}
-            sources.append({"name": name, **counts, "shards": shards})
+            sources.append({**made[f"content of {name}"], **counts, "shards": shards})
         report: dict[str, Any] = {
             key: sum(source[key] for source in sources)
             for key in ("documents", "tokens", "bytes", "unknown_characters")

@@ -34,7 +34,7 @@ PLACES = 32  # the most tokens of the text that are looked at
 CELLS = 300_000  # the most attention weights on the page
 SAMPLES, SAMPLE_LENGTH = 60, 4_000  # the most samples, and characters of each
 TROUBLES = 50  # the most steps that went wrong
-UNTOLD = "shards", "unknown_characters"  # of a source
+UNTOLD = "shards", "unknown_characters", "files", "size", "listing", "fingerprint"  # of a source
 MARKS = {" ": "·", "\n": "↵", "\t": "⇥"}  # white space in a token
 KEPT = {"\n": "\n", "\t": "\t"}  # control characters that belong to a text
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from onward.model.config import at
 from onward.model.decoder import Decoder
 from onward.model.experts import WAYS, ExpertsModule
 from onward.timing import fastest
@@ -32,7 +33,7 @@ def calibrated(config: RunConfig, trial: Callable[[RunConfig], Run]) -> RunConfi
     began = perf_counter()
     run = trial(config)
     precisions = precisions_of(run.device) if config.precision == "auto" else [config.precision]
-    ways = list(WAYS) if config.experts == "auto" and experts(run.model) else [config.experts]
+    ways = list(WAYS) if config.experts == "auto" and open_experts(run.model) else [config.experts]
     chosen: dict[str, Any] = {"precision": precisions[0], "experts": ways[0]}
     if len(precisions) * len(ways) > 1:
         trials = {f"{p} {way}": partial(one_step, run, p, way) for p, way in product(precisions, ways)}
@@ -57,14 +58,15 @@ def precisions_of(device: torch.device) -> list[str]:
     return ["fp32", "bf16"] if device.type == "cpu" and any(has() for has in hardware) else ["fp32"]
 
 
-def experts(model: Decoder) -> list[ExpertsModule]:
-    """The feed-forwards that are mixtures of experts."""
-    return [module for module in model.modules() if isinstance(module, ExpertsModule)]
+def open_experts(model: Decoder) -> list[ExpertsModule]:
+    """The mixtures of experts whose part leaves open how they are computed."""
+    mlps = ((getattr(block, "mlp", None), at(model.config.mlp, layer)) for layer, block in enumerate(model.blocks))
+    return [m for m, part in mlps if isinstance(m, ExpertsModule) and getattr(part, "compute", "") == "auto"]
 
 
 def choose_experts(model: Decoder, way: Any) -> None:
-    """Have all experts computed in that way."""
-    for module in experts(model):
+    """Have these experts computed in that way."""
+    for module in open_experts(model):
         module.part = replace(module.part, compute=way)
 
 

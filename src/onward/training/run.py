@@ -89,7 +89,7 @@ class Run:
         self.model, self.tokenizer, self.inputs, self.hf = model, tokenizer, inputs, hf
         self.folder, self.device = Path(c.out), model.embed.weight.device
         self.rate = 0.5 / model.config.d_model if c.learning_rate is None else c.learning_rate
-        self.optimisers = self.make_optimisers()
+        self.optimisers = optimisers(model, c.optimiser, self.rate, c.weight_decay, (c.beta1, c.beta2))
         self.average = Average(model, c.average) if c.average else None
         self.windows = Windows(inputs.train, model.config.context_length, c.seed, weights=c.weights, pack=c.pack)
         self.spikes, self.processes = Spikes(c.spike), Processes.join()
@@ -115,10 +115,6 @@ class Run:
             compile_blocks(model)
         if c.recompute:  # outside of what is compiled
             recompute_blocks(model)
-
-    def make_optimisers(self) -> list[torch.optim.Optimizer]:
-        c = self.config
-        return optimisers(self.model, c.optimiser, self.rate, c.weight_decay, (c.beta1, c.beta2))
 
     @classmethod
     def start(cls, config: RunConfig) -> "Run":
