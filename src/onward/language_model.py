@@ -389,9 +389,9 @@ def conclude(run: Run) -> Evaluation | None:
     lm, held, result = load(run.folder, device=run.device), run.inputs.validation, None
     if held is not None:
         result = lm.evaluate(held, stride=lm.config.context_length)
-    figures = {} if result is None else asdict(result)
-    write_json(run.folder / "result.json", figures | {"seconds": run.seconds, "step": run.step})
     opening = (run.inputs.train[0] if held is None else held)[:64].tolist()
     write_report(run.folder, lm.model, run.tokenizer, run.tokenizer.decode(opening))
     write_loss_svg(run.folder, lm.config.vocab_size)
+    figures = {} if result is None else asdict(result)
+    write_json(run.folder / "result.json", figures | {"seconds": run.seconds, "step": run.step})  # the run has ended
     return result

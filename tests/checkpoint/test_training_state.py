@@ -172,7 +172,7 @@ def saved(run: Path, steps: int = 2, keep: int = 9) -> Path:
     saver = Saver(run, keep)
     for step in range(1, steps + 1):
         save(saver, step)
-    saver.best(steps)
+    saver.best(steps, -steps)
     saver.finish()
     assert saver.told() is None
     return run
@@ -229,9 +229,9 @@ def test_the_last_and_the_best_are_kept_and_never_more(keep: int, best: list[boo
         save(saver, step)
         steps.append(step)
         if is_best:
-            saver.best(step)
+            saver.best(step, -step)
             top = [step]
-        saver.best(1000)  # was never saved
+        saver.best(1000, -1000)  # was never saved
         saver.finish()
         assert [p.name for p in saves(run)] == [f"step-{n:07}" for n in sorted({*steps[-keep:], *top})]
         assert saver.told() is None
@@ -311,7 +311,7 @@ def test_where_no_save_is_good_it_is_one_sentence_and_nothing_is_moved(run: Path
         load_state(run, CPU)
     assert "\n" not in str(error.value)
     assert len(saves(run)) == 2
-    with pytest.raises(UserError, match="has no save to resume from: train it"):
+    with pytest.raises(UserError, match="has no save to resume from: start another"):
         load_state(run / "nowhere", CPU)
 
 
@@ -323,7 +323,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 def test_a_full_disk_leaves_what_is_good_and_the_next_save_tries_again(room: int, run: Path) -> None:
     saver, before = Saver(run, 9), everything(run)
     with with_room_for(room):
-        for task in (lambda: save(saver, 3)), *((lambda: saver.best(1),) if room < 5 else ()):
+        for task in (lambda: save(saver, 3)), *((lambda: saver.best(1, -99),) if room < 5 else ()):
             task()
             saver.finish()
             failure = saver.told()
@@ -360,7 +360,7 @@ def save_on(run: Path, started: Any) -> None:
         step += 1
         save(saver, step)
         if step % 3 == 0:
-            saver.best(step)
+            saver.best(step, -step)
         if not started.is_set():
             saver.finish()  # the first takes longest
             started.set()
@@ -393,7 +393,9 @@ def test_a_killed_writer_leaves_a_whole_save_and_its_pieces_are_cleaned(count: i
         assert newest >= last
         assert assert_loads(run, newest) == []
         assert read_json(run / "checkpoints/best.json")["step"] <= newest
-        Saver(run, 2)
+        again = Saver(run, 2)
+        save(again, newest)  # which is there, and written no more
+        again.finish()
         assert not list(run.rglob(".*"))
         last = newest
     print(f"{amid} of {count} were killed while something was half-written, {last} saves were made")

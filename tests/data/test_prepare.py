@@ -162,10 +162,10 @@ def test_other_sources_or_settings_are_named(said: str, stopped: bool, tmp_path:
             prepare(**asked)
     else:
         prepare(**asked)
-    with pytest.raises(UserError, match=rf"out(\.unfinished)? was made with another {said}"):
+    with pytest.raises(UserError, match=rf"out(\.unfinished)? was made from something else \({said}"):
         prepare(**asked | OTHERS[said])
     Path("two.txt").write_text("other text")
-    with pytest.raises(UserError, match=r"was made with another content of two\.txt: "):
+    with pytest.raises(UserError, match=r"was made from something else \(content of two\.txt differ\)"):
         prepare(**asked)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from disk import with_room_for
 from runs import assert_same_run, config, metrics
 
 from onward.checkpoint.training import saves
@@ -110,3 +111,47 @@ def test_weights_that_are_not_finite_are_never_saved(story_file: Path, tmp_path:
     assert troubles == [(10, 21)]
     kept = [read_tensors(save / "model.safetensors") for save in saves(run.folder)]
     assert all(tensor.isfinite().all() for tensors in kept for tensor in tensors.values())
+
+
+def test_weights_spoilt_by_the_last_update_are_healed_as_well(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", **SETTINGS))
+    update, spoilt = run.optimisers[0].step, []
+
+    def step(*arguments: Any) -> None:
+        update(*arguments)
+        if run.step == 39 and not spoilt:  # the update of step 40
+            spoilt.append(True)
+            with torch.no_grad():
+                run.model.embed.weight[0, 0] = float("inf")
+
+    run.optimisers[0].step = step  # type: ignore[method-assign, assignment]
+    (trouble,) = [event for event in until_end(run) if isinstance(event, Trouble)]
+    assert (trouble.at, trouble.trouble) == (40, "the weights are not finite")
+    assert run.step == 40
+    assert all(t.isfinite().all() for t in read_tensors(run.folder / "model.safetensors").values())
+
+
+def test_bad_batches_with_good_ones_between_do_not_end_a_run(story_file: Path, tmp_path: Path) -> None:
+    run = harmed(Run.start(config(story_file, tmp_path / "run", **SETTINGS)), not_a_number, {84, 96, 104, 112})
+    troubles = [event.at for event in until_end(run) if isinstance(event, Trouble)]
+    assert len(troubles) == 4, "all of them within one interval of saves"
+    assert run.step == 40
+    rows = [row for row in metrics(run.folder) if "trouble" in row]
+    assert [row["at"] for row in rows] == troubles
+    lines = [json.loads(line) for line in (run.folder / "skipped.jsonl").read_text().splitlines()]
+    assert len({line["first_window"] for line in lines}) == 4
+
+
+def test_a_disk_that_is_full_does_not_keep_a_run_from_healing(story_file: Path, tmp_path: Path) -> None:
+    run = harmed(Run.start(config(story_file, tmp_path / "run", **SETTINGS)), spoilt_weights, {100})
+    events = run.train()
+    while run.step < 22:
+        next(events)
+    run.saver.finish()
+    with with_room_for(1_000):
+        while not isinstance(next(events), Trouble):
+            pass
+        next(events)
+    list(events)
+    assert [row["step"] for row in metrics(run.folder) if "loss" in row] == list(range(1, 41))
+    assert any("trouble" in row for row in metrics(run.folder))

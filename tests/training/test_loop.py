@@ -65,7 +65,7 @@ def test_the_loss_is_the_mean_over_all_targets() -> None:
     loss, count = mean_loss(model, [Batch(*pair) for pair in zip(batch.tokens.split(2), batch.targets.split(2))])
     assert count == len(expected) == 39
     assert loss == pytest.approx(math.fsum(expected) / 39, rel=1e-6)
-    assert float(loss_sum(model, batch)[0]) == pytest.approx(math.fsum(expected), rel=1e-6)
+    assert loss_sum(model, batch)[0].item() == pytest.approx(math.fsum(expected), rel=1e-6)
 
 
 def test_clipping_bounds_the_gradient_and_reports_the_norm_before() -> None:
@@ -124,3 +124,12 @@ def test_dropout_is_a_function_of_the_windows_seed() -> None:
         losses.append(step.loss)
         model.zero_grad()
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_fp16_gradients_that_are_never_finite_are_trouble() -> None:
+    model, method = fresh(), Method(precision="fp16", judge=Spikes(8.0).judge)
+    model.blocks[0].mlp.down.weight.register_hook(lambda gradient: gradient * float("nan"))
+    parts = ((i, [windows(2)]) for i in range(40))
+    steps = list(fit(model, parts, adamw(model), lambda _: 1e-3, method))
+    assert not steps[0].trouble
+    assert "gradient is not finite" in steps[-1].trouble

@@ -22,10 +22,18 @@ from onward.training.config import RunConfig
 from onward.training.run import Run
 
 settings = json.loads(sys.argv[1])
+harmful = settings.pop("harmful", None)
 out, until = Path(settings["out"]), int(sys.argv[2])
 run = Run.start(RunConfig(**settings)) if settings.pop("new") else Run.resume(out)
 read, numbers = run.windows.read, []
 run.windows.read = lambda chosen: numbers.append((run.step, list(chosen))) or read(chosen)
+share = run.batches
+def batches(numbers):
+    found = share(numbers)
+    if harmful in numbers[run.processes.rank :: run.processes.count]:  # spoils the weights of one process
+        run.model.embed.weight.data.fill_(float("nan"))
+    return found
+run.batches = batches
 for event in run.train(lambda: run.step >= until):
     pass
 with open(out / f"read-{until}-{run.processes.rank}.json", "w") as file:
@@ -65,3 +73,13 @@ def test_another_number_of_processes_goes_on_with_the_same_windows_and_the_same_
     first, second = (read_tensors(tmp_path / run / names) for run in ("alone", "mixed"))
     for name, tensor in first.items():
         torch.testing.assert_close(second[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_processes_heal_together(story_file: Path, tmp_path: Path) -> None:
+    settings = SETTINGS | {"sources": [str(story_file)], "model": TINY, "new": True, "harmful": 38}  # of step 7
+    for count in 1, 2:
+        train(count, 12, settings | {"out": str(tmp_path / str(count))}, tmp_path)
+    for one, other in zip(metrics(tmp_path / "1"), metrics(tmp_path / "2"), strict=True):
+        assert one == other if "trouble" in one else one == pytest.approx(other, rel=1e-4)
+    (trouble,) = [row for row in metrics(tmp_path / "2") if "trouble" in row]
+    assert (trouble["step"], trouble["at"], trouble["skipped"]) == (4, 7, [36, 42])

@@ -11,6 +11,7 @@ RUN/                    a model folder: config.json and model.safetensors are th
 """
 
 import json
+import math
 import os
 import shutil
 from collections import defaultdict
@@ -42,7 +43,7 @@ class Saver:
     """Writes the saves of a run in a thread of its own; the last `keep` (at least 1) and the best of them stay.
 
     What fails on disk is never raised, and leaves nothing half-written: `told` says it, and the next save tries again.
-    One Saver writes in a run folder, which is there already; what killed ones have left in it is removed.
+    One Saver saves in a run folder, which is there already; what killed ones have left in it is removed then.
     """
 
     def __init__(self, run: Path, keep: int) -> None:
@@ -50,8 +51,6 @@ class Saver:
         self.failure: UserError | None = None
         self.thread = ThreadPoolExecutor(1, "saver")
         self.pending: Future[None] | None = None
-        for folder in run, run / "checkpoints":
-            remove_leftovers(folder)
 
     def save(
         self,
@@ -70,6 +69,8 @@ class Saver:
         number/KEY/PARAMETER (or GROUP). A step that is saved already is not written again, but shown in the run folder.
         """
         self.finish()
+        for folder in self.run, self.run / "checkpoints":
+            remove_leftovers(folder)
         folder = self.folder(progress["step"])
         write: Callable[[], object] = lambda: None
         if not folder.exists():
@@ -84,14 +85,23 @@ class Saver:
 
         self.submit(task, f"saving step {progress['step']}")
 
-    def best(self, step: int) -> None:
-        """Record, if it could be written, that the save of a step is the best so far; it is kept until another is."""
+    def best(self, step: int, loss: float) -> None:
+        """Record the validation loss of a step, if its save is there and better than the best so far, which is kept."""
 
         def task() -> None:
-            if self.folder(step).exists():
-                write_json(self.run / "checkpoints" / "best.json", {"step": step})
+            known = self.known_best()
+            if self.folder(step).exists() and loss < known.get("validation_loss", math.inf):
+                write_json(self.run / "checkpoints" / "best.json", {"step": step, "validation_loss": loss})
 
         self.submit(task, f"recording step {step} as the best")
+
+    def known_best(self) -> dict[str, Any]:
+        """What is recorded of the best save that is there."""
+        try:
+            best = read_json(self.run / "checkpoints" / "best.json")
+            return best if self.folder(best["step"]).exists() else {}
+        except (UserError, KeyError):
+            return {}
 
     def finish(self) -> None:
         """Wait until all is written."""
@@ -123,10 +133,7 @@ class Saver:
 
     def drop(self) -> None:
         """Remove all saves but the last `keep` and the best."""
-        try:
-            best = read_json(self.run / "checkpoints" / "best.json").get("step")
-        except UserError:
-            best = None
+        best = self.known_best().get("step")
         for old in saves(self.run)[: -self.keep]:
             if step_of(old) != best:
                 remove_whole(old)
@@ -164,7 +171,7 @@ def load_state(run: Path, device: torch.device) -> State:
         damages[folder] = found
     else:
         why = "".join(f" ({folder.name}: {found})" for folder, found in damages.items())
-        raise UserError(f"{run} has no save to resume from{why}: train it with --out {run}")
+        raise UserError(f"{run} has no save to resume from{why}: start another with --out")
     told = [
         f"{bad} is damaged ({found}): it is kept as damaged-{bad.name}, and {folder.name} is taken"
         for bad, found in damages.items()
@@ -190,7 +197,7 @@ def reload(run: Path, model: Decoder, optimisers: Sequence[Optimizer]) -> State:
 
     What a Saver has under way must be finished before.
     """
-    state = load_state(run, model.embed.weight.device)
+    state = load_state(run, torch.device("cpu"))
     model.zero_grad()
     with torch.no_grad():
         for parameter, saved in zip(model.parameters(), state.model.parameters(), strict=True):

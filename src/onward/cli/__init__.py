@@ -11,7 +11,7 @@ from functools import partial
 COMMANDS = {
     "quickstart": "train a small decoder on the built-in text and watch it learn",
     "models": "published decoders: what they are made of, and what changed from one to the next",
-    "data": "list and fetch well-known corpora",
+    "data": "texts of any size as tokens, prepared once; well-known corpora",
     "tokenizer": "learn a tokenizer from text, and compare tokenizers",
     "train": "text -> tokens -> windows -> logits -> loss -> weights",
     "evaluate": "loss, perplexity and bits per byte of a model on a text",
@@ -22,7 +22,8 @@ COMMANDS = {
 WAY = """\
 The way of the data, and the command for each step:
 
-  text -> tokens                                               onward tokenizer compare byte char
+  text -> tokens                                               onward data prepare notes/ --out prepared
+                                      which tokenizer?         onward tokenizer compare byte char
   text -> tokens -> windows -> logits -> loss -> weights       onward train mybook.txt --out runs/mybook
                                             how good is it?    onward evaluate runs/mybook other.txt
   prompt -> logits -> next token -> text                       onward generate runs/mybook "Once upon"

@@ -1,5 +1,7 @@
 """A training run as one watches it: where it is, how well it does, and the same prompt continued again and again."""
 
+from collections import deque
+from statistics import fmean
 from time import perf_counter
 
 from rich.console import Group, RenderableType
@@ -26,7 +28,7 @@ class Display:
         self.lm = LanguageModel(run.model, run.tokenizer, run.hf)
         self.prompt = run.config.prompt or self.opening()
         self.samples = Journal(run.folder / "samples.jsonl")
-        self.loss: float | None = None  # smoothed
+        self.losses: deque[float] = deque(maxlen=20)  # of the last steps
         self.validation: float | None = None
         self.rate = 0.0  # tokens per second
         self.sample = Text()
@@ -59,7 +61,7 @@ class Display:
         """Take note of an event."""
         if isinstance(event, Step):
             self.step = event.step
-            self.loss = event.loss if self.loss is None else 0.95 * self.loss + 0.05 * event.loss
+            self.losses.append(event.loss)
             rate = event.tokens / event.seconds
             self.rate = rate if not self.rate else 0.95 * self.rate + 0.05 * rate
         if isinstance(event, Validation):
@@ -91,7 +93,7 @@ class Display:
         left = (perf_counter() - self.began) / done * (steps - self.step) if done else 0.0
         return {
             "step": f"{self.step:,} of {steps:,}",
-            "loss": "-" if self.loss is None else f"{self.loss:.3f}",
+            "loss": f"{fmean(self.losses):.3f}" if self.losses else "-",
             "validation loss": "-" if self.validation is None else f"{self.validation:.3f}",
             "tokens/s": f"{self.rate:,.0f}",
             "time left": f"{int(left) // 60}:{int(left) % 60:02}",

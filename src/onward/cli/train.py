@@ -59,6 +59,7 @@ class Options(RunConfig):
 
 
 def main(argv: Sequence[str]) -> int:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     values = read(Options, argv, prog="onward train", about=ABOUT, positional=("sources",))
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if not values.get("sources"):

@@ -300,7 +300,8 @@ def compare(known: dict[str, Any], made: dict[str, Any], folder: Path) -> None:
     differ = [name for name in known | made if known.get(name) != made.get(name)]
     if differ:
         raise UserError(
-            f"{folder} was made with another {', '.join(differ)}: give what was given then, or remove it to begin anew"
+            f"{folder} was made from something else ({', '.join(differ)} differ): give what was given then, or remove "
+            "it to begin anew"
         )
 
 

@@ -176,4 +176,7 @@ def spans(folder: Path, shards: Sequence[dict[str, Any]], dtype: np.dtype[Any], 
 @lru_cache(maxsize=4096)  # a system maps some tens of thousands of files at most
 def mapped(path: Path, dtype: np.dtype[Any], sha256: str) -> np.ndarray:
     """A file as an array; the checksum tells it from one that had the name before."""
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+    try:
+        return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read any more ({error.strerror}): put it back and go on") from None

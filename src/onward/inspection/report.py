@@ -47,6 +47,7 @@ def write_report(run: Path, model: Decoder, tokenizer: Tokenizer, text: str = ""
     """
     metrics, samples = read_metrics(run), read_lines(run / "samples.jsonl")
     configuration, data, result = (table(run / name) for name in ("run.json", "data/data.json", "result.json"))
+    data.pop("made", None)  # how it was asked for
     if not text and samples:
         text = "".join(str(samples[-1].get(key, "")) for key in ("prompt", "text"))
     parts = {

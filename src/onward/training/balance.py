@@ -69,7 +69,7 @@ class Balance:
         """Move the corrections in favour of the experts visited less than the mean, and count anew."""
         for router, counts in zip(self.routers.values(), self.counts):
             if isinstance(router, SigmoidRouter):
-                visits = counts.double()
+                visits = counts.float()
                 router.correction.add_((visits.mean() - visits).sign(), alpha=self.bias)
             counts.zero_()
 
@@ -77,7 +77,7 @@ class Balance:
         """For each layer with experts, the visits to the busiest one over the mean, since the last `step`."""
         if not self.counts:
             return {}
-        ratios = torch.stack([counts.max() / counts.double().mean() for counts in self.counts])
+        ratios = torch.stack([counts.max() / counts.float().mean() for counts in self.counts])
         return {f"expert_load/{layer}": ratio for layer, ratio in zip(self.routers, ratios.tolist())}
 
 

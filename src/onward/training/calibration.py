@@ -31,23 +31,28 @@ def calibrated(config: RunConfig, trial: Callable[[RunConfig], Run]) -> RunConfi
     `trial` makes a run to be timed and thrown away.
     """
     began = perf_counter()
-    run = trial(config)
-    precisions = precisions_of(run.device) if config.precision == "auto" else [config.precision]
-    ways = list(WAYS) if config.experts == "auto" and open_experts(run.model) else [config.experts]
-    chosen: dict[str, Any] = {"precision": precisions[0], "experts": ways[0]}
-    if len(precisions) * len(ways) > 1:
-        trials = {f"{p} {way}": partial(one_step, run, p, way) for p, way in product(precisions, ways)}
-        chosen = dict(zip(chosen, fastest(trials, rounds=3).split()))
-    config = replace(config, **chosen)
-    if config.epochs:
-        per_step = config.batch_size * config.accumulation
-        config = replace(config, epochs=0.0, steps=max(1, round(config.epochs * len(run.windows) / per_step)))
+    config = fastest_ways(trial(config))
     if config.time:
         budget = seconds(config.time)
         step, validations = durations(trial(config), min(TRIAL_SECONDS, budget / 20))
         left = max(budget / 2, budget - (perf_counter() - began) - validations)
         config = replace(config, time="", steps=max(1, int(0.95 * left / step)))  # saves and samples take time too
     return config
+
+
+def fastest_ways(run: Run) -> RunConfig:
+    """The run's configuration with its precision and the way of its experts fixed, and its epochs as steps."""
+    config = run.config
+    precisions = precisions_of(run.device) if config.precision == "auto" else [config.precision]
+    ways = list(WAYS) if config.experts == "auto" and open_experts(run.model) else [config.experts]
+    chosen: dict[str, Any] = {"precision": precisions[0], "experts": ways[0]}
+    if len(precisions) * len(ways) > 1:
+        trials = {f"{p} {way}": partial(one_step, run, p, way) for p, way in product(precisions, ways)}
+        chosen = dict(zip(chosen, fastest(trials, rounds=3).split()))
+    if config.epochs:
+        per_step = config.batch_size * config.accumulation
+        chosen |= {"epochs": 0.0, "steps": max(1, round(config.epochs * len(run.windows) / per_step))}
+    return replace(config, **chosen)
 
 
 def precisions_of(device: torch.device) -> list[str]:

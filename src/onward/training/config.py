@@ -99,13 +99,15 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
         for name in NOT_NEGATIVE:
             if not 0 <= (getattr(self, name) or 0) < float("inf"):  # nan is not
-                raise UserError(f"{name} is {getattr(self, name)}: it must be a number that is not negative")
+                raise UserError(f"{name} is {getattr(self, name)}: it must be a finite number, not negative")
         for name in ("final_share", "warmup", "decay", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it is a share, from 0 to 1")
         for name in ("label_smoothing", "average"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it is a share, at least 0 and below 1")
+        if self.weights and len(self.weights) != len(self.sources):
+            raise UserError(f"there are {len(self.weights)} weights for {len(self.sources)} sources: give one for each")
         if self.weights and not all(0 < weight < float("inf") for weight in self.weights):
             raise UserError(f"weights are {self.weights}: each must be a positive number")
         if unknown := [name for name in self.track if name not in TRACKERS]:

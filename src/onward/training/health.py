@@ -90,7 +90,7 @@ def measure(model: Decoder, batch: "Batch") -> dict[str, float]:
     for layer, of_layer in peaks.items():
         if of_layer:
             units = torch.cat(of_layer)
-            found[f"dead_units/{layer}"] = (units <= DEAD * units.max()).double().mean().item()
+            found[f"dead_units/{layer}"] = int((units <= DEAD * units.max()).sum()) / len(units)
     return found
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from onward import fields
 from onward.data.corpora import sha256
@@ -62,30 +63,28 @@ def prepare_inputs(config: RunConfig, folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def open_inputs(config: RunConfig, folder: Path) -> Inputs:
-    """The tokens that inputs.json names, their checksums verified."""
+def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> Inputs:
+    """The tokens that inputs.json names, their checksums verified or, quickly, their sizes."""
     record = read_json(folder / "inputs.json")
-    found = {name: load_tokens(folder / name, verify="sha256") for name in record["data"]}
-    train: list[Tokens] = []
-    for name, number in record["train"]:  # of the folder's sources, the one with this number or, for None, all
-        sources = found[name].sources
-        train += sources if number is None else [sources[number]]
+    found = {name: load_tokens(folder / name, verify) for name in record["data"]}
+    # of a folder's sources, the one with this number or, for None, all
+    sources = [found[name].sources if n is None else found[name].sources[n : n + 1] for name, n in record["train"]]
     validation = Tokens.join(found[record["validation"]].sources) if record["validation"] else None
     if held := share(config.validation):
-        borders = [max(int(len(tokens) * (1 - held)), len(tokens) - HELD_OUT) for tokens in train]
-        validation = Tokens.join([tokens.part(border, len(tokens)) for tokens, border in zip(train, borders)])
-        train = [tokens.part(0, border) for tokens, border in zip(train, borders)]
+        border = lambda tokens: max(int(len(tokens) * (1 - held)), len(tokens) - HELD_OUT)
+        validation = Tokens.join(t.part(border(t), len(t)) for parts in sources for t in parts)
+        sources = [tuple(t.part(0, border(t)) for t in parts) for parts in sources]
     if validation is not None and len(validation) < 2:
         raise UserError("the validation text has fewer than two tokens: give it more, or --validation none")
     unknown = sum(source["unknown_characters"] for data in found.values() for source in data.info["sources"])
-    return Inputs(tuple(train), validation, unknown)
+    return Inputs(tuple(map(Tokens.join, sources)), validation, unknown)
 
 
 def check_inputs(folder: Path, model: DecoderConfig) -> None:
     """A UserError that lists what differs from what the run was started with."""
     record = read_json(folder / "inputs.json")
     differ = [
-        f"the tokens in {name}"
+        f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")
         for name, known in record["data"].items()
         if not (index := folder / name / INDEX).exists() or sha256(index) != known
     ]
@@ -102,7 +101,7 @@ def check_inputs(folder: Path, model: DecoderConfig) -> None:
 
 def held_out(folder: Path) -> Tokens | None:
     """The validation tokens of a run."""
-    return open_inputs(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), folder).validation
+    return open_inputs(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), folder, "size").validation
 
 
 def store_input(folder: Path) -> str:

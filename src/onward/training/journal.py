@@ -1,11 +1,11 @@
 """Lines of JSON that outlive a full disk."""
 
 import json
+import os
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
-
-from onward.files import written_whole
 
 
 class Journal:
@@ -33,8 +33,9 @@ class Journal:
             pass
 
     def cut(self, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Keep only the rows that `keep` says, and no line that a kill left unfinished."""
+        """Keep the rows up to the first that `keep` does not; a line that a kill left unfinished goes in any case."""
+        self.waiting = "".join(takewhile(lambda line: keep(json.loads(line)), self.waiting.splitlines(keepends=True)))
         if self.path.exists():
-            lines = [line for line in self.path.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
-            with written_whole(self.path) as new:
-                new.write_text("".join(line for line in lines if keep(json.loads(line))), encoding="utf-8")
+            lines = self.path.read_bytes().splitlines(keepends=True)
+            kept = takewhile(lambda line: line.endswith(b"\n") and keep(json.loads(line)), lines)
+            os.truncate(self.path, sum(map(len, kept)))  # takes no room on the disk

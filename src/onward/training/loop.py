@@ -77,22 +77,25 @@ def fit(
     after each step. It is asked for the next when the caller has dealt with the one before.
 
     The loss is the mean over all targets of the step in all processes, so accumulating over batches changes nothing but
-    rounding. A step that `method.judge` finds trouble with leaves weights and optimisers as they were.
+    rounding (and the auxiliary loss of experts, which is taken batch by batch). A step that `method.judge` finds
+    trouble with leaves weights and optimisers as they were.
     """
     device, everyone, balance = model.embed.weight.device, method.processes, method.balance
     scaler = scaler or method.scaler(device)
     model.train()
     for step, parts in source:
         start = perf_counter()
-        (count,) = everyone.sum([sum(int((part.targets != IGNORED).sum()) for part in parts)])
+        counts = [int((part.targets != IGNORED).sum()) for part in parts]
+        count = max(1, *everyone.sum([sum(counts)]))
+        factor = scaler.get_scale() / count if scaler.is_enabled() else 1.0
         entropies = []
-        for part in parts:
+        for part, own in zip(parts, counts):
             torch.manual_seed(part.seed)  # dropout is a function of the windows, wherever they are computed
             with mixed(method.precision, device):
-                objective, entropy = loss_sum(model, part, method.objective)
+                objective, entropy = loss_sum(model, part, method.objective, factor)
             loss = objective / count
             if balance is not None:
-                loss = loss + balance.auxiliary() * (int((part.targets != IGNORED).sum()) / count)
+                loss = loss + balance.auxiliary() * (own / count)
             scaler.scale(loss).backward()
             entropies.append(entropy)
         everyone.sum_gradients(model)
@@ -100,8 +103,8 @@ def fit(
         for optimiser in optimisers:
             scaler.unscale_(optimiser)
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), method.clip or float("inf")))
-        # fp16 overflows now and then: the scaler leaves such a step out and scales less
-        trouble = method.judge(mean, 0.0 if scaler.is_enabled() else norm)
+        # fp16 overflows now and then: the scaler leaves such a step out and scales less, as long as that can help
+        trouble = method.judge(mean, 0.0 if scaler.is_enabled() and scaler.get_scale() >= 1 else norm)
         rate, figures = learning_rate(step), {}
         for optimiser in [] if trouble else optimisers:
             for group in optimiser.param_groups:
@@ -125,4 +128,4 @@ def mean_loss(model: Decoder, batches: Iterable[Batch], precision: str = "fp32")
         with without_dropout(model), mixed(precision, batch.tokens.device):
             total += loss_sum(model, batch)[1].item()
         count += int((batch.targets != IGNORED).sum())
-    return total / count, count
+    return total / max(1, count), count

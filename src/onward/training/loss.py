@@ -33,9 +33,13 @@ class Objective:
     chunk: int = 0  # tokens whose logits stand in memory at once; 0: so many that they take at most 128 MiB in fp32
 
 
-def loss_sum(model: Decoder, batch: Batch, objective: Objective = Objective()) -> tuple[Tensor, Tensor]:
+def loss_sum(
+    model: Decoder, batch: Batch, objective: Objective = Objective(), factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """The sum over the targets of what is minimised and, without gradient, of the cross-entropy, in nats.
 
+    `factor` is about what the sum will be multiplied by: gradients that are made in chunks are made of that, which
+    keeps those in fp16 in its range.
     Computed in at least fp32. Where the logits (N, V) are more than a chunk, they are made chunk by chunk.
     """
     hidden = model.hidden(batch.tokens, batch.positions).flatten(0, 1)
@@ -45,7 +49,7 @@ def loss_sum(model: Decoder, batch: Batch, objective: Objective = Objective()) -
     if chunks <= 1:
         return loss(hidden, targets)
     head = [p for part in (model.embed_out, model.head) for p in part.parameters() if p.requires_grad]
-    return InChunks.apply(loss, chunks, targets, hidden, *head * torch.is_grad_enabled())
+    return InChunks.apply(loss, factor, chunks, targets, hidden, *head * torch.is_grad_enabled())
 
 
 def chunk_loss(model: Decoder, objective: Objective, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,6 +74,7 @@ class InChunks(torch.autograd.Function):
     def forward(
         ctx: Any,
         loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        factor: float,
         chunks: int,
         targets: Tensor,
         hidden: Tensor,
@@ -85,13 +90,15 @@ class InChunks(torch.autograd.Function):
             leaves = [*head, h] if h.requires_grad else head
             with torch.enable_grad():
                 both = loss(h, t)
+                scaled = both[0] * factor
             sums += torch.stack(both).detach()
-            grads = torch.autograd.grad(both[0], leaves) if leaves else ()
+            grads = torch.autograd.grad(scaled, leaves) if leaves else ()
             for total, grad in zip(of_head, grads):
                 total += grad
             if h.requires_grad:
                 of_h.copy_(grads[-1])
         ctx.save_for_backward(of_hidden, *of_head)
+        ctx.factor = factor
         minimised, plain = sums.unbind()
         ctx.mark_non_differentiable(plain)
         return minimised, plain
@@ -99,4 +106,4 @@ class InChunks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, None, *(total * grad for total in ctx.saved_tensors)
+        return None, None, None, None, *(total * (grad / ctx.factor) for total in ctx.saved_tensors)

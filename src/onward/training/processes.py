@@ -1,5 +1,6 @@
 """Several processes that train one model: each computes some of a step's batches, and their gradients are summed."""
 
+import atexit
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Processes:
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             # the first prepares the data alone, which may take hours
             distributed.init_process_group(timeout=timedelta(days=1))
+            atexit.register(distributed.destroy_process_group)  # its threads must not outlive Python
         return cls(distributed.get_rank(), count)
 
     def wait(self) -> None:
@@ -37,8 +39,7 @@ class Processes:
         """The sums over all processes."""
         if self.count == 1:
             return list(values)
-        device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-        tensor = torch.tensor(values, dtype=torch.float64, device=device)
+        tensor = torch.tensor(values, dtype=torch.float64)
         distributed.all_reduce(tensor)
         return tensor.tolist()
 

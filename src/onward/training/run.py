@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from shlex import quote
 from time import perf_counter
@@ -108,7 +109,6 @@ class Run:
         self.step, self.seconds, self.position = 0, 0.0, 0
         self.skipped: list[tuple[int, int]] = []  # windows left out, as half-open ranges of their numbers
         self.troubles: list[int] = []  # the steps that went wrong since the last good save behind them
-        self.best = float("inf")  # validation loss
         self.said: list[str] = []  # sentences for the user, told as soon as training goes on
         choose_experts(model, c.experts)
         if c.compile:
@@ -140,8 +140,8 @@ class Run:
             run.saver.finish()
             if failure := run.saver.told():
                 raise failure
-        except BaseException:
-            if new:
+        except UserError:
+            if new and not (folder / "data.unfinished").exists():
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         processes.wait()
@@ -159,7 +159,8 @@ class Run:
         tokenizer = Tokenizer.load(folder)
         check_inputs(folder, config.decoder(tokenizer.vocab_size))
         state = load_state(folder, choose_device(config.device))
-        run = cls(config, state.model, tokenizer, open_inputs(config, folder), read_json(folder / "config.json"))
+        inputs = open_inputs(config, folder, "size" if processes.rank else "sha256")
+        run = cls(config, state.model, tokenizer, inputs, read_json(folder / "config.json"))
         run.take_up(state)
         if not processes.rank:
             for name in "metrics.jsonl", "samples.jsonl", "skipped.jsonl":
@@ -172,8 +173,8 @@ class Run:
         return row["step"] < self.step or (row["step"] == self.step and "loss" in row)
 
     def alone(self) -> "Run":
-        """This run without other processes, and with no validation that would be its best: to be timed."""
-        self.method, self.best = replace(self.method, processes=Processes()), float("-inf")
+        """This run without other processes, to be timed."""
+        self.method = replace(self.method, processes=Processes())
         return self
 
     def take_up(self, state: State) -> None:
@@ -182,13 +183,15 @@ class Run:
         progress = state.progress
         self.step, self.position, self.seconds = (progress[name] for name in ("step", "position", "seconds"))
         self.skipped = [(first, end) for first, end in progress["skipped"]]
-        self.troubles, self.best, self.spikes.state = (progress[name] for name in ("troubles", "best", "losses"))
+        self.troubles, self.spikes.state = progress["troubles"], progress["losses"]
         self.scaler.load_state_dict(progress["scaler"])
         if self.average:
             self.average.updates = progress["averaged"]
             for name, tensor in self.average.tensors.items():
                 tensor.copy_(state.tensors[f"average/{name}"])
-        self.said += state.told
+        known, now = progress["config"], fields.plain(self.config)
+        edited = [name for name in now if now[name] != known.get(name) and name != "out"]
+        self.said += state.told + [f"run.json has been edited: {', '.join(edited)} from here on"] * bool(edited)
 
     def train(
         self, stop: Callable[[], bool] = lambda: False, save: Callable[[], bool] = lambda: False
@@ -200,24 +203,31 @@ class Run:
         """
         began = perf_counter() - self.seconds
         with self.recorder() as record:
-            if self.step and self.due():
-                yield from map(record, self.validate())  # a save comes before it, and the run may have stopped between
+            yield from self.validations(record)  # a save comes before it, and the run may have stopped between
             for step in fit(self.model, self.source(), self.optimisers, self.rate_at, self.method, self.scaler):
+                if self.due(step.step) and not step.trouble and not self.finite():
+                    step = replace(step, trouble="the weights are not finite")
                 if step.trouble:
                     yield record(self.heal(step))
-                    if self.step and self.due():
-                        yield from map(record, self.validate())
+                    yield from self.validations(record)
                     continue
                 yield record(self.advance(step, perf_counter() - began))
+                healed = bool(self.troubles) and self.step >= self.troubles[-1]
                 stopping, saving = map(bool, self.processes.sum([stop(), save()]))
-                if stopping or saving or self.due():
+                if stopping or saving or healed or self.due():
                     self.save()
-                if self.due():
-                    yield from map(record, self.validate())
+                yield from self.validations(record)
                 yield from (Notice(self.step, sentence) for sentence in self.told())
                 if stopping:
                     break
         self.finish()
+
+    def validations(self, record: Callable[[Event], Event]) -> Iterator[Event]:
+        """Validate where the present step is one to do so."""
+        for validation in self.validate() if self.step and self.due() else ():
+            if not self.processes.rank:
+                self.saver.best(self.step, validation.validation_loss)
+            yield record(validation)
 
     @contextmanager
     def recorder(self) -> Iterator[Callable[[Event], Event]]:
@@ -230,6 +240,7 @@ class Run:
                 row |= row.pop("figures", {})
                 if not row.get("trouble"):
                     row.pop("trouble", None)
+                row |= {key: None for key, value in row.items() if isinstance(value, float) and not isfinite(value)}
                 self.metrics.write(row)
                 trackers.write(row)
             return event
@@ -243,9 +254,9 @@ class Run:
         """The number of each step to come, and this process's share of its windows."""
         c = self.config
         while self.step < c.steps:
-            numbers, self.next_position = take(self.position, c.batch_size * c.accumulation, self.skipped)
+            self.numbers, self.next_position = take(self.position, c.batch_size * c.accumulation, self.skipped)
             self.before = [m.clone() for m in matrices(self.model)] if self.due(self.step + 1) else []
-            yield self.step, self.batches(numbers)
+            yield self.step, self.batches(self.numbers)
 
     def batches(self, numbers: Sequence[int]) -> list[Batch]:
         """The windows with these numbers, as this process's batches."""
@@ -275,7 +286,7 @@ class Run:
 
     def heal(self, step: Step) -> Trouble:
         """Go back to the newest good save, to leave out the windows of a step that went wrong."""
-        windows = self.position, self.next_position
+        windows = self.numbers[0], self.next_position
         troubles, skipped, at = [*self.troubles, step.step], [*self.skipped, windows], step.step
         if len(troubles) >= IN_A_ROW:
             raise UserError(
@@ -283,12 +294,16 @@ class Run:
                 "start again with a lower learning rate, more warm-up or a smaller --clip"
             )
         self.saver.finish()
-        self.processes.wait()
+        if self.processes.rank:
+            self.processes.wait()  # the first puts aside what is damaged
         self.take_up(reload(self.folder, self.model, self.optimisers))
+        if not self.processes.rank:
+            self.processes.wait()
         self.troubles, self.skipped = troubles, skipped
         trouble = Trouble(self.step, at, step.trouble, windows)
         if not self.processes.rank:
-            self.metrics.cut(self.done)
+            self.metrics.cut(lambda row: self.done(row) or (row["step"] == self.step and "trouble" in row))
+            Journal(self.folder / "samples.jsonl").cut(lambda row: row["step"] < max(1, self.step))
             text = self.tokenizer.decode(self.windows.read([windows[0]]).tokens[0].tolist())
             Journal(self.folder / "skipped.jsonl").write(asdict(trouble) | {"first_window": text})
         return trouble
@@ -300,7 +315,7 @@ class Run:
 
     def due(self, step: int | None = None) -> bool:
         """Whether a step, by default the present one, is one to save and validate at."""
-        step, every = step or self.step, self.config.validate_every or max(1, self.config.steps // 20)
+        step, every = step or self.step, self.config.validate_every or -(-self.config.steps // 20)
         return step % every == 0 or step == self.config.steps
 
     def updates(self) -> dict[str, float]:
@@ -318,10 +333,6 @@ class Run:
             batches = (self.batch(windows.read(chosen[i : i + size])) for i in range(0, len(chosen), size))
             loss, tokens = mean_loss(self.model, batches, self.config.precision)
             figures = measure(self.model, self.batch(windows.read(chosen[:size])))
-        if loss < self.best:
-            self.best = loss
-            if not self.processes.rank:
-                self.saver.best(self.step)
         yield Validation(self.step, loss, tokens, figures)
 
     def shown(self) -> AbstractContextManager[object]:
@@ -331,17 +342,17 @@ class Run:
     def save(self) -> None:
         """Save the state, so that the run can be resumed from here; it is written while training goes on.
 
-        Weights that are not finite are never saved: the next step will go back to those that were.
+        Weights that are not finite are never saved.
         """
         if self.troubles and self.step >= self.troubles[-1]:
             self.troubles = []
-        if self.processes.rank or not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+        if self.processes.rank or not self.finite():
             return
         progress = {
+            "config": fields.plain(self.config),
             "step": self.step,
             "position": self.position,
             "seconds": self.seconds,
-            "best": self.best,
             "skipped": self.skipped,
             "troubles": self.troubles,
             "losses": self.spikes.state,
@@ -351,6 +362,10 @@ class Run:
         averaged = self.average.tensors if self.average else None
         self.saver.save(self.model, self.optimisers, progress, self.hf, shown=averaged)
 
+    def finite(self) -> bool:
+        """Whether all weights are numbers."""
+        return all(bool(p.isfinite().all()) for p in self.model.parameters())
+
     def finish(self) -> None:
         """Wait for the last save, and try again if it failed; a UserError if it cannot be written."""
         self.saver.finish()
@@ -358,8 +373,11 @@ class Run:
             self.save()
             self.saver.finish()
             if not self.saved():
-                raise self.saver.told() or UserError(
-                    f"the weights of step {self.step} are not finite: nothing is saved"
+                failure = self.saver.told()
+                raise (
+                    UserError(f"{failure}; mend that, and go on with --resume {self.folder}")
+                    if failure
+                    else UserError(f"the weights of step {self.step} are not finite: nothing is saved")
                 )
         self.processes.wait()
 
