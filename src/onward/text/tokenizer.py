@@ -292,4 +292,8 @@ def learn(inner: tokenizers.Tokenizer, texts: Iterable[str], trainer: tokenizers
         thread.join()
         raise
     queue.put(None)
-    learned.result()
+    try:
+        learned.result()
+    except KeyboardInterrupt:
+        thread.join(1.0)  # until it has taken the last texts: it merges without Python, and may be left alone
+        raise
