@@ -16,8 +16,16 @@ SETTINGS: dict[str, Any] = {"tokenizer": "char", "steps": 12, "batch_size": 2, "
 SETTINGS |= {"device": "cpu", "validate_every": 4, "learning_rate": 1e-3, "average": 0.9}
 
 PROGRAM = """
-import json, sys
+import atexit, json, os, sys
 from pathlib import Path
+
+def fail_if_threads_are_left():  # at Python's end one of a group's threads may abort the process
+    names = [(thread / "comm").read_text() for thread in Path("/proc/self/task").glob("*")]
+    if any("gloo" in name for name in names):
+        print(f"threads are left: {names}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+atexit.register(fail_if_threads_are_left)
 from onward.training.config import RunConfig
 from onward.training.run import Run
 

@@ -26,6 +26,9 @@ class Processes:
         if not distributed.is_initialized():
             if torch.cuda.is_available():
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            # the defaults of its functions keep a group that is there when they are first read, threads and all
+            from torch.distributed.nn import functional  # noqa: F401
+
             # the first prepares the data alone, which may take hours
             distributed.init_process_group(timeout=timedelta(days=1))
             atexit.register(distributed.destroy_process_group)  # its threads must not outlive Python
