@@ -41,7 +41,7 @@ def main() -> None:
             for step in range(STEPS):
                 if due(step):
                     begun = perf_counter()
-                    saver.save(model, [optimiser], {"step": len(held)}, {}, shown=shown)
+                    saver.save(model, [optimiser], {"step": len(held)}, {}, shown)
                     held.append(perf_counter() - begun)
                 with torch.autocast("cpu", torch.bfloat16):
                     logits = model(tokens[:, :-1])

@@ -88,10 +88,9 @@ def test_what_was_saved_comes_back_and_goes_on_bit_for_bit(
     optimisers = made(model)
     train(model, optimisers)
     average = {name: p.detach().float() + 0.123 for name, p in model.named_parameters()} if averaged else None
-    extra = {"optimiser of mine": torch.arange(3), "deep/er/name": torch.rand(2, 3).mT, "flag": torch.tensor(True)}
     progress = {"step": 7, "skipped": [[3, 4]], "losses": [0.1, 1e-30]}
     saver = Saver(tmp_path, 1)
-    saver.save(model, optimisers, progress, {"eos_token_id": 3}, extra, average)
+    saver.save(model, optimisers, progress, {"eos_token_id": 3}, average)
     saver.finish()
     assert saver.told() is None
 
@@ -100,7 +99,6 @@ def test_what_was_saved_comes_back_and_goes_on_bit_for_bit(
     assert (state.model.head.weight is state.model.embed.weight) == config.tied
     shown = {name.removeprefix("average/"): t for name, t in state.tensors.items() if name.startswith("average/")}
     assert_equal(shown, average or {})
-    assert_equal({name: state.tensors[name] for name in extra}, extra)
     assert (state.progress, state.told) == (progress, [])
     assert read_json(tmp_path / "config.json")["eos_token_id"] == 3
     assert_equal(load_model(tmp_path)[0].named_parameters(), average or model.named_parameters())
@@ -130,7 +128,7 @@ def test_a_model_and_its_optimisers_are_rolled_back_where_they_stand(compiled: b
     parameters, average = list(model.parameters()), {name: p.detach() + 1 for name, p in model.named_parameters()}
     before = model(tokens)
     saver = Saver(tmp_path, 1)
-    saver.save(model, optimisers, {"step": 1}, {}, shown=average)
+    saver.save(model, optimisers, {"step": 1}, {}, average)
     train(model, optimisers)
     once = {name: p.detach().clone() for name, p in model.named_parameters()}
     train(model, optimisers)
@@ -163,7 +161,7 @@ def save(saver: Saver, step: int) -> None:
             p.fill_(step)
             optimiser.state[p]["momentum_buffer"] = p.clone()
     shown = {name: p.detach().clone() for name, p in model.named_parameters()} if step % 2 else None
-    saver.save(model, [optimiser], {"step": step}, {}, {"more": torch.tensor(step)}, shown)
+    saver.save(model, [optimiser], {"step": step}, {}, shown)
 
 
 def saved(run: Path, steps: int = 2, keep: int = 9) -> Path:
@@ -183,7 +181,7 @@ def assert_loads(run: Path, step: int) -> list[str]:
     state = load_state(run, CPU)
     assert state.progress == {"step": step}
     kept = {name: t for name, t in state.tensors.items() if not name.startswith("number/")}
-    assert kept.keys() >= {"more", "optimiser/momentum_buffer/embed.weight"}
+    assert "optimiser/momentum_buffer/embed.weight" in kept
     assert ("average/embed.weight" in kept) == step % 2
     for tensor in (*kept.values(), *state.model.parameters(), *load_model(run)[0].parameters()):
         assert (tensor == step).all()
@@ -196,17 +194,12 @@ def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) ->
     train(model, optimisers)
     mean = optimisers[0].state[model.embed.weight]["exp_avg"]
     wanted = {name: p.detach().clone() for name, p in model.named_parameters()}, mean.clone()
-    extra, shown, progress, hf = (
-        {"x": torch.ones(3)},
-        {"norm.weight": torch.ones(16)},
-        {"step": 1, "n": [1]},
-        {"eos_token_id": [5]},
-    )
+    shown, progress, hf = {"norm.weight": torch.ones(16)}, {"step": 1, "n": [1]}, {"eos_token_id": [5]}
     saver.thread.submit(gate.wait)
-    saver.save(model, optimisers, progress, hf, extra, shown)
+    saver.save(model, optimisers, progress, hf, shown)
     assert not saves(tmp_path), "it comes back before anything is written"
     with torch.no_grad():
-        for tensor in (*model.parameters(), mean, extra["x"], shown["norm.weight"]):
+        for tensor in (*model.parameters(), mean, shown["norm.weight"]):
             tensor.fill_(7)
     progress["n"].append(2)
     hf["eos_token_id"].append(6)
@@ -215,7 +208,6 @@ def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) ->
     state = load_state(tmp_path, CPU)
     assert_equal(state.model.named_parameters(), wanted[0])
     assert torch.equal(state.tensors["optimiser/exp_avg/embed.weight"], wanted[1])
-    assert (state.tensors["x"] == 1).all()
     assert (state.tensors["average/norm.weight"] == 1).all()
     assert (state.progress["n"], read_json(tmp_path / "config.json")["eos_token_id"]) == ([1], [5])
 

@@ -58,15 +58,14 @@ class Saver:
         optimisers: Sequence[Optimizer],
         progress: dict[str, Any],
         hf: Mapping[str, Any],
-        extra: Mapping[str, Tensor] | None = None,
         shown: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Copy the state of step `progress["step"]` to the CPU, and write it while the caller goes on.
 
         Waits for what is under way first. `hf` are keys for config.json besides the architecture's, `shown` averaged
-        weights by the names of their parameters. state.safetensors holds `extra` under its own names, the model's own
-        weights as weight/PARAMETER where others are shown, and the optimisers' as optimiser/KEY/PARAMETER and
-        number/KEY/PARAMETER (or GROUP). A step that is saved already is not written again, but shown in the run folder.
+        weights by the names of their parameters. state.safetensors holds the optimisers' tensors as
+        optimiser/KEY/PARAMETER and number/KEY/PARAMETER (or GROUP), and where averaged weights are shown, the model's
+        own as weight/PARAMETER. A step that is saved already is not written again, but shown in the run folder.
         """
         self.finish()
         for folder in self.run, self.run / "checkpoints":
@@ -75,7 +74,7 @@ class Saver:
         write: Callable[[], object] = lambda: None
         if not folder.exists():
             own, shown = copied(dict(model.named_parameters())), copied(shown or {})
-            state = copied(optimiser_tensors(model, optimisers) | dict(extra or {}))
+            state = copied(optimiser_tensors(model, optimisers))
             state |= {f"weight/{name}": own[name] for name in shown}
             write = partial(write_save, folder, model.config, own | shown, state, *deepcopy((progress, hf)))
 
@@ -144,7 +143,7 @@ class State:
     """A run as it was saved."""
 
     model: Decoder  # with its own weights
-    tensors: dict[str, Tensor]  # for `restore`, the `extra` ones, and average/PARAMETER where averaged ones were shown
+    tensors: dict[str, Tensor]  # for `restore`, and average/PARAMETER where averaged ones were shown
     progress: dict[str, Any]
     told: list[str]  # a sentence for each save that was damaged
 

@@ -360,7 +360,7 @@ class Run:
             "averaged": self.average.updates if self.average else 0,
         }
         averaged = self.average.tensors if self.average else None
-        self.saver.save(self.model, self.optimisers, progress, self.hf, shown=averaged)
+        self.saver.save(self.model, self.optimisers, progress, self.hf, averaged)
 
     def finite(self) -> bool:
         """Whether all weights are numbers."""
