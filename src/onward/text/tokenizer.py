@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import Queue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import tokenizers
@@ -267,13 +267,16 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
 def learn(inner: tokenizers.Tokenizer, texts: Iterable[str], trainer: tokenizers.trainers.Trainer) -> None:
     """Train in a thread, which Ctrl-C need not wait for: the library does not listen to it while it merges."""
     queue: Queue[str | BaseException | None] = Queue(64)
-    learned: Future[None] = Future()
+    taken, learned = Event(), Future[None]()
 
     def arriving() -> Iterator[str]:
-        while (text := queue.get()) is not None:
-            if isinstance(text, BaseException):
-                raise text
-            yield text
+        try:
+            while (text := queue.get()) is not None:
+                if isinstance(text, BaseException):
+                    raise text
+                yield text
+        finally:
+            taken.set()
 
     def work() -> None:
         try:
@@ -287,13 +290,10 @@ def learn(inner: tokenizers.Tokenizer, texts: Iterable[str], trainer: tokenizers
     try:
         for text in texts:
             queue.put(SURROGATE.sub(UNKNOWN, text))  # the library takes nothing else, and must not fail while it is fed
+        queue.put(None)
+        learned.result()
     except BaseException as error:
         queue.put(error)
-        thread.join()
-        raise
-    queue.put(None)
-    try:
-        learned.result()
-    except KeyboardInterrupt:
-        thread.join(1.0)  # until it has taken the last texts: it merges without Python, and may be left alone
+        taken.wait()
+        thread.join(1.0)  # it ends now, or merges without Python and may be left alone
         raise
