@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -12,6 +13,7 @@ from hypothesis import settings
 
 settings.register_profile("onward", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("onward")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C, and its children
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_length": 32}
