@@ -159,7 +159,7 @@ def test_an_answer_may_fill_the_context_to_its_last_token(folder: Path, capsys) 
 
 def test_ctrl_c_stops_the_answer_which_is_kept_and_the_program_goes_on(tmp_path: Path) -> None:
     make(tmp_path, 100_000)
-    words = ["--context", "100000", "--max-new-tokens", "90000", "--regex", "[a-z]*"]
+    words = ["--context", "100000", "--max-new-tokens", "90000", "--min-new-tokens", "90000", "--regex", "[a-z]*"]
     with subprocess.Popen(
         [*MAIN, "chat", str(tmp_path), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -167,7 +167,7 @@ def test_ctrl_c_stops_the_answer_which_is_kept_and_the_program_goes_on(tmp_path:
         process.stdin.flush()
         begun = os.read(process.stdout.fileno(), 10)
         process.send_signal(signal.SIGINT)
-        process.stdin.write(b"/set max-new-tokens 5\nwhy\n/exit\n")
+        process.stdin.write(b"/set min-new-tokens 0\n/set max-new-tokens 5\nwhy\n/exit\n")
         out, error = process.communicate()
     assert (process.returncode, error) == (0, b"")
     first, second = (begun + out).decode().splitlines()
