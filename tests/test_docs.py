@@ -1,7 +1,10 @@
-"""README, docs/ and CONTRIBUTING run: every Python block, and every `onward` command of the shell blocks."""
+"""README, docs/ and CONTRIBUTING run: every Python block, and each `onward` and `torchrun` of the shell blocks."""
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,8 +34,12 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shortened(words: list[str]) -> list[str]:
-    """A training command with three steps of a tiny model instead of its own length."""
-    if words[0] == "train" and "--resume" not in words:
+    """A training command with three steps of a tiny model instead of its own length, the last of them when resumed."""
+    if "--resume" in words:
+        run = Path(words[-1])  # as if it had been killed before its end
+        (run / "result.json").unlink()
+        shutil.rmtree(max((run / "checkpoints").glob("step-*")))
+    elif words[0] == "train":
         for flag in "--time", "--steps", "--epochs":
             if flag in words:
                 del words[words.index(flag) : words.index(flag) + 2]
@@ -48,6 +55,7 @@ def test_every_block_of_the_page_runs(page: Path, reader: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     names: dict[str, object] = {}
     for kind, body in blocks:
+        assert kind != "text" or not body.startswith(("onward ", "torchrun ")), body
         if kind == "python":
             exec(compile(body, str(page), "exec"), names)
         for line in body.splitlines() if kind == "sh" else ():
@@ -58,3 +66,7 @@ def test_every_block_of_the_page_runs(page: Path, reader: Path) -> None:
                     assert all(f"\n{target}:" in makefile for target in targets), line
                 case ["onward"] if words[1:] != ["quickstart"] and words[1:3] != ["data", "get"]:
                     assert main(shortened(words[1:])) == 0, line
+                case ["torchrun"]:
+                    at = words.index("onward") + 1
+                    launched = [sys.executable, "-m", "torch.distributed.run", *words[1:at], *shortened(words[at:])]
+                    assert subprocess.run(launched).returncode == 0, line

@@ -36,7 +36,7 @@ examples:
   onward train prepared/web prepared/books --weights 0.7 0.3 --pack documents --optimiser muon --schedule wsd
   onward train mybook.txt --config myrun.toml
   onward train --resume runs/mybook
-  torchrun --nproc-per-node 2 -m onward train mybook.txt --accumulation 4
+  torchrun --standalone --nproc-per-node 2 -m onward train mybook.txt --accumulation 4
 
 SIGTERM saves and exits with 143, Ctrl-C with 130, SIGUSR1 saves and goes on. A run that was killed is resumed from its
 newest save, and gives the weights that it would have given.
