@@ -28,7 +28,7 @@ STEPS, ROUNDS = 40, 3
 def main() -> None:
     torch.manual_seed(0)
     model = Decoder(CONFIG)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(256, (4, 257))
     average = {name: p.detach().clone() for name, p in model.named_parameters()}
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters; {machine()}")
@@ -41,13 +41,13 @@ def main() -> None:
             for step in range(STEPS):
                 if due(step):
                     begun = perf_counter()
-                    saver.save(model, [optimiser], {"step": len(held)}, {}, shown)
+                    saver.save(model, [optimizer], {"step": len(held)}, {}, shown)
                     held.append(perf_counter() - begun)
                 with torch.autocast("cpu", torch.bfloat16):
                     logits = model(tokens[:, :-1])
                 F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
-                optimiser.step()
-                optimiser.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
             return perf_counter() - start
 
         first: Callable[[int], bool] = lambda step: step == 0

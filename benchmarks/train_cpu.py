@@ -27,7 +27,7 @@ from onward.data.windows import ValidationWindows, Windows, validation_windows
 from onward.text.tokenizer import train_tokenizer
 from onward.training.loop import Batch, Method, fit
 from onward.training.loss import IGNORED
-from onward.training.optimiser import optimisers
+from onward.training.optimizer import optimizers
 
 BATCH, CONTEXT, WIDTH, LAYERS, HEADS, RATE = 12, 256, 384, 6, 6, 1e-3
 
@@ -58,19 +58,19 @@ def batches(windows: Windows) -> Iterator[tuple[int, list[Batch]]]:
 
 def plain_loop(model: PlainGPT, windows: Windows) -> Iterator[float]:
     """The loop of the usual kind; yields the loss of each step."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1)
     for _, (batch,) in batches(windows):
         loss = F.cross_entropy(model(batch.tokens).flatten(0, 1), batch.targets.flatten())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         yield loss.item()
 
 
 def our_loop(model: onward.Decoder, windows: Windows) -> Iterator[float]:
     """Onward's loop in bf16; yields the loss of each step."""
-    method, adamw = Method(clip=1.0, precision="bf16"), optimisers(model, "adamw", RATE, 0.1, (0.9, 0.99))
+    method, adamw = Method(clip=1.0, precision="bf16"), optimizers(model, "adamw", RATE, 0.1, (0.9, 0.99))
     steps = fit(model, batches(windows), adamw, lambda step: RATE, method)
     return (step.loss for step in steps)
 

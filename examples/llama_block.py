@@ -1,7 +1,7 @@
 """What a Llama block is made of, and what each choice does.
 
 A block with RMSNorm, SwiGLU of hidden size int(8/3 d), rotary positions and no biases. Three experiments from
-outside, with hooks: RMSNorm scales a vector but does not centre it, as LayerNorm does; the score of two rotated
+outside, with hooks: RMSNorm scales a vector but does not center it, as LayerNorm does; the score of two rotated
 vectors depends on how far apart they are and not on where they are; and nothing breaks beyond the training length.
 """
 
@@ -53,7 +53,7 @@ print("The block, part by part (no biases):")
 for name, parameter in model.get_submodule("blocks.0").named_parameters():
     print(f"  {name:18} {tuple(parameter.shape)}")
 
-print("\n1. RMSNorm divides by the root of the mean square. It does not centre.")
+print("\n1. RMSNorm divides by the root of the mean square. It does not center.")
 model(3 + torch.randn(1, TRAINED, D))
 layer_norm = onward.LayerNorm().build(config, layer=0)
 for name, x in ("before", seen["before"]), ("RMSNorm", seen["after"]), ("LayerNorm", layer_norm(seen["before"])):

@@ -71,8 +71,8 @@ def steps() -> Iterator[tuple[int, list[Batch]]]:
         yield step, [Batch(torch.from_numpy(sample.tokens), torch.from_numpy(sample.targets))]
 
 
-optimiser = torch.optim.AdamW(model.parameters())
-for step in fit(model, steps(), [optimiser], lambda step: 1e-3, Method(clip=1.0)):
+optimizer = torch.optim.AdamW(model.parameters())
+for step in fit(model, steps(), [optimizer], lambda step: 1e-3, Method(clip=1.0)):
     print(
         f"step {step.step}  loss {step.loss:.3f}  gradient norm {step.grad_norm:.2f}, clipped to "
         f"{min(step.grad_norm, 1.0):.2f}  {step.tokens / step.seconds:,.0f} tokens/s",

@@ -81,14 +81,14 @@ print(f"So with another last vector the logits change by this much at each place
 print(f"\nLogits of the last token:\n{logits[0, -1].detach()}")
 
 targets = torch.randint(V, (B, T))
-optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 print()
 for when in ("Untrained", "After one step of AdamW"):
     loss = F.cross_entropy(model(vectors).flatten(0, 1), targets.flatten())
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     loss.backward()
     norms = {name: p.grad.norm() for name, p in model.named_parameters() if p.grad is not None}
     print(f"{when}: loss {loss:.4f}, gradient norm at the query projection {norms['blocks.0.attn.q.weight']:.2e}")
-    optimiser.step()
+    optimizer.step()
 print(f"Untrained, the loss is near ln {V} = {math.log(V):.4f}, that of a guess among {V} tokens. The gradient reaches")
 print("the queries back through head, norms, feed-forward and softmax: all parts learn together.")

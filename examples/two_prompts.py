@@ -62,12 +62,12 @@ def wrong_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 def train(model: onward.Decoder, loss: Callable[[Tensor, Tensor], Tensor] = right_loss) -> float:
     """Both sentences in one batch, 30 times; returns the last loss."""
-    optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     for _ in range(EPOCHS):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value = loss(model(INPUTS), TARGETS)
         value.backward()
-        optimiser.step()
+        optimizer.step()
     return value.item()
 
 

@@ -11,11 +11,12 @@ os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more; also o
 import pytest
 from hypothesis import settings
 
+from support import SHARED
+
 settings.register_profile("onward", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("onward")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C, and its children
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_length": 32}
 
 

@@ -13,7 +13,7 @@ from onward.cli import main
 from onward.data.corpora import embedded
 from onward.data.tokens import is_prepared
 from onward.families import families
-from onward.model.slots import Position
+from onward.model.part_types import Position
 
 families()  # all parts are known before the first page is read
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
-from decoders import DECODERS
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -28,6 +27,8 @@ from onward.model.config import (
     Rotary,
     SelfAttention,
 )
+
+from support.decoders import DECODERS
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-import disk
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.errors import UserError
 from onward.files import read_json, write_json, written_whole
+
+from support import disk
 
 
 @given(old=st.none() | st.binary(max_size=50), new=st.binary(max_size=50), fails=st.booleans())

@@ -64,8 +64,8 @@ def test_scores_are_the_log_probabilities_and_their_exact_sum(lm: LanguageModel)
         rows = lm.model(torch.tensor([context]))[0].double().tolist()
     expected = [row[i] - math.log(sum(map(math.exp, row))) for row, i in zip(rows, context[1:])]
     assert score.tokens == context[1:]
-    assert score.log_probabilities == pytest.approx(expected, abs=1e-5)
-    assert score.total == math.fsum(score.log_probabilities)
+    assert score.logprobs == pytest.approx(expected, abs=1e-5)
+    assert score.total == math.fsum(score.logprobs)
     assert len(score.pieces) == len(score.tokens)
 
 
@@ -73,7 +73,7 @@ def test_the_probabilities_of_all_next_tokens_sum_to_one(lm: LanguageModel) -> N
     assert lm.score("").total == 0.0
     with torch.no_grad():
         logits = lm.model(torch.tensor([[lm.tokenizer.bos_id]]))[0, -1]
-    one = lm.score("T").log_probabilities[0]
+    one = lm.score("T").logprobs[0]
     assert math.exp(one) == pytest.approx(float(logits.softmax(-1)[lm.tokenizer.encode("T")[0]]), rel=1e-5)
 
 

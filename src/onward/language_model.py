@@ -18,7 +18,7 @@ from onward.checkpoint.folder import load_model, save_model
 from onward.data.tokens import Tokens
 from onward.device import choose_device
 from onward.errors import UserError
-from onward.evaluation.score import Evaluation, evaluate, log_probabilities
+from onward.evaluation.score import Evaluation, evaluate, logprobs
 from onward.fields import build, hints, nearest
 from onward.files import write_json
 from onward.generation.answer import Answer
@@ -27,13 +27,13 @@ from onward.generation.constraint import constraint
 from onward.generation.contrastive import contrastive_search
 from onward.generation.engine import Engine
 from onward.generation.prompt_cache import PromptCache
-from onward.generation.request import Chance, Request
+from onward.generation.request import Request, TokenLogprob
 from onward.generation.sampling import Sampling
 from onward.generation.speculation import Draft, LookupDraft, ModelDraft
-from onward.inspection.curve import write_loss_svg
-from onward.inspection.report import write_report
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
+from onward.reports.curve import write_loss_svg
+from onward.reports.report import write_report
 from onward.text.chat import Message, chat_of
 from onward.text.stream import LOOK_BACK
 from onward.text.tokenizer import Tokenizer
@@ -51,11 +51,11 @@ class Completion:
 
     text: str
     tokens: list[int]  # an end token is not among them; those of a stop text are
-    finish: str  # why it ended: stop, length or cancelled
-    chances: list[Chance]  # how likely each token was, where logprobs is given
+    finish_reason: str  # why it ended: stop, length or cancelled
+    logprobs: list[TokenLogprob]  # how likely each token was, where logprobs is given
     steps: int  # how many times the model was asked
-    tested: int  # drafted tokens that were looked at, in speculative decoding
-    accepted: int  # and those that were taken
+    num_drafted: int  # drafted tokens that were looked at, in speculative decoding
+    num_accepted: int  # and those that were taken
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Score:
 
     tokens: list[int]
     pieces: list[str]  # what each token reads as
-    log_probabilities: list[float | None]  # of each token given those before it, in nats; None: nothing is before it
+    logprobs: list[float | None]  # of each token given those before it, in nats; None: nothing is before it
     total: float  # the exact sum: the log-probability of the text
 
 
@@ -85,8 +85,8 @@ class Found:
 
     text: str
     tokens: list[int]  # an end token is not among them
-    score: float | None = None  # by which beam search ranks: the log-probability normalised by length
-    log_probability: float | None = None  # of the tokens
+    score: float | None = None  # by which beam search ranks: the log-probability normalized by length
+    logprob: float | None = None  # of the tokens
 
 
 @dataclass
@@ -129,7 +129,7 @@ class LanguageModel:
         for _ in self.run(answers, options):
             pass
         done = [
-            Completion(answer.finish(), r.tokens, r.finish, r.chances, r.steps, r.tested, r.accepted)
+            Completion(answer.finish(), r.tokens, r.finish_reason, r.logprobs, r.steps, r.num_drafted, r.num_accepted)
             for r, answer in answers.items()
         ]
         n = options.get("n", 1)
@@ -183,7 +183,7 @@ class LanguageModel:
         prompts, arguments = self.search(beam_search, prompt, max_new_tokens, options)
         found = beam_search(self.model, prompts, **arguments)
         return [
-            [Found(self.continued(tokens, h.tokens), h.tokens, h.score, h.log_probability) for h in of]
+            [Found(self.continued(tokens, h.tokens), h.tokens, h.score, h.logprob) for h in of]
             for tokens, of in zip(prompts, found)
         ]
 
@@ -218,7 +218,7 @@ class LanguageModel:
         return [r.prompt for r in requests], rest | {
             "max_new_tokens": new,
             "sampling": sampling,
-            "end": self.end_ids,
+            "stop_token_ids": self.end_ids,
             "allowed": allowed,
         }
 
@@ -243,7 +243,7 @@ class LanguageModel:
             )
         found: list[float | None] = [] if begins or not tokens else [None]
         if len(context) > 1:
-            found += log_probabilities(self.model, np.array([context]))[0].tolist()
+            found += logprobs(self.model, np.array([context]))[0].tolist()
         pieces = [tokenizer.piece(token) for token in tokens]
         return Score(tokens, pieces, found, math.fsum(p for p in found if p is not None))
 
@@ -293,7 +293,7 @@ class LanguageModel:
                 seed = None if sampling.seed is None else sampling.seed + len(result)
                 answer = Answer(tokenizer, tokens, sampling.stop, when)
                 own = form and form.after(last)
-                request = Request(tokens, replace(sampling, seed=seed), new, answer.push, own, twin=twin)
+                request = Request(tokens, replace(sampling, seed=seed), new, answer.push, own, shares_prompt_with=twin)
                 twin = twin or request
                 result[request] = answer
         return result
@@ -328,7 +328,9 @@ class LanguageModel:
             ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
         )
         prompts = PromptCache(Path(prompt_cache), self.model) if prompt_cache else None
-        return Engine(self.model, end=self.end_ids, allowed=self.allowed(), draft=proposals, prompts=prompts, **options)
+        return Engine(
+            self.model, stop_token_ids=self.end_ids, allowed=self.allowed(), draft=proposals, prompts=prompts, **options
+        )
 
     def allowed(self) -> Tensor:
         """Which tokens stand for a text, (V,)."""

@@ -1,4 +1,4 @@
-"""A config.json is honoured key by key: what nobody reads is named once, and a changed model is told anew."""
+"""A config.json is honored key by key: what nobody reads is named once, and a changed model is told anew."""
 
 import json
 import warnings
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decoders import DECODERS, decoder
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 import onward
@@ -16,6 +15,8 @@ from onward.cli import main
 from onward.families import express, read
 from onward.files import read_json, write_json
 from onward.model.config import DecoderConfig, RMSNorm, SelfAttention
+
+from support.decoders import DECODERS, decoder
 
 LLAMA, GPT2 = DECODERS["llama"], DECODERS["gpt2"]
 
@@ -44,7 +45,7 @@ def test_harmless_keys_are_not_mentioned(keys: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("hf", [LlamaConfig(), GPT2Config(), Qwen3Config()], ids=lambda hf: hf.model_type)
-def test_all_that_transformers_writes_is_honoured_or_harmless(hf: PreTrainedConfig) -> None:
+def test_all_that_transformers_writes_is_honored_or_harmless(hf: PreTrainedConfig) -> None:
     assert warned_of(hf.to_dict()) == []
 
 
@@ -116,5 +117,5 @@ def test_an_old_name_of_the_precision_follows_the_weights(tmp_path: Path) -> Non
     assert (told["dtype"], told["torch_dtype"]) == ("float32", "float32")
 
 
-def test_how_the_weights_were_quantised_is_not_told_of_plain_ones() -> None:
+def test_how_the_weights_were_quantized_is_not_told_of_plain_ones() -> None:
     assert "quantization_config" not in describe(LLAMA, express(LLAMA) | {"quantization_config": {"quant_method": "x"}})

@@ -4,16 +4,17 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import disk
 import pytest
 import torch
-from decoders import DECODERS, decoder, token_ids
 from safetensors.torch import load_file, save_file
 
 from onward.checkpoint.folder import load_model, save_model
 from onward.checkpoint.weights import read_tensors, write_tensors
 from onward.errors import UserError
 from onward.model.config import DecoderConfig
+
+from support import disk
+from support.decoders import DECODERS, decoder, token_ids
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

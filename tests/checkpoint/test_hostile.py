@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decoders import DECODERS, config, decoder
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CohereConfig, MixtralConfig
@@ -19,6 +18,8 @@ from onward.errors import UserError
 from onward.families import read
 from onward.files import read_json, write_json
 from onward.model.config import Experts
+
+from support.decoders import DECODERS, config, decoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:config.json has keys")
 ROOM = 400 << 20  # bytes: what may be asked for beyond what is there
@@ -270,7 +271,7 @@ def test_mutated_headers(folders: dict[str, Path], kind: str, data: st.DataObjec
 
 
 @given(st.sampled_from(["mxfp4", "fp8"]), st.data())
-def test_mutated_quantisation(folders: dict[str, Path], method: str, data: st.DataObject) -> None:
+def test_mutated_quantization(folders: dict[str, Path], method: str, data: st.DataObject) -> None:
     path = folders["experts"] / "config.json"
     value = json.loads(path.read_text())
     value["quantization_config"] = mutated({"quant_method": method, "weight_block_size": [8, 8]}, data)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoders import decoder
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2Config, LlamaConfig, MixtralConfig, Phi3Config, PreTrainedConfig
@@ -18,6 +17,8 @@ from onward.errors import UserError
 from onward.families import read
 from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
+
+from support.decoders import decoder
 
 SIZES = {"vocab_size": 13, "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4}
 GROUPED = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 12}
@@ -51,7 +52,7 @@ def assert_same(got: Decoder, wanted: Decoder) -> None:
     expected = dict(wanted.named_parameters())
     for name, parameter in got.named_parameters():
         assert torch.equal(parameter, expected.pop(name)), name
-        assert parameter.is_contiguous(), f"{name}: fused optimisers need it"
+        assert parameter.is_contiguous(), f"{name}: fused optimizers need it"
         assert parameter.data_ptr() % 64 == 0, f"{name}: products would round otherwise"
     assert not expected
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoders import DECODERS, decoder, token_ids
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
@@ -19,6 +18,8 @@ from onward.files import read_json, write_json
 from onward.language_model import LanguageModel
 from onward.model.config import Rotary
 from onward.model.decoder import Decoder
+
+from support.decoders import DECODERS, decoder, token_ids
 
 INDEX = "model.safetensors.index.json"
 LLAMA = DECODERS["llama"]

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from decoders import DECODERS, decoder, token_ids
-from disk import with_room_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -27,6 +25,9 @@ from onward.files import read_json
 from onward.model.compiling import compile_blocks
 from onward.model.config import DecoderConfig, Experts
 from onward.model.decoder import Decoder
+
+from support.decoders import DECODERS, decoder, token_ids
+from support.disk import with_room_for
 
 CPU = torch.device("cpu")
 CONFIGS = DECODERS | {"mixtral": DecoderConfig(13, 16, 2, 4, context_length=12, mlp=Experts(compute="loop"))}
@@ -50,7 +51,7 @@ class Counting(torch.optim.Optimizer):
 
 
 def made(model: Decoder) -> list[torch.optim.Optimizer]:
-    """One optimiser for matrices and stacks, another for the rest; one matrix is not trained at all."""
+    """One optimizer for matrices and stacks, another for the rest; one matrix is not trained at all."""
     model.blocks[0].attn.q.weight.requires_grad = False
     trained = [p for p in model.parameters() if p.requires_grad]
     return [
@@ -59,15 +60,15 @@ def made(model: Decoder) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train(model: Decoder, optimisers: list[torch.optim.Optimizer]) -> None:
+def train(model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
     tokens = token_ids(model.config)
     F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
     for p in model.parameters():
         if p.requires_grad and p.grad is None:
             p.grad = torch.zeros_like(p)  # experts nobody visited
-    for optimiser in optimisers:
-        optimiser.step()
-        optimiser.zero_grad()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def assert_equal(one: Any, other: Any) -> None:
@@ -85,12 +86,12 @@ def test_what_was_saved_comes_back_and_goes_on_bit_for_bit(
     config: DecoderConfig, dtype: torch.dtype, averaged: bool, tmp_path: Path
 ) -> None:
     model = decoder(config, dtype)
-    optimisers = made(model)
-    train(model, optimisers)
+    optimizers = made(model)
+    train(model, optimizers)
     average = {name: p.detach().float() + 0.123 for name, p in model.named_parameters()} if averaged else None
     progress = {"step": 7, "skipped": [[3, 4]], "losses": [0.1, 1e-30]}
     saver = Saver(tmp_path, 1)
-    saver.save(model, optimisers, progress, {"eos_token_id": 3}, average)
+    saver.save(model, optimizers, progress, {"eos_token_id": 3}, average)
     saver.finish()
     assert saver.told() is None
 
@@ -106,7 +107,7 @@ def test_what_was_saved_comes_back_and_goes_on_bit_for_bit(
     again = made(state.model)
     restore(state.tensors, state.model, again)
     for _ in range(2):
-        train(model, optimisers)
+        train(model, optimizers)
         train(state.model, again)
     assert_equal(state.model.named_parameters(), model.named_parameters())
 
@@ -119,49 +120,49 @@ def test_gpt2_is_saved_under_its_own_names_and_turned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
-def test_a_model_and_its_optimisers_are_rolled_back_where_they_stand(compiled: bool, tmp_path: Path) -> None:
+def test_a_model_and_its_optimizers_are_rolled_back_where_they_stand(compiled: bool, tmp_path: Path) -> None:
     model = decoder(CONFIGS["gpt2"])
-    tokens, optimisers = token_ids(model.config), made(model)
+    tokens, optimizers = token_ids(model.config), made(model)
     if compiled:
         compile_blocks(model, backend="eager")
-    train(model, optimisers)
+    train(model, optimizers)
     parameters, average = list(model.parameters()), {name: p.detach() + 1 for name, p in model.named_parameters()}
     before = model(tokens)
     saver = Saver(tmp_path, 1)
-    saver.save(model, optimisers, {"step": 1}, {}, average)
-    train(model, optimisers)
+    saver.save(model, optimizers, {"step": 1}, {}, average)
+    train(model, optimizers)
     once = {name: p.detach().clone() for name, p in model.named_parameters()}
-    train(model, optimisers)
+    train(model, optimizers)
     parameters[0].grad = torch.full_like(parameters[0], float("nan"))
     saver.finish()
 
-    state = reload(tmp_path, model, optimisers)
+    state = reload(tmp_path, model, optimizers)
     assert state.model is model
     assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
     assert torch.equal(model(tokens), before)
     assert_equal({name: state.tensors[f"average/{name}"] for name in average}, average)
-    train(model, optimisers)
+    train(model, optimizers)
     assert_equal(model.named_parameters(), once)
 
 
-def test_an_optimiser_that_keeps_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+def test_an_optimizer_that_keeps_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     model = decoder(CONFIGS["llama"])
-    optimisers = made(model)
-    optimisers[0].state[model.embed.weight]["history"] = []
+    optimizers = made(model)
+    optimizers[0].state[model.embed.weight]["history"] = []
     with pytest.raises(UserError, match="AdamW keeps a list as history"):
-        Saver(tmp_path, 1).save(model, optimisers, {"step": 1}, {})
+        Saver(tmp_path, 1).save(model, optimizers, {"step": 1}, {})
 
 
 def save(saver: Saver, step: int) -> None:
     """A save in which every number is the step's."""
     model = Decoder(CONFIGS["gpt2"])
-    optimiser = torch.optim.SGD(model.parameters(), momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(step)
-            optimiser.state[p]["momentum_buffer"] = p.clone()
+            optimizer.state[p]["momentum_buffer"] = p.clone()
     shown = {name: p.detach().clone() for name, p in model.named_parameters()} if step % 2 else None
-    saver.save(model, [optimiser], {"step": step}, {}, shown)
+    saver.save(model, [optimizer], {"step": step}, {}, shown)
 
 
 def saved(run: Path, steps: int = 2, keep: int = 9) -> Path:
@@ -181,7 +182,7 @@ def assert_loads(run: Path, step: int) -> list[str]:
     state = load_state(run, CPU)
     assert state.progress == {"step": step}
     kept = {name: t for name, t in state.tensors.items() if not name.startswith("number/")}
-    assert "optimiser/momentum_buffer/embed.weight" in kept
+    assert "optimizer/momentum_buffer/embed.weight" in kept
     assert ("average/embed.weight" in kept) == step % 2
     for tensor in (*kept.values(), *state.model.parameters(), *load_model(run)[0].parameters()):
         assert (tensor == step).all()
@@ -190,13 +191,13 @@ def assert_loads(run: Path, step: int) -> list[str]:
 
 def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) -> None:
     model = decoder(CONFIGS["llama"])
-    optimisers, saver, gate = made(model), Saver(tmp_path, 1), threading.Event()
-    train(model, optimisers)
-    mean = optimisers[0].state[model.embed.weight]["exp_avg"]
+    optimizers, saver, gate = made(model), Saver(tmp_path, 1), threading.Event()
+    train(model, optimizers)
+    mean = optimizers[0].state[model.embed.weight]["exp_avg"]
     wanted = {name: p.detach().clone() for name, p in model.named_parameters()}, mean.clone()
     shown, progress, hf = {"norm.weight": torch.ones(16)}, {"step": 1, "n": [1]}, {"eos_token_id": [5]}
     saver.thread.submit(gate.wait)
-    saver.save(model, optimisers, progress, hf, shown)
+    saver.save(model, optimizers, progress, hf, shown)
     assert not saves(tmp_path), "it comes back before anything is written"
     with torch.no_grad():
         for tensor in (*model.parameters(), mean, shown["norm.weight"]):
@@ -207,7 +208,7 @@ def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) ->
     saver.finish()
     state = load_state(tmp_path, CPU)
     assert_equal(state.model.named_parameters(), wanted[0])
-    assert torch.equal(state.tensors["optimiser/exp_avg/embed.weight"], wanted[1])
+    assert torch.equal(state.tensors["optimizer/exp_avg/embed.weight"], wanted[1])
     assert (state.tensors["average/norm.weight"] == 1).all()
     assert (state.progress["n"], read_json(tmp_path / "config.json")["eos_token_id"]) == ([1], [5])
 

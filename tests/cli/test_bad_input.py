@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from disk import with_room_for
 
 from onward.checkpoint.weights import read_tensors, write_tensors
 from onward.cli import main
+
+from support.disk import with_room_for
 
 
 @pytest.fixture

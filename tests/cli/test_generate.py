@@ -101,14 +101,14 @@ def test_log_probabilities_are_a_table_and_in_json_exact(said, lm: LanguageModel
     out, _ = said(*words)
     head, *lines = out.removeprefix("The cat" + answer.text + "\n").splitlines()
     assert head.split() == ["token", "log", "probability", "likeliest"]
-    for line, chance in zip(lines, answer.chances, strict=True):
+    for line, chance in zip(lines, answer.logprobs, strict=True):
         others = ", ".join(f"{lm.tokenizer.piece(t)!r} {value:.2f}" for t, value in chance.alternatives)
-        assert line.split() == f"{lm.tokenizer.piece(chance.token)!r} {chance.log_probability:.4f} {others}".split()
+        assert line.split() == f"{lm.tokenizer.piece(chance.token)!r} {chance.logprob:.4f} {others}".split()
     [row] = rows(said(*words, "--json")[0])
     assert [one["token"] for one in row["logprobs"]] == row["tokens"] == answer.tokens
-    for one, chance in zip(row["logprobs"], answer.chances):
-        assert one["log_probability"] == chance.log_probability
-        assert [(a["token"], a["log_probability"]) for a in one["alternatives"]] == chance.alternatives
+    for one, chance in zip(row["logprobs"], answer.logprobs):
+        assert one["logprob"] == chance.logprob
+        assert [(a["token"], a["logprob"]) for a in one["alternatives"]] == chance.alternatives
         assert one["text"] == lm.tokenizer.piece(chance.token)
 
 
@@ -123,7 +123,7 @@ def test_a_draft_that_is_the_model_is_always_accepted_and_the_figures_are_told(s
         figures,
     )
     for row in rows(said(*words, "--draft", str(tiny_run), "--json")[0]):
-        assert (row["steps"], row["tested"], row["accepted"]) == (5, 16, 16)
+        assert (row["steps"], row["num_drafted"], row["num_accepted"]) == (5, 16, 16)
 
 
 def test_a_look_up_tells_its_figures_too(said) -> None:

@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from disk import with_room_for
 
 from onward.data import prepare as module
 from onward.data import sources
@@ -19,6 +18,8 @@ from onward.data.prepare import Cleaning, prepare
 from onward.data.sources import documents
 from onward.errors import UserError
 from onward.text.tokenizer import Tokenizer, train_tokenizer
+
+from support.disk import with_room_for
 
 BYTE = train_tokenizer("byte", [])
 ALL = Cleaning(exact=False)  # keeps all documents

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from onward.data.tokens import Tokens
 from onward.errors import UserError
-from onward.evaluation.score import evaluate, log_probabilities, windows
+from onward.evaluation.score import evaluate, logprobs, windows
 from onward.model.config import DecoderConfig, Learned
 from onward.model.decoder import Decoder
 
@@ -104,4 +104,4 @@ def test_a_text_with_nothing_to_predict_is_one_sentence(count: int) -> None:
 @pytest.mark.parametrize("token", [30, -1])
 def test_a_token_id_out_of_range_is_one_sentence(token: int) -> None:
     with pytest.raises(UserError, match=f"token id {token} is out of range"):
-        log_probabilities(MODEL, np.array([[1, token, 2]]))
+        logprobs(MODEL, np.array([[1, token, 2]]))

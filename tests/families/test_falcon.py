@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoders import assert_close
 from test_parity import publish
 from torch import Tensor
 from transformers import FalconConfig
@@ -14,6 +13,8 @@ from onward.checkpoint.folder import load_model
 from onward.families.falcon import FalconAlibi
 from onward.model.config import DecoderConfig
 from onward.model.positions import alibi_slopes
+
+from support.decoders import assert_close
 
 RW = FalconConfig(
     vocab_size=31,

@@ -1,4 +1,4 @@
-"""Rotary positions that turn neighbours are ours with the rows of the projections reordered."""
+"""Rotary positions that turn neighbors are ours with the rows of the projections reordered."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from onward.model.positions import angles_at, rotate, rotation
 D, HEADS, E = 12, 3, 8
 
 
-def turn_neighbours(x: Tensor, positions: Tensor, rotating: int) -> Tensor:
+def turn_neighbors(x: Tensor, positions: Tensor, rotating: int) -> Tensor:
     """Number 2 i turns with number 2 i + 1, of x (B, T, H, E); the formula of RoFormer written out."""
     y, angles = x.clone(), angles_at(positions, 10_000.0, rotating)[:, :, None]
     a, b = x[..., 0:rotating:2], x[..., 1:rotating:2]
@@ -27,7 +27,7 @@ def test_interleaved_rotary_has_the_same_scores_through_its_weights(rotating: in
     x, positions = torch.randn(1, 5, D, dtype=torch.float64), torch.arange(3, 8)[None].double()
     weights = torch.randn(2, HEADS * E, D, dtype=torch.float64)
     into, back = interleaved(E, rotating)
-    theirs = [turn_neighbours((x @ w.T).unflatten(-1, (HEADS, E)), positions, rotating) for w in weights]
+    theirs = [turn_neighbors((x @ w.T).unflatten(-1, (HEADS, E)), positions, rotating) for w in weights]
     cos, sin = rotation(10_000.0, rotating, positions)
     ours = [rotate((x @ into(w).T).unflatten(-1, (HEADS, E)), cos, sin) for w in weights]
     scores = [torch.einsum("bqhe,bkhe->bhqk", *pair) for pair in (theirs, ours)]

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
-from table.mpt import SIZES
 from test_parity import assert_same_logits, publish
 from transformers import MptConfig
 from transformers.models.mpt import modeling_mpt
 
 from onward.checkpoint.folder import load_model
 from onward.families import express
+
+from support.families.mpt import SIZES
 
 
 def test_the_published_steepness_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from decoders import DECODERS, assert_close, decoder, token_ids
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
-from table import CASES
 from torch.nn import functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
-from ways import WAYS, assert_equals_the_plain_run
 
 from onward.checkpoint.folder import load_model, save_model
 from onward.errors import UserError
@@ -37,7 +34,11 @@ from onward.model.config import (
     SelfAttention,
 )
 from onward.model.latent import LatentAttentionModule
-from onward.model.routing import Sigmoid, Softmax
+from onward.model.routing import SigmoidRouting, SoftmaxRouting
+
+from support.decoders import DECODERS, assert_close, decoder, token_ids
+from support.families import CASES
+from support.ways import WAYS, assert_equals_the_plain_run
 
 every_case = pytest.mark.parametrize("hf", CASES.values(), ids=CASES.keys())
 LENGTH = 16  # tokens compared; windows and original contexts are shorter
@@ -152,13 +153,13 @@ def test_every_family_trains_and_is_read_by_transformers_afterwards(hf: PreTrain
     ours, original = load_model(tmp_path)
     ours.train()
     tokens = token_ids(ours.config, rows=4, length=LENGTH)
-    optimiser = torch.optim.AdamW(ours.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(ours.parameters(), lr=3e-3)
     losses = []
     for _ in range(20):
         loss = F.cross_entropy(ours(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0]
     save_model(ours.eval(), tmp_path, original)
@@ -181,7 +182,7 @@ GPT2_PARTS: dict[str, Any] = {
     "attention": SelfAttention(bias=True, out_bias=True),
     "mlp": Plain(bias=True),
 }
-SHARED = Experts(d_ff=8, d_shared=16, router=Softmax(renormalize=False))
+SHARED = Experts(d_ff=8, d_shared=16, router=SoftmaxRouting(renormalize=False))
 EXPRESSED = {
     "llama": [
         DecoderConfig(**SIZES),
@@ -211,17 +212,17 @@ EXPRESSED = {
     ],
     "deepseek_v3": [
         DecoderConfig(
-            **SIZES, attention=LatentAttention(d_latent=8), mlp=Experts(d_ff=8, d_shared=8, router=Sigmoid())
+            **SIZES, attention=LatentAttention(d_latent=8), mlp=Experts(d_ff=8, d_shared=8, router=SigmoidRouting())
         ),
     ],
     "onward": [
         DecoderConfig(**SIZES, **GPT2_PARTS, n_kv_heads=2),
         DecoderConfig(**SIZES, head_bias=True),
-        DecoderConfig(**SIZES, attention=LatentAttention(), mlp=Experts(router=Softmax(renormalize=False))),
+        DecoderConfig(**SIZES, attention=LatentAttention(), mlp=Experts(router=SoftmaxRouting(renormalize=False))),
         DecoderConfig(**SIZES, attention=(SelfAttention(), SelfAttention(qk_norm="head"))),
         DecoderConfig(**SIZES, norm=RMSNorm(offset=1.0)),
         DecoderConfig(**SIZES, final_norm=LayerNorm()),
-        DecoderConfig(**SIZES, logit_cap=30.0),
+        DecoderConfig(**SIZES, logit_softcap=30.0),
         *(c for name, c in DECODERS.items() if name not in ("llama", "gpt2", "granite")),
     ],
 }

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from decoders import DECODERS, LENGTH, config, decoder
 from transformers import AutoModelForCausalLM
 
 from onward.checkpoint.folder import save_model
@@ -17,6 +16,8 @@ from onward.generation.beam import Hypothesis, beam_search
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
 
+from support.decoders import DECODERS, LENGTH, config, decoder
+
 CONFIG = config(context_length=24)
 MODEL, V = decoder(CONFIG), CONFIG.vocab_size
 PROMPTS = [[1], [4, 7, 1, 9, 3, 2, 2], [10, 5, 3], [5, 6]]
@@ -24,7 +25,7 @@ PROMPTS = [[1], [4, 7, 1, 9, 3, 2, 2], [10, 5, 3], [5, 6]]
 
 def assert_same(found: list[Hypothesis], wanted: list[Hypothesis]) -> None:
     assert [(h.tokens, h.finished) for h in found] == [(h.tokens, h.finished) for h in wanted]
-    for name in "score", "log_probability":
+    for name in "score", "logprob":
         values = [[getattr(h, name) for h in each] for each in (found, wanted)]
         assert values[0] == pytest.approx(values[1], abs=1e-4)
 
@@ -72,13 +73,19 @@ def test_hypotheses_order_and_scores_are_those_of_transformers(pairs: list[tuple
     changes = {"repetition_penalty": some.choice([1.0, 1.0, 1.4]), "min_new_tokens": some.choice([0, 0, 1])}
     changes["no_repeat_ngram_size"] = some.choice([0, 0, 0, 2])
     sampling = Sampling(temperature=1.0, stop_token_ids=tuple(end[:1]), **changes)
-    settings = {"sampling": sampling, "end": end[1:], "beams": beams, "n_best": beams, "length_penalty": penalty}
+    settings = {
+        "sampling": sampling,
+        "stop_token_ids": end[1:],
+        "beams": beams,
+        "n_best": beams,
+        "length_penalty": penalty,
+    }
     for prompt, found in zip(PROMPTS, beam_search(model, PROMPTS, **settings, **options)):
         assert_same(found, theirs(reference, prompt, end, beams, penalty, **options, **changes))
 
 
 @torch.no_grad()
-def log_probabilities(model: Decoder, tokens: list[int]) -> list[float]:
+def logprobs(model: Decoder, tokens: list[int]) -> list[float]:
     """Of the next token, without a cache."""
     return model(torch.tensor([tokens]))[0, -1].log_softmax(-1).tolist()
 
@@ -95,12 +102,12 @@ def test_with_room_for_all_the_hypotheses_are_all_there_are_in_order(penalty: fl
         n_best=size**length,
         length_penalty=penalty,
         early_stopping="never",
-        end=[end],
+        stop_token_ids=[end],
     )
     for prompt, hypotheses in zip(prompts, found):
         every = []
         for new in {text[: (*text, end).index(end) + 1] for text in itertools.product(range(size), repeat=length)}:
-            total = sum(log_probabilities(model, [*prompt, *new[:i]])[token] for i, token in enumerate(new))
+            total = sum(logprobs(model, [*prompt, *new[:i]])[token] for i, token in enumerate(new))
             tokens = [token for token in new if token != end]
             every.append(Hypothesis(tokens, total / len(new) ** penalty, total, end in new))
         assert_same(hypotheses, sorted(every, key=lambda h: -h.score))
@@ -112,7 +119,7 @@ def test_a_prompt_is_searched_the_same_alone_and_in_company(
     kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = decoder(DECODERS[kind])
-    options = {"max_new_tokens": LENGTH - 7, "beams": 4, "n_best": 4, "groups": groups, "end": [0, 6]}
+    options = {"max_new_tokens": LENGTH - 7, "beams": 4, "n_best": 4, "groups": groups, "stop_token_ids": [0, 6]}
     options["diversity"] = 0.3 * (groups > 1)
     alone = [beam_search(model, [prompt], **options)[0] for prompt in PROMPTS]
     monkeypatch.setattr("onward.generation.search.CHUNK", 3)  # prompts are read, and caches grow, in pieces
@@ -133,7 +140,7 @@ def slowly_diverse(
         for g in range(groups):
             candidates = []
             for tokens, total, plain in running[g]:
-                for token, log_p in enumerate(log_probabilities(model, prompt + tokens)):
+                for token, log_p in enumerate(logprobs(model, prompt + tokens)):
                     less = diversity * said.count(token)
                     candidates.append(([*tokens, token], total + log_p - less, plain + log_p))
             candidates.sort(key=lambda c: -c[1])
@@ -158,7 +165,7 @@ def test_diverse_search_is_that_of_the_paper(beams: int, groups: int, diversity:
         diversity=diversity,
         n_best=beams,
         early_stopping=True,
-        end=[6],
+        stop_token_ids=[6],
     )
     for prompt, hypotheses in zip(PROMPTS, found):
         wanted = slowly_diverse(MODEL, prompt, 6, beams, groups, diversity, 6)
@@ -183,7 +190,7 @@ def test_one_beam_is_greedy_and_more_are_never_less_likely() -> None:
     for prompt, (greedy,), (best,) in zip(PROMPTS, one, many):
         tokens = list(prompt)
         for _ in range(8):
-            p = log_probabilities(MODEL, tokens)
+            p = logprobs(MODEL, tokens)
             tokens.append(p.index(max(p)))
         assert prompt + greedy.tokens == tokens
         assert best.score >= greedy.score

@@ -10,7 +10,6 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from conftest import SHARED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,8 @@ from onward.language_model import LanguageModel
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
+
+from support import SHARED
 
 TEXT = 'abc é 猫 🐈 0123456789 {"name": [true, false, null], "b": -1.5e+2}\n \\u "ab": "ba"}' * 3
 SPECS = ["char", "byte", "bpe:330", "gpt2"]
@@ -66,7 +67,7 @@ REGEX = st.recursive(
 def test_answers_match_the_regular_expression(spec: str, pattern: str, temperature: float, seed: int) -> None:
     (answers,) = lm(spec).complete("ab", 60, regex=pattern, temperature=temperature, seed=seed, n=3)
     for answer in answers:
-        if answer.finish == "stop":
+        if answer.finish_reason == "stop":
             assert re.fullmatch(pattern, answer.text), (pattern, answer.text)
         else:
             assert len(answer.tokens) == 60
@@ -132,7 +133,7 @@ def test_answers_are_json_of_the_schema(spec: str, schema: dict[str, Any], tempe
     given = json.dumps(schema) if as_text else schema
     (answers,) = lm(spec).complete("ab", 100, json_schema=given, temperature=temperature, seed=1, n=2)
     for answer in answers:
-        if answer.finish == "stop":
+        if answer.finish_reason == "stop":
             jsonschema.validate(json.loads(answer.text), schema)
         else:
             assert len(answer.tokens) == 100
@@ -155,13 +156,13 @@ def test_forms_hold_in_company_and_where_tokens_are_proposed(how: dict[str, Any]
     list(model.run(requests, draft))
     for i, (request, answer) in enumerate(requests.items()):
         pattern = PATTERNS[i // 2]
-        if pattern and request.finish == "stop":
+        if pattern and request.finish_reason == "stop":
             assert re.fullmatch(pattern, answer.finish())
         alone = model.answers(["abab abab", "é"], 40, sampling | {"regex": pattern})
         one = list(alone)[i % 2]
         list(model.run({one: alone[one]}, draft))
-        assert (request.tokens, request.finish) == (one.tokens, one.finish)
-    assert {request.finish for request in list(requests)[:2]} == {"stop"}
+        assert (request.tokens, request.finish_reason) == (one.tokens, one.finish_reason)
+    assert {request.finish_reason for request in list(requests)[:2]} == {"stop"}
 
 
 @pytest.mark.parametrize("prompt", ["", "Once upon a time"])
@@ -176,7 +177,7 @@ def test_an_answer_ends_where_it_is_complete_even_without_an_end_token() -> None
     model = lm("byte")
     endless = LanguageModel(model.model, Tokenizer(model.text().inner, None, None))
     ((answer,),) = endless.complete("a", 9, regex="ab", seed=0)
-    assert (answer.text, answer.finish) == ("ab", "stop")
+    assert (answer.text, answer.finish_reason) == ("ab", "stop")
 
 
 BAD = {

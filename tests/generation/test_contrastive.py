@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from decoders import DECODERS, LENGTH, config, decoder
 
 from onward.errors import UserError
 from onward.generation.contrastive import contrastive_search
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
+
+from support.decoders import DECODERS, LENGTH, config, decoder
 
 CONFIG = config(context_length=24)
 MODEL, V = decoder(CONFIG), CONFIG.vocab_size
@@ -57,7 +58,7 @@ def test_a_prompt_that_ends_leaves_the_others_as_they_are() -> None:
     free = contrastive_search(MODEL, PROMPTS, max_new_tokens=14)
     ends = {tokens[i] for i, tokens in enumerate(free)}
     for end in ends:
-        found = contrastive_search(MODEL, PROMPTS, max_new_tokens=14, end=[end])
+        found = contrastive_search(MODEL, PROMPTS, max_new_tokens=14, stop_token_ids=[end])
         assert found == [by_formula(MODEL, prompt, 0.6, 4, 14, end=end) for prompt in PROMPTS]
         assert min(map(len, found)) < 14
 

@@ -86,7 +86,7 @@ def test_it_is_the_plain_formula_row_by_row(rows: list[tuple[list[float], Sampli
         assert sum(one) == pytest.approx(1, abs=1e-5)
 
 
-PENALISED = st.builds(
+PENALIZED = st.builds(
     Sampling,
     temperature=st.floats(0.1, 5),
     top_k=st.integers(0, 12),
@@ -159,7 +159,7 @@ def near(shares: torch.Tensor, s: Sampling) -> bool:
 
 @given(
     row=ROWS,
-    s=PENALISED,
+    s=PENALIZED,
     prompt=st.lists(st.integers(0, 8), min_size=1, max_size=6),
     new=st.lists(st.integers(0, 8), max_size=4),
 )

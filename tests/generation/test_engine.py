@@ -106,7 +106,7 @@ def test_it_stops_at_the_end_token_which_is_not_among_the_tokens() -> None:
     free = run(model, [Request(PROMPTS[0], WARM, 15)])[0]
     end = free[5]
     requests = [Request(PROMPTS[0], WARM, 15), Request(PROMPTS[1], GREEDY, 15)]
-    stopped, _ = run(model, requests, end={end})
+    stopped, _ = run(model, requests, stop_token_ids={end})
     assert stopped == free[: free.index(end)]
     assert all(request.done for request in requests)
 
@@ -173,8 +173,8 @@ def test_no_requests_and_no_new_tokens_give_nothing() -> None:
 
 DRAFTS: dict[str, Callable[[], Draft | None]] = {
     "no draft": lambda: None,
-    "look-up": lambda: LookupDraft(ahead=3, ngram=2),
-    "a model": lambda: ModelDraft(DRAFTER, ahead=3),
+    "look-up": lambda: LookupDraft(num_draft_tokens=3, ngram=2),
+    "a model": lambda: ModelDraft(DRAFTER, num_draft_tokens=3),
 }
 MODELS = {kind: decoder(kind) for kind in CONFIGS}
 DRAFTER = decoder(n_layers=1)
@@ -241,7 +241,7 @@ def test_a_cancelled_request_leaves_its_row_at_once_and_the_others_go_on() -> No
         engine.step()
     assert [r in engine.active for r in (first, second, third)] == [True, True, False]
     engine.cancel(first)
-    assert first.finish == "cancelled"
+    assert first.finish_reason == "cancelled"
     engine.step()
     assert third in engine.active
     list(engine.run())
@@ -253,7 +253,7 @@ def test_samples_of_one_prompt_share_its_reading() -> None:
     model, calls = MODELS["rotary"], []
     hook = model.embed.register_forward_pre_hook(lambda module, inputs: calls.append(inputs[0].numel()))
     first = Request(PROMPTS[1], WARM, 6)
-    rest = [Request(PROMPTS[1], replace(WARM, seed=6 + i), 6, twin=first) for i in range(3)]
+    rest = [Request(PROMPTS[1], replace(WARM, seed=6 + i), 6, shares_prompt_with=first) for i in range(3)]
     run(model, [first, *rest])
     hook.remove()
     assert sum(calls) == len(PROMPTS[1]) + 3 + 4 * 5
@@ -309,7 +309,7 @@ def test_a_draft_whose_vocabulary_is_padded_otherwise_proposes_all_the_same(voca
 def test_a_sample_that_comes_late_does_not_share_what_windows_have_passed(paged: bool) -> None:
     model = MODELS["windows"]
     first = Request(PROMPTS[1], WARM, 6)
-    requests = [first, *(Request(PROMPTS[1], replace(WARM, seed=i), 3 + i, twin=first) for i in range(8))]
+    requests = [first, *(Request(PROMPTS[1], replace(WARM, seed=i), 3 + i, shares_prompt_with=first) for i in range(8))]
     kind = partial(PagedCache, blocks=40, block_size=4) if paged else Cache
     engine = Engine(model, cache=kind(model.config, 2, 24, 3))
     for request in requests:

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoders import DECODERS, LENGTH, assert_close, decoder, token_ids
-from disk import with_room_for
 
 from onward.errors import UserError
 from onward.generation.prompt_cache import PromptCache
@@ -14,15 +12,18 @@ from onward.model.cache import Cache
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedCache
 
+from support.decoders import DECODERS, LENGTH, assert_close, decoder, token_ids
+from support.disk import with_room_for
+
 NAMES = "llama", "gemma2", "everything about scores", "deepseek", "scaled turns"
 CHUNK = 3
 CACHES: dict[str, Callable[[Decoder], Cache]] = {
     "contiguous": lambda model: Cache(model.config, 2, LENGTH, CHUNK),
     "growing": lambda model: Cache(model.config, 2, LENGTH, CHUNK, step=2),
     "paged": lambda model: PagedCache(model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2),
-    "quantised": lambda model: Cache(model.config, 2, LENGTH, CHUNK, quantised=True),
-    "quantised, paged": lambda model: PagedCache(
-        model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2, quantised=True
+    "quantized": lambda model: Cache(model.config, 2, LENGTH, CHUNK, quantized=True),
+    "quantized, paged": lambda model: PagedCache(
+        model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2, quantized=True
     ),
 }
 TEXT = token_ids(DECODERS["llama"], 1)[0].tolist()
@@ -89,12 +90,12 @@ def test_nothing_is_found_for_other_weights_configs_horizons_or_caches(read: Cal
     model = decoder(DECODERS["scaled turns"])
     prompts = read(model)
 
-    def found(kind: str = "contiguous", horizon: int = LENGTH) -> int | None:
-        return prompts.open(CACHES[kind](model), 0, TEXT, horizon)
+    def found(kind: str = "contiguous", rope_length: int = LENGTH) -> int | None:
+        return prompts.open(CACHES[kind](model), 0, TEXT, rope_length)
 
     assert found() == found("growing") == 9
-    assert found("paged") == found("quantised") == 0
-    assert found(horizon=LENGTH - 1) == 0  # of which the rotations know
+    assert found("paged") == found("quantized") == 0
+    assert found(rope_length=LENGTH - 1) == 0  # of which the rotations know
     other = PromptCache(prompts.folder, decoder(DECODERS["llama"]))
     assert other.open(CACHES["contiguous"](other.model), 0, TEXT, LENGTH) == 0
     for held in 0, 9:

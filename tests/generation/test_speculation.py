@@ -13,7 +13,7 @@ from onward.generation import speculation
 from onward.generation.distribution import draw, next_token_distribution, uniform
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.generation.speculation import DRAFT, LookupDraft, Proposal, choose, expected_tokens
+from onward.generation.speculation import DRAFT, LookupDraft, Proposal, expected_tokens, verify
 
 V, LONG, AHEAD, N = 4, 3, 2, 12_000
 RANDOM = torch.Generator().manual_seed(0)
@@ -59,7 +59,7 @@ def sample(s: Sampling, kind: str) -> list[tuple[int, ...]]:
     while open_:
         drafts = proposals(open_, kind)
         texts = [r.prompt + r.tokens + d.tokens[:j] for r, d in zip(open_, drafts) for j in range(1 + len(d.tokens))]
-        for request, new in zip(open_, choose(after(TARGET, texts), open_, drafts, None, None)):  # type: ignore[arg-type]
+        for request, new in zip(open_, verify(after(TARGET, texts), open_, drafts, None, None)):  # type: ignore[arg-type]
             request.tokens += new
         open_ = [r for r in open_ if len(r.tokens) < LONG]
     return [tuple(r.tokens[:LONG]) for r in requests]
@@ -93,12 +93,12 @@ def greedy_acceptance(p: Tensor, places: Any, proposals: Any, at: Tensor) -> lis
     return right_accepted(p, places, proposals, torch.full_like(at, 0.5))
 
 
-right_accepted = speculation.accepted
+right_accepted = speculation.num_accepted
 MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "too much is accepted": ("accepted", wrong_acceptance),
-    "a coin is not thrown": ("accepted", greedy_acceptance),
+    "too much is accepted": ("num_accepted", wrong_acceptance),
+    "a coin is not thrown": ("num_accepted", greedy_acceptance),
     "a refused place is drawn from p": ("residual", lambda p, proposal, k: p),
-    "the residual is not normalised": (
+    "the residual is not normalized": (
         "residual",
         lambda p, proposal, k: (rest := (p - proposal.distributions[k]).clamp(min=0)).index_add(
             0, torch.tensor([V - 1]), 1 - rest.sum(0, keepdim=True)
@@ -116,13 +116,13 @@ def test_the_proof_notices(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_proposal_that_is_wholly_accepted_gives_one_token_more() -> None:
     request, sure = Request([0], Sampling(temperature=0), 9), torch.eye(V)[[1, 2, 3]]
-    assert choose(sure, [request], [Proposal([1, 2])], None, None) == [[1, 2, 3]]  # type: ignore[arg-type]
-    assert choose(sure, [request], [Proposal([1, 3])], None, None) == [[1, 2]]  # type: ignore[arg-type]
-    assert choose(sure[:1], [request], [Proposal()], None, None) == [[1]]  # type: ignore[arg-type]
+    assert verify(sure, [request], [Proposal([1, 2])], None, None) == [[1, 2, 3]]  # type: ignore[arg-type]
+    assert verify(sure, [request], [Proposal([1, 3])], None, None) == [[1, 2]]  # type: ignore[arg-type]
+    assert verify(sure[:1], [request], [Proposal()], None, None) == [[1]]  # type: ignore[arg-type]
 
 
 def test_a_look_up_proposes_what_followed_the_longest_run() -> None:
-    draft = LookupDraft(ahead=3, ngram=2)
+    draft = LookupDraft(num_draft_tokens=3, ngram=2)
     assert draft.find([1, 2, 3, 9, 2, 4, 1, 2]) == [3, 9, 2]
     assert draft.find([5, 7, 1, 7]) == [1, 7]
     assert draft.find([1, 2, 3]) == []

@@ -23,7 +23,7 @@ def decoder(**parts: Part) -> Decoder:
 VARIANTS = {
     "rotary": {},
     "alibi": {"position": Alibi()},
-    "learned, capped": {"position": Learned(), "attention": SelfAttention(score_cap=2.0)},
+    "learned, capped": {"position": Learned(), "attention": SelfAttention(attn_softcap=2.0)},
     "window": {"attention": (SelfAttention(window=3), SelfAttention())},
     "sinks": {"attention": SelfAttention(sinks=True)},
 }

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from decoders import DECODERS, assert_close
 from torch import Tensor
 
 from onward.model import cache as cache_module
@@ -12,7 +11,9 @@ from onward.model.attention import Attend, attention_weights
 from onward.model.cache import views
 from onward.model.config import Alibi, DecoderConfig, Rotary, SelfAttention, at
 from onward.model.decoder import Decoder
-from onward.model.positions import SinusoidalPosition, alibi_slopes, rotate
+from onward.model.positions import SinusoidalModule, alibi_slopes, rotate
+
+from support.decoders import DECODERS, assert_close
 
 POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 1, 2, 0, 1]])  # the second is packed
 
@@ -37,8 +38,8 @@ def in_plain_loops(config: DecoderConfig, layer: int, q: Tensor, k: Tensor, sink
                 exponentials = {}
                 for j in range(begin, i + 1):
                     score = scale * sum(x * y for x, y in zip(q[b, i, h].tolist(), keys[j].tolist()))
-                    if attention.score_cap:
-                        score = attention.score_cap * math.tanh(score / attention.score_cap)
+                    if attention.attn_softcap:
+                        score = attention.attn_softcap * math.tanh(score / attention.attn_softcap)
                     if isinstance(position, Alibi):
                         score -= 2 ** (-position.steepness / 8 * powers[h]) * (i - j)  # type: ignore[index]
                     exponentials[j] = math.exp(score)
@@ -127,6 +128,6 @@ def test_the_score_of_two_rotated_vectors_depends_on_their_distance_only(fractio
 
 
 def test_sinusoidal_positions_are_those_of_the_paper() -> None:
-    got = SinusoidalPosition(6, 10_000.0)(torch.tensor([[0, 3]]), torch.float64)[0, 1].tolist()
+    got = SinusoidalModule(6, 10_000.0)(torch.tensor([[0, 3]]), torch.float64)[0, 1].tolist()
     wanted = [f(3 / 10_000 ** (2 * i / 6)) for i in range(3) for f in (math.sin, math.cos)]
     assert got == pytest.approx(wanted, abs=1e-14)

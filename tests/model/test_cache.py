@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from decoders import DECODERS, assert_close, config, decoder, token_ids
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.model.cache import Cache, quantise
+from onward.model.cache import Cache, quantize
 from onward.model.config import LatentAttention, Learned, SelfAttention
 from onward.model.paged import PagedCache
+
+from support.decoders import DECODERS, assert_close, config, decoder, token_ids
 
 ROWS, LENGTH, CHUNK = 3, 12, 4
 
@@ -21,23 +22,23 @@ def test_full_layers_have_length_and_chunk_slots_and_window_layers_window_and_ch
 
 
 WINDOWS = config(n_kv_heads=2, attention=(SelfAttention(window=3), SelfAttention()))  # 2 * 2 * 4 numbers per token
-LATENTS = config(attention=LatentAttention(d_latent=40, d_rotary=6))  # 46 numbers per token
+LATENTS = config(attention=LatentAttention(d_latent=40, d_rope=6))  # 46 numbers per token
 MEMORY = {  # a cache and, for each layer, slots times bytes of an entry in each
     "windows": (lambda: Cache(WINDOWS, 3, 12, 4, dtype=torch.bfloat16), 3 * (7 * 16 * 2 + 16 * 16 * 2)),
     "in fp32": (lambda: Cache(WINDOWS, 3, 12, 4), 3 * (7 * 16 * 4 + 16 * 16 * 4)),
     "latents": (lambda: Cache(LATENTS, 3, 12, 4, dtype=torch.float16), 2 * 3 * 16 * 46 * 2),
     "growing": (lambda: Cache(WINDOWS, 3, 12, 4, step=5, dtype=torch.bfloat16), 3 * (5 * 16 * 2 + 5 * 16 * 2)),
-    "quantised": (  # 4 vectors of 4 numbers
-        lambda: Cache(WINDOWS, 3, 12, 4, quantised=True, dtype=torch.bfloat16),
+    "quantized": (  # 4 vectors of 4 numbers
+        lambda: Cache(WINDOWS, 3, 12, 4, quantized=True, dtype=torch.bfloat16),
         3 * (7 * 4 * (4 + 2) + 16 * 4 * (4 + 2)),
     ),
-    "quantised latents": (lambda: Cache(LATENTS, 3, 12, 4, quantised=True), 2 * 3 * 16 * (46 + 2 * 4)),
+    "quantized latents": (lambda: Cache(LATENTS, 3, 12, 4, quantized=True), 2 * 3 * 16 * (46 + 2 * 4)),
     "paged": (  # and a bin; the rows hold at most 3 * 5 blocks of the window
         lambda: PagedCache(WINDOWS, 3, 12, 4, blocks=19, block_size=2, dtype=torch.bfloat16),
         (1 + 3 * 4) * 2 * 16 * 2 + (1 + 19) * 2 * 16 * 2,
     ),
-    "quantised, paged": (
-        lambda: PagedCache(LATENTS, 3, 12, 4, blocks=19, block_size=2, quantised=True),
+    "quantized, paged": (
+        lambda: PagedCache(LATENTS, 3, 12, 4, blocks=19, block_size=2, quantized=True),
         2 * (1 + 19) * 2 * (46 + 2 * 4),
     ),
 }
@@ -76,9 +77,9 @@ def test_a_growing_cache_has_the_slots_that_were_asked_for_in_steps() -> None:
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]),
     wide=st.booleans(),
 )
-def test_a_quantised_vector_is_within_half_a_step_of_the_exact_one(numbers, dtype, wide) -> None:  # type: ignore[no-untyped-def]
+def test_a_quantized_vector_is_within_half_a_step_of_the_exact_one(numbers, dtype, wide) -> None:  # type: ignore[no-untyped-def]
     vector = torch.tensor([numbers], dtype=torch.float32 if wide else dtype)
-    codes, scale = quantise(vector, dtype)
+    codes, scale = quantize(vector, dtype)
     assert codes.dtype == torch.int8
     assert scale.dtype == dtype
     error = (codes.double() * scale.double() - vector.double()).abs().max()
@@ -86,9 +87,9 @@ def test_a_quantised_vector_is_within_half_a_step_of_the_exact_one(numbers, dtyp
     assert scale.double() <= vector.double().abs().max() / 127 * 1.01 + torch.finfo(dtype).tiny  # a fine step
 
 
-def test_what_is_no_number_stays_none_when_it_is_quantised() -> None:
+def test_what_is_no_number_stays_none_when_it_is_quantized() -> None:
     for odd in torch.nan, torch.inf:
-        codes, scale = quantise(torch.tensor([1.0, odd]), torch.float32)
+        codes, scale = quantize(torch.tensor([1.0, odd]), torch.float32)
         assert not (codes * scale).isfinite().all()
 
 

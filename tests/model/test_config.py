@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from decoders import config
 
 from onward.errors import UserError
 from onward.model.config import (
@@ -16,6 +15,8 @@ from onward.model.config import (
     Sinusoidal,
 )
 
+from support.decoders import config
+
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"d_model": 10}, "d_model 10 is not divisible by n_heads 4"),
     ({"n_kv_heads": 3}, "n_heads 4 is not a multiple of n_kv_heads 3"),
@@ -27,7 +28,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"d_model": 9, "d_head": 4, "position": Sinusoidal()}, "d_model is 9"),
     ({"position": Learned(offset=-1)}, "offset is -1"),
     ({"attention": SelfAttention(window=-2)}, "window is -2"),
-    ({"attention": SelfAttention(score_cap=0.0)}, "score_cap is 0.0"),
+    ({"attention": SelfAttention(attn_softcap=0.0)}, "attn_softcap is 0.0"),
     ({"d_head": 6, "attention": SelfAttention(out=False)}, "heads give 24 numbers to a stream of 16"),
     ({"mlp": Experts(count=2, active=3)}, "active is 3"),
     ({"mlp": Experts(active=0)}, "active is 0"),

@@ -7,8 +7,6 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
-from decoders import DECODERS, LENGTH, assert_close, decoder, token_ids
-from ways import WAYS, assert_equals_the_plain_run, positions
 
 from onward import fields
 from onward.model import cache as cache_module
@@ -18,6 +16,9 @@ from onward.model.cache import Cache
 from onward.model.config import DecoderConfig, Experts, at
 from onward.model.routing import Router
 from onward.model.scaling import Scaling
+
+from support.decoders import DECODERS, LENGTH, assert_close, decoder, token_ids
+from support.ways import WAYS, assert_equals_the_plain_run, positions
 
 every_decoder = pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
 

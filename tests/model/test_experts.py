@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from allocations import Allocations
-from decoders import assert_close, config, decoder, token_ids
 from torch import Tensor
 
 from onward.model.compiling import compile_blocks
 from onward.model.config import Experts
 from onward.model.experts import ExpertsModule
-from onward.model.routing import Sigmoid, Softmax
+from onward.model.routing import SigmoidRouting, SoftmaxRouting
+
+from support.allocations import Allocations
+from support.decoders import assert_close, config, decoder, token_ids
 
 SIZES = [(16, 15), (15, 7), (7, 1), (1, 3)]  # d_model, width of an expert: few are whole 16 bytes
 
@@ -54,7 +55,9 @@ def answers(module: ExpertsModule, x: Tensor, compute: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"router": Softmax(renormalize=False)}, {"d_shared": 9, "act": "gelu"}, {"bias": True}], ids=str
+    "options",
+    [{}, {"router": SoftmaxRouting(renormalize=False)}, {"d_shared": 9, "act": "gelu"}, {"bias": True}],
+    ids=str,
 )
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("compute", ["loop", "grouped", "auto"])
@@ -85,14 +88,14 @@ def test_in_bf16_the_ways_differ_by_rounding_only(size: tuple[int, int]) -> None
 
 
 def test_the_router_is_computed_in_fp32() -> None:
-    module = experts(8, 4, dtype=torch.bfloat16, router=Softmax(renormalize=False))
+    module = experts(8, 4, dtype=torch.bfloat16, router=SoftmaxRouting(renormalize=False))
     x = torch.randn(50, 8).bfloat16()
     weight, chosen = module.router(x)
     assert torch.equal(weight, (x.float() @ module.router.weight.float().mT).softmax(-1).gather(1, chosen))
 
 
 def test_sigmoids_that_are_all_zero_give_no_nan() -> None:
-    router = experts(4, 3, router=Sigmoid()).router
+    router = experts(4, 3, router=SigmoidRouting()).router
     router.weight.data.abs_()
     weight, _ = router(torch.full((2, 4), -1e4))
     assert torch.equal(weight, torch.zeros(2, 2))

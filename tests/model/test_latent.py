@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from decoders import assert_close, config
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -14,9 +13,11 @@ from onward.model.cache import View, views
 from onward.model.config import LatentAttention
 from onward.model.latent import LatentAttentionModule
 
+from support.decoders import assert_close, config
+
 PARTS = {
-    "narrow latents": LatentAttention(d_latent=5, d_plain=6, d_rotary=4, d_value=3),
-    "wide latents": LatentAttention(d_latent=40, d_query_latent=7, d_plain=2, d_rotary=2, d_value=3, bias=True),
+    "narrow latents": LatentAttention(d_latent=5, d_nope=6, d_rope=4, d_value=3),
+    "wide latents": LatentAttention(d_latent=40, d_query_latent=7, d_nope=2, d_rope=2, d_value=3, bias=True),
     "DeepSeek's": LatentAttention(),
 }
 every_part = pytest.mark.parametrize("part", PARTS.values(), ids=PARTS.keys())
@@ -38,7 +39,7 @@ def last_of(seen: int, tokens: int) -> View:
 
 def inputs(part: LatentAttention, tokens: int, seen: int) -> list[Tensor]:
     """Queries of the last tokens, and the latents and rotary keys of all."""
-    shapes = (1, tokens, 4, part.d_plain + part.d_rotary), (1, seen, part.d_latent), (1, seen, part.d_rotary)
+    shapes = (1, tokens, 4, part.d_nope + part.d_rope), (1, seen, part.d_latent), (1, seen, part.d_rope)
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from decoders import DECODERS, assert_close, decoder, token_ids
 from torch import Tensor
 
 from onward.model.attention import attention_weights
 from onward.model.config import DecoderConfig, LayerNorm, RMSNorm, Rotary
 from onward.model.decoder import Scale
 from onward.model.positions import rotate
+
+from support.decoders import DECODERS, assert_close, decoder, token_ids
 
 
 def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def test_a_norm_is_the_exact_formula_rounded_once(name: str, dtype: torch.dtype)
     exact = formula(x.double(), *(p.double() for p in norm.parameters()))
     got = norm(x)
     assert got.dtype == dtype
-    ulp = torch.finfo(dtype).eps  # half of it is the rounding itself; near a tie fp32 may take the other neighbour
+    ulp = torch.finfo(dtype).eps  # half of it is the rounding itself; near a tie fp32 may take the other neighbor
     fp32 = 0 if dtype == torch.float64 else 2e-6
     torch.testing.assert_close(got.double(), exact, rtol=0.51 * ulp if ulp > 1e-6 else 4 * ulp, atol=fp32 or 1e-14)
 

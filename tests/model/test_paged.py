@@ -5,11 +5,8 @@ from random import Random
 
 import pytest
 import torch
-from decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import CHUNK, ROWS, Program
-from ways import CACHED
 
 from onward.errors import UserError
 from onward.model.cache import Cache
@@ -17,7 +14,11 @@ from onward.model.config import DecoderConfig, SelfAttention
 from onward.model.decoder import Decoder
 from onward.model.paged import BIN, Blocks, PagedCache
 
-QUANTISED = 0.05  # how far logits may be from exact ones with keys and values of 8 bits, as a share of the largest
+from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
+from support.programs import CHUNK, ROWS, Program
+from support.ways import CACHED
+
+QUANTIZED = 0.05  # how far logits may be from exact ones with keys and values of 8 bits, as a share of the largest
 every_decoder = pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
 NAMES = "llama", "gemma2", "alibi in windows", "everything about scores", "deepseek", "scaled turns"
 MODELS = {name: decoder(DECODERS[name]) for name in NAMES}
@@ -31,13 +32,13 @@ CACHES: dict[str, Callable[[Decoder], Cache]] = {
 
 
 @every_decoder
-@pytest.mark.parametrize("kind", ["growing", "paged", "quantised", "quantised paged"])
+@pytest.mark.parametrize("kind", ["growing", "paged", "quantized", "quantized paged"])
 @torch.inference_mode()
 def test_every_way_gives_the_logits_of_the_plain_run_with_every_cache(config: DecoderConfig, kind: str) -> None:
     model, tokens = decoder(config), token_ids(config)
     plain = model(tokens)
     for way in CACHED.values():
-        assert_close(way(model, tokens, kind), plain, QUANTISED if "quantised" in kind else 1e-5)
+        assert_close(way(model, tokens, kind), plain, QUANTIZED if "quantized" in kind else 1e-5)
 
 
 @pytest.mark.parametrize("kind", CACHES)
@@ -78,7 +79,7 @@ MUTANTS = {  # what is broken: its place, what it becomes
         "Blocks.forget",
         lambda self, block, whole=Blocks.forget: None if self.users[block] else whole(self, block),
     ),
-    "rows of other horizons share": ("rotation_key", lambda config, horizon: b""),
+    "rows of other rope_lengths share": ("rotation_key", lambda config, rope_length: b""),
 }
 
 

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from decoders import DECODERS, config, decoder, token_ids
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -15,6 +14,8 @@ from onward.model.compiling import compile_blocks
 from onward.model.config import Experts
 from onward.model.decoder import Decoder
 from onward.model.recompute import recompute_blocks
+
+from support.decoders import DECODERS, config, decoder, token_ids
 
 WITH_EXPERTS = config(n_layers=3, dropout=0.3, mlp=Experts(count=5, compute="auto"))
 CONFIGS = {name: replace(c, dropout=0.3) for name, c in DECODERS.items()} | {"experts as timed": WITH_EXPERTS}

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from decoders import DECODERS, config
 
 from onward.errors import UserError
 from onward.families import preset
@@ -12,6 +11,8 @@ from onward.model.cache import Cache
 from onward.model.config import DecoderConfig, Experts, Gated, LayerNorm, NoNorm, RMSNorm, SelfAttention
 from onward.model.decoder import Decoder
 from onward.planning.parameters import active_parameters, biases, cache_bytes_per_token, modules, parameters
+
+from support.decoders import DECODERS, config
 
 CONFIGS = {
     **DECODERS,

@@ -7,7 +7,7 @@ import pytest
 from onward.errors import UserError
 from onward.families import modules, presets
 from onward.planning.families_page import renewed, table
-from onward.planning.releases import catalogue, find, lineage, step, steps
+from onward.planning.releases import catalog, find, lineage, step, steps
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
@@ -27,7 +27,7 @@ def test_a_folder_is_read_like_a_release(shared: Path) -> None:
 
 
 def test_the_catalogue_has_every_family_and_release() -> None:
-    found = list(catalogue())
+    found = list(catalog())
     assert [family["family"] for family in found] == sorted(modules())
     assert sorted(preset["name"] for family in found for preset in family["presets"]) == sorted(presets())
 

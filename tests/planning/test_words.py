@@ -6,7 +6,6 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from decoders import DECODERS, config
 
 from onward.families import presets
 from onward.model.config import (
@@ -22,8 +21,10 @@ from onward.model.config import (
     Rotary,
     SelfAttention,
 )
-from onward.model.scaling import Linear, Llama3, LongRoPE
+from onward.model.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling
 from onward.planning.words import describe, differences, sentence, text
+
+from support.decoders import DECODERS, config
 
 GPT2 = config(
     position=Learned(),
@@ -53,20 +54,20 @@ def test_what_changed_is_said_in_words_and_numbers() -> None:
     assert found["position"][1].startswith("Rotary: queries and keys turned by an angle that grows")
     assert found["position.theta"] == ("", "10,000")
     assert found["mlp.act"] == ("gelu", "silu")
-    assert found["norm"][0].startswith("LayerNorm: centred")
-    assert found["norm"][1].endswith("not centred (Zhang and Sennrich 2019)")
+    assert found["norm"][0].startswith("LayerNorm: centered")
+    assert found["norm"][1].endswith("not centered (Zhang and Sennrich 2019)")
     assert not {"block", "n_layers", "d_model", "norm.eps", "norm.bias", "head_bias"} & {*found}
 
 
 ONE_FIELD = {
     "position.theta": ({"position": Rotary(theta=5e5)}, ("10,000", "500,000")),
-    "position.scaling": ({"position": Rotary(scaling=Linear(2.0))}, ("none", "Linear: positions divided")),
+    "position.scaling": ({"position": Rotary(scaling=LinearScaling(2.0))}, ("none", "Linear: positions divided")),
     "attention.window": ({"attention": SelfAttention(window=4)}, ("all", "4")),
     "attention.scale": ({"attention": SelfAttention(scale=0.25)}, ("d_head ** -0.5", "0.25")),
     "attention.sinks": ({"attention": SelfAttention(sinks=True)}, ("no", "yes")),
     "embed_scale": ({"embed_scale": 4.0}, ("1", "4")),
-    "logit_cap": ({"logit_cap": 30.0}, ("none", "30")),
-    "final_norm": ({"final_norm": LayerNorm(bias=False)}, ("as in the blocks", "LayerNorm: centred")),
+    "logit_softcap": ({"logit_softcap": 30.0}, ("none", "30")),
+    "final_norm": ({"final_norm": LayerNorm(bias=False)}, ("as in the blocks", "LayerNorm: centered")),
     "d_embed": ({"d_embed": 6}, ("16", "6")),
     "biases": ({"head_bias": True}, ("none", "head")),
 }
@@ -104,7 +105,7 @@ LAYERS: dict[str, tuple[dict[str, Any], str, str]] = {
         "4",
     ),
     "factors": (
-        {"d_model": 192, "position": Rotary(scaling=LongRoPE(tuple(range(1, 25)), (2.5,) * 24))},
+        {"d_model": 192, "position": Rotary(scaling=LongRoPEScaling(tuple(range(1, 25)), (2.5,) * 24))},
         "position.scaling.short",
         "24 from 1 to 24",
     ),
@@ -188,5 +189,7 @@ def test_the_presets_are_described_in_a_screenful() -> None:
 
 
 def test_scalings_are_told_field_by_field() -> None:
-    found = changed(config(position=Rotary(scaling=Llama3())), config(position=Rotary(scaling=Llama3(factor=32.0))))
+    found = changed(
+        config(position=Rotary(scaling=Llama3Scaling())), config(position=Rotary(scaling=Llama3Scaling(factor=32.0)))
+    )
     assert found == {"position.scaling.factor": ("8", "32")}

@@ -261,7 +261,7 @@ def test_every_published_end_token_ends_an_answer_and_is_kept(lm: LanguageModel,
     assert found.text().end_ids == ends
     for end in ends:
         ((answer,),) = found.complete("The", 5, logit_bias={end: 1e4})
-        assert (answer.tokens, answer.finish) == ([], "stop")
+        assert (answer.tokens, answer.finish_reason) == ([], "stop")
     onward.save(found, tmp_path / "again")
     again = onward.load(tmp_path / "again").text()
     assert (again.end_ids, again.eos, again.pad) == (ends, lm.text().eos, lm.text().inner.id_to_token(8))

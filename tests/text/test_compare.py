@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
-from onward.text.compare import built_in, compare, kind, labelled, script
+from onward.text.compare import built_in, compare, kind, labeled, script
 from onward.text.fast import samples
 from onward.text.tokenizer import UNKNOWN, Tokenizer, train_tokenizer
 
@@ -93,7 +93,7 @@ def test_kinds_are_told_by_their_lines(text: str, expected: str) -> None:
 
 @given(text=st.text())
 def test_every_text_has_a_script_and_a_kind(text: str) -> None:
-    same, labels = labelled(text, "here")
+    same, labels = labeled(text, "here")
     assert same == text
     assert labels["source"] == "here"
     assert all(labels.values())

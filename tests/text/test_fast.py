@@ -136,7 +136,7 @@ def with_own_token() -> Tokenizer:
     return tokenizer
 
 
-def normalising() -> Tokenizer:
+def normalizing() -> Tokenizer:
     tokenizer = train_tokenizer("bpe:300", TEXTS)
     tokenizer.inner.normalizer = tokenizers.normalizers.NFC()
     return tokenizer
@@ -149,7 +149,7 @@ REFUSED = {
     "bytes without a token": lambda: Tokenizer(text_tokenizer.byte_level(models.BPE({"a": 0}, []), use_regex=True)),
     "drops merges": lambda: merges(("a", "b"), dropout=0.5),
     "tokens of its own in texts": with_own_token,
-    "normalises": normalising,
+    "normalizes": normalizing,
     "no words": lambda: train_tokenizer("byte", []),
     "characters": lambda: train_tokenizer("char", TEXTS),
     "another pattern": lambda: trained(r"\w+|\W"),

@@ -109,13 +109,13 @@ def across_lines() -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer(models.BPE(vocabulary, [("\n", "b")])))
 
 
-def normalising() -> Tokenizer:
+def normalizing() -> Tokenizer:
     inner = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate("▁ab\n")}, []))
     inner.normalizer = normalizers.Prepend("▁")
     return Tokenizer(inner)
 
 
-@pytest.mark.parametrize("make", [*(lambda s=s: TRAINED[s] for s in SPECS), metaspace, across_lines, normalising])
+@pytest.mark.parametrize("make", [*(lambda s=s: TRAINED[s] for s in SPECS), metaspace, across_lines, normalizing])
 def test_a_long_text_in_pieces_has_the_ids_of_the_whole(make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE", 16)
     tokenizer = make()

@@ -4,10 +4,11 @@ from contextlib import suppress
 
 import pytest
 import torch
-from decoders import DECODERS, decoder, token_ids
 from torch import nn
 
 from onward.training.average import Average
+
+from support.decoders import DECODERS, decoder, token_ids
 
 
 def moved(model: nn.Module, average: Average, times: int) -> list[dict[str, torch.Tensor]]:

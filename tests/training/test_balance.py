@@ -5,15 +5,16 @@ from functools import partial
 
 import pytest
 import torch
-from decoders import DECODERS, assert_close, config, decoder, token_ids
 from torch import Tensor
 
 from onward.model.compiling import compile_blocks
 from onward.model.config import Experts, Gated
 from onward.model.decoder import Decoder
 from onward.model.recompute import recompute_blocks
-from onward.model.routing import Router, Sigmoid, Softmax
+from onward.model.routing import Router, SigmoidRouting, SoftmaxRouting
 from onward.training.balance import Balance
+
+from support.decoders import DECODERS, assert_close, config, decoder, token_ids
 
 COUNT = 6
 compiled = partial(compile_blocks, backend="eager")
@@ -71,7 +72,7 @@ def switch_loss(model: Decoder) -> Tensor:
 def test_the_auxiliary_loss_and_its_gradients_are_those_of_the_formula(
     transforms: list[Callable[[Decoder], None]],
 ) -> None:
-    model = mixture(Softmax(), torch.float64)
+    model = mixture(SoftmaxRouting(), torch.float64)
     names, parameters = zip(*model.named_parameters())
     loss = 0.3 * switch_loss(model)
     wanted = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -87,7 +88,7 @@ def test_the_auxiliary_loss_and_its_gradients_are_those_of_the_formula(
 
 
 def test_the_gradient_is_that_of_finite_differences() -> None:
-    model = mixture(Softmax(), torch.float64)
+    model = mixture(SoftmaxRouting(), torch.float64)
     balance, weight = Balance(model, 1.0, 0.0), model.blocks[1].mlp.router.weight
 
     def auxiliary() -> Tensor:
@@ -107,7 +108,7 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
 
 
 @transformed
-@pytest.mark.parametrize("router", [Softmax(), Sigmoid()])
+@pytest.mark.parametrize("router", [SoftmaxRouting(), SigmoidRouting()])
 def test_visits_in_training_are_counted_once(router: Router, transforms: list[Callable[[Decoder], None]]) -> None:
     model = mixture(router)
     wanted = [torch.bincount(chosen.flatten(), minlength=COUNT) for _, chosen in routed(model)]
@@ -129,12 +130,12 @@ def test_visits_in_training_are_counted_once(router: Router, transforms: list[Ca
 def loads_in_training(model: Decoder, balance: Balance, steps: int) -> list[float]:
     """The mean of `loads` in each step, where nothing but the balance is learned."""
     generator, loads = torch.Generator().manual_seed(0), []
-    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2)
     for _ in range(steps):
         tokens = torch.randint(model.config.vocab_size, (16, 12), generator=generator)
         (0 * model(tokens).sum() + balance.auxiliary()).backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         loads.append(sum(balance.loads().values()) / len(balance.counts))
         balance.step()
     return loads
@@ -142,7 +143,7 @@ def loads_in_training(model: Decoder, balance: Balance, steps: int) -> list[floa
 
 @pytest.mark.parametrize("way", ["as it is", "compiled, recomputed"])
 @pytest.mark.parametrize(
-    ("router", "skewed"), [(Sigmoid(), "correction"), (Softmax(bias=True), "bias")], ids=["bias", "loss"]
+    ("router", "skewed"), [(SigmoidRouting(), "correction"), (SoftmaxRouting(bias=True), "bias")], ids=["bias", "loss"]
 )
 def test_a_router_that_is_skewed_at_first_is_evened_out(router: Router, skewed: str, way: str) -> None:
     for amount, even in (0.0, False), (0.05, True):

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from decoders import DECODERS, config, decoder, token_ids
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,7 +20,9 @@ from onward.model.decoder import Decoder
 from onward.training import checks
 from onward.training.checks import Check, apart, causal, first_loss, shifted, start_checks
 from onward.training.loop import Batch
-from onward.training.shape import PRESETS, SHAPE
+from onward.training.presets import PRESETS, SHAPE
+
+from support.decoders import DECODERS, config, decoder, token_ids
 
 RANDOM = np.random.default_rng(0)
 TEXT = RANDOM.integers(0, 500, 200_000).astype(np.uint16)
@@ -129,7 +130,7 @@ def test_a_fresh_model_guesses_and_one_with_weights_too_large_does_not(name: str
     assert not first_loss(model, given).ok
 
 
-def test_a_model_initialised_ten_times_too_wide_is_noticed() -> None:
+def test_a_model_initialized_ten_times_too_wide_is_noticed() -> None:
     model = fresh(mlp=Gated(), attention=SelfAttention())
     with torch.no_grad():
         for p in model.parameters():

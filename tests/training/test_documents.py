@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from decoders import DECODERS, LENGTH, decoder
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -12,6 +11,8 @@ from onward.data.tokens import Tokens
 from onward.data.windows import Packing, Windows
 from onward.training.loop import Batch
 from onward.training.loss import loss_sum
+
+from support.decoders import DECODERS, LENGTH, decoder
 
 Numbers = list[int]
 MODELS = {name: decoder(config, torch.float64) for name, config in DECODERS.items()}

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from disk import with_room_for
-from runs import assert_same_run, config, metrics
 
 from onward.checkpoint.training import saves
 from onward.checkpoint.weights import read_tensors
 from onward.errors import UserError
 from onward.training.loop import Batch, Step
 from onward.training.run import Event, Run, Trouble
+
+from support.disk import with_room_for
+from support.runs import assert_same_run, config, metrics
 
 SETTINGS: dict[str, Any] = {"steps": 40, "validate_every": 10, "average": 0.9, "learning_rate": 3e-3}
 Harm = Callable[[Run, Batch], Batch]
@@ -115,7 +116,7 @@ def test_weights_that_are_not_finite_are_never_saved(story_file: Path, tmp_path:
 
 def test_weights_spoilt_by_the_last_update_are_healed_as_well(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", **SETTINGS))
-    update, spoilt = run.optimisers[0].step, []
+    update, spoilt = run.optimizers[0].step, []
 
     def step(*arguments: Any) -> None:
         update(*arguments)
@@ -124,7 +125,7 @@ def test_weights_spoilt_by_the_last_update_are_healed_as_well(story_file: Path, 
             with torch.no_grad():
                 run.model.embed.weight[0, 0] = float("inf")
 
-    run.optimisers[0].step = step  # type: ignore[method-assign, assignment]
+    run.optimizers[0].step = step  # type: ignore[method-assign, assignment]
     (trouble,) = [event for event in until_end(run) if isinstance(event, Trouble)]
     assert (trouble.at, trouble.trouble) == (40, "the weights are not finite")
     assert run.step == 40

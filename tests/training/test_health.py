@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from decoders import DECODERS, config, decoder, token_ids
 from torch import Tensor, nn
 
 from onward.families.gpt_oss import ClampedExperts
 from onward.model.attention import Attend
-from onward.model.blocks import AttentionOnlyBlock
+from onward.model.blocks import AttentionOnlyModule
 from onward.model.compiling import compile_blocks
 from onward.model.config import AttentionOnly, DecoderConfig, Experts, Gated, NoPosition, Plain, SelfAttention
 from onward.model.decoder import Decoder
@@ -21,6 +20,8 @@ from onward.model.feedforward import GatedModule, PlainModule
 from onward.training.health import DEAD, Spikes, matrices, measure, update_ratio
 from onward.training.loop import Batch
 from onward.training.loss import loss_sum
+
+from support.decoders import DECODERS, config, decoder, token_ids
 
 LIMIT = 8.0  # the default of a run
 every_decoder = pytest.mark.parametrize("name", DECODERS)
@@ -216,7 +217,7 @@ def test_what_is_measured_follows_the_formulas_in_double_precision(name: str) ->
             shares = [*row, 1 - sum(row)] if block.attn.attend.sinks is not None else row
             entropies.append(-sum(p * math.log(p) for p in shares if p > 0))
         wanted[f"attention_entropy/{layer}"] = sum(entropies) / len(entropies)
-        if not isinstance(block, AttentionOnlyBlock):
+        if not isinstance(block, AttentionOnlyModule):
             wanted[f"dead_units/{layer}"] = dead_units(block.mlp, f"blocks.{layer}.mlp", inputs, outputs)
     assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
     assert all(value > 0 for key, value in found.items() if "dead" in key)
@@ -268,7 +269,7 @@ def test_blocks_without_a_feed_forward_have_no_units() -> None:
 def steps(model: Decoder, given: Batch, looking: bool) -> Iterator[Tensor]:
     """Some training steps with dropout, with or without a look before and after each: every weight and gradient."""
     torch.manual_seed(3)
-    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     for _ in range(2):
         if looking:
             measure(model, given)
@@ -276,8 +277,8 @@ def steps(model: Decoder, given: Batch, looking: bool) -> Iterator[Tensor]:
         if looking:
             measure(model, given)
         yield from [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     yield from model.state_dict().values()
     yield torch.get_rng_state()
 

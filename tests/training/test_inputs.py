@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs import SETTINGS, TINY, config
 
 from onward.data.prepare import prepare
 from onward.errors import UserError
@@ -14,6 +13,8 @@ from onward.text.tokenizer import train_tokenizer
 from onward.training.config import RunConfig
 from onward.training.inputs import held_out
 from onward.training.run import Run
+
+from support.runs import SETTINGS, TINY, config
 
 
 @pytest.fixture

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import TINY, assert_same_run, config
 
 from onward.checkpoint.training import saves
 from onward.training.run import Run
+
+from support.runs import TINY, assert_same_run, config
 
 STEPS = 400
 SETTINGS: dict[str, Any] = {"steps": STEPS, "validate_every": 5, "average": 0.99}
 RUNS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "bf16": {"precision": "bf16"},
-    "fp16, muon, packed": {"precision": "fp16", "optimiser": "muon", "pack": "documents"},
+    "fp16, muon, packed": {"precision": "fp16", "optimizer": "muon", "pack": "documents"},
     "experts, recomputed, accumulated": {
         "experts": "loop",
         "recompute": True,

@@ -11,7 +11,7 @@ from onward.model.decoder import Decoder
 from onward.training.health import Spikes
 from onward.training.loop import IGNORED, Batch, Method, fit, mean_loss
 from onward.training.loss import loss_sum
-from onward.training.optimiser import optimisers
+from onward.training.optimizer import optimizers
 
 CONFIG = DecoderConfig(vocab_size=20, d_model=32, n_layers=2, n_heads=4, context_length=16)
 
@@ -22,7 +22,7 @@ def fresh() -> Decoder:
 
 
 def adamw(model: Decoder) -> list[torch.optim.Optimizer]:
-    return optimisers(model, "adamw", 1e-2, 0.1, (0.9, 0.99))
+    return optimizers(model, "adamw", 1e-2, 0.1, (0.9, 0.99))
 
 
 def windows(count: int, length: int = 16) -> Batch:
@@ -31,7 +31,7 @@ def windows(count: int, length: int = 16) -> Batch:
 
 
 def gradients(parts: list[Batch]) -> list[torch.Tensor]:
-    """What one step of `fit` gave to the optimiser."""
+    """What one step of `fit` gave to the optimizer."""
     model, seen = fresh(), []
 
     class Watch(torch.optim.SGD):
@@ -70,9 +70,9 @@ def test_the_loss_is_the_mean_over_all_targets() -> None:
 
 def test_clipping_bounds_the_gradient_and_reports_the_norm_before() -> None:
     model = fresh()
-    optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = [p.detach().clone() for p in model.parameters()]
-    (step,) = fit(model, [(0, [windows(4)])], [optimiser], lambda _: 1.0, Method(clip=1e-3))
+    (step,) = fit(model, [(0, [windows(4)])], [optimizer], lambda _: 1.0, Method(clip=1e-3))
     moved = math.sqrt(sum(float((p - b).detach().square().sum()) for p, b in zip(model.parameters(), before)))
     assert step.grad_norm > 1e-2
     assert moved == pytest.approx(1e-3, rel=1e-2)
@@ -90,15 +90,15 @@ def test_the_loss_falls_on_what_is_seen_again_and_again(precision: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_step_that_is_judged_to_be_trouble_leaves_weights_and_optimiser_as_they_were(bad: float) -> None:
+def test_a_step_that_is_judged_to_be_trouble_leaves_weights_and_optimizer_as_they_were(bad: float) -> None:
     model = fresh()
     with torch.no_grad():
         model.blocks[1].mlp.down.weight[0, 0] = bad
     before = [p.detach().clone() for p in model.parameters()]
-    optimisers, method = adamw(model), Method(judge=Spikes(8.0).judge)
-    (step,) = fit(model, [(0, [windows(2)])], optimisers, lambda _: 1e-2, method)
+    optimizers, method = adamw(model), Method(judge=Spikes(8.0).judge)
+    (step,) = fit(model, [(0, [windows(2)])], optimizers, lambda _: 1e-2, method)
     assert "loss is" in step.trouble
-    assert not any(optimiser.state for optimiser in optimisers)
+    assert not any(optimizer.state for optimizer in optimizers)
     for p, b in zip(model.parameters(), before):
         assert p.grad is None
         assert torch.equal(p.detach().nan_to_num(7), b.nan_to_num(7))

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from allocations import Allocations
-from decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
 from torch import Tensor
 from torch.nn import functional as F
 
 from onward.model.decoder import Decoder
 from onward.training.loop import Batch
 from onward.training.loss import IGNORED, Objective, loss_sum
+
+from support.allocations import Allocations
+from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
 
 HEADS = {"plain": "llama", "tied, cap": "gemma2", "scale": "granite", "bias": "gpt", "projected, tied": "opt-350m"}
 OBJECTIVES = {
@@ -28,7 +29,7 @@ def batch(model: Decoder, packed: bool = False) -> Batch:
 
 
 def written_out(model: Decoder, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
-    """What is minimised, and the cross-entropy, from all logits at once."""
+    """What is minimized, and the cross-entropy, from all logits at once."""
     logits = model(batch.tokens, batch.positions).flatten(0, 1)
     rest = {"target": batch.targets.flatten(), "ignore_index": IGNORED, "reduction": "sum"}
     log_z = logits.exp().sum(-1).log()[rest["target"] != IGNORED]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from runs import TINY, metrics
 
 from onward.checkpoint.weights import read_tensors
+
+from support.runs import TINY, metrics
 
 SETTINGS: dict[str, Any] = {"tokenizer": "char", "steps": 12, "batch_size": 2, "accumulation": 3, "precision": "fp32"}
 SETTINGS |= {"device": "cpu", "validate_every": 4, "learning_rate": 1e-3, "average": 0.9}

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from disk import with_room_for
-from runs import SETTINGS, TINY, assert_same_run, config, metrics
 
 import onward
 from onward.checkpoint.training import saves
 from onward.errors import UserError
 from onward.training.run import Event, Notice, Run, Validation
+
+from support.disk import with_room_for
+from support.runs import SETTINGS, TINY, assert_same_run, config, metrics
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_timing_leaves_no_trace_in_the_weights(story_file: Path, tmp_path: Path)
     plain = Run.start(config(story_file, tmp_path / "plain"))
     for one, other in zip(timed.model.parameters(), plain.model.parameters()):
         assert torch.equal(one, other)
-    assert not any(optimiser.state for optimiser in timed.optimisers)
+    assert not any(optimizer.state for optimizer in timed.optimizers)
     assert (timed.step, timed.position, timed.spikes.state) == (0, 0, [])
 
 

@@ -10,9 +10,9 @@ from onward.errors import UserError
 from onward.families import preset, presets
 from onward.fields import build, plain
 from onward.model.config import Gated, LayerNorm, Learned, Rotary, SelfAttention
-from onward.model.scaling import Llama3
+from onward.model.scaling import Llama3Scaling
 from onward.training.config import RunConfig, seconds
-from onward.training.shape import PRESETS, merge, resize
+from onward.training.presets import PRESETS, merge, resize
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ FOLLOW = [  # preset, changes, what the decoder then has
     ("gemma-7b", {"d_model": 64, "embed_scale": 3.0}, {"embed_scale": 3.0}),
     ("granite-3.0-2b", {"d_model": 64, "n_heads": 4, "n_kv_heads": 4}, {"embed_scale": 12.0}),
     ("opt-350m", {"d_model": 64, "n_heads": 4}, {"d_embed": 512, "d_head": 16}),
-    ("llama-3.1-8b", {"position": {"theta": 1e4}}, {"position": Rotary(1e4, scaling=Llama3())}),
+    ("llama-3.1-8b", {"position": {"theta": 1e4}}, {"position": Rotary(1e4, scaling=Llama3Scaling())}),
     ("mini", {"d_model": 64}, {"d_ff": 192, "d_head": 16}),
 ]
 

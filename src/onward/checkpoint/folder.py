@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from onward.checkpoint.names import to_ours, to_theirs
-from onward.checkpoint.quantised import dequantised
+from onward.checkpoint.quantized import dequantized
 from onward.checkpoint.weights import INDEX, OURS, Stored, fill, refuse_pickles, split, stored_tensors
 from onward.errors import UserError
 from onward.families import HF, express, family, read
@@ -52,7 +52,7 @@ def load_model(
     *,
     allow_nonfinite: bool = False,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """The decoder in a folder, in its files' precision (bf16 where they are quantised) unless `dtype` is given, and
+    """The decoder in a folder, in its files' precision (bf16 where they are quantized) unless `dtype` is given, and
     its config.json.
 
     Weights are mapped into memory where they can stay as they are; writing to them never reaches the files. Those that
@@ -60,7 +60,7 @@ def load_model(
     """
     refuse_pickles(folder)
     hf = read_json(folder / "config.json")
-    stored = dequantised(hf, stored_tensors(folder))
+    stored = dequantized(hf, stored_tensors(folder))
     kind, config, model = outline(hf, stored)
     wanted = dict(model.named_parameters())  # a tied head is not among them
     where = torch.device(device or "cpu")

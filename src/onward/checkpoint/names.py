@@ -60,7 +60,7 @@ def to_ours(
     device: torch.device,
     allow_nonfinite: bool,
 ) -> dict[str, Tensor]:
-    """Tensors under our names, contiguous (fused optimisers ask so), from stored ones under theirs.
+    """Tensors under our names, contiguous (fused optimizers ask so), from stored ones under theirs.
 
     `model` has the tensors that are expected, on the meta device. What needs no change, and lies where torch would put
     it, stays mapped into memory; the rest is copied piece by piece into the tensor that it becomes. A UserError names a

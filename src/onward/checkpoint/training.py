@@ -55,7 +55,7 @@ class Saver:
     def save(
         self,
         model: Decoder,
-        optimisers: Sequence[Optimizer],
+        optimizers: Sequence[Optimizer],
         progress: dict[str, Any],
         hf: Mapping[str, Any],
         shown: Mapping[str, Tensor] | None = None,
@@ -63,8 +63,8 @@ class Saver:
         """Copy the state of step `progress["step"]` to the CPU, and write it while the caller goes on.
 
         Waits for what is under way first. `hf` are keys for config.json besides the architecture's, `shown` averaged
-        weights by the names of their parameters. state.safetensors holds the optimisers' tensors as
-        optimiser/KEY/PARAMETER and number/KEY/PARAMETER (or GROUP), and where averaged weights are shown, the model's
+        weights by the names of their parameters. state.safetensors holds the optimizers' tensors as
+        optimizer/KEY/PARAMETER and number/KEY/PARAMETER (or GROUP), and where averaged weights are shown, the model's
         own as weight/PARAMETER. A step that is saved already is not written again, but shown in the run folder.
         """
         self.finish()
@@ -74,7 +74,7 @@ class Saver:
         write: Callable[[], object] = lambda: None
         if not folder.exists():
             own, shown = copied(dict(model.named_parameters())), copied(shown or {})
-            state = copied(optimiser_tensors(model, optimisers))
+            state = copied(optimizer_tensors(model, optimizers))
             state |= {f"weight/{name}": own[name] for name in shown}
             write = partial(write_save, folder, model.config, own | shown, state, *deepcopy((progress, hf)))
 
@@ -191,8 +191,8 @@ def load_state(run: Path, device: torch.device) -> State:
     return State(model, tensors, read_json(folder / PROGRESS), told)
 
 
-def reload(run: Path, model: Decoder, optimisers: Sequence[Optimizer]) -> State:
-    """Put the newest good save into a model, compiled or not, and its optimisers, in place; gradients are dropped.
+def reload(run: Path, model: Decoder, optimizers: Sequence[Optimizer]) -> State:
+    """Put the newest good save into a model, compiled or not, and its optimizers, in place; gradients are dropped.
 
     What a Saver has under way must be finished before.
     """
@@ -201,22 +201,22 @@ def reload(run: Path, model: Decoder, optimisers: Sequence[Optimizer]) -> State:
     with torch.no_grad():
         for parameter, saved in zip(model.parameters(), state.model.parameters(), strict=True):
             parameter.copy_(saved)
-    restore(state.tensors, model, optimisers)
+    restore(state.tensors, model, optimizers)
     return replace(state, model=model)
 
 
-def restore(tensors: Mapping[str, Tensor], model: Decoder, optimisers: Sequence[Optimizer]) -> None:
-    """Give optimisers, made as those that were saved, their state from the tensors of a `State`."""
+def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[Optimizer]) -> None:
+    """Give optimizers, made as those that were saved, their state from the tensors of a `State`."""
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in tensors.items():
         kind, _, rest = name.partition("/")
-        if kind in ("optimiser", "number"):
+        if kind in ("optimizer", "number"):
             key, owner = rest.rsplit("/", 1)
             found[owner][key] = value.item() if kind == "number" else value
     names = {parameter: name for name, parameter in model.named_parameters()}
-    for i, optimiser in enumerate(optimisers):
-        optimiser.state.clear()
-        for j, group in enumerate(optimiser.param_groups):
+    for i, optimizer in enumerate(optimizers):
+        optimizer.state.clear()
+        for j, group in enumerate(optimizer.param_groups):
             group.update(found[f"{i}.{j}"])
             on_device = group.get("fused") or group.get("capturable")  # else torch wants the count of steps on the CPU
             for parameter in group["params"]:
@@ -224,27 +224,27 @@ def restore(tensors: Mapping[str, Tensor], model: Decoder, optimisers: Sequence[
                     if isinstance(value, Tensor):
                         where = parameter.device if on_device or value.ndim else value.device
                         value = value.to(where, copy=True)
-                    optimiser.state[parameter][key] = value
+                    optimizer.state[parameter][key] = value
 
 
-def optimiser_tensors(model: Decoder, optimisers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """All that optimisers keep, by its key and the parameter, or the group as OPTIMISER.GROUP, that it belongs to."""
+def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """All that optimizers keep, by its key and the parameter, or the group as OPTIMIZER.GROUP, that it belongs to."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
-    for i, optimiser in enumerate(optimisers):
-        kept = {names[parameter]: values for parameter, values in optimiser.state.items()}
-        for j, group in enumerate(optimiser.param_groups):
+    for i, optimizer in enumerate(optimizers):
+        kept = {names[parameter]: values for parameter, values in optimizer.state.items()}
+        for j, group in enumerate(optimizer.param_groups):
             kept[f"{i}.{j}"] = {key: value for key, value in group.items() if type(value) in (int, float)}
         for owner, values in kept.items():
             for key, value in values.items():
                 if isinstance(value, Tensor):
-                    tensors[f"optimiser/{key}/{owner}"] = value
+                    tensors[f"optimizer/{key}/{owner}"] = value
                 elif isinstance(value, int | float):
                     dtype = torch.float64 if isinstance(value, float) else torch.int64
                     tensors[f"number/{key}/{owner}"] = torch.tensor(value, dtype=dtype)
                 else:
-                    kind = f"{type(optimiser).__name__} keeps a {type(value).__name__} as {key}"
-                    raise UserError(f"{kind}, and only tensors and numbers can be saved: choose another optimiser")
+                    kind = f"{type(optimizer).__name__} keeps a {type(value).__name__} as {key}"
+                    raise UserError(f"{kind}, and only tensors and numbers can be saved: choose another optimizer")
     return tensors
 
 

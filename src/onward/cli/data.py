@@ -99,10 +99,10 @@ def shown(text: str) -> str:
 def known(options: Options) -> None:
     """The well-known texts."""
     built_in = {"name": "embedded", "bytes": "about 2.2 MB", "what": "the documentation inside this Python"}
-    rows = [built_in | {"licence": "PSF", "from": "no network needed"}]
+    rows = [built_in | {"license": "PSF", "from": "no network needed"}]
     for name, corpus in corpora.KNOWN.items():
         own = asdict(corpus)
-        rows.append({"name": name, **{key: own[key] for key in ("bytes", "what", "licence")}, "from": corpus.url})
+        rows.append({"name": name, **{key: own[key] for key in ("bytes", "what", "license")}, "from": corpus.url})
     if options.json:
         print_json(rows)
     else:

@@ -16,7 +16,7 @@ from onward.generation.sampling import Sampling
 
 if TYPE_CHECKING:
     from onward.generation.engine import Engine
-    from onward.generation.request import Chance, Request
+    from onward.generation.request import Request, TokenLogprob
     from onward.language_model import LanguageModel
     from onward.text.tokenizer import Tokenizer
 
@@ -154,47 +154,53 @@ def sample(
                 print_line(row(prompt, text, request, lm.text(), speculative=bool(engine.draft)))
                 continue
             print(show(waiting + answer.take()), flush=True)
-            if request.chances:
-                print_table([*likely(request.chances, lm.text())])
+            if request.logprobs:
+                print_table([*likely(request.logprobs, lm.text())])
     if engine.draft:
-        report(list(answers), engine.draft.ahead)
+        report(list(answers), engine.draft.num_draft_tokens)
 
 
 def row(prompt: str, text: str, request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
     """All there is to say of an answer."""
-    found: dict[str, Any] = {"prompt": prompt, "text": text, "tokens": request.tokens, "finish": request.finish}
+    found: dict[str, Any] = {
+        "prompt": prompt,
+        "text": text,
+        "tokens": request.tokens,
+        "finish_reason": request.finish_reason,
+    }
     if request.sampling.logprobs is not None:
-        one = lambda token, value: {"token": token, "text": tokenizer.piece(token), "log_probability": value}
+        one = lambda token, value: {"token": token, "text": tokenizer.piece(token), "logprob": value}
         found["logprobs"] = [
-            one(chance.token, chance.log_probability) | {"alternatives": [one(*other) for other in chance.alternatives]}
-            for chance in request.chances
+            one(chance.token, chance.logprob) | {"alternatives": [one(*other) for other in chance.alternatives]}
+            for chance in request.logprobs
         ]
     if speculative:
-        found |= {"steps": request.steps, "tested": request.tested, "accepted": request.accepted}
+        found |= {"steps": request.steps, "num_drafted": request.num_drafted, "num_accepted": request.num_accepted}
     return found
 
 
-def likely(chances: "Sequence[Chance]", tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
+def likely(chances: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
     """How likely each token was, and what else might have come."""
     for chance in chances:
         others = ", ".join(f"{tokenizer.piece(token)!r} {value:.2f}" for token, value in chance.alternatives)
-        found = {"token": repr(tokenizer.piece(chance.token)), "log_probability": chance.log_probability}
+        found = {"token": repr(tokenizer.piece(chance.token)), "logprob": chance.logprob}
         yield found | ({"likeliest": others} if others else {})
 
 
-def report(requests: "Sequence[Request]", ahead: int) -> None:
+def report(requests: "Sequence[Request]", num_draft_tokens: int) -> None:
     """How well speculation went."""
     from onward.generation.speculation import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)
-    tested, steps, tokens = total("tested"), total("steps"), sum(len(request.tokens) for request in requests)
+    tested, steps, tokens = total("num_drafted"), total("steps"), sum(len(request.tokens) for request in requests)
     if not tested:
         console.print("nothing was proposed")
         return
-    rate = total("accepted") / tested
+    rate = total("num_accepted") / tested
     console.print(
         f"accepted {rate:.1%} of {tested:,} proposed tokens; tokens per step: {tokens / steps:.2f} measured, "
-        f"{expected_tokens(rate, ahead):.2f} expected at this rate with {ahead} proposed each time",
+        f"{expected_tokens(rate, num_draft_tokens):.2f} expected at this rate with {num_draft_tokens} proposed "
+        "each time",
         soft_wrap=True,
     )
 

@@ -32,14 +32,14 @@ class Options:
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward models", about=ABOUT, positional=("names",))
-    from onward.planning.releases import catalogue, step
+    from onward.planning.releases import catalog, step
 
     value: Any
     show: Callable[[Any], None]
     following: tuple[str, ...]
     match options.names:
         case ():
-            show, value = show_all, list(catalogue())
+            show, value = show_all, list(catalog())
             following = "llama-2-7b", "diff gpt2 llama-2-7b"
         case ("diff", before, after):
             show, value = show_step, step(before, after)

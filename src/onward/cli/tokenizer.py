@@ -76,9 +76,9 @@ def compare(options: Options) -> dict[str, Any]:
         raise UserError("no tokenizer is named: give char, byte, bpe:N, a tokenizer.json or a folder that holds one")
     with watch() as progress:
 
-        def texts() -> Iterator[compare.Labelled]:
+        def texts() -> Iterator[compare.Labeled]:
             for source in options.data:
-                yield from (compare.labelled(text, source) for text in read([source], options, progress, PASSAGE))
+                yield from (compare.labeled(text, source) for text in read([source], options, progress, PASSAGE))
             if not options.data:
                 yield from compare.built_in()
 

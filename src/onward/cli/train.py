@@ -17,7 +17,7 @@ from onward.cli.output import console, print_json, print_next
 from onward.errors import UserError
 from onward.files import read_json
 from onward.training.config import RunConfig
-from onward.training.shape import merge
+from onward.training.presets import merge
 
 if TYPE_CHECKING:
     from onward.training.run import Run
@@ -33,7 +33,7 @@ examples:
   onward train mybook.txt --preset small --model.position learned --model.dropout 0.1
   onward train mybook.txt --preset llama-2-7b --model.d-model 256 --model.n-heads 8 --model.n-layers 4
   onward train mybook.txt --model.attention "(self(window=64), self)" --learning-rate 1e-3
-  onward train prepared/web prepared/books --weights 0.7 0.3 --pack documents --optimiser muon --schedule wsd
+  onward train prepared/web prepared/books --weights 0.7 0.3 --pack documents --optimizer muon --schedule wsd
   onward train mybook.txt --config myrun.toml
   onward train --resume runs/mybook
   torchrun --standalone --nproc-per-node 2 -m onward train mybook.txt --accumulation 4

@@ -34,7 +34,7 @@ class Known:
     bytes: int
     sha256: str
     what: str
-    licence: str
+    license: str
 
 
 KNOWN = {

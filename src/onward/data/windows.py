@@ -145,7 +145,7 @@ def hashed(*parts: Numbers | int) -> Numbers:
     return x
 
 
-ROUNDS = 8  # with fewer, neighbours in a range of six are not independent
+ROUNDS = 8  # with fewer, neighbors in a range of six are not independent
 
 
 def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @torch.inference_mode()
-def log_probabilities(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
+def logprobs(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
     """The log-probabilities, in nats, of the tokens from place `first` on in windows (B, T).
 
     Each is given those before it in its window. Returns (B, T - first) in at least fp32. A UserError tells of a
@@ -85,7 +85,7 @@ def evaluate(model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: 
         for shape, spans in groupby(windows(len(tokens), length, stride), key=lambda s: (s[2] - s[0], s[1] - s[0])):
             for batch in batched(spans, max(1, TOGETHER // shape[0])):
                 stack = np.stack([tokens[start:end] for start, _, end in batch])
-                yield from log_probabilities(model, stack, shape[1]).flat
+                yield from logprobs(model, stack, shape[1]).flat
 
     nats, count = -math.fsum(each()), len(tokens) - 1
     loss = nats / count

@@ -8,7 +8,15 @@ from onward.errors import UserError
 from onward.families import HF
 from onward.fields import nearest
 from onward.model.config import Rotary
-from onward.model.scaling import Dynamic, Linear, Llama3, LongRoPE, Scaling, YaRN, yarn_magnitude
+from onward.model.scaling import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    Scaling,
+    YaRNScaling,
+    yarn_magnitude,
+)
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
@@ -34,23 +42,23 @@ def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | N
         case "default":
             return None
         case "linear":
-            return Linear(factor)
+            return LinearScaling(factor)
         case "dynamic":
-            return Dynamic(factor, context)
+            return DynamicScaling(factor, context)
         case "yarn":
             attention_factor = keys.get("attention_factor")
             if attention_factor is None and keys.get("mscale") and keys.get("mscale_all_dim"):
                 magnitudes = [yarn_magnitude(factor, keys[name]) for name in ("mscale", "mscale_all_dim")]
                 attention_factor = magnitudes[0] / magnitudes[1]
             betas = keys.get("beta_fast") or 32.0, keys.get("beta_slow") or 1.0
-            return YaRN(factor, original, *betas, keys.get("truncate", True), attention_factor)
+            return YaRNScaling(factor, original, *betas, keys.get("truncate", True), attention_factor)
         case "llama3":
-            return Llama3(factor, keys["low_freq_factor"], keys["high_freq_factor"], original)
+            return Llama3Scaling(factor, keys["low_freq_factor"], keys["high_freq_factor"], original)
         case "longrope":
             attention_factor = keys.get("attention_factor")
             if attention_factor is None:
                 attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-            return LongRoPE(tuple(keys["short_factor"]), tuple(keys["long_factor"]), original, attention_factor)
+            return LongRoPEScaling(tuple(keys["short_factor"]), tuple(keys["long_factor"]), original, attention_factor)
     raise UserError(f"config.json has rope_type {kind!r}: {nearest(str(kind), KINDS)}")
 
 
@@ -58,16 +66,16 @@ def rope(position: Rotary) -> dict[str, Any]:
     """The keys of a config.json that say the same."""
     scaled: dict[str, Any] = {}
     match position.scaling:
-        case Linear(factor) | Dynamic(factor):
+        case LinearScaling(factor) | DynamicScaling(factor):
             scaled = {"factor": factor}
-        case YaRN(factor, original, fast, slow, truncate, attention_factor):
+        case YaRNScaling(factor, original, fast, slow, truncate, attention_factor):
             scaled = {"factor": factor, "beta_fast": fast, "beta_slow": slow, "truncate": truncate}
             scaled |= {"attention_factor": attention_factor} if attention_factor is not None else {}
             scaled |= {"original_max_position_embeddings": original}
-        case Llama3(factor, low, high, original):
+        case Llama3Scaling(factor, low, high, original):
             scaled = {"factor": factor, "low_freq_factor": low, "high_freq_factor": high}
             scaled |= {"original_max_position_embeddings": original}
-        case LongRoPE(short, long, original, attention_factor):
+        case LongRoPEScaling(short, long, original, attention_factor):
             scaled = {"short_factor": list(short), "long_factor": list(long), "attention_factor": attention_factor}
             scaled |= {"original_max_position_embeddings": original}
     scaled = {"rope_type": position.scaling.kind if position.scaling else "default"} | scaled

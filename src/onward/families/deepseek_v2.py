@@ -9,7 +9,7 @@ from onward.families._experts import LLAMA, experts
 from onward.families._rope import rope, rotary
 from onward.fields import nearest
 from onward.model.config import DecoderConfig, Experts, Gated, LatentAttention, RMSNorm, at
-from onward.model.routing import Router, Softmax
+from onward.model.routing import Router, SoftmaxRouting
 from onward.model.scaling import yarn_magnitude
 
 ARCHITECTURES = {"deepseek_v2": "DeepseekV2ForCausalLM"}
@@ -52,8 +52,8 @@ SIZES = {our: row for our, row in llama.SIZES.items() if our not in ("n_kv_heads
 ATTENTION = {
     "d_latent": ("kv_lora_rank", 512),
     "d_query_latent": ("q_lora_rank", 1536),
-    "d_plain": ("qk_nope_head_dim", 128),
-    "d_rotary": ("qk_rope_head_dim", 64),
+    "d_nope": ("qk_nope_head_dim", 128),
+    "d_rope": ("qk_rope_head_dim", 64),
     "d_value": ("v_head_dim", 128),
     "bias": ("attention_bias", False),
 }
@@ -68,7 +68,9 @@ def config(hf: HF) -> DecoderConfig:
     if method not in METHODS:
         raise UserError(f"config.json has topk_method {method!r}: {nearest(str(method), METHODS)}")
     groups = hf.get("n_group"), hf.get("topk_group")
-    return decoder(hf, Softmax(False, hf["routed_scaling_factor"], *(groups if method == METHODS[1] else (1, 1))))
+    return decoder(
+        hf, SoftmaxRouting(False, hf["routed_scaling_factor"], *(groups if method == METHODS[1] else (1, 1)))
+    )
 
 
 def decoder(hf: HF, router: Router) -> DecoderConfig:
@@ -89,7 +91,7 @@ def decoder(hf: HF, router: Router) -> DecoderConfig:
     sharpened = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}.get("mscale_all_dim")
     if position.scaling and sharpened:
         magnitude = yarn_magnitude(position.scaling.factor, sharpened)
-        attention["scale"] = (attention["d_plain"] + attention["d_rotary"]) ** -0.5 * magnitude**2
+        attention["scale"] = (attention["d_nope"] + attention["d_rope"]) ** -0.5 * magnitude**2
     return DecoderConfig(
         **size,
         d_head=size["d_model"] // size["n_heads"],
@@ -102,7 +104,7 @@ def decoder(hf: HF, router: Router) -> DecoderConfig:
 
 def to_hf(c: Any) -> dict[str, Any]:
     last = at(c.mlp, c.n_layers - 1)
-    many: Any = last if isinstance(last, Experts) else Experts(d_ff=1, router=Softmax(renormalize=False))
+    many: Any = last if isinstance(last, Experts) else Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
     width, grouped = many.d_ff or c.d_ff, many.router.groups > 1
     return (
         {their: getattr(c, our) for our, (their, _) in SIZES.items()}
@@ -130,7 +132,7 @@ def turns(c: Any) -> dict[str, Any]:
     """The keys of the rotary positions, with the weights that sharpen scores where contexts are stretched."""
     keys = rope(c.position)
     if c.attention.scale is not None and (unit := yarn_magnitude(c.position.scaling.factor) - 1):
-        magnitude = (abs(c.attention.scale) * (c.attention.d_plain + c.attention.d_rotary) ** 0.5) ** 0.5
+        magnitude = (abs(c.attention.scale) * (c.attention.d_nope + c.attention.d_rope) ** 0.5) ** 0.5
         weights = {"mscale_all_dim": round((magnitude - 1) / unit, 9)}
         if getattr(c.position.scaling, "attention_factor", None) is not None:
             weights["mscale"] = round((magnitude * c.position.scaling.magnitude - 1) / unit, 9)
@@ -147,8 +149,8 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 def own_names(c: Any) -> Iterator[Row]:
     """The rows that are not, or not as, in Llama."""
     part = c.attention
-    queries = interleaved(part.d_plain + part.d_rotary, part.d_rotary, part.d_plain)
-    keys = interleaved(part.d_latent + part.d_rotary, part.d_rotary, part.d_latent)
+    queries = interleaved(part.d_nope + part.d_rope, part.d_rope, part.d_nope)
+    keys = interleaved(part.d_latent + part.d_rope, part.d_rope, part.d_latent)
     for i in range(c.n_layers):
         their, our = f"model.layers.{i}.self_attn", f"blocks.{i}.attn"
         yield from linear(f"{their}.{'q_b_proj' if part.d_query_latent else 'q_proj'}", f"{our}.q", queries)

@@ -7,7 +7,7 @@ from typing import Any
 from onward.families import HF, Row, deepseek_v2, only, with_defaults
 from onward.families.deepseek_v2 import YARN
 from onward.model.config import DecoderConfig, LatentAttention
-from onward.model.routing import Sigmoid
+from onward.model.routing import SigmoidRouting
 
 ARCHITECTURES = {"deepseek_v3": "DeepseekV3ForCausalLM"}
 BASE = "model."
@@ -39,7 +39,7 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class InHalves(LatentAttention, kind="latent_in_halves"):
-    """LatentAttention whose published weights turn number i with i + d_rotary / 2, as ours do, and not 2 i with
+    """LatentAttention whose published weights turn number i with i + d_rope / 2, as ours do, and not 2 i with
     2 i + 1."""
 
 
@@ -47,7 +47,7 @@ def config(hf: HF) -> DecoderConfig:
     hf = with_defaults(hf, DEFAULTS)
     only(hf, scoring_func="sigmoid", topk_method="noaux_tc")
     router = (hf[key] for key in ("norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"))
-    c = deepseek_v2.decoder(hf, Sigmoid(*router))
+    c = deepseek_v2.decoder(hf, SigmoidRouting(*router))
     return c if hf.get("rope_interleave", True) else replace(c, attention=InHalves(**vars(c.attention)))
 
 

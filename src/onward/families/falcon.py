@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from onward.families import ACTIVATIONS, HF, THEIRS, Row, bloom, sizes
 from onward.families._rope import rope, rotary
 from onward.model.config import DecoderConfig, LayerNorm, Parallel, Plain, PreNorm, Rotary, SelfAttention, SharedNorm
-from onward.model.slots import Block, Position
+from onward.model.part_types import Block, Position
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -38,7 +38,7 @@ def layered(hf: HF, period: int, qk_norm: Literal["none", "head"] = "none") -> D
     scalar, bias = hf["query_pre_attn_scalar"], hf.get("attention_bias", False)
     full = SelfAttention(
         scale=None if scalar == c.d_head else scalar**-0.5,
-        score_cap=hf["attn_logit_softcapping"],
+        attn_softcap=hf["attn_logit_softcapping"],
         qk_norm=qk_norm,
         bias=bias,
         out_bias=bias,
@@ -49,7 +49,7 @@ def layered(hf: HF, period: int, qk_norm: Literal["none", "head"] = "none") -> D
         c,
         attention=tuple(local if is_local else full for is_local in windowed),
         block=Sandwich(),
-        logit_cap=hf["final_logit_softcapping"],
+        logit_softcap=hf["final_logit_softcapping"],
     )
 
 
@@ -60,8 +60,8 @@ def to_hf(c: Any) -> dict[str, Any]:
         "sliding_window": layers["sliding_window"] or DEFAULTS["sliding_window"],  # theirs needs one, even unused
         "hidden_activation": THEIRS[c.mlp.act],
         "query_pre_attn_scalar": c.d_head if attention.scale is None else round(attention.scale**-2),
-        "attn_logit_softcapping": attention.score_cap,
-        "final_logit_softcapping": c.logit_cap,
+        "attn_logit_softcapping": attention.attn_softcap,
+        "final_logit_softcapping": c.logit_softcap,
     }
 
 

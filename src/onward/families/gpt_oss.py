@@ -13,7 +13,7 @@ from onward.families._layers import layer_types, windowed_layers
 from onward.families._rope import rope
 from onward.model.config import DecoderConfig, Experts, SelfAttention, at
 from onward.model.experts import ExpertsModule
-from onward.model.routing import Softmax
+from onward.model.routing import SoftmaxRouting
 
 ARCHITECTURES = {"gpt_oss": "GptOssForCausalLM"}
 BASE = "model."
@@ -85,7 +85,7 @@ def config(hf: HF) -> DecoderConfig:
     return replace(
         c,
         attention=tuple(local if windowed else whole for windowed in near),
-        mlp=ClampedExperts(**sizes(hf, EXPERTS), router=Softmax(bias=True), bias=True),
+        mlp=ClampedExperts(**sizes(hf, EXPERTS), router=SoftmaxRouting(bias=True), bias=True),
     )
 
 

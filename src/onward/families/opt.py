@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, sizes
 from onward.model.config import DecoderConfig, LayerNorm, Learned, NoNorm, Plain, PostNorm, PreNorm, SelfAttention
-from onward.model.slots import Norm
+from onward.model.part_types import Norm
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +48,7 @@ ANCESTORS = {"opt": "gpt3-175b", "opt-350m": "opt-125m"}
 
 @dataclass(frozen=True)
 class FixedLayerNorm(Norm, kind="fixed_layer"):
-    """Centred, then brought to unit variance, and nothing trained (layer_norm_elementwise_affine false)."""
+    """Centered, then brought to unit variance, and nothing trained (layer_norm_elementwise_affine false)."""
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
         from onward.model.norms import LayerNormModule

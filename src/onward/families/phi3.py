@@ -8,7 +8,7 @@ from onward.families import ACTIVATIONS, HF, THEIRS, Row, llama, only, sizes, wi
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
 from onward.model.config import DecoderConfig, Gated, RMSNorm, SelfAttention
-from onward.model.scaling import LongRoPE
+from onward.model.scaling import LongRoPEScaling
 
 ARCHITECTURES = {"phi3": "Phi3ForCausalLM"}
 BASE = "model."
@@ -117,7 +117,7 @@ def to_hf(c: Any) -> dict[str, Any]:
     match c.position.scaling:
         case None:
             original = c.context_length
-        case LongRoPE(original=original):
+        case LongRoPEScaling(original=original):
             pass
         case _:
             raise UserError("Phi 3 has no rotary scaling but LongRoPE")

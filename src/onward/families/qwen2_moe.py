@@ -8,8 +8,8 @@ from onward.families import HF, Row, linear, llama, qwen2, with_defaults
 from onward.families._experts import experts
 from onward.families.llama import shape
 from onward.model.config import DecoderConfig, Experts, SelfAttention, at
-from onward.model.routing import Softmax
-from onward.model.slots import FeedForward
+from onward.model.part_types import FeedForward
+from onward.model.routing import SoftmaxRouting
 
 ARCHITECTURES = {"qwen2_moe": "Qwen2MoeForCausalLM"}
 BASE = "model."
@@ -54,7 +54,7 @@ def sparse(hf: HF, c: Any, **shared: Any) -> FeedForward | tuple[FeedForward, ..
         count=hf["num_experts"],
         active=hf["num_experts_per_tok"],
         d_ff=0 if width == c.d_ff else width,
-        router=Softmax(renormalize=hf.get("norm_topk_prob", False)),
+        router=SoftmaxRouting(renormalize=hf.get("norm_topk_prob", False)),
         act=c.mlp.act,
         **shared,
     )

@@ -1,4 +1,4 @@
-"""Qwen 3: Qwen 2 with queries and keys normalised per head instead of biases (Yang et al. 2025)."""
+"""Qwen 3: Qwen 2 with queries and keys normalized per head instead of biases (Yang et al. 2025)."""
 
 from dataclasses import replace
 from typing import Any

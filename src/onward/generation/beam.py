@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onward.errors import UserError
-from onward.generation.distribution import shape
+from onward.generation.distribution import process_logits
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.generation.search import follow, prepare, read
@@ -30,7 +30,7 @@ class Hypothesis:
 
     tokens: list[int]  # an end token is not among them
     score: float  # log-probability, less what diversity took off, over (number of tokens, end included) ** penalty
-    log_probability: float  # of the tokens, end included, as the sampling changes it
+    logprob: float  # of the tokens, end included, as the sampling changes it
     finished: bool  # whether an end token came; else there was no room for more
 
 
@@ -41,7 +41,7 @@ class Beam:
     row: int  # of the cache: its own or, while it is new, that of the beam it continues
     tokens: list[int]
     total: float = 0.0  # log-probability, less what diversity took off
-    log_probability: float = 0.0
+    logprob: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Rules:
     """When a hypothesis ends and when the search is over; as of `beam_search`."""
 
     size: int  # beams in a group
-    end: frozenset[int]
+    stop_token_ids: frozenset[int]
     most: int  # new tokens
     length_penalty: float
     early_stopping: EarlyStopping
@@ -82,22 +82,24 @@ class Group:
         taken: list[int] = []
         plain = log_p[[beam.row for beam in sources]]
         totals = (plain + plain.new_tensor([beam.total for beam in sources])[:, None] - penalty).flatten()
-        best = totals.topk(min((1 + len(rules.end)) * rules.size, len(totals)))  # enough that `size` do not end
+        best = totals.topk(
+            min((1 + len(rules.stop_token_ids)) * rules.size, len(totals))
+        )  # enough that `size` do not end
         lasts = plain.flatten()[best.indices].tolist()
         for rank, (total, index, last) in enumerate(zip(best.values.tolist(), best.indices.tolist(), lasts)):
             if total == -math.inf:
                 break
             source, token = sources[index // log_p.size(1)], index % log_p.size(1)
-            ended, log_probability = token in rules.end, source.log_probability + last
+            ended, logprob = token in rules.stop_token_ids, source.logprob + last
             runs = not ended and length < rules.most
             if (len(self.running) if runs else rank) >= rules.size:
                 continue
             taken.append(token)
             tokens = source.tokens if ended else [*source.tokens, token]
             if runs:
-                self.running.append(Beam(source.row, tokens, total, log_probability))
+                self.running.append(Beam(source.row, tokens, total, logprob))
             else:
-                self.finished.append(Hypothesis(tokens, total / length**rules.length_penalty, log_probability, ended))
+                self.finished.append(Hypothesis(tokens, total / length**rules.length_penalty, logprob, ended))
         self.finished = ranked(self.finished)[: rules.size]
         if rules.over(self.running, self.finished):
             self.running = []
@@ -122,22 +124,22 @@ def beam_search(
     length_penalty: float = 1.0,
     early_stopping: EarlyStopping = False,
     n_best: int = 1,
-    end: Collection[int] = (),
+    stop_token_ids: Collection[int] = (),
     allowed: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """The `n_best` hypotheses for each prompt, best first; fewer where no more can be.
 
     A hypothesis is rated by its log-probability over its number of new tokens ** `length_penalty`: the greater the
-    penalty, the better longer ones do. It ends with a token of `end` or at `max_new_tokens`. Once there are as many
-    finished ones as `beams`, the search is over (`early_stopping` True), or is over as soon as no running one could be
-    better than the worst of them at its present length (False), or at any length ("never", which is certain where the
-    penalty is at least 0). The rules are those of transformers' `generate(num_beams=beams)`.
+    penalty, the better longer ones do. It ends with a token of `stop_token_ids` or at `max_new_tokens`. Once there
+    are as many finished hypotheses as `beams`, the search ends at once (`early_stopping` True), or as soon as no
+    running one can beat the worst of them at its present length (False), or at any length ("never", which is exact
+    where the penalty is at least 0). The rules are those of transformers' `generate(num_beams=beams)`.
 
     With `groups`, each step goes through the groups one after the other, and a token loses `diversity` for each
     time that an earlier group has just chosen it (diverse beam search with Hamming diversity, Vijayakumar et al.
     2016); each group has beams / groups beams.
 
-    `sampling` says how the model's log-probabilities are changed, without being normalised anew: penalties, bans,
+    `sampling` says how the model's log-probabilities are changed, without being normalized anew: penalties, bans,
     temperature and so on, by default not at all. `allowed` (V,) is False for tokens that are never chosen. All prompts
     are searched together, in `beams` rows of one cache each. Options that contradict each other are a UserError.
     """
@@ -153,11 +155,10 @@ def beam_search(
     }.items():
         if wrong:
             raise UserError(sentence)
-    sampling = prepare(model, prompts, max_new_tokens, sampling, end)
+    sampling = prepare(model, prompts, max_new_tokens, sampling, stop_token_ids)
     if not (prompts and max_new_tokens):
         return [[Hypothesis([], 0.0, 0.0, False)] for _ in prompts]
-    end = frozenset(sampling.stop_token_ids)
-    rules = Rules(beams // groups, end, max_new_tokens, length_penalty, early_stopping)
+    rules = Rules(beams // groups, frozenset(sampling.stop_token_ids), max_new_tokens, length_penalty, early_stopping)
     with without_dropout(model):
         cache, states = read(model, prompts, max_new_tokens, len(prompts) * beams)
         hidden = torch.stack([pieces[-1][-1] for pieces in states])
@@ -166,7 +167,7 @@ def beam_search(
         while rows:
             logits = model.logits(hidden)
             texts, lengths = [prompt + beam.tokens for prompt, beam in rows], [len(prompt) for prompt, _ in rows]
-            log_p = shape(logits.float().log_softmax(-1), [sampling] * len(rows), texts, lengths, allowed)
+            log_p = process_logits(logits.float().log_softmax(-1), [sampling] * len(rows), texts, lengths, allowed)
             for search in searches:
                 penalty = torch.zeros_like(log_p[0])
                 for group in search:

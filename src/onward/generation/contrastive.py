@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onward.errors import UserError
-from onward.generation.distribution import shape
+from onward.generation.distribution import process_logits
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.generation.search import follow, prepare, read
@@ -30,10 +30,10 @@ def contrastive_search(
     alpha: float = 0.6,
     k: int = 4,
     sampling: Sampling | None = None,
-    end: Collection[int] = (),
+    stop_token_ids: Collection[int] = (),
     allowed: Tensor | None = None,
 ) -> list[list[int]]:
-    """What follows each prompt, up to a token of `end`, which is not among them, or `max_new_tokens`.
+    """What follows each prompt, up to a token of `stop_token_ids`, which is not among them, or `max_new_tokens`.
 
     Of the `k` likeliest tokens v, the one with the greatest (1 - alpha) p(v) - alpha max_j cos(h_v, h_j) comes next,
     where h are the last hidden states of v and of the tokens j before it (Su et al. 2022). `alpha` is between 0,
@@ -45,7 +45,7 @@ def contrastive_search(
         raise UserError(f"alpha is {alpha}: it must be between 0 and 1")
     if k < 1:
         raise UserError(f"k is {k}: it must be at least 1")
-    sampling = prepare(model, prompts, max_new_tokens, sampling, end)
+    sampling = prepare(model, prompts, max_new_tokens, sampling, stop_token_ids)
     answers: list[list[int]] = [[] for _ in prompts]
     if not (prompts and max_new_tokens):
         return answers
@@ -60,7 +60,7 @@ def contrastive_search(
         while live:
             texts, lengths = [prompts[i] + answers[i] for i in live], [len(prompts[i]) for i in live]
             logits = model.logits(last)
-            p = shape(logits, [sampling] * len(live), texts, lengths, allowed).softmax(-1)
+            p = process_logits(logits, [sampling] * len(live), texts, lengths, allowed).softmax(-1)
             if not bool(p.isfinite().all()):
                 requests = [Request(prompts[i], sampling, max_new_tokens, tokens=answers[i]) for i in live]
                 raise blame(logits, p, requests, model)

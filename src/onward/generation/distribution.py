@@ -33,10 +33,10 @@ def next_token_distribution(
     rows = [samplings] * len(logits) if isinstance(samplings, Sampling) else list(samplings)
     texts = [()] * len(rows) if history is None else history
     lengths = [len(text) for text in texts] if prompt_lengths is None else prompt_lengths
-    return shape(logits, rows, texts, lengths, allowed).softmax(-1)
+    return process_logits(logits, rows, texts, lengths, allowed).softmax(-1)
 
 
-def shape(
+def process_logits(
     logits: Tensor,
     rows: Sequence[Sampling],
     texts: Sequence[Sequence[int]],
@@ -59,10 +59,10 @@ def shape(
             if sampling.logit_bias:
                 z[row, list(sampling.logit_bias)] += z.new_tensor(list(sampling.logit_bias.values()))
     if asked("repetition_penalty"):
-        z = p.penalise_repetition(z, each("repetition_penalty"), counts(z, texts) > 0)
+        z = p.penalize_repetition(z, each("repetition_penalty"), counts(z, texts) > 0)
     if asked("frequency_penalty") or asked("presence_penalty"):
         generated = counts(z, [text[length:] for text, length in zip(texts, lengths)])
-        z = p.penalise_counts(z, each("frequency_penalty"), each("presence_penalty"), generated)
+        z = p.penalize_counts(z, each("frequency_penalty"), each("presence_penalty"), generated)
     if asked("no_repeat_ngram_size"):
         z = p.ban(z, [sorted(p.repeats(text, row.no_repeat_ngram_size)) for text, row in zip(texts, rows)])
     if asked("suppress_tokens"):
@@ -75,7 +75,7 @@ def shape(
         z = p.force(z, [row.forced_tokens[n] if n < len(row.forced_tokens) else None for row, n in zip(rows, new)])
     if asked("processors"):
         z = torch.stack([own(row, text, one) for row, text, one in zip(rows, texts, z)])
-    z = p.warm(z, each("temperature"))
+    z = p.apply_temperature(z, each("temperature"))
     for name, keep in KEEP.items():
         if asked(name):
             z = keep(z, each(name))

@@ -19,14 +19,14 @@ def column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.flo
     return torch.tensor(values, dtype=dtype, device=like.device)[:, None]
 
 
-def penalise_repetition(logits: Tensor, penalty: Sequence[float], seen: Tensor) -> Tensor:
+def penalize_repetition(logits: Tensor, penalty: Sequence[float], seen: Tensor) -> Tensor:
     """Logits of tokens `seen` (B, V): positive ones divided by the penalty, negative ones multiplied (CTRL, Keskar et
     al. 2019, section 4.1)."""
     p = column(penalty, logits)
     return torch.where(seen, torch.where(logits > 0, logits / p, logits * p), logits)
 
 
-def penalise_counts(logits: Tensor, frequency: Sequence[float], presence: Sequence[float], counts: Tensor) -> Tensor:
+def penalize_counts(logits: Tensor, frequency: Sequence[float], presence: Sequence[float], counts: Tensor) -> Tensor:
     """A token generated c times loses c * frequency, and presence if c > 0 (OpenAI's API); counts (B, V)."""
     return logits - counts * column(frequency, logits) - (counts > 0) * column(presence, logits)
 
@@ -54,7 +54,7 @@ def force(logits: Tensor, token: Sequence[int | None]) -> Tensor:
     return torch.where((forced >= 0) & keep, 0.0, logits).masked_fill(~keep, -math.inf)
 
 
-def warm(logits: Tensor, temperature: Sequence[float]) -> Tensor:
+def apply_temperature(logits: Tensor, temperature: Sequence[float]) -> Tensor:
     """Logits over the temperature; at 0 the likeliest token, the first of equals, has all the probability."""
     greedy = column([t < COLDEST for t in temperature], logits, torch.bool)
     top, place = logits.max(-1, keepdim=True)

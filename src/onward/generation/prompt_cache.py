@@ -29,13 +29,13 @@ class PromptCache:
         self.folder, self.model = folder, model
         self.hashed: tuple[list[tuple[int, int, int]], bytes] = [], b""  # a state of the weights and its hash
 
-    def open(self, cache: Cache, row: int, tokens: Sequence[int], horizon: int) -> int | None:
+    def open(self, cache: Cache, row: int, tokens: Sequence[int], rope_length: int) -> int | None:
         """As `cache.open`, but tokens may also come from the longest prompt on disk that these begin with."""
-        held = cache.open(row, tokens, horizon)
+        held = cache.open(row, tokens, rope_length)
         names, saved = {path.stem for path in self.folder.glob("*.safetensors")}, []
         if held is None or not names:
             return held
-        state = self.beginning(cache, horizon)
+        state = self.beginning(cache, rope_length)
         for n, token in enumerate(tokens, 1):
             state.update(array("q", [token]))
             if min(n, len(tokens) - 1) > held and state.hexdigest() in names:
@@ -46,7 +46,7 @@ class PromptCache:
                 continue
             starts = *range(held, n, cache.chunk), n - 1
             if not all(cache.extend(row, start, min(n, start + cache.chunk)) for start in starts):
-                return cache.open(row, tokens, horizon)
+                return cache.open(row, tokens, rope_length)
             cache.load(row, n, vectors)
             cache.commit(row, tokens[:n])
             return min(n, len(tokens) - 1)
@@ -54,7 +54,7 @@ class PromptCache:
 
     def save(self, cache: Cache, row: int, tokens: Sequence[int]) -> Path:
         """Keep a row that holds these tokens and no more than a chunk beyond; returns its file."""
-        state = self.beginning(cache, int(cache.horizon[row]))
+        state = self.beginning(cache, int(cache.rope_length[row]))
         state.update(array("q", tokens))
         path = self.folder / f"{state.hexdigest()}.safetensors"
         if read(path) is None:
@@ -63,11 +63,11 @@ class PromptCache:
                 new.write_bytes(save(vectors, {"sha256": checksum(path.stem, vectors)}))
         return path
 
-    def beginning(self, cache: Cache, horizon: int) -> hashlib._Hash:
+    def beginning(self, cache: Cache, rope_length: int) -> hashlib._Hash:
         """The state of a name's hash before the tokens."""
         config = self.model.config
         kinds = [(name, t.dtype, t.shape[2:]) for store in cache.layers for name, t in store.entries.items()]
-        made_for = config, kinds, cache.block_size, self.weights(), rotation_key(config, horizon)
+        made_for = config, kinds, cache.block_size, self.weights(), rotation_key(config, rope_length)
         return hashlib.sha256(repr(made_for).encode())
 
     def weights(self) -> bytes:

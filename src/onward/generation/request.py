@@ -32,11 +32,11 @@ class Constraint(Protocol):
 
 
 @dataclass(frozen=True)
-class Chance:
+class TokenLogprob:
     """How likely the model found a token, by itself: before temperature, penalties and bans."""
 
     token: int
-    log_probability: float
+    logprob: float
     alternatives: list[tuple[int, float]]  # the likeliest tokens and their log-probabilities
 
 
@@ -53,16 +53,16 @@ class Request:
     stop: Callable[[int], bool] | None = None
     constraint: Constraint | None = None
     tokens: list[int] = field(default_factory=list)  # what has been generated
-    chances: list[Chance] = field(default_factory=list)  # of each of them, where sampling.logprobs is given
-    finish: str = ""  # why it ended: stop (an end token, a stop text, a full constraint), length or cancelled
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of each of them, where sampling.logprobs is given
+    finish_reason: str = ""  # why it ended: stop (an end token, a stop text, a full constraint), length or cancelled
     start: int = 0  # where in prompt and tokens the context begins
-    filled: int = 0  # how many tokens of the context the cache holds
-    drafted: int = 0  # and how many the draft's cache
-    turn: int = 0  # the how manieth it came
-    twin: Request | None = None  # a request with the same prompt, whose reading is shared
+    num_cached: int = 0  # how many tokens of the context the cache holds
+    num_draft_cached: int = 0  # and how many the draft's cache
+    arrival: int = 0  # arrival order
+    shares_prompt_with: Request | None = None  # a request with the same prompt, whose reading is shared
     steps: int = 0  # how many times a token or more was chosen
-    tested: int = 0  # drafted tokens that were looked at
-    accepted: int = 0  # and those that were taken
+    num_drafted: int = 0  # drafted tokens that were looked at
+    num_accepted: int = 0  # and those that were taken
 
     def __post_init__(self) -> None:
         seed = self.sampling.seed
@@ -70,10 +70,10 @@ class Request:
 
     @property
     def done(self) -> bool:
-        return bool(self.finish)
+        return bool(self.finish_reason)
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """How many tokens may still come."""
         return self.max_new_tokens - len(self.tokens)
 

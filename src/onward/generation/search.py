@@ -21,7 +21,7 @@ from onward.model.decoder import Decoder
 
 
 def prepare(
-    model: Decoder, prompts: Sequence[list[int]], new: int, sampling: Sampling | None, end: Collection[int]
+    model: Decoder, prompts: Sequence[list[int]], new: int, sampling: Sampling | None, stop_token_ids: Collection[int]
 ) -> Sampling:
     """The sampling, by default one that changes nothing, with all tokens that end an answer; a UserError where a
     prompt cannot be continued by `new` tokens, or in this way."""
@@ -31,7 +31,7 @@ def prepare(
             raise UserError(f"{name} is given, which a search cannot use: leave it out")
     for prompt in prompts:
         check(Request(prompt, sampling, new), model.config, model.config.context_length, slide=None)
-    return replace(sampling, stop_token_ids=tuple({*sampling.stop_token_ids, *end}))
+    return replace(sampling, stop_token_ids=tuple({*sampling.stop_token_ids, *stop_token_ids}))
 
 
 def read(model: Decoder, prompts: Sequence[list[int]], new: int, rows: int) -> tuple[Cache, list[list[Tensor]]]:

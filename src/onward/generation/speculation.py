@@ -37,7 +37,7 @@ class Proposal:
 class Draft(Protocol):
     """Where proposals come from."""
 
-    ahead: int  # the most tokens it proposes
+    num_draft_tokens: int  # the most tokens it proposes
     cache: Cache | None  # its own, with the rows of the engine's
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
@@ -48,14 +48,14 @@ class Draft(Protocol):
         ...
 
 
-def choose(
+def verify(
     logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal], allowed: Tensor | None, model: Decoder
 ) -> list[list[int]]:
     """The next tokens of each request: proposals that are accepted, and one more.
 
     `logits` (N, V) are, request by request, those after its last token and after each of its proposals. A proposal x is
     accepted with probability min(1, p(x) / q(x)), p being the model's and q the draft's distribution; the first one
-    that is not is replaced by a draw from max(p - q, 0), normalised, and behind the last one a token is drawn from p.
+    that is not is replaced by a draw from max(p - q, 0), normalized, and behind the last one a token is drawn from p.
     """
     places = [(i, j) for i, proposal in enumerate(proposals) for j in range(1 + len(proposal.tokens))]
     first = [n for n, (_, j) in enumerate(places) if j == 0]  # place of each request
@@ -99,7 +99,7 @@ def accepted(p: Tensor, places: Sequence[tuple[int, int]], proposals: Sequence[P
 
 
 def residual(p: Tensor, proposal: Proposal, k: int) -> Tensor:
-    """What is drawn from (V,), not normalised, once proposal k was refused: max(p - q, 0)."""
+    """What is drawn from (V,), not normalized, once proposal k was refused: max(p - q, 0)."""
     if proposal.distributions is None:
         q = torch.zeros_like(p)
         q[proposal.tokens[k]] = 1
@@ -163,10 +163,10 @@ class LookupDraft:
 
     cache: Cache | None = None
 
-    def __init__(self, ahead: int = 8, ngram: int = 3) -> None:
-        if ahead < 1 or ngram < 1:
-            raise UserError(f"a look-up of {ahead} tokens by runs of {ngram}: both must be at least 1")
-        self.ahead, self.ngram = ahead, ngram
+    def __init__(self, num_draft_tokens: int = 8, ngram: int = 3) -> None:
+        if num_draft_tokens < 1 or ngram < 1:
+            raise UserError(f"a look-up of {num_draft_tokens} tokens by runs of {ngram}: both must be at least 1")
+        self.num_draft_tokens, self.ngram = num_draft_tokens, ngram
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
         """There is nothing to make ready."""
@@ -180,17 +180,17 @@ class LookupDraft:
             last = text[-size:]
             for end in range(len(text) - 1, size - 1, -1):
                 if text[end - size : end] == last:
-                    return text[end : end + self.ahead]
+                    return text[end : end + self.num_draft_tokens]
         return []
 
 
 class ModelDraft:
     """Proposes what a smaller model with the same vocabulary would say."""
 
-    def __init__(self, model: Decoder, ahead: int = 4) -> None:
-        if ahead < 1:
-            raise UserError(f"a draft of {ahead} tokens: it must be at least 1")
-        self.model, self.ahead, self.vocab_size = model, ahead, model.config.vocab_size
+    def __init__(self, model: Decoder, num_draft_tokens: int = 4) -> None:
+        if num_draft_tokens < 1:
+            raise UserError(f"a draft of {num_draft_tokens} tokens: it must be at least 1")
+        self.model, self.num_draft_tokens, self.vocab_size = model, num_draft_tokens, model.config.vocab_size
         self.cache: Cache | None = None
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
@@ -227,7 +227,7 @@ class ModelDraft:
                     starts = [len(r.context) + (step if on else -1) for on, r in zip(more, requests)]
                     last = self.feed(pieces, starts)
         for request, k in zip(requests, room):
-            request.drafted = len(request.context) + max(0, k - 1)
+            request.num_draft_cached = len(request.context) + max(0, k - 1)
         return [
             Proposal(new[:k], torch.stack([p[i] for p in found[:k]]) if k else None)
             for i, (new, k) in enumerate(zip(tokens, room))
@@ -236,7 +236,9 @@ class ModelDraft:
     def read(self, requests: Sequence[Request]) -> Tensor:
         """The hidden states (B, 1, D) of the last tokens, once all that is new has been fed."""
         assert self.cache is not None
-        filled = [min(r.drafted, r.filled) for r in requests]  # what was proposed and refused does not count
+        filled = [
+            min(r.num_draft_cached, r.num_cached) for r in requests
+        ]  # what was proposed and refused does not count
         last: list[Tensor] = []
         while not last or any(n < len(r.context) for r, n in zip(requests, filled)):
             starts = [min(n, len(r.context) - 1) for r, n in zip(requests, filled)]  # the last token may come again
@@ -261,7 +263,7 @@ def feed(model: Decoder, cache: Cache, row: int, pieces: Sequence[Sequence[int]]
     return model.hidden(tokens, positions, cache.rows(row, row + len(pieces)).upto(max(starts) + width))
 
 
-def expected_tokens(rate: float, ahead: int) -> float:
-    """Tokens per step where each of `ahead` proposals is accepted with this probability: (1 - a ** (K + 1)) / (1 - a)
-    (Leviathan et al. 2023, equation 1)."""
-    return ahead + 1 if rate == 1 else (1 - rate ** (ahead + 1)) / (1 - rate)
+def expected_tokens(rate: float, num_draft_tokens: int) -> float:
+    """Expected tokens per step where each of K = `num_draft_tokens` proposals is accepted with probability a = `rate`:
+    (1 - a ** (K + 1)) / (1 - a) (Leviathan et al. 2023, equation 1)."""
+    return num_draft_tokens + 1 if rate == 1 else (1 - rate ** (num_draft_tokens + 1)) / (1 - rate)

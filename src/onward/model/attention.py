@@ -111,7 +111,7 @@ class SelfAttentionModule(nn.Module):
             self.q_norm = norm.build(config, layer, self.q_group)
             self.k_norm = norm.build(config, layer, self.k_group)
         scale = self.d_head**-0.5 if part.scale is None else part.scale
-        self.attend = Attend(scale, config.dropout, part.score_cap, config.n_heads if part.sinks else 0)
+        self.attend = Attend(scale, config.dropout, part.attn_softcap, config.n_heads if part.sinks else 0)
         self.out: nn.Module = nn.Linear(wide, config.d_model, bias=part.out_bias) if part.out else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
 

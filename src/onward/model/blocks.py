@@ -9,8 +9,8 @@ from onward.model.cache import View
 from onward.model.config import DecoderConfig, at
 
 
-class PreNormBlock(nn.Module):
-    """Each branch reads a normalised x and adds to it."""
+class PreNormModule(nn.Module):
+    """Each branch reads a normalized x and adds to it."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class PreNormBlock(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class ScaledBlock(PreNormBlock):
+class ScaledModule(PreNormModule):
     """What each branch adds is scaled."""
 
     def __init__(self, config: DecoderConfig, layer: int, scale: float) -> None:
@@ -37,16 +37,16 @@ class ScaledBlock(PreNormBlock):
         return x + self.mlp(self.mlp_norm(x)) * self.scale
 
 
-class PostNormBlock(PreNormBlock):
-    """The sum is normalised."""
+class PostNormModule(PreNormModule):
+    """The sum is normalized."""
 
     def forward(self, x: Tensor, view: View) -> Tensor:
         x = self.attn_norm(x + self.attn(x, view))
         return self.mlp_norm(x + self.mlp(x))
 
 
-class SandwichBlock(PreNormBlock):
-    """Each branch is normalised on its way out as well."""
+class SandwichModule(PreNormModule):
+    """Each branch is normalized on its way out as well."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -59,8 +59,8 @@ class SandwichBlock(PreNormBlock):
         return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
 
 
-class BranchNormBlock(SandwichBlock):
-    """Each branch is normalised on its way out only."""
+class BranchNormModule(SandwichModule):
+    """Each branch is normalized on its way out only."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -71,15 +71,15 @@ class BranchNormBlock(SandwichBlock):
         return x + self.mlp_post_norm(self.mlp(x))
 
 
-class ParallelBlock(PreNormBlock):
+class ParallelModule(PreNormModule):
     """Both branches read the same x, each through its own norm."""
 
     def forward(self, x: Tensor, view: View) -> Tensor:
         return x + self.attn(self.attn_norm(x), view) + self.mlp(self.mlp_norm(x))
 
 
-class SharedNormBlock(PreNormBlock):
-    """Both branches read the same normalised x."""
+class SharedNormModule(PreNormModule):
+    """Both branches read the same normalized x."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -90,7 +90,7 @@ class SharedNormBlock(PreNormBlock):
         return x + self.attn(y, view) + self.mlp(y)
 
 
-class AttentionOnlyBlock(nn.Module):
+class AttentionOnlyModule(nn.Module):
     """There is no feed-forward."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:

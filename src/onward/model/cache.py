@@ -64,7 +64,7 @@ class Store:
         for name, vectors in new.items():
             scales = self.entries.get(name + SCALE)
             if scales is not None:
-                vectors, scale = quantise(vectors, scales.dtype)
+                vectors, scale = quantize(vectors, scales.dtype)
                 scales[place.write] = scale
             self.entries[name][place.write] = vectors.to(self.entries[name].dtype)
 
@@ -78,10 +78,10 @@ class Store:
         return vectors.mul_(scale[0]) if scale else vectors
 
 
-SCALE = ".scale"  # ends the name of the entry that holds the scales of a quantised one
+SCALE = ".scale"  # ends the name of the entry that holds the scales of a quantized one
 
 
-def quantise(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Vectors (..., E) as int8 and a scale (..., 1) of this dtype: their product is within half a scale of each."""
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     scale = (vectors.abs().amax(-1, keepdim=True) / 127).to(dtype).clamp(min=torch.finfo(dtype).tiny)
@@ -92,15 +92,15 @@ def allocate(
     config: DecoderConfig,
     layer: int,
     size: tuple[int, int],
-    quantised: bool,
+    quantized: bool,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
     """The entries of a layer, each (*size, ...), or its int8 form and the scales, (*size, ..., 1)."""
     dtype, entries = dtype or torch.get_default_dtype(), {}
     for name, shape in at(config.attention, layer).entries(config).items():
-        entries[name] = torch.zeros(*size, *shape, device=device, dtype=torch.int8 if quantised else dtype)
-        if quantised:
+        entries[name] = torch.zeros(*size, *shape, device=device, dtype=torch.int8 if quantized else dtype)
+        if quantized:
             entries[name + SCALE] = torch.zeros(*size, *shape[:-1], 1, device=device, dtype=dtype)
     return entries
 
@@ -114,10 +114,10 @@ class Cache:
     `length` positions fit; one call may add up to `chunk` tokens to each row, which is also how far a row may be
     rolled back from the furthest position it was given, pads included. Full layers have length + chunk slots, since a
     ragged call pads its shorter rows with positions beyond their last; layers with a window have window + chunk.
-    With a `step`, layers begin with that many slots and get more, step by step, as `extend` asks for them. `quantised`
+    With a `step`, layers begin with that many slots and get more, step by step, as `extend` asks for them. `quantized`
     keeps every vector as int8 with a scale of its own.
 
-    `horizon` (rows,) is the length that each row will reach at most, which rotary scalings may depend on. It is
+    `rope_length` (rows,) is the length that each row will reach at most, which rotary scalings may depend on. It is
     `length` unless it is set when a row is given to a request, and must stay the same while the row is continued.
 
     An engine calls `open` when it gives a row to a request, `extend` before each call of the model, `commit` when
@@ -136,27 +136,27 @@ class Cache:
         chunk: int = 1,
         *,
         step: int = 0,
-        quantised: bool = False,
+        quantized: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.length, self.chunk, self.step = length, chunk, step
         self.room = 0 if step else length  # the positions that there are slots for
         self.end = length + chunk  # every position in a call, pads included, is below it
-        self.horizon = torch.full((rows,), length, device=device)
+        self.rope_length = torch.full((rows,), length, device=device)
         self.layers: list[Store] = []
         for layer in range(config.n_layers):
             window = at(config.attention, layer).window
             most = chunk + (min(window, length) if window else length)
             size = rows, min(step or most, most)
-            self.layers.append(Store(allocate(config, layer, size, quantised, device, dtype), window, most))
+            self.layers.append(Store(allocate(config, layer, size, quantized, device, dtype), window, most))
 
-    def open(self, row: int, tokens: Sequence[int], horizon: int) -> int | None:
-        """Give a row to a request that has these tokens so far and reaches at most `horizon` positions.
+    def open(self, row: int, tokens: Sequence[int], rope_length: int) -> int | None:
+        """Give a row to a request that has these tokens so far and reaches at most `rope_length` positions.
 
         Returns how many of the first tokens the row holds already, always fewer than all, or None where there is no
         room now."""
-        self.horizon[row] = horizon
+        self.rope_length[row] = rope_length
         return 0
 
     def extend(self, row: int, start: int, end: int) -> bool:
@@ -176,8 +176,8 @@ class Cache:
         """Take a row back; its memory may go to others."""
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Row `target` becomes a copy of the first `length` positions of row `source`, and gets its horizon."""
-        self.horizon[target] = self.horizon[source]
+        """Row `target` becomes a copy of the first `length` positions of row `source`, and gets its rope_length."""
+        self.rope_length[target] = self.rope_length[source]
         for store in self.layers:
             for entry in store.entries.values():
                 entry[target, :length] = entry[source, :length]
@@ -188,14 +188,14 @@ class Cache:
 
     def reorder(self, index: Sequence[int]) -> None:
         """The first rows become the rows of the index, in which some may be left out and others repeated."""
-        rows = torch.tensor(index, device=self.horizon.device)
-        for tensor in [self.horizon, *(entry for store in self.layers for entry in store.entries.values())]:
+        rows = torch.tensor(index, device=self.rope_length.device)
+        for tensor in [self.rope_length, *(entry for store in self.layers for entry in store.entries.values())]:
             tensor[: len(rows)] = tensor[rows]
 
     def rows(self, start: int, end: int) -> Self:
         """The same memory, rows start to end only."""
         view = self._view(slice(start, end), self.end)
-        view.horizon = self.horizon[start:end]
+        view.rope_length = self.rope_length[start:end]
         return view
 
     def upto(self, length: int) -> Self:
@@ -230,7 +230,7 @@ class Cache:
         size = self.block_size
         for layer, store in enumerate(self.rows(row, row + 1).layers):
             first = max(0, (length - 1) // size * size - store.window + 1) // size * size if store.window else 0
-            yield layer, store, store.index(torch.arange(first, length, device=self.horizon.device)[None])
+            yield layer, store, store.index(torch.arange(first, length, device=self.rope_length.device)[None])
 
     def nbytes(self) -> int:
         """Memory of all entries in bytes."""
@@ -255,10 +255,10 @@ class View:
         return tuple(self.store.read(name, self.place, vectors.dtype) for name, vectors in new.items())
 
 
-def rotation_key(config: DecoderConfig, horizon: int) -> bytes:
-    """What rotations depend on in a row made for the length `horizon`: rows with the same key turn alike."""
-    one, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), horizon, dtype=torch.float64)
-    widths = [(at(config.position, i), at(config.attention, i).rotary_width(config)) for i in range(config.n_layers)]
+def rotation_key(config: DecoderConfig, rope_length: int) -> bytes:
+    """What rotations depend on in a row made for the length `rope_length`: rows with the same key turn alike."""
+    one, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
+    widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
     found = [position.rotation(width, one, length) for position, width in dict.fromkeys(widths)]
     return repr([[t.tolist() for t in turn] for turn in found if turn]).encode()
 
@@ -286,7 +286,7 @@ def views(config: DecoderConfig, x: Tensor, positions: Tensor | None, cache: Cac
     if positions is None:
         positions = torch.arange(x.size(1), device=x.device)[None]
     exact = positions.to(torch.promote_types(x.dtype, torch.float32))
-    horizon = (cache.horizon.to(exact) if cache else exact.amax(1) + 1)[:, None, None]
+    rope_length = (cache.rope_length.to(exact) if cache else exact.amax(1) + 1)[:, None, None]
     places: dict[tuple[int, int], Place | None] = {}
     masks: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
     rotations, biases = {}, {}
@@ -305,9 +305,9 @@ def views(config: DecoderConfig, x: Tensor, positions: Tensor | None, cache: Cac
                     document = documents(positions)
                     mask = mask & (document[:, :, None] == document[:, None])
             masks[where] = mask, key
-        turn = position, attention.rotary_width(config)
+        turn = position, attention.rope_width(config)
         if turn not in rotations:
-            rotations[turn] = position.rotation(turn[1], exact, horizon)
+            rotations[turn] = position.rotation(turn[1], exact, rope_length)
         if (position, where) not in biases:
             mask, key = masks[where]
             biases[position, where] = score_bias(position.bias(config, exact, key.to(exact)), exact, key, mask)

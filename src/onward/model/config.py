@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onward.errors import UserError
+from onward.model.part_types import Attention, Block, FeedForward, Norm, P, Position, at, each
 from onward.model.parts import (
     Activation,
     Alibi,
@@ -33,7 +34,6 @@ from onward.model.parts import (
     SharedNorm,
     Sinusoidal,
 )
-from onward.model.slots import Attention, Block, FeedForward, Norm, P, Position, at, each
 
 __all__ = [
     "Activation",
@@ -81,7 +81,7 @@ class DecoderConfig:
     position: Position | tuple[Position, ...] = Rotary()  # how order enters
     attention: Attention | tuple[Attention, ...] = SelfAttention()  # how a token reads from those before it
     mlp: FeedForward | tuple[FeedForward, ...] = Gated()  # what happens to each token by itself
-    norm: Norm | tuple[Norm, ...] = RMSNorm()  # how vectors are normalised
+    norm: Norm | tuple[Norm, ...] = RMSNorm()  # how vectors are normalized
     block: Block | tuple[Block, ...] = PreNorm()  # the arithmetic of the residual stream
     final_norm: Norm | None = None  # the norm before the head; none: as in the blocks
     tied: bool = False  # the head uses the embedding's weights
@@ -90,7 +90,7 @@ class DecoderConfig:
     embed_norm: Norm | None = None  # a norm of the embeddings; none: they are as they are
     embed_scale: float = 1.0  # embeddings are multiplied by this
     logit_scale: float = 1.0  # logits are multiplied by this
-    logit_cap: float | None = None  # logits z become cap * tanh(z / cap)
+    logit_softcap: float | None = None  # logits z become cap * tanh(z / cap)
     dropout: float = 0.0  # share dropped in training, of embeddings, attention weights and block outputs
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from onward.errors import UserError
 from onward.model.cache import Cache, views
 from onward.model.config import DecoderConfig, at
-from onward.model.initialise import initialise
+from onward.model.initialize import initialize
 
 
 class Scale(nn.Module):
@@ -67,17 +67,17 @@ class Decoder(nn.Module):
         self.embed_out = nn.Linear(c.d_model, c.d_embed, bias=False) if narrow else nn.Identity()
         self.head = nn.Linear(c.d_embed, c.vocab_size, bias=c.head_bias)
         self.logit_scale = Scale(c.logit_scale) if c.logit_scale != 1.0 else nn.Identity()
-        self.logit_cap = Cap(c.logit_cap) if c.logit_cap else nn.Identity()
+        self.logit_softcap = Cap(c.logit_softcap) if c.logit_softcap else nn.Identity()
         if c.tied:
             self.head.weight = self.embed.weight
-        initialise(self)
+        initialize(self)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """Logits (B, T, V) in which place t speaks of the token at t + 1. Arguments as of `hidden`."""
         return self.logits(self.hidden(tokens, positions, cache))
 
     def hidden(self, tokens: Tensor, positions: Tensor | None = None, cache: Cache | None = None) -> Tensor:
-        """The normalised residual stream (B, T, D) after the last block.
+        """The normalized residual stream (B, T, D) after the last block.
 
         `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default
         0, 1, 2, ...; where one does not follow the one before, another document begins, which sees nothing of those
@@ -98,7 +98,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (B, T, V) from the hidden states (B, T, D)."""
-        return self.logit_cap(self.logit_scale(self.head(self.embed_out(hidden))))
+        return self.logit_softcap(self.logit_scale(self.head(self.embed_out(hidden))))
 
 
 @contextmanager

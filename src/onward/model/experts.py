@@ -22,7 +22,7 @@ from onward.model.routing import Router
 from onward.timing import fastest
 
 
-class SoftmaxRouter(nn.Module):
+class SoftmaxModule(nn.Module):
     """Tokens (N, D) -> the weights and the numbers of the experts they visit, both (N, A). In at least fp32."""
 
     best = 1  # this many of a group's experts tell how good it is
@@ -59,7 +59,7 @@ class SoftmaxRouter(nn.Module):
         return grouped.masked_fill(shut[..., None], -math.inf).flatten(1)
 
 
-class SigmoidRouter(SoftmaxRouter):
+class SigmoidModule(SoftmaxModule):
     """Every expert is scored by itself, and a correction helps those that are visited too rarely."""
 
     best = 2

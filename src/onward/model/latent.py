@@ -1,6 +1,6 @@
 """Latent attention (DeepSeek-V2): the cache keeps one small vector per token instead of keys and values.
 
-Shapes: B batch, T tokens in this call, S tokens that can be seen, H heads; L d_latent, P d_plain, R d_rotary,
+Shapes: B batch, T tokens in this call, S tokens that can be seen, H heads; L d_latent, P d_nope, R d_rope,
 F d_value.
 """
 
@@ -21,26 +21,26 @@ class LatentAttentionModule(nn.Module):
     def __init__(self, part: LatentAttention, config: DecoderConfig) -> None:
         super().__init__()
         self.part, self.n_heads = part, config.n_heads
-        norm, width = RMSNorm(eps=part.norm_eps), part.d_plain + part.d_rotary
+        norm, width = RMSNorm(eps=part.norm_eps), part.d_nope + part.d_rope
         if part.d_query_latent:
             self.q_down: nn.Module = nn.Linear(config.d_model, part.d_query_latent, bias=part.bias)
             self.q_norm = norm.build(config, 0, part.d_query_latent)
         else:
             self.q_down = self.q_norm = nn.Identity()
         self.q = nn.Linear(part.d_query_latent or config.d_model, config.n_heads * width, bias=False)
-        self.kv_down = nn.Linear(config.d_model, part.d_latent + part.d_rotary, bias=part.bias)
+        self.kv_down = nn.Linear(config.d_model, part.d_latent + part.d_rope, bias=part.bias)
         self.kv_norm = norm.build(config, 0, part.d_latent)
-        self.kv = nn.Linear(part.d_latent, config.n_heads * (part.d_plain + part.d_value), bias=False)
+        self.kv = nn.Linear(part.d_latent, config.n_heads * (part.d_nope + part.d_value), bias=False)
         self.attend = Attend(width**-0.5 if part.scale is None else part.scale, config.dropout)
         self.out = nn.Linear(config.n_heads * part.d_value, config.d_model, bias=part.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, view: View) -> Tensor:
         q = self.q(self.q_norm(self.q_down(x))).unflatten(-1, (self.n_heads, -1))
-        latent, rotary = self.kv_down(x).split([self.part.d_latent, self.part.d_rotary], -1)
+        latent, rotary = self.kv_down(x).split([self.part.d_latent, self.part.d_rope], -1)
         latent = self.kv_norm(latent)
         if view.rotation:
-            plain, turning = q.split([self.part.d_plain, self.part.d_rotary], -1)
+            plain, turning = q.split([self.part.d_nope, self.part.d_rope], -1)
             q = torch.cat([plain, rotate(turning, *view.rotation)], -1)
             rotary = rotate(rotary[:, :, None], *view.rotation)[:, :, 0]
         latent, rotary = view.remember(latent=latent, rotary=rotary)
@@ -49,16 +49,14 @@ class LatentAttentionModule(nn.Module):
 
     def expanded(self, q: Tensor, latent: Tensor, rotary: Tensor, view: View) -> Tensor:
         """q (B, T, H, P + R), latents (B, S, L) and rotary keys (B, S, R) -> (B, T, H, F), by keys and values."""
-        plain, v = self.kv(latent).unflatten(-1, (self.n_heads, -1)).split([self.part.d_plain, self.part.d_value], -1)
+        plain, v = self.kv(latent).unflatten(-1, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], -1)
         k = torch.cat([plain, rotary[:, :, None].expand(-1, -1, self.n_heads, -1)], -1)
         return self.attend(q, k, v, view)
 
     def absorbed(self, q: Tensor, latent: Tensor, rotary: Tensor, view: View) -> Tensor:
         """The same with the latents as the keys and values of a single head."""
-        into_k, into_v = self.kv.weight.unflatten(0, (self.n_heads, -1)).split(
-            [self.part.d_plain, self.part.d_value], 1
-        )
-        plain, turning = q.split([self.part.d_plain, self.part.d_rotary], -1)
+        into_k, into_v = self.kv.weight.unflatten(0, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], 1)
+        plain, turning = q.split([self.part.d_nope, self.part.d_rope], -1)
         q = torch.cat([torch.einsum("bthp,hpl->bthl", plain, into_k.type_as(q)), turning], -1)
         k = torch.cat([latent, rotary], -1)[:, :, None]
         y = self.attend(q, k, latent[:, :, None], view)
@@ -67,6 +65,6 @@ class LatentAttentionModule(nn.Module):
     def absorbing_is_cheaper(self, tokens: int, seen: int) -> bool:
         """Which form takes fewer multiplications per head for T queries over S latents."""
         p = self.part
-        through = p.d_latent * (p.d_plain + p.d_value)  # latent to key and value, or query and output to latent
-        pair = p.d_plain + p.d_rotary + p.d_value
-        return tokens * through + tokens * seen * (2 * p.d_latent + p.d_rotary) < seen * through + tokens * seen * pair
+        through = p.d_latent * (p.d_nope + p.d_value)  # latent to key and value, or query and output to latent
+        pair = p.d_nope + p.d_rope + p.d_value
+        return tokens * through + tokens * seen * (2 * p.d_latent + p.d_rope) < seen * through + tokens * seen * pair

@@ -193,13 +193,13 @@ class PagedCache(Cache):
         *,
         blocks: int,
         block_size: int = 16,
-        quantised: bool = False,
+        quantized: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.config, self.length, self.room, self.chunk, self.block_size = config, length, length, chunk, block_size
         self.end = length + chunk
-        self.horizon = torch.full((rows,), length, device=device)
+        self.rope_length = torch.full((rows,), length, device=device)
         columns = -(-self.end // block_size)
         self.groups: dict[int, Blocks] = {}  # by their windows
         self.layers: list[Store] = []
@@ -213,14 +213,14 @@ class PagedCache(Cache):
                 table = torch.zeros(rows, columns, dtype=torch.long, device=device)
                 self.groups[window] = Blocks(window, block_size, most, count, table)
             group = self.groups[window]
-            entries = allocate(config, layer, (len(group.users), block_size), quantised, device, dtype)
+            entries = allocate(config, layer, (len(group.users), block_size), quantized, device, dtype)
             self.layers.append(PagedStore(entries, window, group.table))
         self.tables = {window: group.table for window, group in self.groups.items()}
         self.keys = [[rotation_key(config, length)] for _ in range(rows)]  # of the blocks that were told of
 
-    def open(self, row: int, tokens: Sequence[int], horizon: int) -> int | None:
+    def open(self, row: int, tokens: Sequence[int], rope_length: int) -> int | None:
         self.close(row)
-        keys = self.chain([rotation_key(self.config, horizon)], tokens[:-1])
+        keys = self.chain([rotation_key(self.config, rope_length)], tokens[:-1])
         found, groups = self.longest(keys[1:]), self.groups.values()
         beginnings = [group.beginning(keys[1 : 1 + found]) for group in groups]
         for group, blocks in zip(groups, beginnings):
@@ -230,7 +230,7 @@ class PagedCache(Cache):
         for group, blocks in zip(groups, beginnings):
             group.give(row, [group.share(block) for block in blocks])
         self.keys[row] = keys[: 1 + found]
-        self.horizon[row] = horizon
+        self.rope_length[row] = rope_length
         return found * self.block_size
 
     def longest(self, keys: Sequence[bytes]) -> int:
@@ -279,7 +279,7 @@ class PagedCache(Cache):
         for group in self.groups.values():
             group.give(target, [group.share(block) for block in group.held[source][: -(-length // self.block_size)]])
         self.keys[target] = self.keys[source][: 1 + length // self.block_size]
-        self.horizon[target] = self.horizon[source]
+        self.rope_length[target] = self.rope_length[source]
 
     def move(self, source: int, target: int) -> None:
         self.fork(source, target, self.end)
@@ -291,7 +291,7 @@ class PagedCache(Cache):
             for row, blocks in enumerate(rows):
                 group.give(row, blocks)
         self.keys[: len(index)] = [list(self.keys[i]) for i in index]
-        self.horizon[: len(index)] = self.horizon[torch.tensor(index)]
+        self.rope_length[: len(index)] = self.rope_length[torch.tensor(index)]
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
         for group in self.groups.values():

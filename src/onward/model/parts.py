@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from onward.errors import UserError
-from onward.model.routing import Router, Softmax
+from onward.model.part_types import Attention, Block, FeedForward, Norm, Position, each
+from onward.model.routing import Router, SoftmaxRouting
 from onward.model.scaling import Scaling
-from onward.model.slots import Attention, Block, FeedForward, Norm, Position, each
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,9 +31,9 @@ class Learned(Position, kind="learned"):
     offset: int = 0  # position p uses row p + offset (OPT: 2)
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.positions import LearnedPosition
+        from onward.model.positions import LearnedModule
 
-        return LearnedPosition(config.context_length, config.d_model, self.offset)
+        return LearnedModule(config.context_length, config.d_model, self.offset)
 
     def limit(self, config: DecoderConfig) -> float:
         return config.context_length
@@ -51,9 +51,9 @@ class Sinusoidal(Position, kind="sinusoidal"):
     theta: float = 10_000.0  # the longest wavelength is 2 pi theta
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.positions import SinusoidalPosition
+        from onward.model.positions import SinusoidalModule
 
-        return SinusoidalPosition(config.d_model, self.theta)
+        return SinusoidalModule(config.d_model, self.theta)
 
     def check(self, config: DecoderConfig) -> None:
         if config.d_model % 2:
@@ -72,15 +72,15 @@ class Rotary(Position, kind="rotary"):
         """How many of a head's `width` numbers turn."""
         return int(width * self.fraction)
 
-    def rotation(self, width: int, positions: Tensor, horizon: Tensor) -> tuple[Tensor, Tensor]:
+    def rotation(self, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
         from onward.model.positions import rotation
 
-        return rotation(self.theta, self.rotating(width), positions, self.scaling, horizon)
+        return rotation(self.theta, self.rotating(width), positions, self.scaling, rope_length)
 
     def check(self, config: DecoderConfig) -> None:
         if not 0 < self.fraction <= 1:
             raise UserError(f"position.rotary.fraction is {self.fraction}: it is a share, above 0 and at most 1")
-        for head in {attention.rotary_width(config) for attention in each(config.attention)}:
+        for head in {attention.rope_width(config) for attention in each(config.attention)}:
             if (width := self.rotating(head)) % 2 or not width:
                 raise UserError(f"{width} of {head} numbers in a head rotate: choose an even number (d_head)")
             if self.scaling:
@@ -114,7 +114,7 @@ class SelfAttention(Attention, kind="self"):
 
     window: int = 0  # how many tokens back a token sees, itself included; 0: all
     scale: float | None = None  # of the scores; none: d_head ** -0.5
-    score_cap: float | None = None  # scores s become cap * tanh(s / cap) (Gemma 2)
+    attn_softcap: float | None = None  # scores s become cap * tanh(s / cap) (Gemma 2)
     sinks: bool = False  # a learned score per head that takes part in the softmax and adds nothing (GPT-OSS)
     qk_norm: Literal["none", "head", "heads", "width"] = "none"  # of q and k: per head, each with own weights, or whole
     clip: float | None = None  # queries, keys and values are kept within -clip and clip (MPT)
@@ -133,7 +133,7 @@ class SelfAttention(Attention, kind="self"):
     def check(self, config: DecoderConfig) -> None:
         if self.window < 0:
             raise UserError(f"attention.self.window is {self.window}: it must be positive, or 0 to see all")
-        for name in ("scale", "score_cap", "clip"):
+        for name in ("scale", "attn_softcap", "clip"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise UserError(f"attention.self.{name} is {value}: it must be positive, or none")
         if not self.out and (heads := config.n_heads * config.d_head) != config.d_model:
@@ -150,10 +150,10 @@ class LatentAttention(Attention, kind="latent"):
 
     d_latent: int = 512  # width of the latent that keys and values are made from
     d_query_latent: int = 0  # width of the one that queries are made from; 0: queries come from x
-    d_plain: int = 128  # numbers of each query and key that do not turn
-    d_rotary: int = 64  # numbers that turn; of the key they are shared by all heads
+    d_nope: int = 128  # numbers of each query and key that do not turn
+    d_rope: int = 64  # numbers that turn; of the key they are shared by all heads
     d_value: int = 128  # width of each head's value
-    scale: float | None = None  # of the scores; none: (d_plain + d_rotary) ** -0.5
+    scale: float | None = None  # of the scores; none: (d_nope + d_rope) ** -0.5
     bias: bool = False  # of the projections to the latents and of the output projection
     norm_eps: float = 1e-6  # of the norms of the latents
 
@@ -163,13 +163,13 @@ class LatentAttention(Attention, kind="latent"):
         return LatentAttentionModule(self, config)
 
     def entries(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-        return {"latent": (self.d_latent,), "rotary": (self.d_rotary,)}
+        return {"latent": (self.d_latent,), "rotary": (self.d_rope,)}
 
-    def rotary_width(self, config: DecoderConfig) -> int:
-        return self.d_rotary
+    def rope_width(self, config: DecoderConfig) -> int:
+        return self.d_rope
 
     def check(self, config: DecoderConfig) -> None:
-        for name in ("d_latent", "d_plain", "d_rotary", "d_value"):
+        for name in ("d_latent", "d_nope", "d_rope", "d_value"):
             if getattr(self, name) < 1:
                 raise UserError(f"attention.latent.{name} is {getattr(self, name)}: it must be at least 1")
 
@@ -210,7 +210,7 @@ class Experts(FeedForward, kind="experts"):
     count: int = 8  # how many experts there are
     active: int = 2  # how many each token visits
     d_ff: int = 0  # width inside one expert; 0: the config's d_ff
-    router: Router = Softmax()  # how a token finds its experts
+    router: Router = SoftmaxRouting()  # how a token finds its experts
     d_shared: int = 0  # width of a feed-forward that every token visits besides; 0: there is none
     shared_gate: bool = False  # what it adds is weighted by a learned share of each token (Qwen2-MoE)
     act: Activation = "silu"  # the non-linearity
@@ -242,7 +242,7 @@ class Experts(FeedForward, kind="experts"):
 
 @dataclass(frozen=True)
 class LayerNorm(Norm, kind="layer"):
-    """Centred, then brought to unit variance (Ba et al. 2016)."""
+    """Centered, then brought to unit variance (Ba et al. 2016)."""
 
     eps: float = 1e-5  # added to the variance
     bias: bool = True  # whether a trained vector is added
@@ -255,7 +255,7 @@ class LayerNorm(Norm, kind="layer"):
 
 @dataclass(frozen=True)
 class RMSNorm(Norm, kind="rms"):
-    """Divided by the root of the mean square, not centred (Zhang and Sennrich 2019)."""
+    """Divided by the root of the mean square, not centered (Zhang and Sennrich 2019)."""
 
     eps: float = 1e-5  # added to the mean square
     offset: float = 0.0  # added to the weight, which then starts at 1 - offset (Gemma: 1)
@@ -286,11 +286,11 @@ class PreNorm(Block, kind="pre_norm"):
     residual_scale: float = 1.0  # both additions are multiplied by this (Granite)
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import PreNormBlock, ScaledBlock
+        from onward.model.blocks import PreNormModule, ScaledModule
 
         if self.residual_scale == 1.0:
-            return PreNormBlock(config, layer)
-        return ScaledBlock(config, layer, self.residual_scale)
+            return PreNormModule(config, layer)
+        return ScaledModule(config, layer, self.residual_scale)
 
 
 @dataclass(frozen=True)
@@ -298,9 +298,9 @@ class PostNorm(Block, kind="post_norm"):
     """norm(x + attn(x)), then norm(x + mlp(x)) (GPT)."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import PostNormBlock
+        from onward.model.blocks import PostNormModule
 
-        return PostNormBlock(config, layer)
+        return PostNormModule(config, layer)
 
 
 @dataclass(frozen=True)
@@ -308,9 +308,9 @@ class Sandwich(Block, kind="sandwich"):
     """x + norm(attn(norm(x))), then x + norm(mlp(norm(x))) (Gemma 2)."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import SandwichBlock
+        from onward.model.blocks import SandwichModule
 
-        return SandwichBlock(config, layer)
+        return SandwichModule(config, layer)
 
 
 @dataclass(frozen=True)
@@ -318,9 +318,9 @@ class BranchNorm(Block, kind="branch_norm"):
     """x + norm(attn(x)), then x + norm(mlp(x)) (OLMo 2)."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import BranchNormBlock
+        from onward.model.blocks import BranchNormModule
 
-        return BranchNormBlock(config, layer)
+        return BranchNormModule(config, layer)
 
 
 @dataclass(frozen=True)
@@ -328,9 +328,9 @@ class Parallel(Block, kind="parallel"):
     """x + attn(norm(x)) + mlp(norm(x)), with two norms (GPT-NeoX)."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import ParallelBlock
+        from onward.model.blocks import ParallelModule
 
-        return ParallelBlock(config, layer)
+        return ParallelModule(config, layer)
 
 
 @dataclass(frozen=True)
@@ -338,9 +338,9 @@ class SharedNorm(Block, kind="shared_norm"):
     """x + attn(y) + mlp(y) where y = norm(x) (GPT-J, Falcon 7B, PaLM)."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import SharedNormBlock
+        from onward.model.blocks import SharedNormModule
 
-        return SharedNormBlock(config, layer)
+        return SharedNormModule(config, layer)
 
 
 @dataclass(frozen=True)
@@ -350,6 +350,6 @@ class AttentionOnly(Block, kind="attention_only"):
     additions: ClassVar[int] = 1
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import AttentionOnlyBlock
+        from onward.model.blocks import AttentionOnlyModule
 
-        return AttentionOnlyBlock(config, layer)
+        return AttentionOnlyModule(config, layer)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from onward.model.scaling import Scaling
 
 
-class LearnedPosition(nn.Module):
+class LearnedModule(nn.Module):
     """A trained vector per position: positions (B, T) -> (B, T, D)."""
 
     def __init__(self, length: int, width: int, offset: int) -> None:
@@ -24,7 +24,7 @@ class LearnedPosition(nn.Module):
         return nn.functional.embedding(rows, self.weight).to(dtype)
 
 
-class SinusoidalPosition(nn.Module):
+class SinusoidalModule(nn.Module):
     """Sines at even and cosines at odd indices (Vaswani et al. 2017): positions (B, T) -> (B, T, D)."""
 
     def __init__(self, width: int, theta: float) -> None:
@@ -37,24 +37,24 @@ class SinusoidalPosition(nn.Module):
 
 
 def angles_at(
-    positions: Tensor, theta: float, rotating: int, scaling: Scaling | None = None, horizon: Tensor | None = None
+    positions: Tensor, theta: float, rotating: int, scaling: Scaling | None = None, rope_length: Tensor | None = None
 ) -> Tensor:
     """The angle of each pair at positions (B, T): position * theta ** (-2 i / rotating), (B, T, rotating / 2).
 
-    A `scaling` changes the frequencies, for rows made for the lengths `horizon` (B, 1, 1).
+    A `scaling` changes the frequencies, for rows made for the lengths `rope_length` (B, 1, 1).
     """
     pairs = torch.arange(0, rotating, 2, device=positions.device, dtype=positions.dtype)
     frequencies = theta ** (-pairs / rotating)
-    if scaling is not None and horizon is not None:
-        frequencies = scaling.frequencies(frequencies, theta, horizon)
+    if scaling is not None and rope_length is not None:
+        frequencies = scaling.frequencies(frequencies, theta, rope_length)
     return positions[..., None] * frequencies
 
 
 def rotation(
-    theta: float, rotating: int, positions: Tensor, scaling: Scaling | None = None, horizon: Tensor | None = None
+    theta: float, rotating: int, positions: Tensor, scaling: Scaling | None = None, rope_length: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angles at positions (B, T), each (B, T, 1, rotating / 2)."""
-    angles = angles_at(positions, theta, rotating, scaling, horizon)[:, :, None]
+    angles = angles_at(positions, theta, rotating, scaling, rope_length)[:, :, None]
     magnitude = scaling.magnitude if scaling else 1.0
     return angles.cos() * magnitude, angles.sin() * magnitude
 

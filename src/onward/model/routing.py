@@ -26,23 +26,23 @@ class Router(Part):
 
 
 @dataclass(frozen=True)
-class Softmax(Router, kind="softmax"):
+class SoftmaxRouting(Router, kind="softmax"):
     """Shares of a softmax over all experts; a group counts by its best expert (Mixtral, DeepSeek-V2)."""
 
     bias: bool = False  # of the scores
 
     def build(self, width: int, experts: int, active: int) -> nn.Module:
-        from onward.model.experts import SoftmaxRouter
+        from onward.model.experts import SoftmaxModule
 
-        return SoftmaxRouter(self, width, experts, active, self.bias)
+        return SoftmaxModule(self, width, experts, active, self.bias)
 
 
 @dataclass(frozen=True)
-class Sigmoid(Router, kind="sigmoid"):
+class SigmoidRouting(Router, kind="sigmoid"):
     """Each expert scored by itself; a correction that is not trained by gradient, for the balance of the experts,
     takes part in the choice but not in the weight, and a group counts by its best two (DeepSeek-V3)."""
 
     def build(self, width: int, experts: int, active: int) -> nn.Module:
-        from onward.model.experts import SigmoidRouter
+        from onward.model.experts import SigmoidModule
 
-        return SigmoidRouter(self, width, experts, active)
+        return SigmoidModule(self, width, experts, active)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class Scaling(Part):
     """A change to the frequencies, in radians per position, of rotary positions."""
 
-    def frequencies(self, plain: Tensor, theta: float, horizon: Tensor) -> Tensor:
+    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         """The frequencies, (P,) or (B, 1, P), in place of the `plain` ones (P,), which are theta ** (-p / P).
 
-        `horizon` (B, 1, 1) is the length that each row is made for; where it does not matter, the result is (P,).
+        `rope_length` (B, 1, 1) is the length that each row is made for; where it does not matter, the result is (P,).
         """
         raise NotImplementedError
 
@@ -36,24 +36,24 @@ class Scaling(Part):
 
 
 @dataclass(frozen=True)
-class Linear(Scaling, kind="linear"):
+class LinearScaling(Scaling, kind="linear"):
     """Positions divided by the factor (position interpolation, Chen et al. 2023)."""
 
     factor: float = 1.0  # how many times longer the context gets
 
-    def frequencies(self, plain: Tensor, theta: float, horizon: Tensor) -> Tensor:
+    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         return plain / self.factor
 
 
 @dataclass(frozen=True)
-class Dynamic(Scaling, kind="dynamic"):
+class DynamicScaling(Scaling, kind="dynamic"):
     """A base that grows with the row's length beyond the original one (dynamic NTK, Peng et al. 2023, section 3.3)."""
 
     factor: float = 1.0  # how fast the base grows
     original: int = 2048  # the length trained on
 
-    def frequencies(self, plain: Tensor, theta: float, horizon: Tensor) -> Tensor:
-        longer = horizon.clamp(min=self.original) / self.original
+    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
+        longer = rope_length.clamp(min=self.original) / self.original
         base = theta * (self.factor * longer - (self.factor - 1)) ** (plain.numel() / (plain.numel() - 1))
         return base ** (-plain.new_tensor(range(plain.numel())) / plain.numel())
 
@@ -63,7 +63,7 @@ class Dynamic(Scaling, kind="dynamic"):
 
 
 @dataclass(frozen=True)
-class YaRN(Scaling, kind="yarn"):
+class YaRNScaling(Scaling, kind="yarn"):
     """Slow pairs interpolated, fast ones left, a ramp between (YaRN, Peng et al. 2023, section 3.4)."""
 
     factor: float = 1.0  # how many times longer the context gets
@@ -73,7 +73,7 @@ class YaRN(Scaling, kind="yarn"):
     truncate: bool = True  # the ends of the ramp are whole pairs
     attention_factor: float | None = None  # the magnitude; none: 0.1 ln(factor) + 1
 
-    def frequencies(self, plain: Tensor, theta: float, horizon: Tensor) -> Tensor:
+    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         pairs = plain.numel()
 
         def pair(turns: float) -> float:  # which one turns so many times within the original length
@@ -97,7 +97,7 @@ def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
 
 
 @dataclass(frozen=True)
-class Llama3(Scaling, kind="llama3"):
+class Llama3Scaling(Scaling, kind="llama3"):
     """Long waves interpolated, short ones left, a blend between (Llama 3.1, Dubey et al. 2024)."""
 
     factor: float = 8.0  # how many times longer the context gets
@@ -105,14 +105,14 @@ class Llama3(Scaling, kind="llama3"):
     high_frequency: float = 4.0  # waves shorter than original / high_frequency are left as they are
     original: int = 8192  # the length trained on
 
-    def frequencies(self, plain: Tensor, theta: float, horizon: Tensor) -> Tensor:
+    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         turns = plain * (self.original / (2 * math.pi))  # within the original length
         share = ((turns - self.low_frequency) / (self.high_frequency - self.low_frequency)).clamp(0, 1)
         return plain * (share + (1 - share) / self.factor)
 
 
 @dataclass(frozen=True)
-class LongRoPE(Scaling, kind="longrope"):
+class LongRoPEScaling(Scaling, kind="longrope"):
     """A searched factor per pair, one list for rows up to the original length, one for longer (Ding et al. 2024)."""
 
     short: tuple[float, ...] = ()  # factors of rows up to the original length
@@ -120,10 +120,12 @@ class LongRoPE(Scaling, kind="longrope"):
     original: int = 4096  # the length trained on
     attention_factor: float = 1.0  # the magnitude
 
-    def frequencies(self, plain: Tensor, theta: float, horizon: Tensor) -> Tensor:
+    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         import torch
 
-        return plain / torch.where(horizon > self.original, plain.new_tensor(self.long), plain.new_tensor(self.short))
+        return plain / torch.where(
+            rope_length > self.original, plain.new_tensor(self.long), plain.new_tensor(self.short)
+        )
 
     @property
     def magnitude(self) -> float:

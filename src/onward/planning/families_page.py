@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from onward.families import presets
-from onward.planning.releases import catalogue, step
+from onward.planning.releases import catalog, step
 from onward.planning.words import text
 
 LADDER = ("gpt", "gpt2", "gpt3-175b", "palm-540b", "llama-7b", "mistral-7b", "gemma-7b")
@@ -26,7 +26,7 @@ def families() -> str:
         return ", ".join(f"`{name}`" for name in names)
 
     rows = []
-    for found in catalogue():
+    for found in catalog():
         types, classes = code(found["architectures"]), code(found["architectures"].values())
         releases = ", ".join(preset["name"] for preset in found["presets"])
         rows.append([code([f"{found['family']}.py"]), found["about"], types, classes, releases])

@@ -41,7 +41,7 @@ def steps(name: str) -> list[dict[str, Any]]:
     return [step(before, after) for after, before in pairwise(lineage(name))]
 
 
-def catalogue() -> Iterator[dict[str, Any]]:
+def catalog() -> Iterator[dict[str, Any]]:
     """Every family with its releases and their sizes."""
     for name, module in sorted(modules().items()):
         found = [

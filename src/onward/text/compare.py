@@ -12,7 +12,7 @@ from typing import Any
 from onward.text.fast import encoder, samples
 from onward.text.tokenizer import Tokenizer
 
-Labelled = tuple[str, Mapping[str, str]]  # a text, and what it is: {"source": "mybook.txt", "script": "Latin"}
+Labeled = tuple[str, Mapping[str, str]]  # a text, and what it is: {"source": "mybook.txt", "script": "Latin"}
 
 SHARE = 0.2  # of the lines of a text make it of a kind
 LINES = {
@@ -25,14 +25,14 @@ LINES = {
 }
 
 
-def built_in() -> Iterator[Labelled]:
+def built_in() -> Iterator[Labeled]:
     """Short texts of our own by their language, all of them prose, and by their kind, all of them English."""
     for by, texts in samples().items():
         for name, text in texts.items():
             yield text, {by: name}
 
 
-def labelled(text: str, source: str) -> Labelled:
+def labeled(text: str, source: str) -> Labeled:
     """A text by source, script and kind, as far as it tells."""
     return text, {"source": source, "script": script(text), "kind": kind(text)}
 
@@ -64,7 +64,7 @@ def kind(text: str) -> str:
     return "prose"
 
 
-def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labelled]) -> dict[str, Any]:
+def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> dict[str, Any]:
     """What tokenizers make of texts.
 
     `tokenizers`: for each its name, vocabulary, bytes per token, how many texts do not come back when they are decoded,

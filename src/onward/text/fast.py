@@ -132,9 +132,9 @@ def split_pattern(table: dict[str, Any]) -> str:
 def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
     """The ids of all tokens by their bytes, in the order of their merges; empty where that order does not tell all.
 
-    `tiktoken` merges any two neighbours that make a token, `tokenizers` those on its list. They are equal if each token
+    `tiktoken` merges any two neighbors that make a token, `tokenizers` those on its list. They are equal if each token
     is made by one merge or by consecutive ones, from tokens made before, and is what its own bytes become: what
-    neighbours make it are then always the two that its bytes alone come to last.
+    neighbors make it are then always the two that its bytes alone come to last.
     """
     model = table["model"]
     options = "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.model.decoder import Decoder
-from onward.model.experts import ExpertsModule, SigmoidRouter
+from onward.model.experts import ExpertsModule, SigmoidModule
 
 
 class Balance:
@@ -35,7 +35,7 @@ class Balance:
         self.visits: list[Tensor] = []  # (X,) for each layer that the loss helps, and its mean shares, (X,)
         self.shares: list[Tensor] = []
         for router, counts in zip(self.routers.values(), self.counts):
-            helped = bool(loss) and not isinstance(router, SigmoidRouter)
+            helped = bool(loss) and not isinstance(router, SigmoidModule)
             router.register_forward_hook(partial(self.watch, counts, helped))
             if helped:
                 router.shares.register_forward_hook(self.watch_shares)
@@ -66,9 +66,9 @@ class Balance:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move the corrections in favour of the experts visited less than the mean, and count anew."""
+        """Move the corrections in favor of the experts visited less than the mean, and count anew."""
         for router, counts in zip(self.routers.values(), self.counts):
-            if isinstance(router, SigmoidRouter):
+            if isinstance(router, SigmoidModule):
                 visits = counts.float()
                 router.correction.add_((visits.mean() - visits).sign(), alpha=self.bias)
             counts.zero_()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from onward import families, fields
 from onward.errors import UserError
 from onward.model.config import DecoderConfig
-from onward.training import shape
+from onward.training import presets
 from onward.training.track import TRACKERS
 
 
@@ -29,9 +29,9 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How weights are updated. The objective and the optimiser."""
+    """How weights are updated. The objective and the optimizer."""
 
-    optimiser: str = "adamw"  # adamw, muon (for matrices, AdamW for the rest) or module:Class of a library
+    optimizer: str = "adamw"  # adamw, muon (for matrices, AdamW for the rest) or module:Class of a library
     learning_rate: float | None = None  # the highest, after the warm-up; none: 0.5 / d_model
     schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"  # wsd: warm-up, stable, then linear decay
     warmup: float = 0.05  # share of the steps in which the learning rate rises
@@ -79,7 +79,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     out: str = ""  # folder of the run; "": runs/ and the name of the first source
     preset: str = "mini"  # tiny, mini, small, medium or a release (see `onward models`); --model.* changes its fields
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
-    steps: int = 0  # optimiser steps; 0: as many as --time or --epochs allow
+    steps: int = 0  # optimizer steps; 0: as many as --time or --epochs allow
     time: str = ""  # how long to train, such as 100s, 5m or 2h; fixed to a number of steps after a short timing
     epochs: float = 0.0  # how often to see all of the training text
     batch_size: int = 8  # windows of context_length tokens in one forward and backward
@@ -114,15 +114,15 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
             raise UserError(f"track is {unknown[0]!r}: {fields.nearest(unknown[0], TRACKERS)}")
         if abs(self.seed) >= 1 << 63:
             raise UserError(f"seed is {self.seed}: it must fit into 64 bits")
-        if self.preset not in shape.PRESETS and self.preset not in (known := families.presets()):
-            close = fields.nearest(self.preset, {*shape.PRESETS, *known})
+        if self.preset not in presets.PRESETS and self.preset not in (known := families.presets()):
+            close = fields.nearest(self.preset, {*presets.PRESETS, *known})
             raise UserError(f"preset is {self.preset!r}, which `onward models` does not list: {close}")
         if not self.sources:
             raise UserError("no text to train on: name files or folders, or the corpus `embedded`")
 
     def decoder(self, vocab_size: int) -> DecoderConfig:
         """The model, for a vocabulary."""
-        return shape.decoder(self.preset, vocab_size, self.model)
+        return presets.decoder(self.preset, vocab_size, self.model)
 
 
 NOT_NEGATIVE = (

@@ -29,7 +29,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Step:
-    """What one optimiser step did or, in `trouble`, why it was not made."""
+    """What one optimizer step did or, in `trouble`, why it was not made."""
 
     step: int  # counted from 1
     loss: float  # mean cross-entropy over the targets, nats per token
@@ -68,7 +68,7 @@ def mixed(precision: str, device: torch.device) -> AbstractContextManager[object
 def fit(
     model: Decoder,
     source: Iterable[tuple[int, list[Batch]]],
-    optimisers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[torch.optim.Optimizer],
     learning_rate: Callable[[int], float],
     method: Method = Method(),
     scaler: torch.amp.GradScaler | None = None,
@@ -78,7 +78,7 @@ def fit(
 
     The loss is the mean over all targets of the step in all processes, so accumulating over batches changes nothing but
     rounding (and the auxiliary loss of experts, which is taken batch by batch). A step that `method.judge` finds
-    trouble with leaves weights and optimisers as they were.
+    trouble with leaves weights and optimizers as they were.
     """
     device, everyone, balance = model.embed.weight.device, method.processes, method.balance
     scaler = scaler or method.scaler(device)
@@ -100,23 +100,23 @@ def fit(
             entropies.append(entropy)
         everyone.sum_gradients(model)
         mean = everyone.sum([sum(entropy.item() for entropy in entropies)])[0] / count
-        for optimiser in optimisers:
-            scaler.unscale_(optimiser)
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), method.clip or float("inf")))
         # fp16 overflows now and then: the scaler leaves such a step out and scales less, as long as that can help
         trouble = method.judge(mean, 0.0 if scaler.is_enabled() and scaler.get_scale() >= 1 else norm)
         rate, figures = learning_rate(step), {}
-        for optimiser in [] if trouble else optimisers:
-            for group in optimiser.param_groups:
+        for optimizer in [] if trouble else optimizers:
+            for group in optimizer.param_groups:
                 group["lr"] = rate
-            scaler.step(optimiser)
+            scaler.step(optimizer)
         scaler.update()
         if balance is not None:
             everyone.sum_tensors(balance.counts)
             figures = balance.loads()
             balance.step()
-        for optimiser in optimisers:
-            optimiser.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         yield Step(step + 1, mean, rate, norm, int(count), perf_counter() - start, trouble, figures)
 
 

@@ -1,4 +1,4 @@
-"""What training minimises: the cross-entropy of the targets, in chunks where all logits would fill the memory.
+"""What training minimizes: the cross-entropy of the targets, in chunks where all logits would fill the memory.
 
 Shapes: B windows, T tokens of each, N = B * T, D d_model, V vocabulary.
 """
@@ -26,7 +26,7 @@ LOGITS = 1 << 25  # that stand in memory at once: 128 MiB in fp32
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised, and how much of it is computed at once."""
+    """What is minimized, and how much of it is computed at once."""
 
     z_loss: float = 0.0  # times the square of log Z, Z being the softmax's denominator (PaLM, Chowdhery et al. 2022)
     label_smoothing: float = 0.0  # share of each target spread over the vocabulary (Szegedy et al. 2016, section 7)
@@ -36,7 +36,7 @@ class Objective:
 def loss_sum(
     model: Decoder, batch: Batch, objective: Objective = Objective(), factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The sum over the targets of what is minimised and, without gradient, of the cross-entropy, in nats.
+    """The sum over the targets of what is minimized and, without gradient, of the cross-entropy, in nats.
 
     `factor` is about what the sum will be multiplied by: gradients that are made in chunks are made of that, which
     keeps those in fp16 in its range.
@@ -99,9 +99,9 @@ class InChunks(torch.autograd.Function):
                 of_h.copy_(grads[-1])
         ctx.save_for_backward(of_hidden, *of_head)
         ctx.factor = factor
-        minimised, plain = sums.unbind()
+        minimized, plain = sums.unbind()
         ctx.mark_non_differentiable(plain)
-        return minimised, plain
+        return minimized, plain
 
     @staticmethod
     @once_differentiable

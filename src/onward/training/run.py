@@ -43,7 +43,7 @@ from onward.training.inputs import Inputs, check_inputs, open_inputs, prepare_in
 from onward.training.journal import Journal
 from onward.training.loop import Batch, Method, Step, fit, mean_loss
 from onward.training.loss import Objective
-from onward.training.optimiser import optimisers
+from onward.training.optimizer import optimizers
 from onward.training.processes import Processes
 from onward.training.schedule import share
 from onward.training.track import Trackers
@@ -90,7 +90,7 @@ class Run:
         self.model, self.tokenizer, self.inputs, self.hf = model, tokenizer, inputs, hf
         self.folder, self.device = Path(c.out), model.embed.weight.device
         self.rate = 0.5 / model.config.d_model if c.learning_rate is None else c.learning_rate
-        self.optimisers = optimisers(model, c.optimiser, self.rate, c.weight_decay, (c.beta1, c.beta2))
+        self.optimizers = optimizers(model, c.optimizer, self.rate, c.weight_decay, (c.beta1, c.beta2))
         self.average = Average(model, c.average) if c.average else None
         self.windows = Windows(inputs.train, model.config.context_length, c.seed, weights=c.weights, pack=c.pack)
         self.spikes, self.processes = Spikes(c.spike), Processes.join()
@@ -179,7 +179,7 @@ class Run:
 
     def take_up(self, state: State) -> None:
         """Be where a save was made."""
-        restore(state.tensors, self.model, self.optimisers)
+        restore(state.tensors, self.model, self.optimizers)
         progress = state.progress
         self.step, self.position, self.seconds = (progress[name] for name in ("step", "position", "seconds"))
         self.skipped = [(first, end) for first, end in progress["skipped"]]
@@ -204,7 +204,7 @@ class Run:
         began = perf_counter() - self.seconds
         with self.recorder() as record:
             yield from self.validations(record)  # a save comes before it, and the run may have stopped between
-            for step in fit(self.model, self.source(), self.optimisers, self.rate_at, self.method, self.scaler):
+            for step in fit(self.model, self.source(), self.optimizers, self.rate_at, self.method, self.scaler):
                 if self.due(step.step) and not step.trouble and not self.finite():
                     step = replace(step, trouble="the weights are not finite")
                 if step.trouble:
@@ -296,7 +296,7 @@ class Run:
         self.saver.finish()
         if self.processes.rank:
             self.processes.wait()  # the first puts aside what is damaged
-        self.take_up(reload(self.folder, self.model, self.optimisers))
+        self.take_up(reload(self.folder, self.model, self.optimizers))
         if not self.processes.rank:
             self.processes.wait()
         self.troubles, self.skipped = troubles, skipped
@@ -360,7 +360,7 @@ class Run:
             "averaged": self.average.updates if self.average else 0,
         }
         averaged = self.average.tensors if self.average else None
-        self.saver.save(self.model, self.optimisers, progress, self.hf, averaged)
+        self.saver.save(self.model, self.optimizers, progress, self.hf, averaged)
 
     def finite(self) -> bool:
         """Whether all weights are numbers."""

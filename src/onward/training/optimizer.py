@@ -1,0 +1,116 @@
+"""Optimizers: AdamW, Muon, and those of libraries."""
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onward.errors import UserError
+
+
+def optimizers(
+    model: nn.Module, name: str, learning_rate: float, weight_decay: float, betas: tuple[float, float]
+) -> list[torch.optim.Optimizer]:
+    """The optimizers that together train a decoder's trainable parameters.
+
+    "adamw" (Loshchilov and Hutter 2019); "muon", with AdamW for embeddings, head and vectors; or "module:Class", any
+    torch.optim.Optimizer of a library. Matrices decay, stacks of them too; vectors do not. A UserError tells of a
+    name that is none of these.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if name == "adamw":
+        return [adamw(trained, learning_rate, weight_decay, betas)]
+    if name == "muon":
+        hidden = {n: p for n, p in trained.items() if n.startswith("blocks.") and is_matrix(n, p)}
+        rest = {n: p for n, p in trained.items() if n not in hidden}
+        muon = Muon([{"params": list(hidden.values())}], learning_rate, weight_decay)
+        return [muon, adamw(rest, learning_rate, weight_decay, betas)]
+    found = library_class(name)
+    options: dict[str, Any] = {"betas": betas} if "betas" in inspect.signature(found).parameters else {}
+    try:
+        return [found(groups(trained, weight_decay), lr=learning_rate, **options)]
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the optimizer {name} cannot be made as Onward makes them: {error}") from None
+
+
+def adamw(
+    parameters: dict[str, nn.Parameter], learning_rate: float, weight_decay: float, betas: tuple[float, float]
+) -> torch.optim.AdamW:
+    """AdamW in torch's fused form."""
+    return torch.optim.AdamW(groups(parameters, weight_decay), lr=learning_rate, betas=betas, fused=True)
+
+
+def groups(parameters: dict[str, nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Those that decay, and those that do not."""
+    matrices = [p for name, p in parameters.items() if is_matrix(name, p)]
+    vectors = [p for name, p in parameters.items() if not is_matrix(name, p)]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter is a matrix or a stack of them; the biases of experts are a stack of vectors."""
+    return parameter.ndim >= 2 and not name.endswith("bias")
+
+
+def library_class(name: str) -> Callable[..., torch.optim.Optimizer]:
+    """The optimizer that "module:Class" names."""
+    module, _, attribute = name.partition(":")
+    if not (module and attribute):
+        raise UserError(f"optimizer is {name!r}: choose adamw, muon, or a library's class, such as torch.optim:NAdam")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise UserError(f"the optimizer {name} cannot be imported: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+        raise UserError(f"{name} is not an optimizer: name a class that is a torch.optim.Optimizer")
+    return found
+
+
+class Muon(torch.optim.Optimizer):
+    """Steps along the momentum with all its singular values made about 1 (Jordan et al. 2024), for matrices (O, I) and
+    stacks of them (X, O, I), each matrix by itself.
+
+    Steps are as large as AdamW's, by root mean square, so that one learning rate and one decay serve both (Liu et al.
+    2025, section 2.2).
+    """
+
+    def __init__(
+        self, params: Iterable[dict[str, Any]], lr: float, weight_decay: float, momentum: float = 0.95
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take one step, with Nesterov's momentum."""
+        for group in self.param_groups:
+            rate, momentum = group["lr"], group["momentum"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(p)
+                mean = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
+                update = orthogonal(p.grad.lerp(mean, momentum))
+                p.mul_(1 - rate * group["weight_decay"])
+                p.add_(update, alpha=-rate * 0.2 * math.sqrt(max(p.shape[-2:])))
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Matrices (..., O, I), at most one dimension more, with their singular values brought near 1, in bf16.
+
+    Five steps of Newton and Schulz with the coefficients of Jordan et al.: values between about 0.7 and 1.2.
+    """
+    x = matrices.bfloat16()
+    tall = x.size(-2) > x.size(-1)
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    add = torch.addmm if x.ndim == 2 else torch.baddbmm
+    for _ in range(5):
+        gram = x @ x.mT
+        x = add(x, add(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return x.mT if tall else x

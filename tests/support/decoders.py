@@ -1,0 +1,172 @@
+"""Small decoders that together use every part and every option, and weights that make each of them matter."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.model.config import (
+    Alibi,
+    AttentionOnly,
+    BranchNorm,
+    DecoderConfig,
+    Experts,
+    Gated,
+    LatentAttention,
+    LayerNorm,
+    Learned,
+    NoNorm,
+    NoPosition,
+    Parallel,
+    Plain,
+    PostNorm,
+    PreNorm,
+    RMSNorm,
+    Rotary,
+    Sandwich,
+    SelfAttention,
+    SharedNorm,
+    Sinusoidal,
+)
+from onward.model.decoder import Decoder
+from onward.model.routing import SigmoidRouting, SoftmaxRouting
+from onward.model.scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRoPEScaling, YaRNScaling
+
+LENGTH = 12  # context_length of all
+
+
+def config(**changes: Any) -> DecoderConfig:
+    sizes = {"vocab_size": 13, "d_model": 16, "n_layers": 2, "n_heads": 4, "context_length": LENGTH}
+    return DecoderConfig(**{**sizes, **changes})
+
+
+DECODERS = {
+    "llama": config(n_kv_heads=2),
+    "gpt2": config(
+        position=Learned(),
+        norm=LayerNorm(),
+        mlp=Plain(act="gelu_tanh", bias=True),
+        attention=SelfAttention(bias=True, out_bias=True),
+        tied=True,
+    ),
+    "gpt": config(
+        position=Learned(offset=2), norm=LayerNorm(eps=1e-3), block=PostNorm(), mlp=Plain(act="relu"), head_bias=True
+    ),
+    "vaswani": config(position=Sinusoidal(theta=100), norm=LayerNorm(bias=False), mlp=Plain(), d_ff=20),
+    "neox": config(position=Rotary(fraction=0.5), norm=LayerNorm(), block=Parallel(), mlp=Plain(act="silu")),
+    "some layers without rotary": config(
+        position=(Rotary(theta=100), NoPosition()), n_layers=3, attention=SelfAttention(qk_norm="head"), n_kv_heads=1
+    ),
+    "bloom": config(position=Alibi(), n_heads=3, d_head=4, norm=LayerNorm(), block=SharedNorm(), mlp=Plain()),
+    "alibi in windows": config(
+        position=Alibi(steepness=4.0),
+        n_heads=6,
+        n_kv_heads=3,
+        d_head=8,
+        attention=(SelfAttention(window=3), SelfAttention()),
+    ),
+    "statquest": config(
+        position=NoPosition(),
+        attention=SelfAttention(out=False),
+        block=AttentionOnly(),
+        norm=NoNorm(),
+    ),
+    "gemma2": config(
+        n_layers=3,
+        n_kv_heads=2,
+        d_head=6,
+        block=Sandwich(),
+        norm=RMSNorm(offset=1.0, eps=1e-6),
+        attention=(SelfAttention(window=4, attn_softcap=2.0, scale=0.3), SelfAttention(attn_softcap=2.0, scale=0.3)),
+        mlp=Gated(act="gelu_tanh"),
+        embed_scale=4.0,
+        logit_softcap=3.0,
+        tied=True,
+    ),
+    "gpt-oss": config(
+        n_kv_heads=2,
+        attention=(SelfAttention(window=3, sinks=True, bias=True), SelfAttention(sinks=True)),
+        mlp=Experts(count=5, active=3, d_ff=12, router=SoftmaxRouting(bias=True), bias=True, compute="loop"),
+    ),
+    "granite": config(
+        block=PreNorm(residual_scale=0.22),
+        embed_scale=12.0,
+        logit_scale=0.25,
+        attention=SelfAttention(scale=0.1),
+        mlp=Gated(act="gelu", bias=True),
+    ),
+    "olmo2": config(attention=SelfAttention(qk_norm="width"), n_kv_heads=2, final_norm=LayerNorm()),
+    "deepseek": config(
+        n_layers=3,
+        attention=(
+            LatentAttention(d_latent=5, d_nope=6, d_rope=4, d_value=3, norm_eps=0.01),
+            LatentAttention(d_latent=40, d_query_latent=7, d_nope=2, d_rope=2, d_value=3, bias=True, scale=0.3),
+        ),
+        mlp=(
+            Gated(),
+            Experts(
+                act="relu",
+                router=SoftmaxRouting(renormalize=False, scale=2.0, groups=4, active_groups=2),
+                d_shared=20,
+                compute="loop",
+            ),
+            Experts(
+                count=6,
+                router=SigmoidRouting(groups=3, active_groups=2, scale=1.5, renormalize=False),
+                d_shared=8,
+                shared_gate=True,
+                compute="loop",
+            ),
+        ),
+    ),
+    "opt-350m": config(
+        position=Learned(offset=2), d_embed=6, embed_norm=LayerNorm(), block=PostNorm(), final_norm=NoNorm(), tied=True
+    ),
+    "scaled turns": config(
+        n_layers=6,
+        position=(
+            Rotary(scaling=LinearScaling(factor=3.0)),
+            Rotary(scaling=YaRNScaling(factor=4.0, original=4, truncate=False, beta_fast=3, beta_slow=0.5), theta=100),
+            Rotary(scaling=YaRNScaling(factor=3.0, attention_factor=0.9)),
+            Rotary(scaling=Llama3Scaling(factor=4.0, low_frequency=0.5, high_frequency=3.0, original=16)),
+            Rotary(scaling=DynamicScaling(factor=2.0, original=5)),
+            Rotary(scaling=LongRoPEScaling(short=(1.0, 1.5), long=(2.0, 3.0), original=6, attention_factor=1.2)),
+        ),
+        block=(BranchNorm(), PreNorm()),
+        attention=(SelfAttention(clip=0.5, qk_norm="heads"), SelfAttention(qk_norm="heads")),
+        n_kv_heads=2,
+    ),
+    "everything about scores": config(
+        position=(Alibi(), Rotary()),
+        n_heads=6,
+        n_kv_heads=2,
+        d_head=4,
+        block=(PreNorm(), Sandwich()),
+        attention=SelfAttention(window=4, attn_softcap=3.0, sinks=True, qk_norm="head", bias=True),
+        norm=(RMSNorm(), LayerNorm()),
+        final_norm=NoNorm(),
+    ),
+}
+
+
+@torch.no_grad()
+def decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decoder:
+    """A decoder in which every parameter, biases and sinks too, is random and large enough to be noticed."""
+    torch.manual_seed(0)
+    model = Decoder(config).to(dtype).eval()
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def token_ids(config: DecoderConfig, rows: int = 2, length: int = LENGTH) -> Tensor:
+    """Random token ids (rows, length)."""
+    return torch.randint(config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def assert_close(got: Tensor, wanted: Tensor, share: float = 1e-5) -> None:
+    """Equal within a share of the largest number (or of 1 where all are smaller)."""
+    assert got.shape == wanted.shape
+    assert got.dtype == wanted.dtype
+    largest = max(1.0, wanted.abs().max().item())
+    torch.testing.assert_close(got, wanted, rtol=0, atol=share * largest)

@@ -1,0 +1,124 @@
+"""Ways to run a model: each takes tokens (2, LENGTH) and returns the logits of the plain run in its own manner."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from onward.model.cache import Cache
+from onward.model.config import DecoderConfig
+from onward.model.decoder import Decoder
+from onward.model.paged import PagedCache
+
+from support.decoders import LENGTH, assert_close, decoder, token_ids
+
+
+def positions(tokens: Tensor, start: int = 0) -> Tensor:
+    return torch.arange(start, start + tokens.size(1)).expand_as(tokens)
+
+
+def new_cache(model: Decoder, chunk: int, kind: str = "contiguous") -> Cache:
+    """A cache of some kind for 2 rows of LENGTH tokens."""
+    options = {"dtype": model.embed.weight.dtype, "quantized": kind.startswith("quantized")}
+    if kind.endswith("paged"):
+        return PagedCache(model.config, 2, LENGTH, chunk, blocks=LENGTH, block_size=2, **options)
+    return Cache(model.config, 2, LENGTH, chunk, step=3 if kind == "growing" else 0, **options)
+
+
+def feed(
+    model: Decoder,
+    cache: Cache,
+    tokens: Tensor,
+    starts: int | list[int],
+    lengths: list[int] | None = None,
+    row: int = 0,
+    upto: bool = False,
+) -> Tensor:
+    """Logits of tokens (B, T) in the rows of a cache from `row` on, each from its start; `lengths` are without pads."""
+    rows, width = tokens.shape
+    starts = [starts] * rows if isinstance(starts, int) else starts
+    for i, (start, length) in enumerate(zip(starts, lengths or [width] * rows), row):
+        assert cache.extend(i, start, start + length)
+    where = torch.tensor(starts)[:, None] + torch.arange(width)
+    view = cache.rows(row, row + rows)
+    return model(tokens, where, view.upto(int(where.max()) + 1) if upto else view)
+
+
+def in_steps(model: Decoder, tokens: Tensor, kind: str, chunk: int, upto: bool = False) -> Tensor:
+    cache = new_cache(model, chunk, kind)
+    return torch.cat([feed(model, cache, tokens[:, s : s + chunk], s, upto=upto) for s in range(0, LENGTH, chunk)], 1)
+
+
+def row_by_row(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
+    """Each row through its own view of one cache, and in steps of its own."""
+    cache = new_cache(model, 5, kind)
+    pieces: list[list[Tensor]] = [[], []]
+    for start in range(LENGTH):
+        for row, step in (0, 5), (1, 3):
+            if start % step == 0:
+                piece = tokens[row : row + 1, start : start + step]
+                pieces[row].append(feed(model, cache, piece, start, row=row))
+    return torch.cat([torch.cat(p, 1) for p in pieces])
+
+
+def rolled_back(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
+    """Other tokens follow, are given up, and the right ones take their place."""
+    cache, out = new_cache(model, 4, kind), []
+    for start in range(0, LENGTH, 2):
+        feed(model, cache, tokens[:, start : start + 4].flip(0, 1), start)
+        out.append(feed(model, cache, tokens[:, start : start + 2], start))
+    return torch.cat(out, 1)
+
+
+def reused(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
+    """The rows belonged to others before."""
+    cache, out = new_cache(model, 5, kind), []
+    for texts in tokens.flip(1), tokens:
+        for row in 0, 1:
+            cache.close(row)
+            assert cache.open(row, texts[row].tolist(), LENGTH) == 0
+        out = [feed(model, cache, texts[:, s : s + 5], s) for s in range(0, LENGTH, 5)]
+    return torch.cat(out, 1)
+
+
+def ragged(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
+    """Rows of 8 and 5 tokens, then of 4 and 7, the shorter one padded on the right, at last past the context."""
+    cache, padded = new_cache(model, 8, kind), torch.cat([tokens, tokens.flip(1)], 1)
+    first = padded[:, :8].clone()
+    first[1, 5:] = 0
+    a = feed(model, cache, first, 0, [8, 5])
+    b = feed(model, cache, torch.stack([padded[0, 8:15], padded[1, 5:12]]), [8, 5], [4, 7])
+    return torch.stack([torch.cat([a[0], b[0, :4]]), torch.cat([a[1, :5], b[1]])])
+
+
+def packed(model: Decoder, tokens: Tensor) -> Tensor:
+    """Both rows as documents in one."""
+    return model(tokens.view(1, -1), positions(tokens).reshape(1, -1)).view(2, LENGTH, -1)
+
+
+def from_vectors(model: Decoder, tokens: Tensor) -> Tensor:
+    return model(model.embed(tokens))
+
+
+CACHED: dict[str, Callable[[Decoder, Tensor, str], Tensor]] = {  # the last argument is the kind of the cache
+    "one by one": partial(in_steps, chunk=1),
+    "in chunks": partial(in_steps, chunk=5),
+    "in chunks that read only the slots in use": partial(in_steps, chunk=5, upto=True),
+    "row by row": row_by_row,
+    "rolled back": rolled_back,
+    "in rows used before": reused,
+    "ragged": ragged,
+}
+WAYS: dict[str, Callable[[Decoder, Tensor], Tensor]] = {
+    "packed": packed,
+    "from vectors": from_vectors,
+    **{name: partial(way, kind="contiguous") for name, way in CACHED.items()},
+    **{f"{name}, paged": partial(CACHED[name], kind="paged") for name in ("one by one", "rolled back", "ragged")},
+}
+
+
+@torch.inference_mode()
+def assert_equals_the_plain_run(config: DecoderConfig, way: str) -> None:
+    model, tokens = decoder(config), token_ids(config)
+    assert_close(WAYS[way](model, tokens), model(tokens))

@@ -1,0 +1,155 @@
+"""Optimizers: which parameters they move, and how."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+from onward.checkpoint.training import optimizer_tensors, restore
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+from onward.training.loop import Batch
+from onward.training.loss import loss_sum
+from onward.training.optimizer import Muon, optimizers
+
+from support.decoders import DECODERS, assert_close, decoder, token_ids
+
+NAMES = ["adamw", "muon", "torch.optim:NAdam", "torch.optim:Adafactor", "torch.optim:SGD"]
+RATES = {"torch.optim:SGD": 5e-2, "torch.optim:Adafactor": 1e-1}
+
+
+def make(model: Decoder, name: str, weight_decay: float = 0.1) -> list[torch.optim.Optimizer]:
+    return optimizers(model, name, RATES.get(name, 1e-2), weight_decay, (0.9, 0.99))
+
+
+def train(model: Decoder, opts: list[torch.optim.Optimizer], steps: int) -> list[float]:
+    """The losses of some steps on one batch."""
+    ids, losses = token_ids(model.config), []
+    for _ in range(steps):
+        loss = loss_sum(model, Batch(ids[:, :-1], ids[:, 1:]))[0] / 22
+        loss.backward()
+        for optimizer in opts:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (30, 7), (7, 30), (1, 9), (9, 1)], ids=str)
+def test_muon_is_that_of_torch(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(w) for w in torch.randn(shape).expand(2, *shape).clone())
+    settings = {"lr": 0.1, "weight_decay": 0.3, "momentum": 0.8}
+    steps = (
+        Muon([{"params": [ours]}], **settings),
+        torch.optim.Muon([theirs], **settings, adjust_lr_fn="match_rms_adamw"),
+    )
+    for _ in range(5):
+        ours.grad = theirs.grad = torch.randn(shape)
+        for optimizer in steps:
+            optimizer.step()
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 12), (4, 30, 7), (2, 7, 30), (1, 5, 6)], ids=str)
+def test_muon_steps_in_a_stack_as_in_each_of_its_matrices(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    stack = torch.nn.Parameter(torch.randn(shape))
+    matrices = [torch.nn.Parameter(w.clone()) for w in stack.detach()]
+    together, apart = (Muon([{"params": p}], lr=0.1, weight_decay=0.3) for p in ([stack], matrices))
+    for _ in range(5):
+        stack.grad = torch.randn(shape) * torch.logspace(-6, 3, shape[0])[:, None, None]  # a tiny one beside a large
+        for w, grad in zip(matrices, stack.grad):
+            w.grad = grad
+        together.step()
+        apart.step()
+    assert_close(stack.detach(), torch.stack([w.detach() for w in matrices]), 2e-3)
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (80, 20), (3, 20, 80)], ids=str)
+def test_muon_makes_steps_as_large_as_those_of_adamw(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    w = torch.nn.Parameter(torch.zeros(shape))
+    w.grad = torch.randn(shape)
+    Muon([{"params": [w]}], lr=1.0, weight_decay=0.0).step()
+    assert 0.15 < w.square().mean().sqrt() < 0.25
+
+
+@pytest.mark.parametrize("config", ["gpt-oss", "deepseek", "opt-350m", "statquest"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_trained_parameter_is_moved_once_and_no_frozen_one(name: str, config: str) -> None:
+    model = decoder(DECODERS[config])
+    model.blocks[0].requires_grad_(False)
+    moved = Counter(p for o in make(model, name) for group in o.param_groups for p in group["params"])
+    assert moved == Counter(p for p in model.parameters() if p.requires_grad)
+
+
+def test_muon_moves_the_matrices_inside_the_blocks_and_adamw_the_rest() -> None:
+    model = decoder(DECODERS["gpt-oss"])
+    muon, adamw = make(model, "muon")
+    names = {p: name for name, p in model.named_parameters()}
+    moved = {names[p] for p in muon.param_groups[0]["params"]}
+    assert {name.split(".", 2)[2] for name in moved} == {
+        *(f"attn.{name}.weight" for name in ("q", "k", "v", "out")),
+        *(f"mlp.{name}" for name in ("router.weight", "gate", "up", "down")),
+    }
+    assert (type(muon), type(adamw)) == (Muon, torch.optim.AdamW)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "torch.optim:AdamW"])
+@pytest.mark.parametrize("config", ["gpt2", "gpt-oss"])
+def test_only_matrices_and_stacks_of_them_decay(config: str, name: str) -> None:
+    model = decoder(DECODERS[config])
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    for optimizer in optimizers(model, name, 0.1, 0.5, (0.9, 0.99)):
+        optimizer.step()
+    for name, p in model.named_parameters():
+        vector = p.ndim < 2 or "bias" in name  # the biases of experts are a stack of vectors
+        torch.testing.assert_close(p.detach(), before[name] * (1 if vector else 1 - 0.1 * 0.5), msg=name)
+
+
+@pytest.mark.parametrize("config", ["llama", "gpt-oss"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loss_falls(name: str, config: str) -> None:
+    model = decoder(DECODERS[config])
+    losses = train(model, make(model, name), 40)
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_state_is_kept_under_the_names_of_parameters(name: str) -> None:
+    def weights(model: Decoder) -> list[Tensor]:
+        return [p.detach().clone() for p in model.parameters()]
+
+    model = decoder(DECODERS["gpt-oss"])
+    opts = make(model, name)
+    train(model, opts, 3)
+    kept = {key: tensor.clone() for key, tensor in optimizer_tensors(model, opts).items()}
+    other = decoder(DECODERS["gpt-oss"])
+    other.load_state_dict(model.state_dict())
+    theirs = make(other, name)
+    restore(kept, other, theirs)
+    train(model, opts, 2)
+    train(other, theirs, 2)
+    for got, wanted in zip(weights(other), weights(model)):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("adam", "choose adamw, muon, or"),
+        ("nowhere.at.all:Lion", "cannot be imported"),
+        ("torch.optim:Lion", "is not an optimizer"),
+        ("torch.nn:Linear", "is not an optimizer"),
+        ("torch.optim:LBFGS", "cannot be made"),
+        ("torch.optim:Optimizer", "cannot be made"),
+        (":Lion", "choose"),
+    ],
+)
+def test_what_is_no_optimizer_is_told_in_a_sentence(name: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        make(decoder(DECODERS["llama"]), name)
