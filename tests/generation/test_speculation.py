@@ -93,10 +93,10 @@ def greedy_acceptance(p: Tensor, places: Any, proposals: Any, at: Tensor) -> lis
     return right_accepted(p, places, proposals, torch.full_like(at, 0.5))
 
 
-right_accepted = speculation.num_accepted
+right_accepted = speculation.accepted
 MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "too much is accepted": ("num_accepted", wrong_acceptance),
-    "a coin is not thrown": ("num_accepted", greedy_acceptance),
+    "too much is accepted": ("accepted", wrong_acceptance),
+    "a coin is not thrown": ("accepted", greedy_acceptance),
     "a refused place is drawn from p": ("residual", lambda p, proposal, k: p),
     "the residual is not normalized": (
         "residual",

@@ -61,7 +61,7 @@ def test_what_changed_is_said_in_words_and_numbers() -> None:
 
 ONE_FIELD = {
     "position.theta": ({"position": Rotary(theta=5e5)}, ("10,000", "500,000")),
-    "position.scaling": ({"position": Rotary(scaling=LinearScaling(2.0))}, ("none", "Linear: positions divided")),
+    "position.scaling": ({"position": Rotary(scaling=LinearScaling(2.0))}, ("none", "LinearScaling: positions")),
     "attention.window": ({"attention": SelfAttention(window=4)}, ("all", "4")),
     "attention.scale": ({"attention": SelfAttention(scale=0.25)}, ("d_head ** -0.5", "0.25")),
     "attention.sinks": ({"attention": SelfAttention(sinks=True)}, ("no", "yes")),

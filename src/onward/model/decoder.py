@@ -72,6 +72,16 @@ class Decoder(nn.Module):
             self.head.weight = self.embed.weight
         initialize(self)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the embedding, which is that of the residual stream and of a cache."""
+        return self.embed.weight.dtype
+
     def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """Logits (B, T, V) in which place t speaks of the token at t + 1. Arguments as of `hidden`."""
         return self.logits(self.hidden(tokens, positions, cache))

@@ -65,7 +65,7 @@ def write_report(run: Path, model: Decoder, tokenizer: Tokenizer, text: str = ""
         ),
         **look(model, tokenizer, text),
     }
-    template = files("onward.inspection").joinpath("report.html").read_text(encoding="utf-8")
+    template = files("onward.reports").joinpath("report.html").read_text(encoding="utf-8")
     template = re.sub(r"<!--if (\w+)-->(.*?)<!--end-->", lambda m: m[2] if parts[m[1]] else "", template, flags=re.S)
     page = re.sub(r"<!--(\w+)-->", lambda m: parts[m[1]], template)
     with written_whole(run / "report.html") as new:
