@@ -140,7 +140,7 @@ MANY = {
 def test_a_config_that_asks_for_far_more_than_the_files_hold_is_refused_at_once(case: str, tmp_path: Path) -> None:
     shape, changes = MANY[case]
     published = SMALL[shape].to_dict() if shape in SMALL else {}
-    ours = read(published)[1] if published else DECODERS.get(shape) or config(mlp=Experts(compute="loop"))
+    ours = read(published)[1] if published else DECODERS.get(shape) or config(mlp=Experts(backend="loop"))
     save_model(decoder(ours), tmp_path, published)
     hf = read_json(tmp_path / "config.json")
     (hf["decoder"] if shape == "experts" else hf).update(changes)
@@ -185,7 +185,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("valid")
     save_model(decoder(DECODERS["gpt2"]), root / "one")
     save_model(decoder(DECODERS["llama"]), root / "shards", shard_bytes=9000)
-    save_model(decoder(config(mlp=Experts(compute="loop"))), root / "experts")
+    save_model(decoder(config(mlp=Experts(backend="loop"))), root / "experts")
     return {path.name: path for path in root.iterdir()}
 
 

@@ -30,7 +30,7 @@ from support.decoders import DECODERS, decoder, token_ids
 from support.disk import with_room_for
 
 CPU = torch.device("cpu")
-CONFIGS = DECODERS | {"mixtral": DecoderConfig(13, 16, 2, 4, context_length=12, mlp=Experts(compute="loop"))}
+CONFIGS = DECODERS | {"mixtral": DecoderConfig(13, 16, 2, 4, context_length=12, mlp=Experts(backend="loop"))}
 
 
 class Counting(torch.optim.Optimizer):

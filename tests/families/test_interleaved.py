@@ -10,25 +10,25 @@ from onward.model.positions import angles_at, rotate, rotation
 D, HEADS, E = 12, 3, 8
 
 
-def turn_neighbors(x: Tensor, positions: Tensor, rotating: int) -> Tensor:
+def turn_neighbors(x: Tensor, positions: Tensor, rope_dim: int) -> Tensor:
     """Number 2 i turns with number 2 i + 1, of x (B, T, H, E); the formula of RoFormer written out."""
-    y, angles = x.clone(), angles_at(positions, 10_000.0, rotating)[:, :, None]
-    a, b = x[..., 0:rotating:2], x[..., 1:rotating:2]
-    y[..., 0:rotating:2], y[..., 1:rotating:2] = (
+    y, angles = x.clone(), angles_at(positions, 10_000.0, rope_dim)[:, :, None]
+    a, b = x[..., 0:rope_dim:2], x[..., 1:rope_dim:2]
+    y[..., 0:rope_dim:2], y[..., 1:rope_dim:2] = (
         a * angles.cos() - b * angles.sin(),
         b * angles.cos() + a * angles.sin(),
     )
     return y
 
 
-@pytest.mark.parametrize("rotating", [8, 4])
-def test_interleaved_rotary_has_the_same_scores_through_its_weights(rotating: int) -> None:
+@pytest.mark.parametrize("rope_dim", [8, 4])
+def test_interleaved_rotary_has_the_same_scores_through_its_weights(rope_dim: int) -> None:
     torch.manual_seed(0)
     x, positions = torch.randn(1, 5, D, dtype=torch.float64), torch.arange(3, 8)[None].double()
     weights = torch.randn(2, HEADS * E, D, dtype=torch.float64)
-    into, back = interleaved(E, rotating)
-    theirs = [turn_neighbors((x @ w.T).unflatten(-1, (HEADS, E)), positions, rotating) for w in weights]
-    cos, sin = rotation(10_000.0, rotating, positions)
+    into, back = interleaved(E, rope_dim)
+    theirs = [turn_neighbors((x @ w.T).unflatten(-1, (HEADS, E)), positions, rope_dim) for w in weights]
+    cos, sin = rotation(10_000.0, rope_dim, positions)
     ours = [rotate((x @ into(w).T).unflatten(-1, (HEADS, E)), cos, sin) for w in weights]
     scores = [torch.einsum("bqhe,bkhe->bhqk", *pair) for pair in (theirs, ours)]
     torch.testing.assert_close(*scores, rtol=0, atol=1e-12)

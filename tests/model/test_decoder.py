@@ -14,7 +14,7 @@ from onward.model import config as parts
 from onward.model.attention import Attend
 from onward.model.cache import Cache
 from onward.model.config import DecoderConfig, Experts, at
-from onward.model.routing import Router
+from onward.model.routing import Routing
 from onward.model.scaling import Scaling
 
 from support.decoders import DECODERS, LENGTH, assert_close, decoder, token_ids
@@ -38,7 +38,7 @@ def test_the_decoders_use_every_part_and_every_option() -> None:
 
     for config in DECODERS.values():
         visit(config)
-    slots = [parts.Position, parts.Attention, parts.FeedForward, parts.Norm, parts.Block, Router, Scaling]
+    slots = [parts.Position, parts.Attention, parts.FeedForward, parts.Norm, parts.Block, Routing, Scaling]
     classes = [part for slot in slots for part in slot.kinds.values()] + [DecoderConfig]
     classes = [cls for cls in classes if cls.__module__.startswith("onward.model.")]  # families prove their own parts
     for cls in classes:

@@ -20,7 +20,7 @@ SIZES = [(16, 15), (15, 7), (7, 1), (1, 3)]  # d_model, width of an expert: few 
 def experts(d_model: int, d_ff: int, *, dtype: torch.dtype = torch.float32, **options: object) -> ExpertsModule:
     torch.manual_seed(0)
     c = config(d_model=d_model, n_heads=1, d_head=2)
-    part = Experts(count=6, active=2, d_ff=d_ff, **options)  # type: ignore[arg-type]
+    part = Experts(count=6, top_k=2, d_ff=d_ff, **options)  # type: ignore[arg-type]
     module = ExpertsModule(part, c).to(dtype)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
@@ -30,7 +30,7 @@ def experts(d_model: int, d_ff: int, *, dtype: torch.dtype = torch.float32, **op
 def over_all_experts(module: ExpertsModule, x: Tensor) -> Tensor:
     """Every expert answers every token; the weights of those not chosen are zero."""
     gates = (x @ module.router.weight.mT).softmax(-1)
-    kth = gates.sort(-1, descending=True).values[:, module.part.active - 1, None]
+    kth = gates.sort(-1, descending=True).values[:, module.part.top_k - 1, None]
     gates = gates * (gates >= kth)
     if module.part.router.renormalize:
         gates = gates / gates.sum(-1, keepdim=True)
@@ -45,12 +45,12 @@ def over_all_experts(module: ExpertsModule, x: Tensor) -> Tensor:
     return y if module.shared is None else y + module.shared(x)
 
 
-def answers(module: ExpertsModule, x: Tensor, compute: str) -> list[Tensor]:
+def answers(module: ExpertsModule, x: Tensor, backend: str) -> list[Tensor]:
     """The output and the gradients of everything it depends on."""
-    if compute != "all":
-        module.part = replace(module.part, compute=compute)  # type: ignore[arg-type]
+    if backend != "all":
+        module.part = replace(module.part, backend=backend)  # type: ignore[arg-type]
     x = x.clone().requires_grad_()
-    y = over_all_experts(module, x) if compute == "all" else module(x)
+    y = over_all_experts(module, x) if backend == "all" else module(x)
     return [y, *torch.autograd.grad((y * torch.arange(y.size(1)).cos()).sum(), [x, *module.parameters()])]
 
 
@@ -60,22 +60,22 @@ def answers(module: ExpertsModule, x: Tensor, compute: str) -> list[Tensor]:
     ids=str,
 )
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("compute", ["loop", "grouped", "auto"])
+@pytest.mark.parametrize("backend", ["loop", "grouped", "auto"])
 def test_every_way_equals_the_formula_over_all_experts(
-    compute: str, size: tuple[int, int], options: dict[str, object]
+    backend: str, size: tuple[int, int], options: dict[str, object]
 ) -> None:
     module = experts(*size, **options)
     for tokens in (1, 9):  # with one token most experts are empty
         x = torch.randn(tokens, size[0])
-        for got, wanted in zip(answers(module, x, compute), answers(module, x, "all")):
+        for got, wanted in zip(answers(module, x, backend), answers(module, x, "all")):
             assert_close(got, wanted)
 
 
-@pytest.mark.parametrize("compute", ["loop", "auto"])
-def test_fp64_stays_fp64(compute: str) -> None:
+@pytest.mark.parametrize("backend", ["loop", "auto"])
+def test_fp64_stays_fp64(backend: str) -> None:
     module = experts(7, 5, dtype=torch.float64, d_shared=5)
     x = torch.randn(9, 7, dtype=torch.float64)
-    for got, wanted in zip(answers(module, x, compute), answers(module, x, "all")):
+    for got, wanted in zip(answers(module, x, backend), answers(module, x, "all")):
         assert_close(got, wanted, 1e-12)
 
 
@@ -111,30 +111,30 @@ def untimed(monkeypatch: pytest.MonkeyPatch) -> dict[object, str]:
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_the_way_can_be_timed_where_gradients_are_off(mode, untimed: dict[object, str]) -> None:  # type: ignore[no-untyped-def]
     with mode():
-        assert experts(8, 8, compute="auto")(torch.randn(2, 3, 8)).shape == (2, 3, 8)
+        assert experts(8, 8, backend="auto")(torch.randn(2, 3, 8)).shape == (2, 3, 8)
     assert len(untimed) == 1
 
 
 def test_the_way_is_timed_once_for_a_shape(untimed: dict[object, str], monkeypatch: pytest.MonkeyPatch) -> None:
     times = []
     monkeypatch.setattr("onward.model.experts.fastest", lambda ways: times.append(ways) or "loop")
-    module = experts(8, 8, compute="auto")
+    module = experts(8, 8, backend="auto")
     for _ in range(3):
         module(torch.randn(3, 8))
     assert len(times) == 1
 
 
-@pytest.mark.parametrize("compute", ["loop", "grouped", "auto"])
-def test_reading_takes_no_copy_of_the_weights(compute: str, untimed: dict[object, str]) -> None:
-    module = experts(64, 32, compute=compute)
+@pytest.mark.parametrize("backend", ["loop", "grouped", "auto"])
+def test_reading_takes_no_copy_of_the_weights(backend: str, untimed: dict[object, str]) -> None:
+    module = experts(64, 32, backend=backend)
     with torch.inference_mode(), Allocations() as made:
         module(torch.randn(2, 64))
     assert 0 < made.largest < module.gate.nbytes / 4
 
 
-@pytest.mark.parametrize("compute", ["loop", "grouped"])
-def test_compiled_under_autocast_is_what_it_is_uncompiled(compute: str) -> None:
-    part = Experts(count=6, bias=True, d_shared=6, compute=compute)  # type: ignore[arg-type]
+@pytest.mark.parametrize("backend", ["loop", "grouped"])
+def test_compiled_under_autocast_is_what_it_is_uncompiled(backend: str) -> None:
+    part = Experts(count=6, bias=True, d_shared=6, backend=backend)  # type: ignore[arg-type]
     model, results = decoder(config(mlp=part)), []
     for ready in lambda: None, lambda: compile_blocks(model, backend="aot_eager"):
         ready()

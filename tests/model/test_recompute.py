@@ -17,7 +17,7 @@ from onward.model.recompute import recompute_blocks
 
 from support.decoders import DECODERS, config, decoder, token_ids
 
-WITH_EXPERTS = config(n_layers=3, dropout=0.3, mlp=Experts(count=5, compute="auto"))
+WITH_EXPERTS = config(n_layers=3, dropout=0.3, mlp=Experts(count=5, backend="auto"))
 CONFIGS = {name: replace(c, dropout=0.3) for name, c in DECODERS.items()} | {"experts as timed": WITH_EXPERTS}
 compiled = partial(compile_blocks, backend="aot_eager")
 

@@ -43,9 +43,9 @@ def test_a_token_uses_the_experts_that_it_visits(name: str, all_of_them: int, ac
 
 @pytest.mark.parametrize("d_shared", [0, 8])
 def test_with_all_experts_visited_all_parameters_are_active(d_shared: int) -> None:
-    experts = Experts(count=4, active=4, d_shared=d_shared, bias=True)
+    experts = Experts(count=4, top_k=4, d_shared=d_shared, bias=True)
     assert active_parameters(config(mlp=experts)) == parameters(config(mlp=experts))
-    some = config(mlp=(Gated(), replace(experts, active=1)))
+    some = config(mlp=(Gated(), replace(experts, top_k=1)))
     one = 3 * 16 * some.d_ff + 2 * some.d_ff + 16  # gate, up and down with their biases
     assert parameters(some) - active_parameters(some) == 3 * one
 

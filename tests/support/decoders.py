@@ -86,7 +86,7 @@ DECODERS = {
     "gpt-oss": config(
         n_kv_heads=2,
         attention=(SelfAttention(window=3, sinks=True, bias=True), SelfAttention(sinks=True)),
-        mlp=Experts(count=5, active=3, d_ff=12, router=SoftmaxRouting(bias=True), bias=True, compute="loop"),
+        mlp=Experts(count=5, top_k=3, d_ff=12, router=SoftmaxRouting(bias=True), bias=True, backend="loop"),
     ),
     "granite": config(
         block=PreNorm(residual_scale=0.22),
@@ -106,16 +106,16 @@ DECODERS = {
             Gated(),
             Experts(
                 act="relu",
-                router=SoftmaxRouting(renormalize=False, scale=2.0, groups=4, active_groups=2),
+                router=SoftmaxRouting(renormalize=False, scale=2.0, n_groups=4, top_k_groups=2),
                 d_shared=20,
-                compute="loop",
+                backend="loop",
             ),
             Experts(
                 count=6,
-                router=SigmoidRouting(groups=3, active_groups=2, scale=1.5, renormalize=False),
+                router=SigmoidRouting(n_groups=3, top_k_groups=2, scale=1.5, renormalize=False),
                 d_shared=8,
                 shared_gate=True,
-                compute="loop",
+                backend="loop",
             ),
         ),
     ),

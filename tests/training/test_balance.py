@@ -11,7 +11,7 @@ from onward.model.compiling import compile_blocks
 from onward.model.config import Experts, Gated
 from onward.model.decoder import Decoder
 from onward.model.recompute import recompute_blocks
-from onward.model.routing import Router, SigmoidRouting, SoftmaxRouting
+from onward.model.routing import Routing, SigmoidRouting, SoftmaxRouting
 from onward.training.balance import Balance
 
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids
@@ -27,9 +27,9 @@ TRANSFORMS: dict[str, list[Callable[[Decoder], None]]] = {
 transformed = pytest.mark.parametrize("transforms", TRANSFORMS.values(), ids=TRANSFORMS)
 
 
-def mixture(router: Router, dtype: torch.dtype = torch.float32) -> Decoder:
+def mixture(router: Routing, dtype: torch.dtype = torch.float32) -> Decoder:
     """Four layers, every second of them a mixture of experts."""
-    experts = Experts(count=COUNT, router=router, compute="loop")
+    experts = Experts(count=COUNT, router=router, backend="loop")
     return decoder(config(n_layers=4, mlp=(Gated(), experts)), dtype).train()
 
 
@@ -48,7 +48,7 @@ def routed(model: Decoder) -> list[tuple[Tensor, Tensor]]:
 
     def look(mlp: torch.nn.Module, inputs: tuple[Tensor], _: Tensor) -> None:
         scores = inputs[0].flatten(0, 1) @ mlp.router.weight.mT
-        merit = scores.sigmoid() + mlp.router.correction if hasattr(mlp.router, "correction") else scores
+        merit = scores.sigmoid() + mlp.router.routing_bias if hasattr(mlp.router, "routing_bias") else scores
         found.append((scores, merit.topk(2).indices))
 
     hooks = [model.blocks[layer].mlp.register_forward_hook(look) for layer in (1, 3)]
@@ -109,7 +109,7 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
 
 @transformed
 @pytest.mark.parametrize("router", [SoftmaxRouting(), SigmoidRouting()])
-def test_visits_in_training_are_counted_once(router: Router, transforms: list[Callable[[Decoder], None]]) -> None:
+def test_visits_in_training_are_counted_once(router: Routing, transforms: list[Callable[[Decoder], None]]) -> None:
     model = mixture(router)
     wanted = [torch.bincount(chosen.flatten(), minlength=COUNT) for _, chosen in routed(model)]
     balance = watched(model, transforms)
@@ -143,9 +143,11 @@ def loads_in_training(model: Decoder, balance: Balance, steps: int) -> list[floa
 
 @pytest.mark.parametrize("way", ["as it is", "compiled, recomputed"])
 @pytest.mark.parametrize(
-    ("router", "skewed"), [(SigmoidRouting(), "correction"), (SoftmaxRouting(bias=True), "bias")], ids=["bias", "loss"]
+    ("router", "skewed"),
+    [(SigmoidRouting(), "routing_bias"), (SoftmaxRouting(bias=True), "bias")],
+    ids=["bias", "loss"],
 )
-def test_a_router_that_is_skewed_at_first_is_evened_out(router: Router, skewed: str, way: str) -> None:
+def test_a_router_that_is_skewed_at_first_is_evened_out(router: Routing, skewed: str, way: str) -> None:
     for amount, even in (0.0, False), (0.05, True):
         model = mixture(router)
         for layer in 1, 3:

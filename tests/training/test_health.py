@@ -246,9 +246,9 @@ def test_reading_from_one_has_no_entropy() -> None:
 UNITS = {
     "plain": Plain(bias=True),
     "gated": Gated(bias=True),
-    "experts": Experts(count=3, active=3, bias=True, compute="loop"),
-    "experts in one product": Experts(count=3, active=3, compute="grouped"),
-    "GPT-OSS": ClampedExperts(count=3, active=3, bias=True, compute="loop"),
+    "experts": Experts(count=3, top_k=3, bias=True, backend="loop"),
+    "experts in one product": Experts(count=3, top_k=3, backend="grouped"),
+    "GPT-OSS": ClampedExperts(count=3, top_k=3, bias=True, backend="loop"),
 }
 
 
@@ -314,7 +314,7 @@ def test_compiled_blocks_are_measured_too() -> None:
 
 
 def test_the_update_ratio_is_the_change_over_the_weights_of_trainable_matrices() -> None:
-    model = decoder(config(mlp=Experts(compute="loop"), tied=True))
+    model = decoder(config(mlp=Experts(backend="loop"), tied=True))
     model.blocks[0].attn.q.weight.requires_grad_(False)
     before = [m.clone() for m in matrices(model)]
     assert update_ratio(before, model) == 0

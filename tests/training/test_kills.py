@@ -26,7 +26,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "recompute": True,
         "accumulation": 2,
         "batch_size": 2,
-        "model": TINY | {"mlp": {"kind": "experts", "count": 4, "active": 2, "d_ff": 16}},
+        "model": TINY | {"mlp": {"kind": "experts", "count": 4, "top_k": 2, "d_ff": 16}},
     },
 }
 

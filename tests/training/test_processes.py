@@ -65,7 +65,7 @@ def train(count: int, until: int, settings: dict[str, Any], folder: Path) -> dic
     return seen
 
 
-@pytest.mark.parametrize("mlp", ["gated", pytest.param("experts(count=4, active=2, d_ff=16)", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mlp", ["gated", pytest.param("experts(count=4, top_k=2, d_ff=16)", marks=pytest.mark.long)])
 def test_another_number_of_processes_goes_on_with_the_same_windows_and_the_same_weights(
     mlp: str, story_file: Path, tmp_path: Path
 ) -> None:

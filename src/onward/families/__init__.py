@@ -169,11 +169,11 @@ def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
         yield (f"{their}.{leaf}", ours, fix[0]) if fix else (f"{their}.{leaf}", ours)
 
 
-def interleaved(d_head: int, rotating: int, start: int = 0) -> Fix:
+def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
     """For q and k projections whose rotary positions turn number 2 i with 2 i + 1 (GPT-J, RoFormer) instead of i with
-    i + rotating / 2, counted from `start`: reorders the rows of each head, of weights (H * d_head, D) and biases
+    i + rope_dim / 2, counted from `start`: reorders the rows of each head, of weights (H * d_head, D) and biases
     (H * d_head), so that the scores are the same."""
-    end = start + rotating
+    end = start + rope_dim
     order = [*range(start), *range(start, end, 2), *range(start + 1, end, 2), *range(end, d_head)]
     back = sorted(range(d_head), key=order.__getitem__)
     reorder = lambda t, rows: t.unflatten(0, (-1, d_head))[:, rows].flatten(0, 1)

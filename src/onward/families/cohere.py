@@ -55,7 +55,7 @@ def to_hf(c: Any) -> dict[str, Any]:
 
 
 def names(c: Any) -> Iterator[Row]:
-    into, back = interleaved(c.d_head, c.position.rotating(c.d_head))
+    into, back = interleaved(c.d_head, c.position.rope_dim(c.d_head))
     for their, our, *_ in llama.names(c):
         turning = str(our).rpartition(".")[0].endswith(("attn.q", "attn.k"))
         yield (their, our, (into, back)) if turning else (their, our)

@@ -9,7 +9,7 @@ from onward.families._experts import LLAMA, experts
 from onward.families._rope import rope, rotary
 from onward.fields import nearest
 from onward.model.config import DecoderConfig, Experts, Gated, LatentAttention, RMSNorm, at
-from onward.model.routing import Router, SoftmaxRouting
+from onward.model.routing import Routing, SoftmaxRouting
 from onward.model.scaling import yarn_magnitude
 
 ARCHITECTURES = {"deepseek_v2": "DeepseekV2ForCausalLM"}
@@ -57,7 +57,7 @@ ATTENTION = {
     "d_value": ("v_head_dim", 128),
     "bias": ("attention_bias", False),
 }
-EXPERTS = {"count": "n_routed_experts", "active": "num_experts_per_tok", "d_ff": "moe_intermediate_size"}
+EXPERTS = {"count": "n_routed_experts", "top_k": "num_experts_per_tok", "d_ff": "moe_intermediate_size"}
 METHODS = "greedy", "group_limited_greedy"
 
 
@@ -73,7 +73,7 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def decoder(hf: HF, router: Router) -> DecoderConfig:
+def decoder(hf: HF, router: Routing) -> DecoderConfig:
     """What a config.json of V2 or V3, complete with the family's defaults, means."""
     only(hf, moe_layer_freq=1)
     for key in "head_dim", "num_key_value_heads":  # latent attention has neither: they say nothing here
@@ -83,7 +83,7 @@ def decoder(hf: HF, router: Router) -> DecoderConfig:
     size = sizes(hf, SIZES)
     layers, dense = size["n_layers"], min(hf["first_k_dense_replace"], size["n_layers"])
     routed: dict[str, Any] = {our: hf.get(their) for our, their in EXPERTS.items()}
-    if dense < layers and routed["active"] is None:
+    if dense < layers and routed["top_k"] is None:
         raise UserError("config.json has no num_experts_per_tok, the number of experts that a token visits: add it")
     many = Experts(**routed, d_shared=hf["n_shared_experts"] * routed["d_ff"], act=act, router=router)
     position: Any = rotary(hf, context=size["context_length"])
@@ -105,7 +105,7 @@ def decoder(hf: HF, router: Router) -> DecoderConfig:
 def to_hf(c: Any) -> dict[str, Any]:
     last = at(c.mlp, c.n_layers - 1)
     many: Any = last if isinstance(last, Experts) else Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
-    width, grouped = many.d_ff or c.d_ff, many.router.groups > 1
+    width, grouped = many.d_ff or c.d_ff, many.router.n_groups > 1
     return (
         {their: getattr(c, our) for our, (their, _) in SIZES.items()}
         | {their: getattr(c.attention, our) for our, (their, _) in ATTENTION.items()}
@@ -118,8 +118,8 @@ def to_hf(c: Any) -> dict[str, Any]:
             "n_shared_experts": many.d_shared // width,
             "first_k_dense_replace": sum(at(c.mlp, layer) != many for layer in range(c.n_layers)),
             "topk_method": METHODS[grouped],
-            "n_group": many.router.groups,
-            "topk_group": many.router.active_groups,
+            "n_group": many.router.n_groups,
+            "topk_group": many.router.top_k_groups,
             "norm_topk_prob": many.router.renormalize,
             "routed_scaling_factor": many.router.scale,
             "hidden_act": THEIRS[last.act],
@@ -161,7 +161,7 @@ def own_names(c: Any) -> Iterator[Row]:
         yield from linear(f"{their}.kv_b_proj", f"{our}.kv")
         their, our = f"model.layers.{i}.mlp", f"blocks.{i}.mlp"
         yield from linear(f"{their}.gate", f"{our}.router")
-        yield f"{their}.gate.e_score_correction_bias", f"{our}.router.correction"
+        yield f"{their}.gate.e_score_correction_bias", f"{our}.router.routing_bias"
         yield from experts(f"{their}.experts", our, getattr(at(c.mlp, i), "count", 0))
         for name, projection in zip(("gate", "up", "down"), LLAMA):
             yield from linear(f"{their}.shared_experts.{projection}", f"{our}.shared.{name}")

@@ -39,7 +39,7 @@ DEFAULTS = {
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 EXPERTS = {
     "count": ("num_local_experts", 128),
-    "active": ("num_experts_per_tok", 4),
+    "top_k": ("num_experts_per_tok", 4),
     "limit": ("swiglu_limit", 7.0),
     "alpha": ("swiglu_alpha", 1.702),
 }

@@ -39,7 +39,7 @@ def config(hf: HF) -> DecoderConfig:
 
 def to_hf(c: Any) -> dict[str, Any]:
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
-        "rotary_dim": c.position.rotating(c.d_head),
+        "rotary_dim": c.position.rope_dim(c.d_head),
         "embd_pdrop": c.dropout,
         "attn_pdrop": c.dropout,
         "activation_function": THEIRS[c.mlp.act],
@@ -48,7 +48,7 @@ def to_hf(c: Any) -> dict[str, Any]:
 
 
 def names(c: Any) -> Iterator[Row]:
-    turned = interleaved(c.d_head, c.position.rotating(c.d_head))
+    turned = interleaved(c.d_head, c.position.rope_dim(c.d_head))
     yield "transformer.wte.weight", "embed.weight"
     yield from linear("transformer.ln_f", "norm")
     yield from linear("lm_head", "head")

@@ -23,11 +23,11 @@ DEFAULTS = {"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 def config(hf: HF) -> DecoderConfig:
     c: Any = mistral.config(with_defaults(hf, DEFAULTS))
     count = hf.get("num_experts", hf.get("num_local_experts", 8))
-    return replace(c, mlp=Experts(count=count, active=hf.get("num_experts_per_tok", 2), act=c.mlp.act))
+    return replace(c, mlp=Experts(count=count, top_k=hf.get("num_experts_per_tok", 2), act=c.mlp.act))
 
 
 def to_hf(c: Any) -> dict[str, Any]:
-    return mistral.to_hf(c) | {"num_local_experts": c.mlp.count, "num_experts_per_tok": c.mlp.active}
+    return mistral.to_hf(c) | {"num_local_experts": c.mlp.count, "num_experts_per_tok": c.mlp.top_k}
 
 
 def names(c: Any) -> Iterator[Row]:

@@ -52,7 +52,7 @@ def sparse(hf: HF, c: Any, **shared: Any) -> FeedForward | tuple[FeedForward, ..
     width = hf["moe_intermediate_size"]
     visited = Experts(
         count=hf["num_experts"],
-        active=hf["num_experts_per_tok"],
+        top_k=hf["num_experts_per_tok"],
         d_ff=0 if width == c.d_ff else width,
         router=SoftmaxRouting(renormalize=hf.get("norm_topk_prob", False)),
         act=c.mlp.act,
@@ -68,7 +68,7 @@ def sparse_keys(c: Any) -> tuple[Any, dict[str, Any]]:
     part: Any = next((part for part in parts if isinstance(part, Experts)), None)
     return part, {
         "num_experts": part.count,
-        "num_experts_per_tok": part.active,
+        "num_experts_per_tok": part.top_k,
         "moe_intermediate_size": part.d_ff or c.d_ff,
         "norm_topk_prob": part.router.renormalize,
         "decoder_sparse_step": 1,

@@ -242,7 +242,7 @@ class View:
     """What one layer knows of the tokens in this call."""
 
     positions: Tensor  # (B, T), or (1, T) where all rows are alike
-    rotation: tuple[Tensor, Tensor] | None  # cosines and sines, each (B, T, 1, rotating / 2)
+    rotation: tuple[Tensor, Tensor] | None  # cosines and sines, each (B, T, 1, rope_dim / 2)
     bias: Tensor | None  # added to the scores, (B, 1 or H, T, S), -inf where not seen; None: all up to itself is seen
     store: Store | None  # the past of this layer
     place: Place | None = None  # and where this call writes and reads in it

@@ -42,7 +42,7 @@ class Position(DecoderPart):
         return None
 
     def rotation(self, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines, each (B, T, 1, rotating / 2), or None.
+        """Cosines and sines, each (B, T, 1, rope_dim / 2), or None.
 
         `positions` (B, T) and `rope_length` (B, 1, 1), the length that each row is made for, are in the precision to
         compute in, at least fp32.

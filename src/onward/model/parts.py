@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from onward.errors import UserError
 from onward.model.part_types import Attention, Block, FeedForward, Norm, Position, each
-from onward.model.routing import Router, SoftmaxRouting
+from onward.model.routing import Routing, SoftmaxRouting
 from onward.model.scaling import Scaling
 
 if TYPE_CHECKING:
@@ -68,20 +68,20 @@ class Rotary(Position, kind="rotary"):
     fraction: float = 1.0  # share of each head that turns
     scaling: Scaling | None = None  # of the frequencies, for contexts beyond those trained on
 
-    def rotating(self, width: int) -> int:
+    def rope_dim(self, width: int) -> int:
         """How many of a head's `width` numbers turn."""
         return int(width * self.fraction)
 
     def rotation(self, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
         from onward.model.positions import rotation
 
-        return rotation(self.theta, self.rotating(width), positions, self.scaling, rope_length)
+        return rotation(self.theta, self.rope_dim(width), positions, self.scaling, rope_length)
 
     def check(self, config: DecoderConfig) -> None:
         if not 0 < self.fraction <= 1:
             raise UserError(f"position.rotary.fraction is {self.fraction}: it is a share, above 0 and at most 1")
         for head in {attention.rope_width(config) for attention in each(config.attention)}:
-            if (width := self.rotating(head)) % 2 or not width:
+            if (width := self.rope_dim(head)) % 2 or not width:
                 raise UserError(f"{width} of {head} numbers in a head rotate: choose an even number (d_head)")
             if self.scaling:
                 self.scaling.check(width // 2)
@@ -205,17 +205,17 @@ class Gated(FeedForward, kind="gated"):
 
 @dataclass(frozen=True)
 class Experts(FeedForward, kind="experts"):
-    """Many gated feed-forwards of which each token visits a few (mixture of experts; Mixtral, DeepSeek-MoE)."""
+    """Many gated feed-forwards, of which each token uses a few (mixture of experts; Mixtral, DeepSeek-MoE)."""
 
-    count: int = 8  # how many experts there are
-    active: int = 2  # how many each token visits
+    count: int = 8  # number of experts
+    top_k: int = 2  # number of experts per token
     d_ff: int = 0  # width inside one expert; 0: the config's d_ff
-    router: Router = SoftmaxRouting()  # how a token finds its experts
-    d_shared: int = 0  # width of a feed-forward that every token visits besides; 0: there is none
-    shared_gate: bool = False  # what it adds is weighted by a learned share of each token (Qwen2-MoE)
-    act: Activation = "silu"  # the non-linearity
-    bias: bool = False  # of the three projections of each expert
-    compute: Literal["auto", "loop", "grouped"] = "auto"  # expert by expert, in grouped products, or as timed
+    router: Routing = SoftmaxRouting()  # how a token's experts are selected
+    d_shared: int = 0  # width of a feed-forward that every token uses in addition; 0: there is none
+    shared_gate: bool = False  # multiply its output by a learned share of each token (Qwen2-MoE)
+    act: Activation = "silu"  # the activation function
+    bias: bool = False  # whether the three projections of each expert have biases
+    backend: Literal["auto", "loop", "grouped"] = "auto"  # a matmul per expert, or grouped matmuls; auto: the faster
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.experts import ExpertsModule
@@ -223,18 +223,19 @@ class Experts(FeedForward, kind="experts"):
         return ExpertsModule(self, config)
 
     def check(self, config: DecoderConfig) -> None:
-        if not 1 <= self.active <= self.count:
-            raise UserError(f"mlp.experts.active is {self.active}: a token visits between 1 and count ({self.count})")
+        where = f"mlp.{self.kind}"
+        if not 1 <= self.top_k <= self.count:
+            raise UserError(f"{where}.top_k is {self.top_k}: it must be between 1 and count ({self.count})")
         if self.d_shared < 0 or self.d_ff < 0:
-            raise UserError(f"mlp.experts has d_shared {self.d_shared} and d_ff {self.d_ff}: neither can be negative")
+            raise UserError(f"{where} has d_shared {self.d_shared} and d_ff {self.d_ff}: neither can be negative")
         r = self.router
-        if not 1 <= r.active_groups <= r.groups or self.count % r.groups:
+        if not 1 <= r.top_k_groups <= r.n_groups or self.count % r.n_groups:
             raise UserError(
-                f"mlp.experts.router visits {r.active_groups} of {r.groups} groups: {self.count} experts must be a "
-                "multiple of the groups, and the visited ones among them"
+                f"{where}.router selects {r.top_k_groups} of {r.n_groups} groups of {self.count} experts: count must "
+                "be a multiple of n_groups, and top_k_groups between 1 and n_groups"
             )
-        if self.active > self.count // r.groups * r.active_groups:
-            raise UserError(f"mlp.experts.active is {self.active}, more than the experts in the groups visited")
+        if self.top_k > self.count // r.n_groups * r.top_k_groups:
+            raise UserError(f"{where}.top_k is {self.top_k}, more than the experts in the selected groups: lower it")
 
 
 # ---------------------------------------------------------------- norms

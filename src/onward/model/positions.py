@@ -37,30 +37,30 @@ class SinusoidalModule(nn.Module):
 
 
 def angles_at(
-    positions: Tensor, theta: float, rotating: int, scaling: Scaling | None = None, rope_length: Tensor | None = None
+    positions: Tensor, theta: float, rope_dim: int, scaling: Scaling | None = None, rope_length: Tensor | None = None
 ) -> Tensor:
-    """The angle of each pair at positions (B, T): position * theta ** (-2 i / rotating), (B, T, rotating / 2).
+    """The angle of each pair at positions (B, T): position * theta ** (-2 i / rope_dim), (B, T, rope_dim / 2).
 
     A `scaling` changes the frequencies, for rows made for the lengths `rope_length` (B, 1, 1).
     """
-    pairs = torch.arange(0, rotating, 2, device=positions.device, dtype=positions.dtype)
-    frequencies = theta ** (-pairs / rotating)
+    pairs = torch.arange(0, rope_dim, 2, device=positions.device, dtype=positions.dtype)
+    frequencies = theta ** (-pairs / rope_dim)
     if scaling is not None and rope_length is not None:
         frequencies = scaling.frequencies(frequencies, theta, rope_length)
     return positions[..., None] * frequencies
 
 
 def rotation(
-    theta: float, rotating: int, positions: Tensor, scaling: Scaling | None = None, rope_length: Tensor | None = None
+    theta: float, rope_dim: int, positions: Tensor, scaling: Scaling | None = None, rope_length: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles at positions (B, T), each (B, T, 1, rotating / 2)."""
-    angles = angles_at(positions, theta, rotating, scaling, rope_length)[:, :, None]
+    """Cosines and sines of the angles at positions (B, T), each (B, T, 1, rope_dim / 2)."""
+    angles = angles_at(positions, theta, rope_dim, scaling, rope_length)[:, :, None]
     magnitude = scaling.magnitude if scaling else 1.0
     return angles.cos() * magnitude, angles.sin() * magnitude
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the first numbers of each head of x (B, T, H, E): number i with number i + rotating / 2; the rest stays."""
+    """Turn the first numbers of each head of x (B, T, H, E): number i with number i + rope_dim / 2; the rest stays."""
     half = cos.size(-1)
     a, b, still = x.split([half, half, x.size(-1) - 2 * half], -1)
     turned = [(a * cos - b * sin).type_as(x), (b * cos + a * sin).type_as(x)]

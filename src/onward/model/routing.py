@@ -1,4 +1,7 @@
-"""Routers: which experts a token visits, and with what weight. Does not import torch."""
+"""Routing of a mixture of experts: which experts process a token, and the weights of their outputs. Without torch.
+
+Shapes: N tokens, D d_model, K experts per token (top_k).
+"""
 
 from __future__ import annotations
 
@@ -12,37 +15,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Router(Part):
-    """A linear score for each expert, and what becomes of the scores."""
+class Routing(Part):
+    """A linear layer gives a logit per expert; each token is assigned to the top k experts."""
 
-    renormalize: bool = True  # the weights of the visited experts sum to 1
-    scale: float = 1.0  # of the weights
-    groups: int = 1  # the experts are in this many groups
-    active_groups: int = 1  # of which a token visits experts of this many
+    renormalize: bool = True  # divide the weights of a token's experts by their sum
+    scale: float = 1.0  # multiplies the weights
+    n_groups: int = 1  # number of equal groups that the experts are divided into
+    top_k_groups: int = 1  # number of groups from which a token's experts are selected
 
-    def build(self, width: int, experts: int, active: int) -> nn.Module:
-        """A module from tokens (N, D) to the weights and the numbers of the experts they visit, both (N, A)."""
+    def build(self, width: int, experts: int, top_k: int) -> nn.Module:
+        """A module from tokens (N, D) to the weights and the ids of their experts, both (N, K)."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class SoftmaxRouting(Router, kind="softmax"):
-    """Shares of a softmax over all experts; a group counts by its best expert (Mixtral, DeepSeek-V2)."""
+class SoftmaxRouting(Routing, kind="softmax"):
+    """Scores are a softmax over all experts; the score of a group is its best expert's (Mixtral, DeepSeek-V2)."""
 
-    bias: bool = False  # of the scores
+    bias: bool = False  # whether the logits have a bias
 
-    def build(self, width: int, experts: int, active: int) -> nn.Module:
-        from onward.model.experts import SoftmaxModule
+    def build(self, width: int, experts: int, top_k: int) -> nn.Module:
+        from onward.model.experts import SoftmaxRoutingModule
 
-        return SoftmaxModule(self, width, experts, active, self.bias)
+        return SoftmaxRoutingModule(self, width, experts, top_k, self.bias)
 
 
 @dataclass(frozen=True)
-class SigmoidRouting(Router, kind="sigmoid"):
-    """Each expert scored by itself; a correction that is not trained by gradient, for the balance of the experts,
-    takes part in the choice but not in the weight, and a group counts by its best two (DeepSeek-V3)."""
+class SigmoidRouting(Routing, kind="sigmoid"):
+    """Scores are sigmoids; a routing bias, which balances the load and is not trained by gradient, is added to select
+    experts but not to weight them; the score of a group is the sum of its best two (DeepSeek-V3, section 2.1.2)."""
 
-    def build(self, width: int, experts: int, active: int) -> nn.Module:
-        from onward.model.experts import SigmoidModule
+    def build(self, width: int, experts: int, top_k: int) -> nn.Module:
+        from onward.model.experts import SigmoidRoutingModule
 
-        return SigmoidModule(self, width, experts, active)
+        return SigmoidRoutingModule(self, width, experts, top_k)

@@ -50,12 +50,13 @@ def idle(module: nn.Module) -> int:
     """The size of the experts that a token does not visit."""
     experts = [m for m in module.modules() if isinstance(m, ExpertsModule)]
     stacks = ((m.part, stack) for m in experts for stack in m.parameters(recurse=False))
-    return sum(stack.numel() // part.count * (part.count - part.active) for part, stack in stacks)
+    return sum(stack.numel() // part.count * (part.count - part.top_k) for part, stack in stacks)
 
 
 def biases(config: DecoderConfig) -> str:
     """What has a bias, such as `q, k, v, out, mlp, norms`, or none."""
-    names = [name.split(".") for module, _ in modules(config) for name, _ in module.named_parameters()]
+    trained = [name for module, _ in modules(config) for name, p in module.named_parameters() if p.requires_grad]
+    names = [name.split(".") for name in trained]
     found = dict.fromkeys(owner(path) for *path, leaf in names if leaf.endswith("bias"))
     return ", ".join(sorted(found, key="norms".__eq__)) or "none"
 

@@ -1,6 +1,6 @@
 """Keeping the experts of a mixture equally busy.
 
-Shapes: X experts, A active experts per token, N tokens.
+Shapes: X experts, K experts per token, N tokens.
 """
 
 from functools import partial
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.model.decoder import Decoder
-from onward.model.experts import ExpertsModule, SigmoidModule
+from onward.model.experts import ExpertsModule, SigmoidRoutingModule
 
 
 class Balance:
@@ -35,10 +35,10 @@ class Balance:
         self.visits: list[Tensor] = []  # (X,) for each layer that the loss helps, and its mean shares, (X,)
         self.shares: list[Tensor] = []
         for router, counts in zip(self.routers.values(), self.counts):
-            helped = bool(loss) and not isinstance(router, SigmoidModule)
+            helped = bool(loss) and not isinstance(router, SigmoidRoutingModule)
             router.register_forward_hook(partial(self.watch, counts, helped))
             if helped:
-                router.shares.register_forward_hook(self.watch_shares)
+                router.scoring.register_forward_hook(self.watch_shares)
 
     def watch(self, counts: Tensor, helped: bool, router: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
         """Count the visits of a forward."""
@@ -68,9 +68,9 @@ class Balance:
     def step(self) -> None:
         """Move the corrections in favor of the experts visited less than the mean, and count anew."""
         for router, counts in zip(self.routers.values(), self.counts):
-            if isinstance(router, SigmoidModule):
+            if isinstance(router, SigmoidRoutingModule):
                 visits = counts.float()
-                router.correction.add_((visits.mean() - visits).sign(), alpha=self.bias)
+                router.routing_bias.add_((visits.mean() - visits).sign(), alpha=self.bias)
             counts.zero_()
 
     def loads(self) -> dict[str, float]:

@@ -14,7 +14,7 @@ import torch
 
 from onward.model.config import at
 from onward.model.decoder import Decoder
-from onward.model.experts import WAYS, ExpertsModule
+from onward.model.experts import BACKENDS, ExpertsModule
 from onward.timing import fastest
 from onward.training.config import RunConfig, seconds
 from onward.training.loop import fit
@@ -44,7 +44,7 @@ def fastest_ways(run: Run) -> RunConfig:
     """The run's configuration with its precision and the way of its experts fixed, and its epochs as steps."""
     config = run.config
     precisions = precisions_of(run.device) if config.precision == "auto" else [config.precision]
-    ways = list(WAYS) if config.experts == "auto" and open_experts(run.model) else [config.experts]
+    ways = list(BACKENDS) if config.experts == "auto" and open_experts(run.model) else [config.experts]
     chosen: dict[str, Any] = {"precision": precisions[0], "experts": ways[0]}
     if len(precisions) * len(ways) > 1:
         trials = {f"{p} {way}": partial(one_step, run, p, way) for p, way in product(precisions, ways)}
@@ -66,13 +66,13 @@ def precisions_of(device: torch.device) -> list[str]:
 def open_experts(model: Decoder) -> list[ExpertsModule]:
     """The mixtures of experts whose part leaves open how they are computed."""
     mlps = ((getattr(block, "mlp", None), at(model.config.mlp, layer)) for layer, block in enumerate(model.blocks))
-    return [m for m, part in mlps if isinstance(m, ExpertsModule) and getattr(part, "compute", "") == "auto"]
+    return [m for m, part in mlps if isinstance(m, ExpertsModule) and getattr(part, "backend", "") == "auto"]
 
 
 def choose_experts(model: Decoder, way: Any) -> None:
     """Have these experts computed in that way."""
     for module in open_experts(model):
-        module.part = replace(module.part, compute=way)
+        module.part = replace(module.part, backend=way)
 
 
 def one_step(run: Run, precision: str, way: str) -> None:
