@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -18,9 +18,8 @@ from onward.checkpoint.folder import load_model, save_model
 from onward.data.tokens import Tokens
 from onward.device import choose_device
 from onward.errors import UserError
-from onward.evaluation.score import Evaluation, evaluate, logprobs
+from onward.evaluation.score import Evaluation, evaluate_tokens, logprobs
 from onward.fields import build, hints, nearest
-from onward.files import write_json
 from onward.generation.answer import Answer
 from onward.generation.beam import beam_search
 from onward.generation.constraint import constraint
@@ -32,8 +31,7 @@ from onward.generation.sampling import Sampling
 from onward.generation.speculation import Draft, LookupDraft, ModelDraft
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
-from onward.reports.curve import write_loss_svg
-from onward.reports.report import write_report
+from onward.reports.write import conclude
 from onward.text.chat import Message, chat_of
 from onward.text.stream import LOOK_BACK
 from onward.text.tokenizer import Tokenizer
@@ -41,7 +39,6 @@ from onward.training.config import RunConfig
 from onward.training.run import Event, Run
 
 MANY = 256  # tokens, where nobody says how many
-AT_ONCE = 1 << 20  # tokens of a long text that are counted at a time
 ENGINE = ("slide", "draft", "lookup", "rows", "cache", "prompt_cache")  # options that are not of the sampling
 
 
@@ -251,12 +248,11 @@ class LanguageModel:
         """Loss, perplexity and bits per byte over documents, or over tokens, of any length; see `evaluation.score`."""
         tokenizer = self.text()
         if isinstance(text, np.ndarray | Tokens):
-            parts = (text[i : i + AT_ONCE].tolist() for i in range(1, len(text), AT_ONCE))
-            return evaluate(self.model, text, sum(map(tokenizer.byte_count, parts)), stride)
+            return evaluate_tokens(self.model, tokenizer, text, stride)
         begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
         documents = [begin + tokenizer.encode(t, special=False) for t in ([text] if isinstance(text, str) else text)]
         tokens = [token for document in documents for token in document]
-        return evaluate(self.model, np.array(tokens), tokenizer.byte_count(tokens[1:]), stride)
+        return evaluate_tokens(self.model, tokenizer, np.array(tokens), stride)
 
     @property
     def end_ids(self) -> list[int]:
@@ -384,16 +380,3 @@ def train(
         on_event(event)
     conclude(run)
     return load(run.folder, device=run.device)
-
-
-def conclude(run: Run) -> Evaluation | None:
-    """Evaluate a finished run on its whole validation text; write result.json, report.html and loss.svg."""
-    lm, held, result = load(run.folder, device=run.device), run.inputs.validation, None
-    if held is not None:
-        result = lm.evaluate(held, stride=lm.config.context_length)
-    opening = (run.inputs.train[0] if held is None else held)[:64].tolist()
-    write_report(run.folder, lm.model, run.tokenizer, run.tokenizer.decode(opening))
-    write_loss_svg(run.folder, lm.config.vocab_size)
-    figures = {} if result is None else asdict(result)
-    write_json(run.folder / "result.json", figures | {"seconds": run.seconds, "step": run.step})  # the run has ended
-    return result

@@ -104,9 +104,9 @@ def test_the_page_tells_the_numbers_of_the_run(tmp_path: Path) -> None:
     _, parsed = written(write_run(tmp_path / "hamlet"))
     told = [
         "hamlet",
-        "2.750",
-        "15.6",
-        "1.875",
+        "2.7500",
+        "15.64",
+        "1.8750",
         "20,480",
         "2,048",
         "2 min 13 s",

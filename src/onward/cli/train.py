@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
 def train(run: "Run") -> int:
     """Train with a display until the end or a signal; returns the exit status."""
     from onward.cli.display import Display
-    from onward.language_model import conclude
+    from onward.reports.write import conclude
     from onward.training.run import Notice, Trouble
 
     folder, inputs, first = run.folder, run.inputs, not run.processes.rank
@@ -130,7 +130,7 @@ def train(run: "Run") -> int:
         return 0
     if result := conclude(run):
         say(
-            f"\nvalidation loss {result.loss:.4f} | perplexity {result.perplexity:.2f} | bits per byte "
+            f"\nvalidation loss {result.loss:.4f} | perplexity {result.perplexity:,.2f} | bits per byte "
             f"{result.bits_per_byte:.4f} | {run.seconds:.0f} s",
             soft_wrap=True,
         )

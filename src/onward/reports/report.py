@@ -114,11 +114,11 @@ def head(
     tiles: list[tuple[str, str, str]] = []
     if loss is not None:
         tiles += [
-            ("validation loss", f"{loss:.3f}", f"nats per token, {where}"),
-            ("perplexity", f"{math.exp(min(loss, 700)):,.1f}", "as unsure as between so many tokens"),
+            ("validation loss", f"{loss:.4f}", f"nats per token, {where}"),
+            ("perplexity", f"{math.exp(min(loss, 700)):,.2f}", "as unsure as between so many tokens"),
         ]
     if "bits_per_byte" in final:
-        tiles.append(("bits per byte", f"{final['bits_per_byte']:.3f}", "the text itself has 8"))
+        tiles.append(("bits per byte", f"{final['bits_per_byte']:.4f}", "the text itself has 8"))
     if tokens:
         count = f"{tokens / 1e6:,.2f} M" if tokens >= 1e6 else f"{tokens:,}"
         tiles.append(("tokens seen", count, f"in {done:,} steps"))
