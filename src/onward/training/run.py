@@ -41,6 +41,7 @@ from onward.training.config import RunConfig
 from onward.training.health import Spikes, matrices, measure, update_ratio
 from onward.training.inputs import Inputs, check_inputs, open_inputs, prepare_inputs
 from onward.training.journal import Journal
+from onward.training.lock import in_use, is_running, run_lock
 from onward.training.loop import Batch, Method, Step, fit, mean_loss
 from onward.training.loss import Objective
 from onward.training.optimizer import optimizers
@@ -156,6 +157,8 @@ class Run:
         config = replace(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), out=str(folder))
         if (folder / "result.json").exists():
             raise UserError(f"{folder} has finished its {config.steps:,} steps: start another with --out")
+        if not processes.rank and is_running(folder):
+            raise in_use(folder)
         tokenizer = Tokenizer.load(folder)
         check_inputs(folder, config.decoder(tokenizer.vocab_size))
         state = load_state(folder, choose_device(config.device))
@@ -202,7 +205,7 @@ class Run:
         goes wrong three times in a row.
         """
         began = perf_counter() - self.seconds
-        with self.recorder() as record:
+        with nullcontext() if self.processes.rank else run_lock(self.folder), self.recorder() as record:
             yield from self.validations(record)  # a save comes before it, and the run may have stopped between
             for step in fit(self.model, self.source(), self.optimizers, self.rate_at, self.method, self.scaler):
                 if self.due(step.step) and not step.trouble and not self.finite():
