@@ -67,7 +67,7 @@ def main() -> None:
         for name, found in ratios.items():
             print(f"{name:40}{statistics.median(found):6.3f}   ({min(found):.3f} to {max(found):.3f})")
         print(f"a step takes {without / STEPS:.3f} s; a save holds it for {statistics.median(held):.3f} s, to copy")
-        print(saver.told() or f"{len(held) - 1} saves, none failed")
+        print(saver.pop_failure() or f"{len(held) - 1} saves, none failed")
 
 
 if __name__ == "__main__":

@@ -23,10 +23,9 @@ import onward
 from benchmarks.plain import PlainGPT
 from benchmarks.text import machine, shakespeare
 from onward.data.tokens import Tokens, encode
-from onward.data.windows import ValidationWindows, Windows, validation_windows
+from onward.data.windows import IGNORE_INDEX, Batch, ValidationWindows, Windows
 from onward.text.tokenizer import train_tokenizer
-from onward.training.loop import Batch, Method, fit
-from onward.training.loss import IGNORED
+from onward.training.loop import StepConfig, fit
 from onward.training.optimizer import optimizers
 
 BATCH, CONTEXT, WIDTH, LAYERS, HEADS, RATE = 12, 256, 384, 6, 6, 1e-3
@@ -52,8 +51,7 @@ def decoder(vocab: int) -> onward.Decoder:
 def batches(windows: Windows) -> Iterator[tuple[int, list[Batch]]]:
     """The windows of each step."""
     for step in itertools.count():
-        sample = windows.read(range(step * BATCH, (step + 1) * BATCH))
-        yield step, [Batch(torch.from_numpy(sample.tokens), torch.from_numpy(sample.targets))]
+        yield step, [windows.read(range(step * BATCH, (step + 1) * BATCH))]
 
 
 def plain_loop(model: PlainGPT, windows: Windows) -> Iterator[float]:
@@ -70,7 +68,7 @@ def plain_loop(model: PlainGPT, windows: Windows) -> Iterator[float]:
 
 def our_loop(model: onward.Decoder, windows: Windows) -> Iterator[float]:
     """Onward's loop in bf16; yields the loss of each step."""
-    method, adamw = Method(clip=1.0, precision="bf16"), optimizers(model, "adamw", RATE, 0.1, (0.9, 0.99))
+    method, adamw = StepConfig(clip=1.0, precision="bf16"), optimizers(model, "adamw", RATE, 0.1, (0.9, 0.99))
     steps = fit(model, batches(windows), adamw, lambda step: RATE, method)
     return (step.loss for step in steps)
 
@@ -79,10 +77,10 @@ def our_loop(model: onward.Decoder, windows: Windows) -> Iterator[float]:
 def held_loss(model: nn.Module, windows: ValidationWindows) -> float:
     """The mean loss of a text, in fp32."""
     total, count = 0.0, 0
-    for tokens, targets, _ in windows.batches(BATCH):
-        logits, wanted = model(torch.from_numpy(tokens)).flatten(0, 1), torch.from_numpy(targets).flatten()
-        total += F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum").item()
-        count += int((wanted != IGNORED).sum())
+    for batch in windows.batches(BATCH):
+        logits, targets = model(batch.tokens).flatten(0, 1), batch.targets.flatten()
+        total += F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum").item()
+        count += batch.num_targets
     return total / count
 
 
@@ -142,7 +140,7 @@ def main() -> None:
         for name, loop in loops.items():
             for _ in range(options.steps - len(times[name])):
                 next(loop)
-        held = validation_windows(tokens.part(border, len(tokens)), CONTEXT)
+        held = ValidationWindows(tokens.part(border, len(tokens)), CONTEXT)
         losses = {"plain fp32": held_loss(plain, held), "onward bf16": held_loss(ours, held)}
         print(f"\nvalidation loss after {options.steps} steps: " + ", ".join(f"{n} {x:.4f}" for n, x in losses.items()))
         print(f"difference {abs(losses['plain fp32'] - losses['onward bf16']):.4f}")

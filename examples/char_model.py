@@ -15,9 +15,9 @@ import torch
 import onward
 from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode
-from onward.data.windows import Sample, Windows, validation_windows
+from onward.data.windows import Batch, ValidationWindows, Windows
 from onward.text.tokenizer import train_tokenizer
-from onward.training.loop import Batch, fit, mean_loss
+from onward.training.loop import fit, mean_loss
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")
@@ -33,7 +33,7 @@ try:
     tokens, _ = encode(tokenizer, texts)
     split = int(0.9 * len(tokens))
     windows = Windows([Tokens.of(tokens[:split])], T, options.seed)
-    held_out = validation_windows(Tokens.of(tokens[split:]), T)
+    held_out = ValidationWindows(Tokens.of(tokens[split:]), T)
 except onward.UserError as error:
     parser.error(str(error))
 
@@ -56,11 +56,6 @@ model = onward.Decoder(
 print(f"{len(tokens):,} characters, {V} different ones; {sum(p.numel() for p in model.parameters()):,} parameters")
 
 
-def batch(sample: Sample, seed: int = 0) -> Batch:
-    """Windows (B, T) and their targets: at each place the character after it, -1 behind the end of the text."""
-    return Batch(torch.from_numpy(sample.tokens), torch.from_numpy(sample.targets), seed=seed)
-
-
 def samples() -> list[str]:
     """Three texts that begin with nothing."""
     model.eval()
@@ -73,9 +68,9 @@ for text in samples():
 
 
 def steps() -> Iterator[tuple[int, list[Batch]]]:
-    """The windows of each step, and a seed for their dropout."""
+    """The windows (B, T) of each step, and their targets: at each place the character after it."""
     for step in range(options.steps):
-        yield step, [batch(windows.read(range(step * BATCH, (step + 1) * BATCH)), seed=step)]
+        yield step, [windows.read(range(step * BATCH, (step + 1) * BATCH))]
 
 
 training = fit(model, steps(), [torch.optim.AdamW(model.parameters())], lambda step: 3e-4)
@@ -86,7 +81,7 @@ for step in training:
 
 counts = np.bincount(tokens[:split], minlength=V) / split
 entropy = -float((counts[counts > 0] * np.log(counts[counts > 0])).sum())
-loss, targets = mean_loss(model, map(batch, held_out.batches(64)))
+loss, targets = mean_loss(model, held_out.batches(64))
 print(f"validation  loss {loss:.3f} over {targets:,} characters it has not seen")
 print(f"(The frequencies of single characters alone give {entropy:.3f}.)")
 

@@ -15,9 +15,9 @@ import torch
 import onward
 from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode
-from onward.data.windows import Windows
+from onward.data.windows import Batch, Windows
 from onward.text.tokenizer import train_tokenizer
-from onward.training.loop import Batch, Method, fit
+from onward.training.loop import StepConfig, fit
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")
@@ -67,12 +67,11 @@ print(f"A guess among {V:,} tokens has loss ln {V:,} = {math.log(V):.3f}.")
 def steps() -> Iterator[tuple[int, list[Batch]]]:
     """The windows of each step: at each place the target is the token after it."""
     for step in range(options.steps):
-        sample = windows.read(range(step * BATCH, (step + 1) * BATCH))
-        yield step, [Batch(torch.from_numpy(sample.tokens), torch.from_numpy(sample.targets))]
+        yield step, [windows.read(range(step * BATCH, (step + 1) * BATCH))]
 
 
 optimizer = torch.optim.AdamW(model.parameters())
-for step in fit(model, steps(), [optimizer], lambda step: 1e-3, Method(clip=1.0)):
+for step in fit(model, steps(), [optimizer], lambda step: 1e-3, StepConfig(clip=1.0)):
     print(
         f"step {step.step}  loss {step.loss:.3f}  gradient norm {step.grad_norm:.2f}, clipped to "
         f"{min(step.grad_norm, 1.0):.2f}  {step.tokens / step.seconds:,.0f} tokens/s",

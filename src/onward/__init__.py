@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onward.data.windows import Windows
+    from onward.data.windows import Batch, Windows
     from onward.errors import UserError
     from onward.generation.sampling import Sampling
     from onward.language_model import LanguageModel, load, save, train
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     )
     from onward.model.decoder import Decoder
     from onward.text.tokenizer import Tokenizer, train_tokenizer
-    from onward.training.loop import Batch, fit, mean_loss
+    from onward.training.loop import fit, mean_loss
 
 _HOME = {
     "errors": ["UserError"],
     "generation.sampling": ["Sampling"],
-    "data.windows": ["Windows"],
+    "data.windows": ["Batch", "Windows"],
     "language_model": ["LanguageModel", "load", "save", "train"],
     "model.cache": ["Cache"],
     "model.config": [
@@ -53,7 +53,7 @@ _HOME = {
     ],
     "model.decoder": ["Decoder"],
     "text.tokenizer": ["Tokenizer", "train_tokenizer"],
-    "training.loop": ["Batch", "fit", "mean_loss"],
+    "training.loop": ["fit", "mean_loss"],
 }
 _MODULE = {name: f"onward.{module}" for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE)

@@ -93,14 +93,14 @@ def test_what_was_saved_comes_back_and_goes_on_bit_for_bit(
     saver = Saver(tmp_path, 1)
     saver.save(model, optimizers, progress, {"eos_token_id": 3}, average)
     saver.finish()
-    assert saver.told() is None
+    assert saver.pop_failure() is None
 
     state = load_state(tmp_path, CPU)
     assert_equal(state.model.named_parameters(), model.named_parameters())
     assert (state.model.head.weight is state.model.embed.weight) == config.tied
     shown = {name.removeprefix("average/"): t for name, t in state.tensors.items() if name.startswith("average/")}
     assert_equal(shown, average or {})
-    assert (state.progress, state.told) == (progress, [])
+    assert (state.progress, state.messages) == (progress, [])
     assert read_json(tmp_path / "config.json")["eos_token_id"] == 3
     assert_equal(load_model(tmp_path)[0].named_parameters(), average or model.named_parameters())
 
@@ -173,7 +173,7 @@ def saved(run: Path, steps: int = 2, keep: int = 9) -> Path:
         save(saver, step)
     saver.best(steps, -steps)
     saver.finish()
-    assert saver.told() is None
+    assert saver.pop_failure() is None
     return run
 
 
@@ -186,7 +186,7 @@ def assert_loads(run: Path, step: int) -> list[str]:
     assert ("average/embed.weight" in kept) == step % 2
     for tensor in (*kept.values(), *state.model.parameters(), *load_model(run)[0].parameters()):
         assert (tensor == step).all()
-    return state.told
+    return state.messages
 
 
 def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_the_last_and_the_best_are_kept_and_never_more(keep: int, best: list[boo
         saver.best(1000, -1000)  # was never saved
         saver.finish()
         assert [p.name for p in saves(run)] == [f"step-{n:07}" for n in sorted({*steps[-keep:], *top})]
-        assert saver.told() is None
+        assert saver.pop_failure() is None
     assert_loads(run, steps[-1])
 
 
@@ -293,7 +293,7 @@ def test_no_byte_can_change_unnoticed(file: str, where: float, change: int, two:
     harm(saves(run)[-1] / file, damage)
     state = load_state(run, CPU)
     if not (file == "checksums.json" and state.progress["step"] == 2):  # white space for white space
-        assert len(state.told) == 1
+        assert len(state.messages) == 1
     assert_loads(run, state.progress["step"])
 
 
@@ -319,16 +319,16 @@ def test_a_full_disk_leaves_what_is_good_and_the_next_save_tries_again(room: int
         for task in (lambda: save(saver, 3)), *((lambda: saver.best(1, -99),) if room < 5 else ()):
             task()
             saver.finish()
-            failure = saver.told()
+            failure = saver.pop_failure()
             assert isinstance(failure, UserError)
             assert "File too large; the saves before are kept" in str(failure)
             assert "\n" not in str(failure)
-            assert saver.told() is None, "it is told once"
+            assert saver.pop_failure() is None, "it is told once"
             assert everything(run) == before
     assert not list(run.rglob(".*"))
     save(saver, 3)
     saver.finish()
-    assert saver.told() is None
+    assert saver.pop_failure() is None
     assert_loads(run, 3)
 
 
@@ -337,7 +337,7 @@ def test_a_run_folder_that_vanishes_is_told_and_not_made_anew(run: Path) -> None
     run.rename(run.with_name("elsewhere"))
     save(saver, 3)
     saver.finish()
-    assert "the folder has vanished" in str(saver.told())
+    assert "the folder has vanished" in str(saver.pop_failure())
     assert not run.exists()
     run.with_name("elsewhere").rename(run)
     save(saver, 4)

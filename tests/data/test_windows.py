@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.data.tokens import Span, Tokens
-from onward.data.windows import BLOCK, Sample, Windows, hashed, permuted, take, validation_windows
+from onward.data.windows import BLOCK, IGNORE_INDEX, Batch, ValidationWindows, Windows, hashed, permuted, take
 from onward.errors import UserError
 
 SIZES = st.tuples(st.integers(2, 400), st.integers(1, 40)).filter(lambda s: s[0] > s[1])
@@ -34,12 +34,12 @@ def sharded(lengths: Sequence[int], shard: int) -> Tokens:
     return Tokens(spans)
 
 
-def same(one: Sample, other: Sample) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(one, other) if a is not None or b is not None)
+def arrays(batch: Batch) -> list[np.ndarray | None]:
+    return [None if part is None else part.numpy() for part in (batch.tokens, batch.targets, batch.positions)]
 
 
-def starts(sample: Sample) -> np.ndarray:
-    return sample.tokens[:, 0]
+def starts(batch: Batch) -> np.ndarray:
+    return batch.tokens[:, 0].numpy()
 
 
 @given(count=st.integers(1, 3000) | st.integers(1, 30), key=st.integers(0, 2**64 - 1))
@@ -71,8 +71,8 @@ def test_each_epoch_has_every_window_of_all_sources_once(
     windows = Windows([whole.part(i * count // parts, (i + 1) * count // parts) for i in range(parts)], length, seed)
     sample = windows.read(range(epoch * len(windows), (epoch + 1) * len(windows)))
     assert sample.positions is None
-    assert (sample.targets == sample.tokens + 1).all(), "the target is the next token"
-    assert (sample.tokens == starts(sample)[:, None] + np.arange(length)).all(), "each is a stretch of the text"
+    assert bool((sample.targets == sample.tokens + 1).all()), "the target is the next token"
+    assert (arrays(sample)[0] == starts(sample)[:, None] + np.arange(length)).all(), "each is a stretch of the text"
     assert (np.diff(np.sort(starts(sample))) == length).all(), "they follow one another without overlap"
     assert count - len(windows) * length <= 2 * length, "and leave less than two windows out"
 
@@ -87,10 +87,10 @@ def test_each_epoch_has_every_window_of_all_sources_once(
 def test_a_sample_is_a_function_of_the_seed_and_its_number(size, seed, indices, weights, pack) -> None:
     count, length = size
     fresh = lambda: Windows([text(count), text(count, count)], length, seed, weights=weights, pack=pack)
-    together = fresh().read(indices)
+    together = arrays(fresh().read(indices))
     for row in reversed(range(len(indices))):
-        alone = Sample(*(part if part is None else part[row : row + 1] for part in together))
-        assert same(fresh().read(indices[row : row + 1]), alone)
+        for alone, part in zip(arrays(fresh().read(indices[row : row + 1])), together, strict=True):
+            assert part is None if alone is None else np.array_equal(alone, part[row : row + 1])
 
 
 def test_epochs_are_shuffled_and_cut_elsewhere_and_seeds_differ() -> None:
@@ -109,7 +109,7 @@ def test_epochs_are_shuffled_and_cut_elsewhere_and_seeds_differ() -> None:
 def test_every_token_is_seen_sooner_or_later(count: int, length: int) -> None:
     windows = Windows([text(count)], length, 0)
     sample = windows.read(range(400 * len(windows)))
-    assert {*sample.tokens.flat} | {*sample.targets.flat} == {*range(count)}
+    assert {*sample.tokens.flatten().tolist()} | {*sample.targets.flatten().tolist()} == {*range(count)}
 
 
 @pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (1, 1, 1), (5, 3, 1e-3)])
@@ -142,14 +142,14 @@ def plain(lengths: Sequence[int], first: int, length: int) -> tuple[list[int], l
     for i in range(first, first + length):
         there = i < len(document)
         tokens.append(i if there else 0)
-        targets.append(i + 1 if i + 1 < len(document) and document[i + 1] == document[i] else -1)
+        targets.append(i + 1 if i + 1 < len(document) and document[i + 1] == document[i] else IGNORE_INDEX)
         begins = i == first or (there and document[i] != document[i - 1])
         positions.append(0 if begins else positions[-1] + 1)
     return tokens, targets, positions
 
 
-def assert_plain(sample: Sample, lengths: Sequence[int], length: int) -> None:
-    for tokens, targets, positions in zip(*sample):
+def assert_plain(batch: Batch, lengths: Sequence[int], length: int) -> None:
+    for tokens, targets, positions in zip(*arrays(batch)):
         assert (tokens.tolist(), targets.tolist(), positions.tolist()) == plain(lengths, int(tokens[0]), length)
 
 
@@ -161,7 +161,7 @@ def test_positions_and_targets_of_packed_documents_are_the_plain_ones(
     if len(tokens) > length:
         windows = Windows([tokens], length, seed, pack="documents")
         assert_plain(windows.read(range(3 * len(windows))), lengths, length)
-    held = validation_windows(tokens, length, "documents")
+    held = ValidationWindows(tokens, length, "documents")
     assert_plain(held.read(range(len(held))), lengths, length)
 
 
@@ -173,11 +173,11 @@ def test_a_document_ends_where_its_source_does() -> None:
 @given(size=SIZES, batch=st.integers(1, 9), pack=PACKS)
 def test_validation_predicts_every_token_but_the_first_once(size: tuple[int, int], batch: int, pack) -> None:
     count, length = size
-    windows = validation_windows(text(count), length, pack)
+    windows = ValidationWindows(text(count), length, pack)
     batches = list(windows.batches(batch))
     assert [len(b.tokens) for b in batches[:-1]] == [batch] * (len(batches) - 1)
     assert sum(len(b.tokens) for b in batches) == len(windows)
-    tokens, targets = (np.concatenate([b[part] for b in batches]) for part in (0, 1))
+    tokens, targets = (np.concatenate([arrays(b)[part] for b in batches]) for part in (0, 1))
     known = targets >= 0
     assert sorted(targets[known]) == list(range(1, count))
     assert known.any(1).all(), "no window is for nothing"
@@ -191,7 +191,7 @@ def test_no_memory_grows_with_the_text() -> None:
     for tokens in endless, Tokens.join([endless.part(0, 10**13), endless]):
         windows = Windows([tokens, endless], 1024, 0, weights=(1, 2))
         assert windows.read([0, 10**11, 10**15]).tokens.shape == (3, 1024)
-        held = validation_windows(tokens, 1024)
+        held = ValidationWindows(tokens, 1024)
         assert next(held.batches(4)).tokens.shape == held.read([0, 1, 2, len(held) - 1]).tokens.shape == (4, 1024)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

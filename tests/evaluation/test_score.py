@@ -54,11 +54,10 @@ def test_loss_perplexity_and_bits_are_the_formulas(stride: int, count: int) -> N
 
 
 def test_a_stride_of_the_context_gives_windows_that_do_not_overlap() -> None:
-    from onward.data.windows import validation_windows
-    from onward.training.loop import Batch, mean_loss
+    from onward.data.windows import ValidationWindows
+    from onward.training.loop import mean_loss
 
-    samples = validation_windows(Tokens.of(TOKENS), 12).batches(4)
-    expected, count = mean_loss(MODEL, [Batch(*map(torch.from_numpy, sample[:2])) for sample in samples])
+    expected, count = mean_loss(MODEL, ValidationWindows(Tokens.of(TOKENS), 12).batches(4))
     found = evaluate(MODEL, TOKENS, 1, stride=12)
     assert found.tokens == count
     assert found.loss == pytest.approx(expected, rel=1e-9)

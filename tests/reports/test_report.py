@@ -192,7 +192,7 @@ PARTIAL = {
     "no text in a sample": {"samples.jsonl": "{}\n"},
     "one token of text": {"samples.jsonl": '{"step": 1, "prompt": "t"}\n'},
     "troubles of another kind": {
-        "metrics.jsonl": '{"trouble": 1}\n{"trouble": "x", "step": "y"}\n{"trouble": [], "at": 2, "skipped": 3}\n'
+        "metrics.jsonl": '{"reason": 1}\n{"reason": "x", "step": "y"}\n{"reason": [], "failed_step": 2, "skipped": 3}\n'
         '{"step": 1, "loss": 0, "grad_norm": 0}\n{"step": 2, "loss": 0, "grad_norm": 0, "dead_units/": -1}\n'
     },
     "equal losses": {"metrics.jsonl": '{"step": 1, "loss": 2}\n{"step": 2, "loss": 2, "learning_rate": 0.0}\n'},
@@ -226,8 +226,8 @@ TITLES = ["learning rate", "gradient norm", "update ratio", "attention entropy",
 def write_health(run: Path, steps: int, layers: int) -> None:
     """Steps with the load of experts and a jump of the gradient, what is measured now and then, and two troubles."""
     layered = lambda name, values: {f"{name}/{layer}": value for layer, value in enumerate(values)}
-    trouble = {"step": 30, "at": 37, "trouble": "the loss is nan", "skipped": [296, 304]}
-    rows = [trouble, {"step": 0, "at": 5, "trouble": HOSTILE, "skipped": [HOSTILE, 1]}]
+    trouble = {"step": 30, "failed_step": 37, "reason": "the loss is nan", "skipped": [296, 304]}
+    rows = [trouble, {"step": 0, "failed_step": 5, "reason": HOSTILE, "skipped": [HOSTILE, 1]}]
     for step in range(1, steps + 1):
         row = {"step": step, "loss": 3.0, "learning_rate": 1e-3 * step / steps, "grad_norm": 2.0 - (step == 33)}
         row["grad_norm"] += 40 * (step == steps // 2)

@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onward.data.tokens import Tokens
-from onward.data.windows import Windows
+from onward.data.windows import IGNORE_INDEX, Batch, Windows
 from onward.model.compiling import compile_blocks
 from onward.model.config import DecoderConfig, Gated, RMSNorm, SelfAttention
 from onward.model.decoder import Decoder
 from onward.training import checks
 from onward.training.checks import Check, apart, causal, first_loss, shifted, start_checks
-from onward.training.loop import Batch
 from onward.training.presets import PRESETS, SHAPE
 
 from support.decoders import DECODERS, config, decoder, token_ids
@@ -31,8 +30,7 @@ TEXT = RANDOM.integers(0, 500, 200_000).astype(np.uint16)
 def batch(pack: str = "stream", context_length: int = 32, tokens: Tokens | None = None) -> Batch:
     """The first windows of a run."""
     tokens = tokens or Tokens.of(TEXT[:5000], np.arange(7, 5001, 7, np.uint64))
-    sample = Windows([tokens], context_length, seed=0, pack=pack).read(range(8))
-    return Batch(*(None if part is None else torch.from_numpy(part) for part in sample))
+    return Windows([tokens], context_length, seed=0, pack=pack).read(range(8))
 
 
 def fresh(**changes: object) -> Decoder:
@@ -58,7 +56,7 @@ MUTANTS: dict[str, Callable[[Batch], Batch]] = {
     "two places on": lambda b: replace(b, targets=b.targets.roll(-1, 1)),
     "of another window": lambda b: replace(b, targets=b.targets.flip(0)),
     "one of them wrong": lambda b: replace(b, targets=b.targets + F.one_hot(torch.tensor(5), 32)),
-    "none": lambda b: replace(b, targets=torch.full_like(b.targets, -1)),
+    "none": lambda b: replace(b, targets=torch.full_like(b.targets, IGNORE_INDEX)),
 }
 
 

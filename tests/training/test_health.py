@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from onward.data.windows import Batch
 from onward.families.gpt_oss import ClampedExperts
 from onward.model.attention import Attend
 from onward.model.blocks import AttentionOnlyModule
@@ -18,7 +19,6 @@ from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.model.feedforward import GatedModule, PlainModule
 from onward.training.health import DEAD, Spikes, matrices, measure, update_ratio
-from onward.training.loop import Batch
 from onward.training.loss import loss_sum
 
 from support.decoders import DECODERS, config, decoder, token_ids
@@ -65,7 +65,7 @@ HEALTHY = {
 def test_no_healthy_curve_is_called_a_spike(name: str, seed: int) -> None:
     spikes, told = Spikes(LIMIT), []
     for loss in HEALTHY[name](np.random.default_rng(seed)).tolist():
-        told.append(spikes.judge(loss, 1.0))
+        told.append(spikes.check_step(loss, 1.0))
         spikes.note(loss)
     assert [reason for reason in told if reason] == []
 
@@ -78,7 +78,8 @@ def test_a_jump_of_the_loss_is_caught_wherever_it_comes(name: str) -> None:
         if step > 500 and step % 50 == 0:
             jump = 4 * max(curve[step - 64 : step]) + 1
             caught += (
-                spikes.judge(jump, 1.0) == f"the loss {jump:.2f} is far above the {median(curve, step):.2f} of late"
+                spikes.check_step(jump, 1.0)
+                == f"the loss {jump:.2f} is far above the {median(curve, step):.2f} of late"
             )
         spikes.note(loss)
     assert caught == 49
@@ -93,24 +94,24 @@ def test_a_spike_of_the_usual_size_is_caught() -> None:
     for loss in falling(random) + random.normal(0, 0.05, 3000):
         spikes.note(loss)
     usual = median(spikes.state, 64)
-    assert not spikes.judge(usual + 0.5, 1.0)
-    assert spikes.judge(usual + 1.5, 1.0)
+    assert not spikes.check_step(usual + 0.5, 1.0)
+    assert spikes.check_step(usual + 1.5, 1.0)
 
 
 @pytest.mark.parametrize("limit", [0.0, LIMIT])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_trouble_at_any_time_and_with_any_limit(bad: float, limit: float) -> None:
-    assert Spikes(limit).judge(bad, 1.0) == f"the loss is {bad}"
-    assert Spikes(limit).judge(3.0, bad) == "the gradient is not finite"
-    assert Spikes(limit).judge(3.0, 1.0) == ""
+    assert Spikes(limit).check_step(bad, 1.0) == f"the loss is {bad}"
+    assert Spikes(limit).check_step(3.0, bad) == "the gradient is not finite"
+    assert Spikes(limit).check_step(3.0, 1.0) == ""
 
 
 def test_without_a_limit_no_loss_is_too_high() -> None:
     spikes = Spikes(0.0)
     spikes.state = [1.0] * 64
-    assert spikes.judge(1e9, 1.0) == ""
+    assert spikes.check_step(1e9, 1.0) == ""
     spikes.limit = LIMIT
-    assert spikes.judge(1e9, 1.0)
+    assert spikes.check_step(1e9, 1.0)
 
 
 def test_judging_leaves_the_state_and_a_restart_from_it_equals_never_stopping() -> None:
@@ -118,11 +119,11 @@ def test_judging_leaves_the_state_and_a_restart_from_it_equals_never_stopping() 
     spikes = Spikes(LIMIT)
     for step, loss in enumerate(curve):
         known = list(spikes.state)
-        told = [spikes.judge(x, 1.0) for x in (loss, loss * 3, loss + 1, math.nan)]
+        told = [spikes.check_step(x, 1.0) for x in (loss, loss * 3, loss + 1, math.nan)]
         assert spikes.state == known
         restarted = Spikes(LIMIT)
         restarted.state = known
-        assert [restarted.judge(x, 1.0) for x in (loss, loss * 3, loss + 1, math.nan)] == told
+        assert [restarted.check_step(x, 1.0) for x in (loss, loss * 3, loss + 1, math.nan)] == told
         spikes.note(loss)
         restarted.note(loss)
         assert restarted.state == spikes.state == curve[: step + 1][-64:]

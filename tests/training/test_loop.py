@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.training.health import Spikes
-from onward.training.loop import IGNORED, Batch, Method, fit, mean_loss
+from onward.training.loop import StepConfig, fit, mean_loss
 from onward.training.loss import loss_sum
 from onward.training.optimizer import optimizers
 
@@ -46,7 +47,7 @@ def gradients(parts: list[Batch]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("sizes", [[4, 4], [1, 7], [2, 2, 2, 2], [1] * 8])
 def test_accumulation_equals_the_whole_batch(sizes: list[int]) -> None:
     whole = windows(8)
-    whole.targets[3, 5:] = IGNORED  # so that a mean of means would differ
+    whole.targets[3, 5:] = IGNORE_INDEX  # so that a mean of means would differ
     parts = [Batch(*pair) for pair in zip(whole.tokens.split(sizes), whole.targets.split(sizes))]
     for one, many in zip(gradients([whole]), gradients(parts)):
         torch.testing.assert_close(many, one, rtol=1e-4, atol=1e-6)
@@ -54,13 +55,13 @@ def test_accumulation_equals_the_whole_batch(sizes: list[int]) -> None:
 
 def test_the_loss_is_the_mean_over_all_targets() -> None:
     model, batch = fresh(), windows(3)
-    batch.targets[0, :9] = IGNORED
+    batch.targets[0, :9] = IGNORE_INDEX
     logits = model(batch.tokens).detach().double()
     expected = [
         math.log(sum(math.exp(z) for z in logits[b, t].tolist())) - float(logits[b, t, batch.targets[b, t]])
         for b in range(3)
         for t in range(16)
-        if batch.targets[b, t] != IGNORED
+        if batch.targets[b, t] != IGNORE_INDEX
     ]
     loss, count = mean_loss(model, [Batch(*pair) for pair in zip(batch.tokens.split(2), batch.targets.split(2))])
     assert count == len(expected) == 39
@@ -72,7 +73,7 @@ def test_clipping_bounds_the_gradient_and_reports_the_norm_before() -> None:
     model = fresh()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = [p.detach().clone() for p in model.parameters()]
-    (step,) = fit(model, [(0, [windows(4)])], [optimizer], lambda _: 1.0, Method(clip=1e-3))
+    (step,) = fit(model, [(0, [windows(4)])], [optimizer], lambda _: 1.0, StepConfig(clip=1e-3))
     moved = math.sqrt(sum(float((p - b).detach().square().sum()) for p, b in zip(model.parameters(), before)))
     assert step.grad_norm > 1e-2
     assert moved == pytest.approx(1e-3, rel=1e-2)
@@ -81,7 +82,7 @@ def test_clipping_bounds_the_gradient_and_reports_the_norm_before() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_the_loss_falls_on_what_is_seen_again_and_again(precision: str) -> None:
     model, batch = fresh(), windows(4)
-    method = Method(clip=1.0, precision=precision)
+    method = StepConfig(clip=1.0, precision=precision)
     steps = list(fit(model, ((i, [batch]) for i in range(60)), adamw(model), lambda _: 1e-2, method))
     assert steps[0].loss == pytest.approx(math.log(20), abs=0.3)
     assert steps[-1].loss < 0.5
@@ -95,9 +96,9 @@ def test_a_step_that_is_judged_to_be_trouble_leaves_weights_and_optimizer_as_the
     with torch.no_grad():
         model.blocks[1].mlp.down.weight[0, 0] = bad
     before = [p.detach().clone() for p in model.parameters()]
-    optimizers, method = adamw(model), Method(judge=Spikes(8.0).judge)
+    optimizers, method = adamw(model), StepConfig(check_step=Spikes(8.0).check_step)
     (step,) = fit(model, [(0, [windows(2)])], optimizers, lambda _: 1e-2, method)
-    assert "loss is" in step.trouble
+    assert "loss is" in step.failure
     assert not any(optimizer.state for optimizer in optimizers)
     for p, b in zip(model.parameters(), before):
         assert p.grad is None
@@ -105,11 +106,11 @@ def test_a_step_that_is_judged_to_be_trouble_leaves_weights_and_optimizer_as_the
 
 
 def test_fp16_leaves_out_a_step_whose_gradient_overflows_and_scales_less() -> None:
-    model, method = fresh(), Method(precision="fp16", judge=Spikes(8.0).judge)
+    model, method = fresh(), StepConfig(precision="fp16", check_step=Spikes(8.0).check_step)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     before = model.embed.weight.detach().clone()
     (step,) = fit(model, [(0, [windows(2)])], adamw(model), lambda _: 1e-2, method, scaler)
-    assert not step.trouble
+    assert not step.failure
     assert torch.equal(model.embed.weight, before)
     assert scaler.get_scale() < 2.0**40
 
@@ -127,9 +128,9 @@ def test_dropout_is_a_function_of_the_windows_seed() -> None:
 
 
 def test_fp16_gradients_that_are_never_finite_are_trouble() -> None:
-    model, method = fresh(), Method(precision="fp16", judge=Spikes(8.0).judge)
+    model, method = fresh(), StepConfig(precision="fp16", check_step=Spikes(8.0).check_step)
     model.blocks[0].mlp.down.weight.register_hook(lambda gradient: gradient * float("nan"))
     parts = ((i, [windows(2)]) for i in range(40))
     steps = list(fit(model, parts, adamw(model), lambda _: 1e-3, method))
-    assert not steps[0].trouble
-    assert "gradient is not finite" in steps[-1].trouble
+    assert not steps[0].failure
+    assert "gradient is not finite" in steps[-1].failure

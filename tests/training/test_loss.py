@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
-from onward.training.loop import Batch
-from onward.training.loss import IGNORED, Objective, loss_sum
+from onward.training.loss import Objective, loss_sum
 
 from support.allocations import Allocations
 from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
@@ -24,15 +24,15 @@ OBJECTIVES = {
 def batch(model: Decoder, packed: bool = False) -> Batch:
     tokens = token_ids(model.config)
     targets = tokens.roll(-1, 1)
-    targets[0, :5] = targets[1, -1] = IGNORED
+    targets[0, :5] = targets[1, -1] = IGNORE_INDEX
     return Batch(tokens, targets, torch.arange(LENGTH).remainder(7).expand_as(tokens) if packed else None)
 
 
 def written_out(model: Decoder, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
     """What is minimized, and the cross-entropy, from all logits at once."""
     logits = model(batch.tokens, batch.positions).flatten(0, 1)
-    rest = {"target": batch.targets.flatten(), "ignore_index": IGNORED, "reduction": "sum"}
-    log_z = logits.exp().sum(-1).log()[rest["target"] != IGNORED]
+    rest = {"target": batch.targets.flatten(), "ignore_index": IGNORE_INDEX, "reduction": "sum"}
+    log_z = logits.exp().sum(-1).log()[rest["target"] != IGNORE_INDEX]
     smoothed = F.cross_entropy(logits, **rest, label_smoothing=objective.label_smoothing)
     return smoothed + objective.z_loss * (log_z**2).sum(), F.cross_entropy(logits, **rest)
 
@@ -122,6 +122,6 @@ def test_it_can_be_measured_without_gradients(mode: type) -> None:
 def test_where_no_target_is_there_is_no_loss() -> None:
     model = decoder(DECODERS["llama"])
     b = batch(model)
-    b.targets.fill_(IGNORED)
+    b.targets.fill_(IGNORE_INDEX)
     for got in results(model, loss_sum(model, b, Objective(z_loss=1.0, label_smoothing=0.1, chunk=5))):
         assert torch.equal(got, torch.zeros_like(got))

@@ -89,6 +89,6 @@ def test_processes_heal_together(story_file: Path, tmp_path: Path) -> None:
     for count in 1, 2:
         train(count, 12, settings | {"out": str(tmp_path / str(count))}, tmp_path)
     for one, other in zip(metrics(tmp_path / "1"), metrics(tmp_path / "2"), strict=True):
-        assert one == other if "trouble" in one else one == pytest.approx(other, rel=1e-4)
-    (trouble,) = [row for row in metrics(tmp_path / "2") if "trouble" in row]
-    assert (trouble["step"], trouble["at"], trouble["skipped"]) == (4, 7, [36, 42])
+        assert one == other if "reason" in one else one == pytest.approx(other, rel=1e-4)
+    (row,) = [row for row in metrics(tmp_path / "2") if "reason" in row]
+    assert (row["step"], row["failed_step"], row["skipped"]) == (4, 7, [36, 42])

@@ -39,7 +39,7 @@ BAD = [
     {"beta1": 1.5},
     {"beta2": -0.1},
     {"warmup": 2.0},
-    {"final_share": float("nan")},
+    {"min_lr_ratio": float("nan")},
     {"time": "soon"},
     {"preset": "huge"},
     {"preset": "smal"},

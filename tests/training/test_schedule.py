@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.training.schedule import FALL, Schedule, share
+from onward.training.schedule import FALL, Schedule, lr_factor
 
 shares = st.floats(0, 1)
 courses = given(kind=st.sampled_from(list(FALL)), steps=st.integers(1, 500), warmup=shares, final=shares, decay=shares)
@@ -16,7 +16,7 @@ courses = given(kind=st.sampled_from(list(FALL)), steps=st.integers(1, 500), war
 def test_it_rises_then_falls_and_ends_exactly(
     kind: Schedule, steps: int, warmup: float, final: float, decay: float
 ) -> None:
-    course = [share(kind, step, steps, warmup, final, decay) for step in range(steps)]
+    course = [lr_factor(kind, step, steps, warmup, final, decay) for step in range(steps)]
     rise = min(int(warmup * steps), steps - 1)
     assert all(0 < value <= 1 for value in course[: rise + 1])
     assert course[rise] == 1
@@ -29,7 +29,7 @@ def test_it_rises_then_falls_and_ends_exactly(
 def test_stable_lasts_until_the_last_share(
     kind: Schedule, steps: int, warmup: float, final: float, decay: float
 ) -> None:
-    course = [share("wsd", step, steps, warmup, final / 2, decay) for step in range(steps)]
+    course = [lr_factor("wsd", step, steps, warmup, final / 2, decay) for step in range(steps)]
     rise = min(int(warmup * steps), steps - 1)
     falling = sum(value < 1 for value in course[rise:])
     assert falling == min(max(1, int(decay * steps)), steps - 1 - rise)
@@ -45,4 +45,4 @@ def test_stable_lasts_until_the_last_share(
     }.items(),
 )
 def test_the_courses_of_six_steps(kind: Schedule, course: list[float]) -> None:
-    assert [share(kind, step, 6, 1 / 6, 0.2, 1 / 3) for step in range(6)] == pytest.approx(course)
+    assert [lr_factor(kind, step, 6, 1 / 6, 0.2, 1 / 3) for step in range(6)] == pytest.approx(course)

@@ -37,7 +37,7 @@ def curves(given: list[Row]) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for row in given:
         for key, value in row.items():
-            if isinstance(value, int | float) and key not in ("step", "at"):
+            if isinstance(value, int | float) and key not in ("step", "failed_step"):
                 found[key][row["step"]] = value
     return found
 
@@ -91,12 +91,12 @@ class TestTensorBoard:
     def test_a_run_that_went_back_has_only_the_steps_it_made_again_and_tells_the_trouble(self, tmp_path: Path) -> None:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        trouble = {"step": 20, "at": 27, "trouble": "the loss is nan", "skipped": [216, 224]}
+        trouble = {"step": 20, "failed_step": 27, "reason": "the loss is nan", "skipped": [216, 224]}
         write(tmp_path, *rows(1, 26), trouble, *rows(21, 23))
         assert_same(from_tensorboard(tmp_path), curves(rows(1, 23)))
         events = EventAccumulator(str(tmp_path / "tensorboard"))
         events.Reload()
-        (told,) = events.Tensors("trouble/text_summary")
+        (told,) = events.Tensors("rollback/text_summary")
         assert told.tensor_proto.string_val == [b"step 27: the loss is nan"]
 
     def test_a_loss_that_is_no_number_is_written_as_such(self, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_wandb_writes_without_network_or_key_never_asks_and_goes_on_under_its_id
         tmp_path,
         '{"step": 1, "loss": 3.0}',
         '{"step": 1, "validation_loss": 3.1, "dead_units/0": 0.25}',
-        '{"step": 0, "at": 2, "trouble": "the loss is nan", "skipped": [8, 16]}',
+        '{"step": 0, "failed_step": 2, "reason": "the loss is nan", "skipped": [8, 16]}',
         **environment,
     )
     assert (first.returncode, first.stdout) == (0, ""), first.stderr
@@ -186,7 +186,7 @@ def test_wandb_writes_without_network_or_key_never_asks_and_goes_on_under_its_id
     assert from_wandb(folders[0]) == [
         {"step": 1, "loss": 3.0},
         {"step": 1, "validation_loss": 3.1, "dead_units/0": 0.25},
-        {"step": 0, "trouble": "the loss is nan"},
+        {"step": 0, "rollback": "the loss is nan"},
     ]
     assert from_wandb(folders[1]) == [{"step": 2, "loss": 2.5}]
 

@@ -107,7 +107,7 @@ class Saver:
         if self.pending:
             self.pending.result()
 
-    def told(self) -> UserError | None:
+    def pop_failure(self) -> UserError | None:
         """What went wrong since this was last asked, in a sentence."""
         failure, self.failure = self.failure, None
         return failure
@@ -145,7 +145,7 @@ class State:
     model: Decoder  # with its own weights
     tensors: dict[str, Tensor]  # for `restore`, and average/PARAMETER where averaged ones were shown
     progress: dict[str, Any]
-    told: list[str]  # a sentence for each save that was damaged
+    messages: list[str]  # a sentence for each save that was damaged
 
 
 def saves(run: Path) -> list[Path]:

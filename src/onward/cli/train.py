@@ -92,7 +92,7 @@ def train(run: "Run") -> int:
     """Train with a display until the end or a signal; returns the exit status."""
     from onward.cli.display import Display
     from onward.reports.write import conclude
-    from onward.training.run import Notice, Trouble
+    from onward.training.run import Notice, Rollback
 
     folder, inputs, first = run.folder, run.inputs, not run.processes.rank
     say = console.print if first else lambda *_, **__: None
@@ -110,9 +110,9 @@ def train(run: "Run") -> int:
         for event in run.train(wishes.stop, wishes.save):
             if isinstance(event, Notice):
                 say(event.sentence, markup=False, soft_wrap=True)
-            elif isinstance(event, Trouble):
+            elif isinstance(event, Rollback):
                 say(
-                    f"step {event.at:,} went wrong ({event.trouble}): back to step {event.step:,}, leaving out windows "
+                    f"step {event.failed_step:,} failed ({event.reason}): back to step {event.step:,}, skips windows "
                     f"{event.skipped[0]:,} to {event.skipped[1] - 1:,}, see {folder / 'skipped.jsonl'}",
                     markup=False,
                     soft_wrap=True,

@@ -1,38 +1,57 @@
-"""Windows: which tokens are sample i.
+"""Windows of tokens to train on: which tokens are window i, and batches of them.
 
 Shapes: B windows, T context_length.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count, islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from onward.data.tokens import Tokens
 from onward.errors import UserError
 
 Packing = Literal["stream", "documents"]
 Numbers = NDArray[np.uint64]
-NO_TARGET = -1
-BLOCK = 10_000  # samples in which each source has exactly its share
+IGNORE_INDEX = -100  # the target of a token that is not predicted; the default of torch's cross_entropy, too
+BLOCK = 10_000  # windows in which each source has exactly its share
 
 
-class Sample(NamedTuple):
-    """Windows for the model."""
+@dataclass(frozen=True)
+class Batch:
+    """Windows for one forward and backward. Other tasks derive from it and add their tensors."""
 
-    tokens: NDArray[np.int64]  # (B, T)
-    targets: NDArray[np.int64]  # (B, T), the token after each; -1 where there is nothing to learn
-    positions: NDArray[np.int64] | None  # (B, T), of each token in its document; None: 0, 1, 2, ...
+    tokens: Tensor  # (B, T)
+    targets: Tensor  # (B, T), the token after each; IGNORE_INDEX where no token is predicted
+    positions: Tensor | None = None  # (B, T), of each token in its document; None: 0, 1, 2, ...
+    seed: int = 0  # of its dropout
+
+    @cached_property
+    def num_targets(self) -> int:
+        """The number of targets that are not IGNORE_INDEX."""
+        return int((self.targets != IGNORE_INDEX).sum())
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch with all tensors on a device. Targets are counted before: on an accelerator this would force a
+        sync."""
+        tensors: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        moved = replace(self, **tensors)
+        vars(moved)["num_targets"] = self.num_targets
+        return moved
 
 
 class Windows:
     """The windows of T tokens that a run trains on, epoch after epoch.
 
-    Sample i is a pure function of the seed and i, and takes no memory that grows with their number. An epoch has every
+    Window i is a pure function of the seed and i, and takes no memory that grows with their number. An epoch has every
     window once, in a shuffled order and cut at other places than in the epoch before. Without `weights` the sources are
-    one text. With weights, one for each source, every BLOCK samples have exactly that share of each, evenly spread, and
+    one text. With weights, one for each source, every BLOCK windows have exactly that share of each, evenly spread, and
     each source has its own epochs. With pack "documents" positions begin anew in each document and the last token of
     one has no target, so that none sees another; with "stream" documents are one text.
 
@@ -49,7 +68,7 @@ class Windows:
         pack: Packing = "stream",
     ) -> None:
         self.sources = sources if weights else [Tokens.join(sources)]
-        self.length, self.seed, self.pack = context_length, seed % 2**64, pack
+        self.length, self.seed, self.pack = context_length, seed, pack
         sizes = np.array([len(tokens) for tokens in self.sources])
         if (least := sizes.min()) <= context_length:
             raise UserError(
@@ -71,16 +90,18 @@ class Windows:
         """Windows in an epoch, of all sources."""
         return int(self.counts.sum())
 
-    def read(self, indices: Sequence[int]) -> Sample:
-        """The samples with these numbers, from 0 on without end."""
-        block, place = np.divmod(np.array(indices), BLOCK)
+    def read(self, numbers: Sequence[int]) -> Batch:
+        """The windows with these numbers, from 0 on without end. The seed of the batch's dropout is a function of the
+        seed and the first number."""
+        block, place = np.divmod(np.array(numbers), BLOCK)
         source = self.source[place]
         number = (block * self.shares[source] + self.rank[place]).astype(np.uint64)
         windows = self.counts[source]
         epoch, number = np.divmod(number, windows)
-        key = hashed(self.seed, source.astype(np.uint64), epoch)
+        key = hashed(self.seed % 2**64, source.astype(np.uint64), epoch)
         starts = hashed(key) % self.room[source] + permuted(number, windows, key) * self.length
-        return cut([(self.sources[s], int(start)) for s, start in zip(source, starts)], self.length, self.pack)
+        batch = cut([(self.sources[s], int(start)) for s, start in zip(source, starts)], self.length, self.pack)
+        return replace(batch, seed=(self.seed * 1_000_003 + numbers[0]) % 2**63)
 
 
 class ValidationWindows:
@@ -92,35 +113,36 @@ class ValidationWindows:
     def __len__(self) -> int:
         return -(-(len(self.tokens) - 1) // self.length)
 
-    def read(self, numbers: Sequence[int]) -> Sample:
+    def read(self, numbers: Sequence[int]) -> Batch:
         """The windows with these numbers, in the order of the text."""
         return cut([(self.tokens, number * self.length) for number in numbers], self.length, self.pack)
 
-    def batches(self, size: int) -> Iterator[Sample]:
+    def batches(self, size: int) -> Iterator[Batch]:
         """All windows in order, `size` at a time, each batch read when it is asked for."""
         return (self.read(range(first, min(first + size, len(self)))) for first in range(0, len(self), size))
 
 
-def cut(places: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Sample:
+def cut(places: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
     """The windows that begin at these places; beyond the end of a text there are tokens 0 without targets."""
     tokens = np.zeros((len(places), length), np.int64)
-    targets = np.full((len(places), length), NO_TARGET)
+    targets = np.full((len(places), length), IGNORE_INDEX)
     for row, (text, start) in enumerate(places):
         found = text[start : start + length + 1]
         tokens[row, : len(found)] = found[:length]
         targets[row, : len(found) - 1] = found[1:]
     if pack == "stream":
-        return Sample(tokens, targets, None)
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))
     begins = np.zeros((len(places), length + 1), np.int64)  # where a document begins its place, else 0
     for row, (text, start) in enumerate(places):
         documents = text.starts(start, min(start + length + 1, len(text)))
         begins[row, documents] = documents
-    targets[begins[:, 1:] > 0] = NO_TARGET
-    return Sample(tokens, targets, np.arange(length) - np.maximum.accumulate(begins[:, :-1], axis=1))
+    targets[begins[:, 1:] > 0] = IGNORE_INDEX
+    positions = np.arange(length) - np.maximum.accumulate(begins[:, :-1], axis=1)
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(positions))
 
 
 def shares(weights: Sequence[float], sources: int) -> NDArray[np.int64]:
-    """How many of BLOCK samples come from each source, by largest remainders."""
+    """How many of BLOCK windows come from each source, by largest remainders."""
     if len(weights) != sources:
         raise UserError(f"there are {len(weights)} weights for {sources} sources: give one for each")
     if not min(weights) * BLOCK > sum(weights):  # nor if one is nan
@@ -169,13 +191,8 @@ def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
 
 
 def take(position: int, number: int, skipped: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """The next `number` samples from `position` on that lie in none of the half-open ranges `skipped`, and where to go
+    """The next `number` windows from `position` on that lie in none of the half-open ranges `skipped`, and where to go
     on behind them."""
     left = (i for i in count(position) if not any(first <= i < end for first, end in skipped))
     taken = list(islice(left, number))
     return taken, taken[-1] + 1 if taken else position
-
-
-def validation_windows(tokens: Tokens, context_length: int, pack: Packing = "stream") -> ValidationWindows:
-    """The windows of a text to validate with, read lazily."""
-    return ValidationWindows(tokens, context_length, pack)

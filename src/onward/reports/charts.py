@@ -25,7 +25,7 @@ def charts(metrics: Metrics) -> str:
         for key, value in row.items():
             kind, _, layer = key.partition("/")
             lines[kind][layer].append((row["step"], value))
-    troubles = [row["at"] for row in metrics.troubles]
+    troubles = [row["failed_step"] for row in metrics.troubles]
     last = max([*(row["step"] for row in metrics.rows), *troubles], default=1)
     return "".join(
         figure(kind, list(lines[kind].values()), troubles, last)

@@ -39,7 +39,9 @@ class Metrics:
     """What a run has recorded, in the order of the steps."""
 
     rows: list[dict[str, float]]  # the numbers
-    troubles: list[dict[str, Any]]  # the steps that went wrong ("at"), why, and where the run went on from ("step")
+    troubles: list[
+        dict[str, Any]
+    ]  # failed steps ("failed_step"), their "reason", and the save they went back to ("step")
 
     @property
     def steps(self) -> list[dict[str, float]]:
@@ -72,10 +74,11 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 def read_metrics(run: Path) -> Metrics:
     """What is in metrics.jsonl of a run folder."""
     lines = read_lines(run / "metrics.jsonl")
-    troubles = [{"step": "?", "at": row.get("step")} | row for row in lines if "trouble" in row]
-    rows = [numbers(row) for row in lines if "trouble" not in row]
+    troubles = [{"step": "?", "failed_step": row.get("step")} | row for row in lines if "reason" in row]
+    rows = [numbers(row) for row in lines if "reason" not in row]
     return Metrics(
-        [row for row in rows if row.get("step", 0) > 0], [row for row in troubles if numbers(row).get("at", 0) > 0]
+        [row for row in rows if row.get("step", 0) > 0],
+        [row for row in troubles if numbers(row).get("failed_step", 0) > 0],
     )
 
 
@@ -127,7 +130,7 @@ def loss_svg(metrics: Metrics, vocab_size: int, *, log: bool = False) -> tuple[s
     `log` makes the axis of the steps logarithmic. Needs at least one step.
     """
     steps, validations = metrics.steps, metrics.validations
-    last = max(*(row["step"] for row in metrics.rows), *(row["at"] for row in metrics.troubles), 1)
+    last = max(*(row["step"] for row in metrics.rows), *(row["failed_step"] for row in metrics.troubles), 1)
     losses, even = [row["loss"] for row in steps], math.log(vocab_size)
     smooth = smoothed(losses)
     seen = [*losses, *(row["validation_loss"] for row in validations)]
@@ -169,7 +172,10 @@ def loss_svg(metrics: Metrics, vocab_size: int, *, log: bool = False) -> tuple[s
         path("raw", [(px, y(losses[i])) for px, i in zip(xs, places)]),
         path("smooth", [(px, y(smooth[i])) for px, i in zip(xs, places)]),
         path("validation", marks),
-        *(f'<line class="trouble" {across(x(row["at"]))} y1="{TOP}" y2="{BOTTOM}"/>' for row in metrics.troubles),
+        *(
+            f'<line class="trouble" {across(x(row["failed_step"]))} y1="{TOP}" y2="{BOTTOM}"/>'
+            for row in metrics.troubles
+        ),
         *(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.5"/>' for px, py in marks),
     ]
     if show_even:

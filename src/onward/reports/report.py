@@ -193,7 +193,7 @@ def troubles(metrics: Metrics) -> str:
     """What went wrong, at which step, and what was done."""
     items = ""
     for row in metrics.troubles[:TROUBLES]:
-        told = f"At step {row['at']:,}, {row['trouble']}: the run went back to step {row['step']}"
+        told = f"At step {row['failed_step']:,}, {row['reason']}: the run went back to step {row['step']}"
         if isinstance(left := row.get("skipped"), list) and [type(number) for number in left] == [int, int]:
             told += f" and left out the windows {left[0]:,} to {left[1] - 1:,}"
         items += f"<li>{visible(told)}.</li>"

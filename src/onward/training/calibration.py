@@ -79,7 +79,7 @@ def one_step(run: Run, precision: str, way: str) -> None:
     """A step of one batch."""
     choose_experts(run.model, way)
     first = [(0, run.batches(range(run.config.batch_size)))]
-    list(fit(run.model, first, run.optimizers, run.rate_at, replace(run.method, precision=precision), run.scaler))
+    list(fit(run.model, first, run.optimizers, run.rate_at, replace(run.step_config, precision=precision), run.scaler))
 
 
 def durations(run: Run, long_enough: float) -> tuple[float, float]:
@@ -88,7 +88,7 @@ def durations(run: Run, long_enough: float) -> tuple[float, float]:
     size = c.batch_size * c.accumulation
     source = ((step, run.batches(range(step * size, (step + 1) * size))) for step in range(1_000))
     start = perf_counter()
-    for _ in fit(run.model, source, run.optimizers, run.rate_at, run.method, run.scaler):
+    for _ in fit(run.model, source, run.optimizers, run.rate_at, run.step_config, run.scaler):
         taken.append(perf_counter() - start)
         if sum(taken) > long_enough and len(taken) > 3:
             break

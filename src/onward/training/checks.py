@@ -6,17 +6,14 @@ Shapes: B windows, T tokens of each, V vocabulary.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from onward.data.tokens import Tokens
+from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
-from onward.training.loss import IGNORED, loss_sum
-
-if TYPE_CHECKING:
-    from onward.training.loop import Batch
+from onward.training.loss import loss_sum
 
 TOKENS, SEEN = 128, 1024  # of a window that are changed, and of windows whose loss is taken
 FAR = 0.5  # nats per token between a fresh model's loss and that of guessing, beside what its width makes of chance
@@ -36,7 +33,7 @@ class Check:
 
 
 def start_checks(
-    model: Decoder, batch: "Batch", train: Sequence[Tokens], validation: Tokens | None, *, fresh: bool
+    model: Decoder, batch: Batch, train: Sequence[Tokens], validation: Tokens | None, *, fresh: bool
 ) -> Iterator[Check]:
     """The checks one after the other: targets, causality, the first loss where the model is `fresh`, and, where there
     is a validation text, that it is not part of the training text. `batch` is one to train on."""
@@ -48,17 +45,17 @@ def start_checks(
         yield apart(train, validation)
 
 
-def shifted(batch: "Batch") -> Check:
+def shifted(batch: Batch) -> Check:
     """Whether the targets are the tokens one place on, but for those ignored."""
     targets, following = batch.targets[:, :-1], batch.tokens[:, 1:]
-    counted = targets != IGNORED
+    counted = targets != IGNORE_INDEX
     total, right = int(counted.sum()), int((targets == following)[counted].sum())
     told = f"{right:,} of {total:,} targets are the token one place on"
-    return Check("targets", right == total and bool((batch.targets != IGNORED).any()), told)
+    return Check("targets", right == total and batch.num_targets > 0, told)
 
 
 @torch.no_grad()
-def causal(model: Decoder, batch: "Batch") -> Check:
+def causal(model: Decoder, batch: Batch) -> Check:
     """Whether changing the second half of a text changes no logit of the first, beyond rounding."""
     tokens, half = batch.tokens[:1, :TOKENS], min(batch.tokens.size(1), TOKENS) // 2
     positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
@@ -72,14 +69,14 @@ def causal(model: Decoder, batch: "Batch") -> Check:
 
 
 @torch.no_grad()
-def first_loss(model: Decoder, batch: "Batch") -> Check:
+def first_loss(model: Decoder, batch: Batch) -> Check:
     """Whether a model that has learned nothing guesses: its loss is near ln V. Fresh logits have a variance of about
     0.02² D, of which half is added to the loss."""
     few = slice(max(1, SEEN // batch.tokens.size(1)))
     positions = None if batch.positions is None else batch.positions[few]
     some = replace(batch, tokens=batch.tokens[few], targets=batch.targets[few], positions=positions)
     with without_dropout(model), torch.compiler.set_stance("force_eager"):
-        loss = loss_sum(model, some)[1].item() / max(1, int((some.targets != IGNORED).sum()))
+        loss = loss_sum(model, some)[1].item() / max(1, some.num_targets)
     c, guessing = model.config, math.log(model.config.vocab_size)
     chance = 0.5 * 0.02**2 * c.d_embed * c.logit_scale**2
     told = f"the first loss is {loss:.2f}, and guessing among {c.vocab_size:,} tokens costs {guessing:.2f}"

@@ -36,7 +36,7 @@ class UpdateOptions:
     schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"  # wsd: warm-up, stable, then linear decay
     warmup: float = 0.05  # share of the steps in which the learning rate rises
     decay: float = 0.2  # share of the steps in which it falls, with wsd
-    final_share: float = 0.05  # of the learning rate, at the last step
+    min_lr_ratio: float = 0.05  # of the learning rate, at the last step
     weight_decay: float = 0.1  # of matrices; norms and biases have none
     beta1: float = 0.9  # decay of the mean of gradients
     beta2: float = 0.99  # decay of the mean of squared gradients
@@ -100,7 +100,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         for name in NOT_NEGATIVE:
             if not 0 <= (getattr(self, name) or 0) < float("inf"):  # nan is not
                 raise UserError(f"{name} is {getattr(self, name)}: it must be a finite number, not negative")
-        for name in ("final_share", "warmup", "decay", "beta1", "beta2"):
+        for name in ("min_lr_ratio", "warmup", "decay", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it is a share, from 0 to 1")
         for name in ("label_smoothing", "average"):

@@ -7,19 +7,16 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from onward.data.windows import Batch
 from onward.inspection.attention import attends, attention_watched
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.experts import ExpertsModule
 from onward.model.feedforward import PlainModule
-
-if TYPE_CHECKING:
-    from onward.training.loop import Batch
 
 LATE, FEWEST = 64, 16  # how many losses are remembered, and how many it takes to judge another by them
 TOKENS = 128  # of one window, whose attention is measured
@@ -39,7 +36,7 @@ class Spikes:
         self.limit = limit
         self.state: list[float] = []  # the last healthy losses; saved with a run and given back when it resumes
 
-    def judge(self, loss: float, grad_norm: float) -> str:
+    def check_step(self, loss: float, grad_norm: float) -> str:
         """What is wrong with a step, in words; "" where nothing is."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
@@ -59,7 +56,7 @@ class Spikes:
 
 
 @torch.no_grad()
-def measure(model: Decoder, batch: "Batch") -> dict[str, float]:
+def measure(model: Decoder, batch: Batch) -> dict[str, float]:
     """How the insides of a model do on a batch, without a trace in it: no dropout, no gradients, no random numbers.
 
     attention_entropy/LAYER  mean over heads and tokens of the entropy of what a token reads, in nats (what a sink takes

@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
 
-if TYPE_CHECKING:
-    from onward.training.loop import Batch
-
-IGNORED = -1  # the target where there is nothing to learn
 LOGITS = 1 << 25  # that stand in memory at once: 128 MiB in fp32
 
 
@@ -56,14 +53,14 @@ def chunk_loss(model: Decoder, objective: Objective, hidden: Tensor, targets: Te
     """What `loss_sum` returns, for hidden states (N, D) and targets (N,), through all of their logits."""
     logits = model.logits(hidden)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    plain = loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    plain = loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
     smoothing, z_loss = objective.label_smoothing, objective.z_loss
     if smoothing or z_loss:
         log_z = logits.logsumexp(-1)
         extra = z_loss * log_z.square()
         if smoothing:  # the cross-entropy of a target spread over the whole vocabulary
             extra = extra + smoothing * (log_z - logits.mean(-1))
-        loss = (1 - smoothing) * plain + (extra * (targets != IGNORED)).sum()
+        loss = (1 - smoothing) * plain + (extra * (targets != IGNORE_INDEX)).sum()
     return loss, plain.detach()
 
 

@@ -25,7 +25,7 @@ import torch
 
 from onward import fields
 from onward.checkpoint.training import Saver, State, load_state, reload, restore, saves, step_of
-from onward.data.windows import Sample, Windows, take, validation_windows
+from onward.data.windows import Batch, ValidationWindows, Windows, take
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import read_json, write_json
@@ -42,14 +42,14 @@ from onward.training.health import Spikes, matrices, measure, update_ratio
 from onward.training.inputs import Inputs, check_inputs, open_inputs, prepare_inputs
 from onward.training.journal import Journal
 from onward.training.lock import in_use, is_running, run_lock
-from onward.training.loop import Batch, Method, Step, fit, mean_loss
+from onward.training.loop import Step, StepConfig, fit, mean_loss
 from onward.training.loss import Objective
 from onward.training.optimizer import optimizers
 from onward.training.processes import Processes
-from onward.training.schedule import share
+from onward.training.schedule import lr_factor
 from onward.training.track import Trackers
 
-IN_A_ROW = 3  # so many troubles without a good save between them end a run
+IN_A_ROW = 3  # so many failed_steps without a good save between them end a run
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """A step that went wrong: the run went back to a save, and leaves out the windows that did it."""
+class Rollback:
+    """A step failed: the run went back to its newest save and skips the windows of that step."""
 
     step: int  # of the save
-    at: int  # the step that went wrong
-    trouble: str
-    skipped: tuple[int, int]  # the numbers of the windows, the second not included
+    failed_step: int
+    reason: str
+    skipped: tuple[int, int]  # half-open range of window numbers that are left out from now on
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Notice:
     sentence: str
 
 
-Event = Step | Validation | Trouble | Notice
+Event = Step | Validation | Rollback | Notice
 
 
 class Run:
@@ -89,7 +89,7 @@ class Run:
     def __init__(self, config: RunConfig, model: Decoder, tokenizer: Tokenizer, inputs: Inputs, hf: Any) -> None:
         c = self.config = config
         self.model, self.tokenizer, self.inputs, self.hf = model, tokenizer, inputs, hf
-        self.folder, self.device = Path(c.out), model.embed.weight.device
+        self.folder, self.device = Path(c.out), model.device
         self.rate = 0.5 / model.config.d_model if c.learning_rate is None else c.learning_rate
         self.optimizers = optimizers(model, c.optimizer, self.rate, c.weight_decay, (c.beta1, c.beta2))
         self.average = Average(model, c.average) if c.average else None
@@ -97,20 +97,20 @@ class Run:
         self.spikes, self.processes = Spikes(c.spike), Processes.join()
         if c.accumulation < self.processes.count:
             raise UserError(f"accumulation is {c.accumulation} for {self.processes.count} processes: give each a batch")
-        self.method = Method(
+        self.step_config = StepConfig(
             objective=Objective(c.z_loss, c.label_smoothing, c.loss_chunk),
             clip=c.clip,
             precision=c.precision,
-            judge=self.spikes.judge,
+            check_step=self.spikes.check_step,
             balance=Balance(model, c.balance_loss, c.balance_bias),
             processes=self.processes,
         )
-        self.scaler = self.method.scaler(self.device)
+        self.scaler = self.step_config.scaler(self.device)
         self.saver, self.metrics = Saver(self.folder, c.keep), Journal(self.folder / "metrics.jsonl")
         self.step, self.seconds, self.position = 0, 0.0, 0
         self.skipped: list[tuple[int, int]] = []  # windows left out, as half-open ranges of their numbers
-        self.troubles: list[int] = []  # the steps that went wrong since the last good save behind them
-        self.said: list[str] = []  # sentences for the user, told as soon as training goes on
+        self.failed_steps: list[int] = []  # the steps that went wrong since the last good save behind them
+        self.messages: list[str] = []  # sentences for the user, told as soon as training goes on
         choose_experts(model, c.experts)
         if c.compile:
             compile_blocks(model)
@@ -139,7 +139,7 @@ class Run:
             write_json(folder / "run.json", fields.plain(run.config))
             run.save()
             run.saver.finish()
-            if failure := run.saver.told():
+            if failure := run.saver.pop_failure():
                 raise failure
         except UserError:
             if new and not (folder / "data.unfinished").exists():
@@ -164,7 +164,7 @@ class Run:
         state = load_state(folder, choose_device(config.device))
         inputs = open_inputs(config, folder, "size" if processes.rank else "sha256")
         run = cls(config, state.model, tokenizer, inputs, read_json(folder / "config.json"))
-        run.take_up(state)
+        run.load_state(state)
         if not processes.rank:
             for name in "metrics.jsonl", "samples.jsonl", "skipped.jsonl":
                 Journal(folder / name).cut(run.done)
@@ -177,16 +177,16 @@ class Run:
 
     def alone(self) -> "Run":
         """This run without other processes, to be timed."""
-        self.method = replace(self.method, processes=Processes())
+        self.step_config = replace(self.step_config, processes=Processes())
         return self
 
-    def take_up(self, state: State) -> None:
+    def load_state(self, state: State) -> None:
         """Be where a save was made."""
         restore(state.tensors, self.model, self.optimizers)
         progress = state.progress
         self.step, self.position, self.seconds = (progress[name] for name in ("step", "position", "seconds"))
         self.skipped = [(first, end) for first, end in progress["skipped"]]
-        self.troubles, self.spikes.state = progress["troubles"], progress["losses"]
+        self.failed_steps, self.spikes.state = progress["failed_steps"], progress["losses"]
         self.scaler.load_state_dict(progress["scaler"])
         if self.average:
             self.average.updates = progress["averaged"]
@@ -194,7 +194,7 @@ class Run:
                 tensor.copy_(state.tensors[f"average/{name}"])
         known, now = progress["config"], fields.plain(self.config)
         edited = [name for name in now if now[name] != known.get(name) and name != "out"]
-        self.said += state.told + [f"run.json has been edited: {', '.join(edited)} from here on"] * bool(edited)
+        self.messages += state.messages + [f"run.json has been edited: {', '.join(edited)} from here on"] * bool(edited)
 
     def train(
         self, stop: Callable[[], bool] = lambda: False, save: Callable[[], bool] = lambda: False
@@ -207,20 +207,20 @@ class Run:
         began = perf_counter() - self.seconds
         with nullcontext() if self.processes.rank else run_lock(self.folder), self.recorder() as record:
             yield from self.validations(record)  # a save comes before it, and the run may have stopped between
-            for step in fit(self.model, self.source(), self.optimizers, self.rate_at, self.method, self.scaler):
-                if self.due(step.step) and not step.trouble and not self.finite():
-                    step = replace(step, trouble="the weights are not finite")
-                if step.trouble:
-                    yield record(self.heal(step))
+            for step in fit(self.model, self.source(), self.optimizers, self.rate_at, self.step_config, self.scaler):
+                if self.due(step.step) and not step.failure and not self.finite():
+                    step = replace(step, failure="the weights are not finite")
+                if step.failure:
+                    yield record(self.rollback(step))
                     yield from self.validations(record)
                     continue
                 yield record(self.advance(step, perf_counter() - began))
-                healed = bool(self.troubles) and self.step >= self.troubles[-1]
+                recovered = bool(self.failed_steps) and self.step >= self.failed_steps[-1]
                 stopping, saving = map(bool, self.processes.sum([stop(), save()]))
-                if stopping or saving or healed or self.due():
+                if stopping or saving or recovered or self.due():
                     self.save()
                 yield from self.validations(record)
-                yield from (Notice(self.step, sentence) for sentence in self.told())
+                yield from (Notice(self.step, sentence) for sentence in self.pop_messages())
                 if stopping:
                     break
         self.finish()
@@ -241,8 +241,8 @@ class Run:
             if not self.processes.rank:
                 row = asdict(event)
                 row |= row.pop("figures", {})
-                if not row.get("trouble"):
-                    row.pop("trouble", None)
+                if not row.get("failure"):
+                    row.pop("failure", None)
                 row |= {key: None for key, value in row.items() if isinstance(value, float) and not isfinite(value)}
                 self.metrics.write(row)
                 trackers.write(row)
@@ -265,19 +265,12 @@ class Run:
         """The windows with these numbers, as this process's batches."""
         size = self.config.batch_size
         firsts = range(0, len(numbers), size)[self.processes.rank :: self.processes.count]
-        return [self.batch(self.windows.read(numbers[i : i + size]), numbers[i]) for i in firsts]
-
-    def batch(self, sample: Sample, number: int = 0) -> Batch:
-        """Windows for the model; their dropout is a function of the run's seed and the number of the first."""
-        put = lambda array: torch.from_numpy(array).to(self.device)
-        positions = None if sample.positions is None else put(sample.positions)
-        seed = (self.config.seed * 1_000_003 + number) % 2**63
-        return Batch(put(sample.tokens), put(sample.targets), positions, seed)
+        return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, from 0."""
         c = self.config
-        return self.rate * share(c.schedule, step, max(1, c.steps), c.warmup, c.final_share, c.decay)
+        return self.rate * lr_factor(c.schedule, step, max(1, c.steps), c.warmup, c.min_lr_ratio, c.decay)
 
     def advance(self, step: Step, seconds: float) -> Step:
         """Take note of a step that was made."""
@@ -287,29 +280,29 @@ class Run:
             self.average.update()
         return replace(step, figures=step.figures | self.updates())
 
-    def heal(self, step: Step) -> Trouble:
+    def rollback(self, step: Step) -> Rollback:
         """Go back to the newest good save, to leave out the windows of a step that went wrong."""
         windows = self.numbers[0], self.next_position
-        troubles, skipped, at = [*self.troubles, step.step], [*self.skipped, windows], step.step
-        if len(troubles) >= IN_A_ROW:
+        failed_steps, skipped, at = [*self.failed_steps, step.step], [*self.skipped, windows], step.step
+        if len(failed_steps) >= IN_A_ROW:
             raise UserError(
-                f"step {at} went wrong, the {len(troubles)}rd time in a row ({step.trouble}), not the windows: "
+                f"step {at} went wrong, the {len(failed_steps)}rd time in a row ({step.failure}), not the windows: "
                 "start again with a lower learning rate, more warm-up or a smaller --clip"
             )
         self.saver.finish()
         if self.processes.rank:
             self.processes.wait()  # the first puts aside what is damaged
-        self.take_up(reload(self.folder, self.model, self.optimizers))
+        self.load_state(reload(self.folder, self.model, self.optimizers))
         if not self.processes.rank:
             self.processes.wait()
-        self.troubles, self.skipped = troubles, skipped
-        trouble = Trouble(self.step, at, step.trouble, windows)
+        self.failed_steps, self.skipped = failed_steps, skipped
+        event = Rollback(self.step, at, step.failure, windows)
         if not self.processes.rank:
-            self.metrics.cut(lambda row: self.done(row) or (row["step"] == self.step and "trouble" in row))
+            self.metrics.cut(lambda row: self.done(row) or (row["step"] == self.step and "reason" in row))
             Journal(self.folder / "samples.jsonl").cut(lambda row: row["step"] < max(1, self.step))
             text = self.tokenizer.decode(self.windows.read([windows[0]]).tokens[0].tolist())
-            Journal(self.folder / "skipped.jsonl").write(asdict(trouble) | {"first_window": text})
-        return trouble
+            Journal(self.folder / "skipped.jsonl").write(asdict(event) | {"first_window": text})
+        return event
 
     def checks(self) -> Iterator[Check]:
         """What must be right before training is worth its time, looked at one by one."""
@@ -329,13 +322,13 @@ class Run:
         """The loss over evenly spread windows of the validation text, if there is one, and the state of the insides."""
         if self.inputs.validation is None:
             return
-        windows = validation_windows(self.inputs.validation, self.model.config.context_length, self.config.pack)
+        windows = ValidationWindows(self.inputs.validation, self.model.config.context_length, self.config.pack)
         apart = max(1, len(windows) * self.model.config.context_length // self.config.validation_tokens)
         chosen, size = range(0, len(windows), apart), self.config.batch_size
         with self.shown():
-            batches = (self.batch(windows.read(chosen[i : i + size])) for i in range(0, len(chosen), size))
+            batches = (windows.read(chosen[i : i + size]).to(self.device) for i in range(0, len(chosen), size))
             loss, tokens = mean_loss(self.model, batches, self.config.precision)
-            figures = measure(self.model, self.batch(windows.read(chosen[:size])))
+            figures = measure(self.model, windows.read(chosen[:size]).to(self.device))
         yield Validation(self.step, loss, tokens, figures)
 
     def shown(self) -> AbstractContextManager[object]:
@@ -347,8 +340,8 @@ class Run:
 
         Weights that are not finite are never saved.
         """
-        if self.troubles and self.step >= self.troubles[-1]:
-            self.troubles = []
+        if self.failed_steps and self.step >= self.failed_steps[-1]:
+            self.failed_steps = []
         if self.processes.rank or not self.finite():
             return
         progress = {
@@ -357,7 +350,7 @@ class Run:
             "position": self.position,
             "seconds": self.seconds,
             "skipped": self.skipped,
-            "troubles": self.troubles,
+            "failed_steps": self.failed_steps,
             "losses": self.spikes.state,
             "scaler": self.scaler.state_dict(),
             "averaged": self.average.updates if self.average else 0,
@@ -376,7 +369,7 @@ class Run:
             self.save()
             self.saver.finish()
             if not self.saved():
-                failure = self.saver.told()
+                failure = self.saver.pop_failure()
                 raise (
                     UserError(f"{failure}; mend that, and go on with --resume {self.folder}")
                     if failure
@@ -388,9 +381,9 @@ class Run:
         """Whether the present step is on disk."""
         return any(step_of(path) == self.step for path in saves(self.folder))
 
-    def told(self) -> list[str]:
+    def pop_messages(self) -> list[str]:
         """What there is to tell the user since the last call."""
-        failure = self.saver.told()
-        found = [*self.said, *([f"{failure}; training goes on, and the next save tries again"] if failure else [])]
-        self.said = []
+        failure = self.saver.pop_failure()
+        found = [*self.messages, *([f"{failure}; training goes on, and the next save tries again"] if failure else [])]
+        self.messages = []
         return found

@@ -65,7 +65,11 @@ class Trackers:
 
 def values(row: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a row that make a curve."""
-    return {key: value for key, value in row.items() if isinstance(value, int | float) and key not in ("step", "at")}
+    return {
+        key: value
+        for key, value in row.items()
+        if isinstance(value, int | float) and key not in ("step", "failed_step")
+    }
 
 
 class TensorBoard:
@@ -82,8 +86,8 @@ class TensorBoard:
         self.step = row["step"]
         for key, value in values(row).items():
             self.writer.add_scalar(key, value, self.step)
-        if "trouble" in row:
-            self.writer.add_text("trouble", f"step {row.get('at', self.step)}: {row['trouble']}", self.step)
+        if "reason" in row:
+            self.writer.add_text("rollback", f"step {row.get('failed_step', self.step)}: {row['reason']}", self.step)
         self.writer.flush()  # so that a kill loses nothing
 
     def begin(self, step: int) -> None:
@@ -133,8 +137,8 @@ class WandB:
         self.run.define_metric("*", step_metric="step")  # its own count of steps could not go back
 
     def write(self, row: Mapping[str, Any]) -> None:
-        told = {"trouble": row["trouble"]} if "trouble" in row else {}
-        self.run.log({"step": row["step"], **values(row), **told})
+        reason = {"rollback": row["reason"]} if "reason" in row else {}
+        self.run.log({"step": row["step"], **values(row), **reason})
 
     def close(self) -> None:
         self.run.finish()

@@ -12,7 +12,7 @@ from onward.checkpoint.training import saves
 from onward.checkpoint.weights import read_tensors
 from onward.errors import UserError
 from onward.training.loop import Batch, Step
-from onward.training.run import Event, Run, Trouble
+from onward.training.run import Event, Rollback, Run
 
 from support.disk import with_room_for
 from support.runs import assert_same_run, config, metrics
@@ -56,14 +56,14 @@ def test_a_run_goes_back_to_its_last_good_save_and_leaves_the_windows_out(
 ) -> None:
     out = tmp_path / "run"
     run = harmed(Run.start(config(story_file, out, **SETTINGS)), harm, {100})  # of step 26, four windows each
-    (trouble,) = [event for event in until_end(run) if isinstance(event, Trouble)]
-    assert (trouble.step, trouble.at, trouble.skipped) == (20, 26, (100, 104))
-    assert ("nan" in trouble.trouble) == (harm is not_a_number)
+    (event,) = [event for event in until_end(run) if isinstance(event, Rollback)]
+    assert (event.step, event.failed_step, event.skipped) == (20, 26, (100, 104))
+    assert ("nan" in event.reason) == (harm is not_a_number)
     assert run.position == 41 * 4
     steps = [row["step"] for row in metrics(out) if "loss" in row]
     assert steps == list(range(1, 41)), "what was undone is not in the metrics"
-    (row,) = [row for row in metrics(out) if "trouble" in row]
-    assert (row["at"], row["skipped"]) == (26, [100, 104])
+    (row,) = [row for row in metrics(out) if "reason" in row]
+    assert (row["failed_step"], row["skipped"]) == (26, [100, 104])
     (line,) = (out / "skipped.jsonl").read_text().splitlines()
     assert json.loads(line)["first_window"] in story_file.read_text()
     assert json.loads((saves(out)[-1] / "progress.json").read_text())["skipped"] == [[100, 104]]
@@ -96,20 +96,20 @@ def test_three_troubles_in_a_row_end_a_run_with_an_explanation(story_file: Path,
 
 def test_troubles_with_good_saves_between_them_do_not_end_a_run(story_file: Path, tmp_path: Path) -> None:
     run = harmed(Run.start(config(story_file, tmp_path / "run", **SETTINGS)), not_a_number, {20, 60, 100, 140})
-    troubles = [event.at for event in until_end(run) if isinstance(event, Trouble)]
-    assert len(troubles) == 4
+    failed = [event.failed_step for event in until_end(run) if isinstance(event, Rollback)]
+    assert len(failed) == 4
     assert run.step == 40
 
 
 def test_weights_that_are_not_finite_are_never_saved(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", **SETTINGS))
-    troubles = []
+    failed = []
     for event in run.train():
-        if isinstance(event, Step) and event.step == 20 and not troubles:
+        if isinstance(event, Step) and event.step == 20 and not failed:
             with torch.no_grad():
                 run.model.embed.weight[0, 0] = float("nan")  # as if the update had done it: the gradient was finite
-        troubles += [(event.step, event.at)] if isinstance(event, Trouble) else []
-    assert troubles == [(10, 21)]
+        failed += [(event.step, event.failed_step)] if isinstance(event, Rollback) else []
+    assert failed == [(10, 21)]
     kept = [read_tensors(save / "model.safetensors") for save in saves(run.folder)]
     assert all(tensor.isfinite().all() for tensors in kept for tensor in tensors.values())
 
@@ -126,19 +126,19 @@ def test_weights_spoilt_by_the_last_update_are_healed_as_well(story_file: Path, 
                 run.model.embed.weight[0, 0] = float("inf")
 
     run.optimizers[0].step = step  # type: ignore[method-assign, assignment]
-    (trouble,) = [event for event in until_end(run) if isinstance(event, Trouble)]
-    assert (trouble.at, trouble.trouble) == (40, "the weights are not finite")
+    (event,) = [event for event in until_end(run) if isinstance(event, Rollback)]
+    assert (event.failed_step, event.reason) == (40, "the weights are not finite")
     assert run.step == 40
     assert all(t.isfinite().all() for t in read_tensors(run.folder / "model.safetensors").values())
 
 
 def test_bad_batches_with_good_ones_between_do_not_end_a_run(story_file: Path, tmp_path: Path) -> None:
     run = harmed(Run.start(config(story_file, tmp_path / "run", **SETTINGS)), not_a_number, {84, 96, 104, 112})
-    troubles = [event.at for event in until_end(run) if isinstance(event, Trouble)]
-    assert len(troubles) == 4, "all of them within one interval of saves"
+    failed = [event.failed_step for event in until_end(run) if isinstance(event, Rollback)]
+    assert len(failed) == 4, "all of them within one interval of saves"
     assert run.step == 40
-    rows = [row for row in metrics(run.folder) if "trouble" in row]
-    assert [row["at"] for row in rows] == troubles
+    rows = [row for row in metrics(run.folder) if "reason" in row]
+    assert [row["failed_step"] for row in rows] == failed
     lines = [json.loads(line) for line in (run.folder / "skipped.jsonl").read_text().splitlines()]
     assert len({line["first_window"] for line in lines}) == 4
 
@@ -150,9 +150,9 @@ def test_a_disk_that_is_full_does_not_keep_a_run_from_healing(story_file: Path, 
         next(events)
     run.saver.finish()
     with with_room_for(1_000):
-        while not isinstance(next(events), Trouble):
+        while not isinstance(next(events), Rollback):
             pass
         next(events)
     list(events)
     assert [row["step"] for row in metrics(run.folder) if "loss" in row] == list(range(1, 41))
-    assert any("trouble" in row for row in metrics(run.folder))
+    assert any("reason" in row for row in metrics(run.folder))
