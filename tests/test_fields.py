@@ -196,7 +196,7 @@ def test_what_is_missing_is_named_with_its_meaning() -> None:
 
 
 def test_every_field_of_the_decoder_is_documented() -> None:
-    parts = [p for s in (Position, Attention, FeedForward, Norm) for p in s.kinds.values()]
+    parts: list[type] = [p for s in (Position, Attention, FeedForward, Norm) for p in s.kinds.values()]
     for cls in [DecoderConfig, *parts]:
         assert fields.hints(cls).keys() <= fields.docs(cls).keys()
 

@@ -138,6 +138,7 @@ MANY = {
 
 @pytest.mark.parametrize("case", MANY)
 def test_a_config_that_asks_for_far_more_than_the_files_hold_is_refused_at_once(case: str, tmp_path: Path) -> None:
+    changes: Any
     shape, changes = MANY[case]
     published = SMALL[shape].to_dict() if shape in SMALL else {}
     ours = read(published)[1] if published else DECODERS.get(shape) or config(mlp=Experts(backend="loop"))

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ GPT2 = {
     "mlp": Plain(act="gelu_tanh", bias=True),
     "tied": True,
 }
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "plain": {"n_kv_heads": 4},
     "in shards": {"n_kv_heads": 4},
     "transposed and fused": GPT2,
@@ -46,12 +47,12 @@ SHAPES = {
 }
 
 
-def peak(shape: str, sizes: dict[str, int], dtype: str, folder: Path) -> float:
+def peak(shape: str, sizes: dict[str, Any], dtype: str, folder: Path) -> float:
     """New memory at the highest, as a share of the bytes of the weights."""
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("needs /proc to measure")
     torch.manual_seed(0)
-    model = Decoder(DecoderConfig(**{**sizes, **SHAPES[shape]}))
+    model = Decoder(DecoderConfig(**sizes, **SHAPES[shape]))
     save_model(model, folder, shard_bytes=1e8 if shape == "in shards" else 1e12)
     assert (read_json(folder / "config.json")["model_type"] == "mixtral") == (shape == "experts stacked")
     del model

@@ -96,7 +96,7 @@ def quantize_to_fp8(folder: Path) -> dict[str, Tensor]:
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         if tensor.ndim == 2 and "embed" not in name:
-            weight, scales = random_fp8(*tensor.shape, (8, 8))
+            weight, scales = random_fp8(tensor.size(0), tensor.size(1), (8, 8))
             tensors |= {name: weight, f"{name}_scale_inv": scales}
             meant[name] = fp8_in_fp64(weight, scales, (8, 8))
         else:

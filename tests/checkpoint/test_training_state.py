@@ -195,7 +195,8 @@ def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) ->
     train(model, optimizers)
     mean = optimizers[0].state[model.embed.weight]["exp_avg"]
     wanted = {name: p.detach().clone() for name, p in model.named_parameters()}, mean.clone()
-    shown, progress, hf = {"norm.weight": torch.ones(16)}, {"step": 1, "n": [1]}, {"eos_token_id": [5]}
+    progress: dict[str, Any] = {"step": 1, "n": [1]}
+    shown, hf = {"norm.weight": torch.ones(16)}, {"eos_token_id": [5]}
     saver.thread.submit(gate.wait)
     saver.save(model, optimizers, progress, hf, shown)
     assert not saves(tmp_path), "it comes back before anything is written"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from onward.text.tokenizer import train_tokenizer
 
 MAIN = [sys.executable, "-c", "import sys; from onward.cli import main; sys.exit(main())"]
 TEMPLATE = "{% for m in messages %}{{ m.role[0] ~ m.content }}|{% endfor %}{% if add_generation_prompt %}a{% endif %}"
-HOW = {"temperature": 1.0, "seed": 5, "max_new_tokens": 20}
+HOW: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_new_tokens": 20}
 WORDS = ["--temperature", "1", "--seed", "5", "--max-new-tokens", "20"]
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ print(first.sha256, sum(map(len, first.documents)), seconds)
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
     """A server of CONTENT as the corpus `local`; what it returns says how to behave, and what was asked."""
-    state = {"ranges": [], "content": CONTENT, "resumes": True, "cut": None}
+    state: dict[str, Any] = {"ranges": [], "content": CONTENT, "resumes": True, "cut": None}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,11 +37,12 @@ BAD = {
     "max_top_ngrams": GOOD + " round and round" * 8,
     "max_repeated_ngrams": GOOD + " " + GOOD,
 }
+LIMITS: dict[str, Any] = {**GOPHER}
 
 
 @pytest.mark.parametrize("name", GOPHER)
 def test_a_filter_drops_what_it_is_for_and_keeps_what_is_good(name: str) -> None:
-    alone = Filters(**{name: GOPHER[name]})
+    alone = Filters(**{name: LIMITS[name]})
     assert fault(alone, BAD[name]) == name
     assert fault(alone, GOOD) == ""
 
@@ -55,14 +57,19 @@ def test_gopher_turns_all_of_them_on_and_a_given_value_counts_before_its_own() -
 def test_each_filter_is_off_by_default() -> None:
     assert not any(fault(Filters(), text) for text in BAD.values())
     assert not Cleaning(exact=False).judges
-    asked = [{"exact": True}, {"near": 0.8}, {"gopher": True}, *({name: limit} for name, limit in GOPHER.items())]
+    asked: list[dict[str, Any]] = [
+        {"exact": True},
+        {"near": 0.8},
+        {"gopher": True},
+        *({name: limit} for name, limit in GOPHER.items()),
+    ]
     assert all(Cleaning(**{"exact": False} | one).judges for one in asked)
 
 
 def test_the_help_tells_gophers_values() -> None:
     for name, told in docs(Filters).items():
         if said := re.search(r"\(Gopher: (.*)\)", told):
-            values = GOPHER[name] if isinstance(GOPHER[name], tuple) else (GOPHER[name],)
+            values = limit if isinstance(limit := GOPHER[name], tuple) else (limit,)
             assert tuple(map(float, said[1].split())) == tuple(map(float, values)), name
         else:
             assert name not in GOPHER or "the same" in told, name

@@ -9,6 +9,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,7 +143,7 @@ def test_what_is_complete_is_left_as_it_is(corpus: list[str], tmp_path: Path) ->
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
-OTHERS = {
+OTHERS: dict[str, dict[str, Any]] = {
     "tokenizer": {"tokenizer": "bpe:300"},
     "field": {"field": "body"},
     "sources, content of": {"sources": ["one.txt"]},
@@ -156,7 +157,7 @@ def test_other_sources_or_settings_are_named(said: str, stopped: bool, tmp_path:
     monkeypatch.chdir(tmp_path)
     for name in "one.txt", "two.txt":
         Path(name).write_text(f"text {name}")
-    asked = {"sources": ["two.txt"], "tokenizer": BYTE, "folder": Path("out")}
+    asked: dict[str, Any] = {"sources": ["two.txt"], "tokenizer": BYTE, "folder": Path("out")}
     if stopped:
         monkeypatch.setattr(module.Preparation, "index", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -273,7 +274,13 @@ def test_a_full_disk_is_one_sentence_and_the_work_goes_on_later(
     workers: int, corpus: list[str], tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(module, "PIECE", 12_000)
-    asked = {"sources": corpus, "tokenizer": BYTE, "folder": tmp_path / "out", "cleaning": ALL, "workers": workers}
+    asked: dict[str, Any] = {
+        "sources": corpus,
+        "tokenizer": BYTE,
+        "folder": tmp_path / "out",
+        "cleaning": ALL,
+        "workers": workers,
+    }
     with with_room_for(20_000), pytest.raises(UserError, match=r"cannot write .*\.bin"):
         prepare(**asked)
     prepare(**asked)

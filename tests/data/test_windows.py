@@ -3,6 +3,7 @@
 import tracemalloc
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,8 +30,8 @@ def sharded(lengths: Sequence[int], shard: int) -> Tokens:
     for first in range(0, len(ids), shard):
         inside = ends[(ends > first) & (ends <= first + shard)] - first
         part = ids[first : first + shard]
-        arrays = [lambda a=a: a for a in (part, inside.astype(np.uint64))]
-        spans.append(Span(*arrays, 0, len(part), opens=first == 0))
+        arrays: list[Any] = [lambda a=a: a for a in (part, inside.astype(np.uint64))]
+        spans.append(Span(arrays[0], arrays[1], 0, len(part), opens=first == 0))
     return Tokens(spans)
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_parity import publish
 from torch import Tensor
 from transformers import FalconConfig
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor
@@ -15,6 +14,7 @@ from onward.model.config import DecoderConfig
 from onward.model.positions import alibi_slopes
 
 from support.decoders import assert_close
+from support.parity import publish
 
 RW = FalconConfig(
     vocab_size=31,

@@ -1,15 +1,19 @@
 """GPT-3: a GPT-2 with bands in every second layer."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from onward.families import express
-from onward.families.gpt3 import DENSE, PRESETS
+from onward.families.gpt3 import DENSE
+from onward.families.gpt3 import PRESETS as RELEASES
 from onward.model.config import DecoderConfig, at
 from onward.planning.parameters import parameters
+
+PRESETS: dict[str, Any] = RELEASES
 
 
 @pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from test_parity import assert_same_logits, publish
 from transformers import MptConfig
 from transformers.models.mpt import modeling_mpt
 
@@ -11,6 +10,7 @@ from onward.checkpoint.folder import load_model
 from onward.families import express
 
 from support.families.mpt import SIZES
+from support.parity import assert_same_logits, publish
 
 
 def test_the_published_steepness_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

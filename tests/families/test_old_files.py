@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_parity import assert_same_logits, publish, tensors
 
 from onward.checkpoint.folder import load_model
 from onward.errors import UserError
 from onward.families import family
 
 from support.families import CASES
+from support.parity import assert_same_logits, publish, tensors
 
 OLD = {
     "openai_gpt: as it was": ["position_ids", "h.0.attn.bias"],

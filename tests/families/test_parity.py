@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
@@ -38,39 +37,10 @@ from onward.model.routing import SigmoidRouting, SoftmaxRouting
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.families import CASES
+from support.parity import LENGTH, assert_same_logits, publish, tensors
 from support.ways import WAYS, assert_equals_the_plain_run
 
 every_case = pytest.mark.parametrize("hf", CASES.values(), ids=CASES.keys())
-LENGTH = 16  # tokens compared; windows and original contexts are shorter
-
-
-@torch.inference_mode()
-def assert_same_logits(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
-    """Equal within 2e-5 of the largest logit."""
-    vocabulary = theirs.config.vocab_size
-    tokens = torch.randint(vocabulary, (3, LENGTH), generator=torch.Generator().manual_seed(0))
-    wanted = theirs(tokens).logits
-    torch.testing.assert_close(ours(tokens), wanted, rtol=0, atol=2e-5 * wanted.abs().max().item())
-
-
-@torch.no_grad()
-def stir(model: torch.nn.Module) -> torch.nn.Module:
-    """Biases, norms and corrections random too."""
-    torch.manual_seed(0)
-    for tensor in {t.data_ptr(): t for t in model.state_dict().values() if t.is_floating_point()}.values():
-        tensor.add_(torch.randn_like(tensor) * 0.15)
-    return model.eval()
-
-
-def publish(hf: PreTrainedConfig, folder: Path) -> torch.nn.Module:
-    """A model of transformers with random weights, saved in a folder."""
-    theirs = stir(AutoModelForCausalLM.from_config(hf))
-    theirs.save_pretrained(folder)
-    return theirs
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
 
 
 @every_case

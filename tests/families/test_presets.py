@@ -1,5 +1,7 @@
 """Presets are the published releases, to the last parameter."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -103,7 +105,7 @@ def test_a_preset_with_experts_has_the_known_number_of_active_parameters(name: s
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_has_the_parameters_that_transformers_counts(name: str) -> None:
-    preset = presets()[name]
+    preset: Any = presets()[name]
     model_type = next(iter(modules()[preset.family].ARCHITECTURES))
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**preset.published))

@@ -69,11 +69,14 @@ def test_hypotheses_order_and_scores_are_those_of_transformers(pairs: list[tuple
     some = random.Random(case)
     (model, reference), new, beams = some.choice(pairs), some.choice([1, 5, 14, 14]), some.choice([2, 3, 4, 5])
     end, penalty = some.sample(range(V), some.choice([0, 1, 2, 2, 2, 3])), some.choice([-1.0, 0.0, 0.5, 1.0, 1.0, 2.0])
-    options = {"max_new_tokens": new, "early_stopping": some.choice([False, True, "never", "never"])}
-    changes = {"repetition_penalty": some.choice([1.0, 1.0, 1.4]), "min_new_tokens": some.choice([0, 0, 1])}
+    options: dict[str, Any] = {"max_new_tokens": new, "early_stopping": some.choice([False, True, "never", "never"])}
+    changes: dict[str, Any] = {
+        "repetition_penalty": some.choice([1.0, 1.0, 1.4]),
+        "min_new_tokens": some.choice([0, 0, 1]),
+    }
     changes["no_repeat_ngram_size"] = some.choice([0, 0, 0, 2])
     sampling = Sampling(temperature=1.0, stop_token_ids=tuple(end[:1]), **changes)
-    settings = {
+    settings: dict[str, Any] = {
         "sampling": sampling,
         "stop_token_ids": end[1:],
         "beams": beams,
@@ -119,7 +122,13 @@ def test_a_prompt_is_searched_the_same_alone_and_in_company(
     kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = decoder(DECODERS[kind])
-    options = {"max_new_tokens": LENGTH - 7, "beams": 4, "n_best": 4, "groups": groups, "stop_token_ids": [0, 6]}
+    options: dict[str, Any] = {
+        "max_new_tokens": LENGTH - 7,
+        "beams": 4,
+        "n_best": 4,
+        "groups": groups,
+        "stop_token_ids": [0, 6],
+    }
     options["diversity"] = 0.3 * (groups > 1)
     alone = [beam_search(model, [prompt], **options)[0] for prompt in PROMPTS]
     monkeypatch.setattr("onward.generation.search.CHUNK", 3)  # prompts are read, and caches grow, in pieces
@@ -176,7 +185,7 @@ def test_diverse_search_is_that_of_the_paper(beams: int, groups: int, diversity:
 
 
 def test_groups_never_agree_once_diversity_is_large() -> None:
-    options = {"max_new_tokens": 5, "beams": 4, "groups": 4, "n_best": 4}
+    options: dict[str, Any] = {"max_new_tokens": 5, "beams": 4, "groups": 4, "n_best": 4}
     for same, different in zip(
         beam_search(MODEL, PROMPTS, **options), beam_search(MODEL, PROMPTS, diversity=50.0, **options)
     ):

@@ -104,6 +104,10 @@ def of_type(name: str, **keywords: st.SearchStrategy[Any]) -> st.SearchStrategy[
     return st.fixed_dictionaries({"type": st.just(name)}, optional=keywords)
 
 
+def required_is_defined(schema: dict[str, Any]) -> bool:
+    return set(schema["required"]) <= schema["properties"].keys()
+
+
 VALUE = st.recursive(
     of_type("integer", minimum=st.integers(-20, 5), maximum=st.integers(5, 3000))
     | of_type("boolean")
@@ -120,7 +124,7 @@ VALUE = st.recursive(
                 "required": st.sampled_from([[], ["a"]]),
                 "additionalProperties": st.just(False),
             }
-        ).filter(lambda schema: set(schema["required"]) <= schema["properties"].keys())
+        ).filter(required_is_defined)
     ),
     max_leaves=4,
 )
@@ -180,7 +184,7 @@ def test_an_answer_ends_where_it_is_complete_even_without_an_end_token() -> None
     assert (answer.text, answer.finish_reason) == ("ab", "stop")
 
 
-BAD = {
+BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a bracket that is not closed": ({"regex": "(a"}, "regex cannot be used: unclosed group"),
     "look-ahead": ({"regex": "a(?=b)"}, "look-around"),
     "a word boundary": ({"regex": r"a\b"}, "lookarounds not supported"),

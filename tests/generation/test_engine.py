@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from onward.model.decoder import Decoder
 from onward.model.paged import PagedCache
 
 GREEDY, WARM = Sampling(temperature=0), Sampling(temperature=1.3, top_k=20, top_p=0.95, seed=5)
-CONFIGS = {
+CONFIGS: dict[str, dict[str, Any]] = {
     "rotary": {},
     "learned": {"position": Learned()},
     "alibi": {"position": Alibi()},
@@ -171,13 +172,13 @@ def test_no_requests_and_no_new_tokens_give_nothing() -> None:
     assert run(decoder(), [Request([1], GREEDY, 0)]) == [[]]
 
 
+MODELS = {kind: decoder(kind) for kind in CONFIGS}
+DRAFTER = decoder(n_layers=1)
 DRAFTS: dict[str, Callable[[], Draft | None]] = {
     "no draft": lambda: None,
     "look-up": lambda: LookupDraft(num_draft_tokens=3, ngram=2),
     "a model": lambda: ModelDraft(DRAFTER, num_draft_tokens=3),
 }
-MODELS = {kind: decoder(kind) for kind in CONFIGS}
-DRAFTER = decoder(n_layers=1)
 
 
 def requests_of(random: Random) -> list[Request]:

@@ -1,8 +1,9 @@
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from onward.fields import Part
 from onward.inspection.attention import attention_maps, attention_watched, next_tokens
 from onward.model.attention import Attend
 from onward.model.config import Alibi, DecoderConfig, Learned, SelfAttention
@@ -11,9 +12,16 @@ from onward.model.decoder import Decoder
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def decoder(**parts: Part) -> Decoder:
+def decoder(**parts: Any) -> Decoder:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 20, "d_model": 16, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "dropout": 0.5}
+    sizes: dict[str, Any] = {
+        "vocab_size": 20,
+        "d_model": 16,
+        "n_layers": 3,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "dropout": 0.5,
+    }
     model = Decoder(DecoderConfig(**sizes, context_length=16, **parts))
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
@@ -31,7 +39,7 @@ every_variant = pytest.mark.parametrize("parts", VARIANTS.values(), ids=VARIANTS
 
 
 @every_variant
-def test_each_row_tells_the_shares_a_token_reads_and_nothing_comes_from_the_future(parts: dict[str, Part]) -> None:
+def test_each_row_tells_the_shares_a_token_reads_and_nothing_comes_from_the_future(parts: dict[str, Any]) -> None:
     model = decoder(**parts)
     maps = attention_maps(model, TOKENS)
     assert [tuple(weights.shape) for weights in maps] == [(4, 8, 8)] * 3
@@ -49,7 +57,7 @@ def test_each_row_tells_the_shares_a_token_reads_and_nothing_comes_from_the_futu
 
 
 @every_variant
-def test_the_weights_are_those_with_which_the_kernel_that_ran_mixed_the_values(parts: dict[str, Part]) -> None:
+def test_the_weights_are_those_with_which_the_kernel_that_ran_mixed_the_values(parts: dict[str, Any]) -> None:
     model, seen = decoder(**parts), []
     hooks = [
         block.attn.attend.register_forward_hook(lambda _, inputs, output: seen.append((inputs[2], output)))
@@ -64,7 +72,7 @@ def test_the_weights_are_those_with_which_the_kernel_that_ran_mixed_the_values(p
 
 
 @every_variant
-def test_looking_changes_no_bit_and_leaves_nothing_behind(parts: dict[str, Part]) -> None:
+def test_looking_changes_no_bit_and_leaves_nothing_behind(parts: dict[str, Any]) -> None:
     model, ids = decoder(**parts), torch.tensor([TOKENS])
     plain = model(ids)
     with attention_watched(model) as maps:

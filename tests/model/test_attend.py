@@ -1,6 +1,7 @@
 """Attention equals a formula written in plain loops; positions do what their papers say."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ HORIZON = torch.tensor([[[10]]])  # of no matter without a scaling
 
 def in_plain_loops(config: DecoderConfig, layer: int, q: Tensor, k: Tensor, sinks: list[float] | None) -> Tensor:
     """The weights (B, H, T, S), one number after the other."""
-    attention, position = at(config.attention, layer), at(config.position, layer)
+    attention: Any = at(config.attention, layer)
+    position = at(config.position, layer)
     rows, tokens, heads, width = q.shape
     powers = {3: [4, 8, 2], 6: [2, 4, 6, 8, 1, 3]}.get(heads)  # of 1/2, where the last of a power of two is 8
     scale = 1 / math.sqrt(width) if attention.scale is None else attention.scale

@@ -38,7 +38,7 @@ def test_the_decoders_use_every_part_and_every_option() -> None:
 
     for config in DECODERS.values():
         visit(config)
-    slots = [parts.Position, parts.Attention, parts.FeedForward, parts.Norm, parts.Block, Routing, Scaling]
+    slots: list[Any] = [parts.Position, parts.Attention, parts.FeedForward, parts.Norm, parts.Block, Routing, Scaling]
     classes = [part for slot in slots for part in slot.kinds.values()] + [DecoderConfig]
     classes = [cls for cls in classes if cls.__module__.startswith("onward.model.")]  # families prove their own parts
     for cls in classes:

@@ -1,6 +1,7 @@
 """A mixture of experts computes the same whichever way it is computed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def answers(module: ExpertsModule, x: Tensor, backend: str) -> list[Tensor]:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("backend", ["loop", "grouped", "auto"])
 def test_every_way_equals_the_formula_over_all_experts(
-    backend: str, size: tuple[int, int], options: dict[str, object]
+    backend: str, size: tuple[int, int], options: dict[str, Any]
 ) -> None:
     module = experts(*size, **options)
     for tokens in (1, 9):  # with one token most experts are empty

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from onward.model.attention import Attend
@@ -37,7 +36,7 @@ def last_of(seen: int, tokens: int) -> View:
     return View(torch.arange(seen)[None, -tokens:], None, bias[:, :, -tokens:], None)
 
 
-def inputs(part: LatentAttention, tokens: int, seen: int) -> list[Tensor]:
+def inputs(part: LatentAttention, tokens: int, seen: int) -> Any:
     """Queries of the last tokens, and the latents and rotary keys of all."""
     shapes = (1, tokens, 4, part.d_nope + part.d_rope), (1, seen, part.d_latent), (1, seen, part.d_rope)
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
@@ -51,7 +50,7 @@ def test_absorbed_values_and_gradients_are_those_of_the_expanded_form(
     layer, given = module(part), inputs(part, tokens, seen)
     results = []
     for form in layer.expanded, layer.absorbed:
-        y = form(*given, last_of(seen, tokens))
+        y = form(given[0], given[1], given[2], last_of(seen, tokens))
         weight = torch.arange(y.numel(), dtype=y.dtype).cos().view_as(y)
         results.append([y, *torch.autograd.grad((y * weight).sum(), [*given, layer.kv.weight])])
     for got, wanted in zip(*results):

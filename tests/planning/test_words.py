@@ -59,7 +59,7 @@ def test_what_changed_is_said_in_words_and_numbers() -> None:
     assert not {"block", "n_layers", "d_model", "norm.eps", "norm.bias", "head_bias"} & {*found}
 
 
-ONE_FIELD = {
+ONE_FIELD: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "position.theta": ({"position": Rotary(theta=5e5)}, ("10,000", "500,000")),
     "position.scaling": ({"position": Rotary(scaling=LinearScaling(2.0))}, ("none", "LinearScaling: positions")),
     "attention.window": ({"attention": SelfAttention(window=4)}, ("all", "4")),

@@ -3,6 +3,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -56,7 +57,7 @@ def model_and_tokenizer(extra: str = "") -> tuple[Decoder, Tokenizer]:
     tokenizer = train_tokenizer("char", [TEXT, extra])
     tokenizer.inner.add_tokens([extra] if extra else [])
     tokenizer = Tokenizer(tokenizer.inner)
-    sizes = {"d_model": 16, "n_layers": 2, "n_heads": 4, "context_length": 64}
+    sizes: dict[str, Any] = {"d_model": 16, "n_layers": 2, "n_heads": 4, "context_length": 64}
     model = Decoder(DecoderConfig(vocab_size=tokenizer.vocab_size, **sizes))
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.4)
@@ -238,7 +239,7 @@ def write_health(run: Path, steps: int, layers: int) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def chart_lines(page: str) -> dict[str, list[list[tuple[float, float]]]]:
+def chart_lines(page: str) -> dict[str, list[list[tuple[float, ...]]]]:
     """The points of each line of each small chart."""
     found = {}
     for title, svg in re.findall(r"<figure><h3>([a-z ]+) <b>.*?(<svg.*?</svg>)", page):
@@ -328,5 +329,5 @@ def test_sampling_a_curve_keeps_its_ends_and_its_beginning() -> None:
 def test_smoothing_keeps_a_straight_line_and_the_mean_of_noise() -> None:
     line = [3 - i / 1000 for i in range(1000)]
     np.testing.assert_allclose(smoothed(line)[:980], line[:980], atol=1e-9)
-    noise = np.random.default_rng(0).normal(size=5000)
+    noise = np.random.default_rng(0).normal(size=5000).tolist()
     assert np.std(smoothed(noise)[500:]) < 0.15 * np.std(noise)

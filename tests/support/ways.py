@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ def positions(tokens: Tensor, start: int = 0) -> Tensor:
 
 def new_cache(model: Decoder, chunk: int, kind: str = "contiguous") -> Cache:
     """A cache of some kind for 2 rows of LENGTH tokens."""
-    options = {"dtype": model.embed.weight.dtype, "quantized": kind.startswith("quantized")}
+    options: dict[str, Any] = {"dtype": model.embed.weight.dtype, "quantized": kind.startswith("quantized")}
     if kind.endswith("paged"):
         return PagedCache(model.config, 2, LENGTH, chunk, blocks=LENGTH, block_size=2, **options)
     return Cache(model.config, 2, LENGTH, chunk, step=3 if kind == "growing" else 0, **options)
@@ -110,11 +111,17 @@ CACHED: dict[str, Callable[[Decoder, Tensor, str], Tensor]] = {  # the last argu
     "in rows used before": reused,
     "ragged": ragged,
 }
+
+
+def with_cache(name: str, kind: str) -> Callable[[Decoder, Tensor], Tensor]:
+    return lambda model, tokens: CACHED[name](model, tokens, kind)
+
+
 WAYS: dict[str, Callable[[Decoder, Tensor], Tensor]] = {
     "packed": packed,
     "from vectors": from_vectors,
-    **{name: partial(way, kind="contiguous") for name, way in CACHED.items()},
-    **{f"{name}, paged": partial(CACHED[name], kind="paged") for name in ("one by one", "rolled back", "ragged")},
+    **{name: with_cache(name, "contiguous") for name in CACHED},
+    **{f"{name}, paged": with_cache(name, "paged") for name in ("one by one", "rolled back", "ragged")},
 }
 
 

@@ -148,7 +148,7 @@ def test_half_characters_become_unknown_ones() -> None:
     assert chat.encode("a\ud800b") == chat.encode("a\ufffdb")
 
 
-FAILING = {
+FAILING: dict[str, tuple[str, Any, str]] = {
     "an exception of the template's own": (TEMPLATES["Llama 2"], [HELLO, HELLO], "roles must take turns"),
     "bad syntax": ("{% for %}", [HELLO], r"\(line 1\)"),
     "a value that is not there": ("{{ messages[9].content.x }}", [HELLO], "has no element 9"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def routed(model: Decoder) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def switch_loss(model: Decoder) -> Tensor:
+def switch_loss(model: Decoder) -> Any:
     """X * sum of f * P, expert by expert, and the mean over the layers."""
     losses = []
     for scores, chosen in routed(model):
@@ -79,7 +80,7 @@ def test_the_auxiliary_loss_and_its_gradients_are_those_of_the_formula(
     balance = watched(model, transforms, loss=0.3)
     for _ in range(2):  # what is collected is forgotten, and what the backward computes again is not collected
         logits = model(token_ids(model.config))
-        found = balance.auxiliary()
+        found: Any = balance.auxiliary()
         assert_close(found, loss, 1e-12)
         got = torch.autograd.grad(found + 0 * logits.sum(), parameters)
         for name, g, w in zip(names, got, wanted):
@@ -89,9 +90,10 @@ def test_the_auxiliary_loss_and_its_gradients_are_those_of_the_formula(
 
 def test_the_gradient_is_that_of_finite_differences() -> None:
     model = mixture(SoftmaxRouting(), torch.float64)
-    balance, weight = Balance(model, 1.0, 0.0), model.blocks[1].mlp.router.weight
+    weight: Any = model.blocks[1].mlp.router.weight
+    balance = Balance(model, 1.0, 0.0)
 
-    def auxiliary() -> Tensor:
+    def auxiliary() -> Any:
         model(token_ids(model.config))
         return balance.auxiliary()
 

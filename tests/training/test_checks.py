@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,13 +28,13 @@ RANDOM = np.random.default_rng(0)
 TEXT = RANDOM.integers(0, 500, 200_000).astype(np.uint16)
 
 
-def batch(pack: str = "stream", context_length: int = 32, tokens: Tokens | None = None) -> Batch:
+def batch(pack: Any = "stream", context_length: int = 32, tokens: Tokens | None = None) -> Batch:
     """The first windows of a run."""
     tokens = tokens or Tokens.of(TEXT[:5000], np.arange(7, 5001, 7, np.uint64))
     return Windows([tokens], context_length, seed=0, pack=pack).read(range(8))
 
 
-def fresh(**changes: object) -> Decoder:
+def fresh(**changes: Any) -> Decoder:
     torch.manual_seed(0)
     return Decoder(DecoderConfig(**{"vocab_size": 500, "d_model": 64, "n_layers": 2, "n_heads": 4} | changes))
 

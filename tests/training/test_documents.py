@@ -25,7 +25,8 @@ def window(documents: list[Numbers], pack: Packing = "documents") -> Batch:
     ids = np.concatenate(documents)[: LENGTH + 1]
     ends = np.cumsum([len(d) for d in documents])
     sample = Windows([Tokens.of(ids, ends[ends <= len(ids)])], LENGTH, seed=0, pack=pack).read([0])
-    return Batch(*(None if part is None else torch.from_numpy(part) for part in sample))
+    tokens, targets, positions = (None if part is None else torch.from_numpy(part) for part in sample)
+    return Batch(tokens, targets, positions)
 
 
 def texts(lengths: list[int], seed: int = 0) -> list[Numbers]:
@@ -58,10 +59,11 @@ def test_changing_a_document_changes_no_logit_of_another(name: str) -> None:
 @given(lengths=LENGTHS, seed=st.integers(0, 99))
 def test_the_loss_of_a_window_is_that_of_its_documents_alone(name: str, lengths: list[int], seed: int) -> None:
     model, documents = MODELS[name], texts(lengths, seed)
-    total, alone, room = loss_sum(model, window(documents))[0], 0.0, LENGTH + 1
+    total, room = loss_sum(model, window(documents))[0], LENGTH + 1
+    alone = torch.zeros((), dtype=torch.float64)
     for document in documents:
         ids = torch.tensor([document[:room]])
         room -= ids.size(1)
         if ids.size(1) > 1:
             alone += loss_sum(model, Batch(ids[:, :-1], ids[:, 1:]))[0]
-    torch.testing.assert_close(total, torch.as_tensor(alone, dtype=torch.float64), rtol=ROUNDING, atol=100 * ROUNDING)
+    torch.testing.assert_close(total, alone, rtol=ROUNDING, atol=100 * ROUNDING)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,7 +156,7 @@ def watched(model: Decoder, tokens: Tensor) -> tuple[dict[str, Tensor], dict[str
     return inputs, outputs
 
 
-def dead_units(mlp: nn.Module, name: str, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> float:
+def dead_units(mlp: Any, name: str, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> float:
     """The share of dead units by the formulas of the parts, unit by unit and token by token."""
 
     def peaks(module: nn.Module, x: Tensor) -> list[float]:
@@ -228,6 +229,7 @@ def test_what_is_measured_follows_the_formulas_in_double_precision(name: str) ->
 def test_reading_all_alike_has_the_entropy_of_a_choice_among_what_is_there(window: int) -> None:
     c = config(position=NoPosition(), attention=SelfAttention(window=window), context_length=200)
     model = decoder(c)
+    block: Any
     for block in model.blocks:
         nn.init.zeros_(block.attn.q.weight)
     seen = [min(t + 1, window or 200) for t in range(128)]  # the first 128 tokens are looked at

@@ -1,5 +1,7 @@
 """The loss in chunks is the plain one, and never holds all logits."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor

@@ -1,6 +1,7 @@
 """Optimizers: which parameters they move, and how."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def train(model: Decoder, opts: list[torch.optim.Optimizer], steps: int) -> list
 def test_muon_is_that_of_torch(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     ours, theirs = (torch.nn.Parameter(w) for w in torch.randn(shape).expand(2, *shape).clone())
-    settings = {"lr": 0.1, "weight_decay": 0.3, "momentum": 0.8}
+    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.3, "momentum": 0.8}
     steps = (
         Muon([{"params": [ours]}], **settings),
         torch.optim.Muon([theirs], **settings, adjust_lr_fn="match_rms_adamw"),

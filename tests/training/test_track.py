@@ -154,7 +154,7 @@ def from_wandb(folder: Path) -> list[Row]:
         whole += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # all of a record, or the last of it
-            record, whole = wandb_internal_pb2.Record.FromString(whole), b""
+            record, whole = vars(wandb_internal_pb2)["Record"].FromString(whole), b""
             items = {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
             found.append({key: value for key, value in items.items() if not key.startswith("_")})
     return [row for row in found if row]

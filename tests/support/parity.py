@@ -1,0 +1,39 @@
+"""Models of transformers with random weights, and the comparison of their logits with ours."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+LENGTH = 16  # tokens compared; windows and original contexts are shorter
+
+
+@torch.inference_mode()
+def assert_same_logits(ours: torch.nn.Module, theirs: Any) -> None:
+    """Equal within 2e-5 of the largest logit."""
+    vocabulary = theirs.config.vocab_size
+    tokens = torch.randint(vocabulary, (3, LENGTH), generator=torch.Generator().manual_seed(0))
+    wanted = theirs(tokens).logits
+    torch.testing.assert_close(ours(tokens), wanted, rtol=0, atol=2e-5 * wanted.abs().max().item())
+
+
+@torch.no_grad()
+def stir(model: Any) -> Any:
+    """Biases, norms and corrections random too."""
+    torch.manual_seed(0)
+    for tensor in {t.data_ptr(): t for t in model.state_dict().values() if t.is_floating_point()}.values():
+        tensor.add_(torch.randn_like(tensor) * 0.15)
+    return model.eval()
+
+
+def publish(hf: PreTrainedConfig, folder: Path) -> Any:
+    """A model of transformers with random weights, saved in a folder."""
+    theirs = stir(AutoModelForCausalLM.from_config(hf))
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
