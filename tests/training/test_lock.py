@@ -1,6 +1,7 @@
 """One process at a time trains in a run folder."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,8 @@ def test_run_folder_is_locked_only_while_a_process_trains_in_it(story_file: Path
 def test_second_process_cannot_train_in_a_locked_folder(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", steps=4))
     other = Run.resume(run.folder)
-    next(events := run.train())
+    events: Any = run.train()
+    next(events)
     with pytest.raises(UserError, match="another process trains in"):
         next(other.train())
     events.close()
