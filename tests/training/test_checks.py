@@ -30,7 +30,7 @@ TEXT = RANDOM.integers(0, 500, 200_000).astype(np.uint16)
 
 def batch(pack: Any = "stream", context_length: int = 32, tokens: Tokens | None = None) -> Batch:
     """The first windows of a run."""
-    tokens = tokens or Tokens.of(TEXT[:5000], np.arange(7, 5001, 7, np.uint64))
+    tokens = tokens or Tokens.of(TEXT[:5000], np.arange(7, 5001, 7).astype(np.uint64))
     return Windows([tokens], context_length, seed=0, pack=pack).read(range(8))
 
 

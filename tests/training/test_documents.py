@@ -24,9 +24,7 @@ def window(documents: list[Numbers], pack: Packing = "documents") -> Batch:
     """The one window that begins with the first document."""
     ids = np.concatenate(documents)[: LENGTH + 1]
     ends = np.cumsum([len(d) for d in documents])
-    sample = Windows([Tokens.of(ids, ends[ends <= len(ids)])], LENGTH, seed=0, pack=pack).read([0])
-    tokens, targets, positions = (None if part is None else torch.from_numpy(part) for part in sample)
-    return Batch(tokens, targets, positions)
+    return Windows([Tokens.of(ids, ends[ends <= len(ids)])], LENGTH, seed=0, pack=pack).read([0])
 
 
 def texts(lengths: list[int], seed: int = 0) -> list[Numbers]:

@@ -33,7 +33,7 @@ def batch(model: Decoder, packed: bool = False) -> Batch:
 def written_out(model: Decoder, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
     """What is minimized, and the cross-entropy, from all logits at once."""
     logits = model(batch.tokens, batch.positions).flatten(0, 1)
-    rest = {"target": batch.targets.flatten(), "ignore_index": IGNORE_INDEX, "reduction": "sum"}
+    rest: dict[str, Any] = {"target": batch.targets.flatten(), "ignore_index": IGNORE_INDEX, "reduction": "sum"}
     log_z = logits.exp().sum(-1).log()[rest["target"] != IGNORE_INDEX]
     smoothed = F.cross_entropy(logits, **rest, label_smoothing=objective.label_smoothing)
     return smoothed + objective.z_loss * (log_z**2).sum(), F.cross_entropy(logits, **rest)
