@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
@@ -25,9 +24,9 @@ from onward.generation.beam import beam_search
 from onward.generation.constraint import constraint
 from onward.generation.contrastive import contrastive_search
 from onward.generation.engine import Engine
+from onward.generation.options import GenerationOptions
 from onward.generation.prompt_cache import PromptCache
-from onward.generation.request import Request, TokenLogprob
-from onward.generation.sampling import Sampling
+from onward.generation.request import Request, TokenLogprob, random_seed
 from onward.generation.speculation import Draft, LookupDraft, ModelDraft
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
@@ -65,15 +64,13 @@ class Score:
     total: float  # the exact sum: the log-probability of the text
 
 
-def sampling_of(values: Mapping[str, Any]) -> Sampling:
-    """A Sampling from options as one writes them in Python; a UserError tells of unknown names and wrong types."""
-    values = dict(values)
-    for name in "stop", "processors":
-        if isinstance(values.get(name), str) or callable(values.get(name)):
-            values[name] = (values[name],)
-    if isinstance(values.get("json_schema"), dict):
-        values["json_schema"] = json.dumps(values["json_schema"])
-    return build(Sampling, values)
+def options_of(values: Mapping[str, Any]) -> GenerationOptions:
+    """GenerationOptions from keyword arguments; a UserError names an unknown one."""
+    known = hints(GenerationOptions)
+    for name in values:
+        if name not in known:
+            raise UserError(f"{name} is not a known option: {nearest(name, known)}")
+    return GenerationOptions(**values)
 
 
 @dataclass(frozen=True)
@@ -165,8 +162,7 @@ class LanguageModel:
         """The same as `chat`, in pieces, each as soon as it is certain."""
         chat = chat_of(self.text())
         stop = options.get("stop", ())
-        if not callable(stop):
-            options["stop"] = (*chat.stop, *([stop] if isinstance(stop, str) else stop))
+        options["stop"] = (*chat.stop, *([stop] if isinstance(stop, str) else stop))
         yield from self.stream(chat.encode(messages, **variables or {}), max_new_tokens, **options)
 
     def beam_search(
@@ -174,7 +170,7 @@ class LanguageModel:
     ) -> list[list[Found]]:
         """The likeliest continuations of each prompt that a beam search finds, best first.
 
-        The options are those of `generation.beam.beam_search` (beams, n_best, length_penalty, ...) and the fields of
+        The options are those of `generation.beam.beam_search` (beams, n, length_penalty, ...) and the fields of
         Sampling, which by default change nothing.
         """
         prompts, arguments = self.search(beam_search, prompt, max_new_tokens, options)
@@ -204,18 +200,26 @@ class LanguageModel:
         options: Mapping[str, Any],
     ) -> tuple[list[list[int]], dict[str, Any]]:
         """Prompts as tokens, and the arguments of a way to search; new tokens as the longest prompt leaves room for."""
-        names, known = {*hints(Sampling)}, inspect.signature(way).parameters
-        sampling = sampling_of({"temperature": 1.0} | {k: v for k, v in options.items() if k in names})
-        rest = {k: v for k, v in options.items() if k not in names}
+        names, known = {*hints(GenerationOptions)}, inspect.signature(way).parameters
+        own = options_of({"temperature": 1.0} | {k: v for k, v in options.items() if k in names})
+        for name in "stop", "logprobs", "regex", "json_schema":
+            if getattr(own, name) != getattr(GenerationOptions, name):
+                raise UserError(f"{name} is given, which a search cannot use: leave it out")
+        if own.n > 1:
+            if "n" not in known:
+                raise UserError(f"n is {own.n}: this search finds one answer, so leave it out")
+            options = {**options, "n": own.n}
+        rest = {k: v for k, v in options.items() if k not in names or k == "n"}
         if unknown := [name for name in rest if name not in known]:
             raise UserError(f"{unknown[0]} is no option of this search: {nearest(unknown[0], {*known, *names})}")
-        requests = self.answers(prompt, max_new_tokens, vars(sampling))
+        requests = self.answers(prompt, max_new_tokens, {"n": 1})
         new = min((r.max_new_tokens for r in requests), default=0)
         allowed = self.allowed()
         return [r.prompt for r in requests], rest | {
             "max_new_tokens": new,
-            "sampling": sampling,
-            "stop_token_ids": self.end_ids,
+            "sampling": own,
+            "min_new_tokens": own.min_new_tokens,
+            "stop_token_ids": [*self.end_ids, *own.stop_token_ids],
             "allowed": allowed,
         }
 
@@ -270,14 +274,12 @@ class LanguageModel:
     ) -> dict[Request, Answer]:
         """A request and its growing text for each prompt, a text or its tokens, and sample; an empty prompt is the
         beginning token."""
-        values, when = {k: v for k, v in options.items() if k not in ENGINE}, None
-        if callable(values.get("stop")):
-            when = values.pop("stop")
-        sampling, tokenizer, length = sampling_of(values), self.text(), self.config.context_length
+        own = options_of({k: v for k, v in options.items() if k not in ENGINE})
+        tokenizer, length = self.text(), self.config.context_length
         if (cache := options.get("cache")) is not None:
             length = min(length, cache.length)
         room = MANY if options.get("slide") else length
-        form = constraint(tokenizer, self.config.vocab_size, {*self.end_ids, *sampling.stop_token_ids}, sampling)
+        form = constraint(tokenizer, self.config.vocab_size, {*self.end_ids, *own.stop_token_ids}, own)
         result: dict[Request, Answer] = {}
         for text in [prompt] if isinstance(prompt, str) else prompt:
             tokens = tokenizer.encode(text) if isinstance(text, str) else list(text)
@@ -285,11 +287,20 @@ class LanguageModel:
                 tokens = [tokenizer.bos_id]
             new = max(1, min(MANY, room - len(tokens))) if max_new_tokens is None else max_new_tokens
             twin, last = None, tokenizer.decode(tokens[-LOOK_BACK:])
-            for _ in range(sampling.n):
-                seed = None if sampling.seed is None else sampling.seed + len(result)
-                answer = Answer(tokenizer, tokens, sampling.stop, when)
-                own = form and form.after(last)
-                request = Request(tokens, replace(sampling, seed=seed), new, answer.push, own, shares_prompt_with=twin)
+            for _ in range(own.n):
+                answer = Answer(tokenizer, tokens, own.stop, own.stop_when)
+                request = Request(
+                    tokens,
+                    own,
+                    new,
+                    answer.push,
+                    form and form.after(last),
+                    min_new_tokens=own.min_new_tokens,
+                    stop_token_ids=frozenset(own.stop_token_ids),
+                    seed=random_seed() if own.seed is None else own.seed + len(result),
+                    num_logprobs=own.logprobs,
+                    shares_prompt_with=twin,
+                )
                 twin = twin or request
                 result[request] = answer
         return result

@@ -46,7 +46,7 @@ def test_what_is_streamed_is_what_comes_as_json(said) -> None:
     assert streamed == "".join(row["prompt"] + row["text"] + "\n" for row in found)
     assert [row["prompt"] for row in found] == ["The", "A dog"]
     assert [len(row["tokens"]) for row in found] == [40, 40]
-    assert {row["finish"] for row in found} == {"length"}
+    assert {row["finish_reason"] for row in found} == {"length"}
 
 
 def test_nothing_to_continue_starts_from_the_beginning_token(said, lm: LanguageModel) -> None:
@@ -100,7 +100,7 @@ def test_log_probabilities_are_a_table_and_in_json_exact(said, lm: LanguageModel
     [[answer]] = lm.complete("The cat", 3, temperature=0, logprobs=2)
     out, _ = said(*words)
     head, *lines = out.removeprefix("The cat" + answer.text + "\n").splitlines()
-    assert head.split() == ["token", "log", "probability", "likeliest"]
+    assert head.split() == ["token", "logprob", "likeliest"]
     for line, chance in zip(lines, answer.logprobs, strict=True):
         others = ", ".join(f"{lm.tokenizer.piece(t)!r} {value:.2f}" for t, value in chance.alternatives)
         assert line.split() == f"{lm.tokenizer.piece(chance.token)!r} {chance.logprob:.4f} {others}".split()
@@ -135,9 +135,9 @@ def test_a_look_up_tells_its_figures_too(said) -> None:
 
 
 SEARCHES = {
-    "--beams 4 --n 2": lambda lm, p: lm.beam_search(p, 9, beams=4, n_best=2),
+    "--beams 4 --n 2": lambda lm, p: lm.beam_search(p, 9, beams=4, n=2),
     "--beams 4 --n 4 --groups 2 --diversity 3 --length-penalty 0.5 --early-stopping never": lambda lm, p: (
-        lm.beam_search(p, 9, beams=4, n_best=4, groups=2, diversity=3.0, length_penalty=0.5, early_stopping="never")
+        lm.beam_search(p, 9, beams=4, n=4, groups=2, diversity=3.0, length_penalty=0.5, early_stopping="never")
     ),
     "--beams 2 --early-stopping true --temperature 0.8": lambda lm, p: lm.beam_search(
         p, 9, beams=2, early_stopping=True, temperature=0.8
@@ -172,8 +172,8 @@ BAD = {
     "The --groups 2": "groups is given without beams",
     "The --k 2": "k is given without alpha",
     "The --alpha 2": "alpha is 2.0: it must be between 0 and 1",
-    "The --alpha 0.6 --n 2": "n is given, which a search cannot use",
-    "The --beams 2 --n 3": "n_best is 3",
+    "The --alpha 0.6 --n 2": "n is 2: this search finds one answer",
+    "The --beams 2 --n 3": "n is 3: it must be",
     "The --beams 2 --stop x": "stop is given, which a search cannot use",
     "The --regex [": "regex cannot be used",
     "The --beams 2 --context-overflow slide": "beams cannot slide beyond the context",
@@ -242,7 +242,8 @@ def test_help_is_in_groups_and_shows_no_empty_defaults(capsys: pytest.CaptureFix
     assert re.findall(r"^\w.*:$", said, re.MULTILINE) == [
         "positional arguments:",
         "options:",
-        "One request's way of choosing tokens:",
+        "Length, end, form and number of the answers to a prompt, beside the sampling:",
+        "Sampling: how logits become the distribution of the next token:",
         "Search for likely answers, in place of sampling:",
         "Speculative decoding: the same distribution, faster:",
         "examples:",

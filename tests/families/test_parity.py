@@ -284,7 +284,7 @@ def test_a_published_model_continues_as_in_transformers(shared: Path) -> None:
 @torch.inference_mode()
 def test_a_published_model_finds_its_own_text_likely_and_the_same_tokens_shuffled_not(shared: Path) -> None:
     model, _ = load_model(shared / "stories260K")
-    requests = [Request([1], Sampling(temperature=1, seed=seed), 200) for seed in range(4)]
+    requests = [Request([1], Sampling(temperature=1), 200, seed=seed) for seed in range(4)]
     list(generate(model, requests))
     own = torch.tensor([[1, *request.tokens] for request in requests])
     order = torch.randperm(200, generator=torch.Generator().manual_seed(0))

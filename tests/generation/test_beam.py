@@ -70,17 +70,15 @@ def test_hypotheses_order_and_scores_are_those_of_transformers(pairs: list[tuple
     (model, reference), new, beams = some.choice(pairs), some.choice([1, 5, 14, 14]), some.choice([2, 3, 4, 5])
     end, penalty = some.sample(range(V), some.choice([0, 1, 2, 2, 2, 3])), some.choice([-1.0, 0.0, 0.5, 1.0, 1.0, 2.0])
     options: dict[str, Any] = {"max_new_tokens": new, "early_stopping": some.choice([False, True, "never", "never"])}
-    changes: dict[str, Any] = {
-        "repetition_penalty": some.choice([1.0, 1.0, 1.4]),
-        "min_new_tokens": some.choice([0, 0, 1]),
-    }
+    changes: dict[str, Any] = {"repetition_penalty": some.choice([1.0, 1.0, 1.4])}
+    options["min_new_tokens"] = some.choice([0, 0, 1])
     changes["no_repeat_ngram_size"] = some.choice([0, 0, 0, 2])
-    sampling = Sampling(temperature=1.0, stop_token_ids=tuple(end[:1]), **changes)
+    sampling = Sampling(temperature=1.0, **changes)
     settings: dict[str, Any] = {
         "sampling": sampling,
-        "stop_token_ids": end[1:],
+        "stop_token_ids": end,
         "beams": beams,
-        "n_best": beams,
+        "n": beams,
         "length_penalty": penalty,
     }
     for prompt, found in zip(PROMPTS, beam_search(model, PROMPTS, **settings, **options)):
@@ -102,7 +100,7 @@ def test_with_room_for_all_the_hypotheses_are_all_there_are_in_order(penalty: fl
         prompts,
         max_new_tokens=length,
         beams=size**length,
-        n_best=size**length,
+        n=size**length,
         length_penalty=penalty,
         early_stopping="never",
         stop_token_ids=[end],
@@ -125,7 +123,7 @@ def test_a_prompt_is_searched_the_same_alone_and_in_company(
     options: dict[str, Any] = {
         "max_new_tokens": LENGTH - 7,
         "beams": 4,
-        "n_best": 4,
+        "n": 4,
         "groups": groups,
         "stop_token_ids": [0, 6],
     }
@@ -172,7 +170,7 @@ def test_diverse_search_is_that_of_the_paper(beams: int, groups: int, diversity:
         beams=beams,
         groups=groups,
         diversity=diversity,
-        n_best=beams,
+        n=beams,
         early_stopping=True,
         stop_token_ids=[6],
     )
@@ -185,7 +183,7 @@ def test_diverse_search_is_that_of_the_paper(beams: int, groups: int, diversity:
 
 
 def test_groups_never_agree_once_diversity_is_large() -> None:
-    options: dict[str, Any] = {"max_new_tokens": 5, "beams": 4, "groups": 4, "n_best": 4}
+    options: dict[str, Any] = {"max_new_tokens": 5, "beams": 4, "groups": 4, "n": 4}
     for same, different in zip(
         beam_search(MODEL, PROMPTS, **options), beam_search(MODEL, PROMPTS, diversity=50.0, **options)
     ):
@@ -207,7 +205,7 @@ def test_one_beam_is_greedy_and_more_are_never_less_likely() -> None:
 
 def test_banned_tokens_never_come_and_where_none_is_left_there_are_fewer_hypotheses() -> None:
     allowed = torch.arange(V) < 2
-    (found,) = beam_search(MODEL, [[3]], max_new_tokens=2, beams=8, n_best=8, allowed=allowed)
+    (found,) = beam_search(MODEL, [[3]], max_new_tokens=2, beams=8, n=8, allowed=allowed)
     assert sorted(h.tokens for h in found) == [[0, 0], [0, 1], [1, 0], [1, 1]]
 
 
@@ -217,8 +215,8 @@ def test_nothing_is_asked_and_nothing_comes() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "more hypotheses than beams": ({"beams": 2, "n_best": 3}, "n_best is 3: it must be from 1 to beams, 2"),
-    "no hypothesis": ({"n_best": 0}, "n_best is 0"),
+    "more hypotheses than beams": ({"beams": 2, "n": 3}, "n is 3: it must be from 1 to beams, 2"),
+    "no hypothesis": ({"n": 0}, "n is 0"),
     "no beams": ({"beams": 0}, "beams is 0"),
     "groups of unequal size": ({"beams": 4, "groups": 3}, "groups is 3: beams, 4, must be a multiple"),
     "no groups": ({"groups": 0}, "groups is 0"),
@@ -229,7 +227,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an empty prompt": ({"prompts": [[1], []]}, "the prompt is empty"),
     "a prompt beyond the context": ({"prompts": [[1] * 22]}, "context of 24"),
     "a token id out of range": ({"prompts": [[V]]}, f"token id {V}"),
-    "an option that a search cannot follow": ({"sampling": Sampling(stop=("a",))}, "stop is given"),
     "no token that may come": ({"allowed": torch.zeros(V, dtype=torch.bool)}, "no token may come next"),
 }
 

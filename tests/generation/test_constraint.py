@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import onward
 from onward.errors import UserError
 from onward.generation.constraint import TextConstraint, constraint
-from onward.generation.sampling import Sampling
+from onward.generation.options import GenerationOptions
 from onward.language_model import LanguageModel
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
@@ -42,7 +42,7 @@ def lm(spec: str) -> LanguageModel:
 
 def form(spec: str, **how: Any) -> TextConstraint:
     model = lm(spec)
-    found = constraint(model.text(), model.config.vocab_size, model.end_ids, Sampling(**how))
+    found = constraint(model.text(), model.config.vocab_size, model.end_ids, GenerationOptions(**how))
     assert found is not None
     return found
 

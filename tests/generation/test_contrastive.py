@@ -93,7 +93,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no candidates": ({"k": 0}, "k is 0"),
     "an empty prompt": ({"prompts": [[1], []]}, "the prompt is empty"),
     "a prompt beyond the context": ({"prompts": [[1] * 22]}, "context of 24"),
-    "an option that a search cannot follow": ({"sampling": Sampling(n=2)}, "n is given"),
     "no token that may come": ({"allowed": torch.zeros(V, dtype=torch.bool)}, "no token may come next"),
 }
 

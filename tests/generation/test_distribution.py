@@ -97,13 +97,13 @@ PENALIZED = st.builds(
     no_repeat_ngram_size=st.integers(0, 3),
     logit_bias=st.dictionaries(st.integers(0, 8), st.floats(-5, 5), max_size=3),
     suppress_tokens=st.lists(st.integers(4, 8), max_size=2).map(tuple),
-    min_new_tokens=st.integers(0, 4),
-    stop_token_ids=st.lists(st.integers(0, 8), max_size=2).map(tuple),
     forced_tokens=st.just(()) | st.just((3,)),
 )
 
 
-def in_transformers(logits: torch.Tensor, s: Sampling, text: list[int], prompt: int) -> torch.Tensor | None:
+def in_transformers(
+    logits: torch.Tensor, s: Sampling, text: list[int], prompt: int, banned: set[int]
+) -> torch.Tensor | None:
     """The distribution by transformers' processors in our order; None where a border hangs on rounding."""
     import transformers as t
 
@@ -117,8 +117,8 @@ def in_transformers(logits: torch.Tensor, s: Sampling, text: list[int], prompt: 
         steps.append(t.NoRepeatNGramLogitsProcessor(s.no_repeat_ngram_size))
     if s.suppress_tokens:
         steps.append(t.SuppressTokensLogitsProcessor(list(s.suppress_tokens)))
-    if s.min_new_tokens and s.stop_token_ids:
-        steps.append(t.MinNewTokensLengthLogitsProcessor(prompt, s.min_new_tokens, list(s.stop_token_ids)))
+    if banned:
+        steps.append(t.MinNewTokensLengthLogitsProcessor(prompt, len(text) + 1, sorted(banned)))
     if s.forced_tokens and len(text) == prompt:
         steps.append(t.ForcedBOSTokenLogitsProcessor(s.forced_tokens[0]))
         ids = ids[:, :1]  # it forces the second token of a text
@@ -162,12 +162,16 @@ def near(shares: torch.Tensor, s: Sampling) -> bool:
     s=PENALIZED,
     prompt=st.lists(st.integers(0, 8), min_size=1, max_size=6),
     new=st.lists(st.integers(0, 8), max_size=4),
+    banned=st.sets(st.integers(0, 8), max_size=2),
 )
 @settings(max_examples=400)
-def test_it_is_what_transformers_computes(row: list[float], s: Sampling, prompt: list[int], new: list[int]) -> None:
+def test_it_is_what_transformers_computes(
+    row: list[float], s: Sampling, prompt: list[int], new: list[int], banned: set[int]
+) -> None:
     logits, text = torch.tensor([row]), prompt + new
-    z = in_transformers(logits, s, text, len(prompt))
-    found = next_token_distribution(logits, s, [text], [len(prompt)])
+    z = in_transformers(logits, s, text, len(prompt), banned)
+    allowed = torch.tensor([token not in banned for token in range(9)])
+    found = next_token_distribution(logits, s, [text], [len(prompt)], allowed)
     if z is not None and z.isfinite().all():
         torch.testing.assert_close(found, z, rtol=0, atol=1e-6)
 
@@ -285,9 +289,8 @@ def test_what_has_no_probability_is_never_drawn(row: list[float], s: Sampling, a
     "values",
     [{"temperature": x} for x in (-0.1, math.nan, math.inf)]
     + [{name: x} for name in ("top_p", "typical_p") for x in (0.0, -1.0, 1.01, math.nan)]
-    + [{"top_k": -1}, {"min_p": 1.5}, {"repetition_penalty": 0.0}, {"frequency_penalty": math.nan}, {"n": 0}]
-    + [{"no_repeat_ngram_size": -1}, {"min_new_tokens": -1}, {"logprobs": -1}, {"logit_bias": {"a": 1.0}}]
-    + [{"regex": "a", "json_schema": "{}"}, {"forced_tokens": (1,), "suppress_tokens": (1,)}],
+    + [{"top_k": -1}, {"min_p": 1.5}, {"repetition_penalty": 0.0}, {"frequency_penalty": math.nan}]
+    + [{"no_repeat_ngram_size": -1}, {"logit_bias": {"a": 1.0}}, {"forced_tokens": (1,), "suppress_tokens": (1,)}],
     ids=str,
 )
 def test_a_value_out_of_range_is_one_sentence(values: dict[str, float]) -> None:

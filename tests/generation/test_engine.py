@@ -25,7 +25,7 @@ from onward.model.config import Alibi, DecoderConfig, Learned, SelfAttention
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedCache
 
-GREEDY, WARM = Sampling(temperature=0), Sampling(temperature=1.3, top_k=20, top_p=0.95, seed=5)
+GREEDY, WARM = Sampling(temperature=0), Sampling(temperature=1.3, top_k=20, top_p=0.95)
 CONFIGS: dict[str, dict[str, Any]] = {
     "rotary": {},
     "learned": {"position": Learned()},
@@ -51,17 +51,18 @@ def run(model: Decoder, requests: list[Request], **options: object) -> list[list
 
 
 @torch.no_grad()
-def plainly(model: Decoder, prompt: list[int], sampling: Sampling, count: int) -> list[int]:
+def plainly(model: Decoder, request: Request) -> list[int]:
     """Without a cache, without company: the whole context through the model for every token."""
-    tokens: list[int] = []
+    prompt, tokens = request.prompt, list[int]()
     length, context = model.config.context_length, list(prompt)
-    for index in range(count):
+    for index in range(request.max_new_tokens):
         if len(context) > length:
             context = context[-(length // 2 or 1) :]
-        p = next_token_distribution(model(torch.tensor([context]))[:, -1], sampling, [prompt + tokens], [len(prompt)])
-        at = uniform(torch.tensor([sampling.seed or 0]), torch.tensor([index]), DRAW)
-        token = int(draw(p, at))
-        if token in sampling.stop_token_ids:
+        logits, may_end = model(torch.tensor([context]))[:, -1], index >= request.min_new_tokens
+        allowed = torch.tensor([may_end or token not in request.stop_token_ids for token in range(logits.size(1))])
+        p = next_token_distribution(logits, request.sampling, [prompt + tokens], [len(prompt)], allowed)
+        token = int(draw(p, uniform(torch.tensor([request.seed]), torch.tensor([index]), DRAW)))
+        if token in request.stop_token_ids:
             break
         tokens.append(token)
         context.append(token)
@@ -76,15 +77,16 @@ PROMPTS = [[1], [4, 7, 1, 9, 30, 2, 2], [11, 12, 13], [5, 6]]
 def test_tokens_equal_the_plain_run_without_a_cache(kind: str, sampling: Sampling) -> None:
     model = decoder(kind)
     for prompt in PROMPTS:
-        assert run(model, [Request(prompt, sampling, 15)]) == [plainly(model, prompt, sampling, 15)]
+        request = Request(prompt, sampling, 15, seed=5)
+        assert run(model, [request]) == [plainly(model, request)]
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_request_is_the_same_alone_and_in_company(kind: str) -> None:
     model = decoder(kind)
     make = lambda: [
-        Request(p, s, n)
-        for p, s, n in zip(PROMPTS, [GREEDY, WARM, Sampling(seed=8), Sampling(0.5, top_k=3, seed=-1)], [15, 3, 0, 12])
+        Request(p, s, n, seed=seed)
+        for seed, (p, s, n) in enumerate(zip(PROMPTS, [GREEDY, WARM, WARM, Sampling(0.5, top_k=3)], [15, 3, 0, 12]), -2)
     ]
     alone = [run(model, [request])[0] for request in make()]
     assert [len(tokens) for tokens in alone] == [15, 3, 0, 12]
@@ -104,9 +106,9 @@ def test_tokens_come_one_by_one_and_are_those_of_the_request() -> None:
 
 def test_it_stops_at_the_end_token_which_is_not_among_the_tokens() -> None:
     model = decoder()
-    free = run(model, [Request(PROMPTS[0], WARM, 15)])[0]
+    free = run(model, [Request(PROMPTS[0], WARM, 15, seed=5)])[0]
     end = free[5]
-    requests = [Request(PROMPTS[0], WARM, 15), Request(PROMPTS[1], GREEDY, 15)]
+    requests = [Request(PROMPTS[0], WARM, 15, seed=5), Request(PROMPTS[1], GREEDY, 15)]
     stopped, _ = run(model, requests, stop_token_ids={end})
     assert stopped == free[: free.index(end)]
     assert all(request.done for request in requests)
@@ -115,7 +117,7 @@ def test_it_stops_at_the_end_token_which_is_not_among_the_tokens() -> None:
 def test_banned_tokens_are_never_chosen() -> None:
     model = decoder()
     allowed = torch.arange(50) < 3
-    for sampling in GREEDY, WARM, Sampling(temperature=50.0, seed=2):
+    for sampling in GREEDY, WARM, Sampling(temperature=50.0):
         (tokens,) = run(model, [Request([1], sampling, 20)], allowed=allowed)
         assert set(tokens) <= {0, 1, 2}
 
@@ -125,13 +127,13 @@ def test_banned_tokens_are_never_chosen() -> None:
 def test_sliding_goes_beyond_the_context_from_its_later_half(kind: str, length: int) -> None:
     model = decoder(kind, context_length=length)
     for prompt in [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [1]:
-        found = run(model, [Request(prompt, WARM, 40)], slide=True)[0]
-        assert found == plainly(model, prompt, WARM, 40)
+        request = Request(prompt, WARM, 40)
+        assert run(model, [request], slide=True)[0] == plainly(model, request)
 
 
 def test_sliding_in_company_changes_nothing() -> None:
     model = decoder(context_length=9)
-    make = lambda: [Request(p * 3, Sampling(seed=i), 30 + i) for i, p in enumerate(PROMPTS)]
+    make = lambda: [Request(p * 3, Sampling(), 30 + i, seed=i) for i, p in enumerate(PROMPTS)]
     alone = [run(model, [request], slide=True)[0] for request in make()]
     assert run(model, make(), slide=True) == alone
 
@@ -141,8 +143,8 @@ def test_prompts_longer_than_a_chunk_are_read_in_pieces(monkeypatch: pytest.Monk
     monkeypatch.setattr(engine_module, "CHUNK", 3)
     for kind in CONFIGS:
         model = decoder(kind)
-        found = run(model, [Request(p, GREEDY, 10) for p in PROMPTS])
-        assert found == [plainly(model, p, GREEDY, 10) for p in PROMPTS]
+        requests = [Request(p, GREEDY, 10) for p in PROMPTS]
+        assert run(model, requests) == [plainly(model, request) for request in requests]
 
 
 def test_without_a_seed_each_run_is_another() -> None:
@@ -193,11 +195,10 @@ def requests_of(random: Random) -> list[Request]:
             top_p=random.choice([1.0, 0.9]),
             repetition_penalty=random.choice([1.0, 1.3]),
             no_repeat_ngram_size=random.choice([0, 2]),
-            min_new_tokens=random.choice([0, 2]) if seed else 0,
-            stop_token_ids=random.choice([(), (7, 8)]),
-            seed=seed,
         )
-        result.append(Request(prompt, sampling, random.randint(2, 24 - len(prompt))))
+        minimum, stop = random.choice([0, 2]) if seed else 0, frozenset(random.choice([(), (7, 8)]))
+        count = random.randint(2, 24 - len(prompt))
+        result.append(Request(prompt, sampling, count, min_new_tokens=minimum, stop_token_ids=stop, seed=seed))
     return result
 
 
@@ -217,7 +218,7 @@ def test_a_request_has_the_same_tokens_in_every_company_cache_and_chunking(mix: 
     alone = [copy(request) for request in requests_of(random)]
     together = [replace(request, tokens=[]) for request in alone]
     for request in alone:
-        request.tokens = plainly(model, request.prompt, request.sampling, request.max_new_tokens)
+        request.tokens = plainly(model, request)
         if draft != "no draft" and request.sampling.temperature:  # another draw of the same distribution
             request.tokens = []
             engine = Engine(model, rows=1, draft=DRAFTS[draft]())
@@ -246,19 +247,19 @@ def test_a_cancelled_request_leaves_its_row_at_once_and_the_others_go_on() -> No
     engine.step()
     assert third in engine.active
     list(engine.run())
-    assert [second.tokens, third.tokens] == [plainly(model, p, GREEDY, 12) for p in PROMPTS[1:3]]
-    assert first.tokens == plainly(model, PROMPTS[0], GREEDY, 12)[: len(first.tokens)]
+    assert [second.tokens, third.tokens] == [plainly(model, request) for request in (second, third)]
+    assert first.tokens == plainly(model, first)[: len(first.tokens)]
 
 
 def test_samples_of_one_prompt_share_its_reading() -> None:
     model, calls = MODELS["rotary"], []
     hook = model.embed.register_forward_pre_hook(lambda module, inputs: calls.append(inputs[0].numel()))
     first = Request(PROMPTS[1], WARM, 6)
-    rest = [Request(PROMPTS[1], replace(WARM, seed=6 + i), 6, shares_prompt_with=first) for i in range(3)]
+    rest = [Request(PROMPTS[1], WARM, 6, seed=6 + i, shares_prompt_with=first) for i in range(3)]
     run(model, [first, *rest])
     hook.remove()
     assert sum(calls) == len(PROMPTS[1]) + 3 + 4 * 5
-    assert [r.tokens for r in [first, *rest]] == [plainly(model, PROMPTS[1], r.sampling, 6) for r in [first, *rest]]
+    assert [r.tokens for r in [first, *rest]] == [plainly(model, r) for r in [first, *rest]]
 
 
 def test_a_cache_too_small_for_one_request_is_one_sentence() -> None:
@@ -292,7 +293,7 @@ def test_a_prompt_on_disk_is_not_read_again_and_changes_no_token(kind: str, tmp_
     for prompt, new in (PROMPTS[1], 7), (PROMPTS[1], 1), (longer, 2), (longer, 1):
         read.clear()
         request = Request(prompt, WARM, 5)
-        assert run(model, [request], prompts=PromptCache(tmp_path, model)) == [plainly(model, prompt, WARM, 5)]
+        assert run(model, [request], prompts=PromptCache(tmp_path, model)) == [plainly(model, request)]
         assert read[0] == new
     hook.remove()
 
@@ -303,20 +304,20 @@ def test_a_draft_whose_vocabulary_is_padded_otherwise_proposes_all_the_same(voca
     for slide in False, True:
         requests = [Request(p, GREEDY, 40 if slide else 24 - len(p)) for p in prompts]
         found = run(model, requests, draft=ModelDraft(decoder(vocab_size=vocab_size)), slide=slide)
-        assert found == [plainly(model, r.prompt, GREEDY, r.max_new_tokens) for r in requests]
+        assert found == [plainly(model, r) for r in requests]
 
 
 @pytest.mark.parametrize("paged", [False, True])
 def test_a_sample_that_comes_late_does_not_share_what_windows_have_passed(paged: bool) -> None:
     model = MODELS["windows"]
     first = Request(PROMPTS[1], WARM, 6)
-    requests = [first, *(Request(PROMPTS[1], replace(WARM, seed=i), 3 + i, shares_prompt_with=first) for i in range(8))]
+    requests = [first, *(Request(PROMPTS[1], WARM, 3 + i, seed=i, shares_prompt_with=first) for i in range(8))]
     kind = partial(PagedCache, blocks=40, block_size=4) if paged else Cache
     engine = Engine(model, cache=kind(model.config, 2, 24, 3))
     for request in requests:
         engine.add(request)
     list(engine.run())
-    assert [r.tokens for r in requests] == [plainly(model, r.prompt, r.sampling, r.max_new_tokens) for r in requests]
+    assert [r.tokens for r in requests] == [plainly(model, r) for r in requests]
 
 
 IMPOSSIBLE = {

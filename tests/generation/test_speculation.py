@@ -54,7 +54,7 @@ def proposals(requests: Sequence[Request], kind: str) -> list[Proposal]:
 
 def sample(s: Sampling, kind: str) -> list[tuple[int, ...]]:
     """The first LONG tokens of N requests."""
-    requests = [Request([0], Sampling(**{**vars(s), "seed": seed}), LONG) for seed in range(N)]
+    requests = [Request([0], s, LONG, seed=seed) for seed in range(N)]
     open_ = requests
     while open_:
         drafts = proposals(open_, kind)

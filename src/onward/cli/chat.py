@@ -11,7 +11,7 @@ from onward import fields
 from onward.cli.options import parse
 from onward.cli.output import console, printable, warn_of_unknown
 from onward.errors import UserError
-from onward.generation.sampling import Sampling
+from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:
     from onward.language_model import LanguageModel
@@ -39,10 +39,10 @@ A message that begins with / is typed with a space before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Sampling):
+class Settings(GenerationOptions):
     """What can be changed on the way."""
 
-    max_new_tokens: int = 1024  # how many tokens an answer has at the most
+    max_new_tokens: int | None = 1024  # how many tokens an answer has at the most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,8 @@ class Conversation:
         show = printable if sys.stdout.isatty() else str
         self.cache = self.cache or self.empty_cache()
         try:
-            how = vars(self.settings) | {"max_new_tokens": min(self.settings.max_new_tokens, self.room())}
+            most, room = self.settings.max_new_tokens, self.room()
+            how = vars(self.settings) | {"max_new_tokens": room if most is None else min(most, room)}
             for piece in self.lm.stream_chat([*self.system, *self.turns], **how, rows=1, cache=self.cache):
                 said.append(piece)
                 if not self.options.json:
@@ -151,7 +152,7 @@ class Conversation:
             return self.length - len(chat.encode([*self.system, *self.turns[dropped:]]))
 
         chat, half, dropped = chat_of(self.lm.text()), self.length // 2, 0
-        if left(0) < min(self.settings.max_new_tokens, half):
+        if left(0) < min(self.settings.max_new_tokens or half, half):
             while left(dropped) < half and dropped + 1 < len(self.turns):
                 dropped += 2
         if left(dropped) < 1:

@@ -12,7 +12,7 @@ from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console, print_next, print_table, printable, warn_of_unknown
 from onward.errors import UserError
-from onward.generation.sampling import Sampling
+from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:
     from onward.generation.engine import Engine
@@ -55,14 +55,13 @@ class Search:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Sampling, Search, Speculation):
+class Options(GenerationOptions, Search, Speculation):
     """What to continue, and how."""
 
     model: str  # folder of the model
     prompt: tuple[str, ...] = ()  # texts to continue; none, here or in a file: start from nothing
     prompts: str = ""  # a file of prompts: one per line, or .jsonl; - for standard input
     field: str = "prompt"  # the field of each .jsonl line that holds the prompt
-    max_new_tokens: int | None = None  # how many tokens at the most; none: 256, or as many as the context holds
     context_overflow: Literal["error", "slide"] = "error"  # slide: go on beyond the context, from the later half of it
     prompt_cache: str = ""  # a folder that keeps what has been read of prompts for the next time
     device: str = "auto"  # auto, cpu, cuda, mps
@@ -86,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
     load = lambda folder: onward.load(folder, device=options.device, allow_nonfinite=options.allow_nonfinite)
     lm = load(options.model)
     warn_of_unknown(lm.tokenizer, prompts)
-    sampling = {name: getattr(options, name) for name in Sampling.__dataclass_fields__ if name in given}
+    sampling = {name: getattr(options, name) for name in fields.hints(GenerationOptions) if name in given}
     if options.json_schema.startswith("@"):
         sampling["json_schema"] = Path(options.json_schema[1:]).read_text(encoding="utf-8", errors="replace")
     if options.beams or options.alpha is not None:
@@ -132,6 +131,7 @@ def sample(
     """Continue all prompts together and print their answers in order, each as it comes."""
     from rich.progress import MofNCompleteColumn, Progress
 
+    sampling.pop("max_new_tokens", None)
     answers = lm.answers(prompts, options.max_new_tokens, sampling | {"slide": engine.slide})
     for request in answers:
         engine.add(request)
@@ -168,7 +168,7 @@ def row(prompt: str, text: str, request: "Request", tokenizer: "Tokenizer", *, s
         "tokens": request.tokens,
         "finish_reason": request.finish_reason,
     }
-    if request.sampling.logprobs is not None:
+    if request.num_logprobs is not None:
         one = lambda token, value: {"token": token, "text": tokenizer.piece(token), "logprob": value}
         found["logprobs"] = [
             one(chance.token, chance.logprob) | {"alternatives": [one(*other) for other in chance.alternatives]}
@@ -207,8 +207,8 @@ def report(requests: "Sequence[Request]", num_draft_tokens: int) -> None:
 
 def search(lm: "LanguageModel", prompts: Sequence[str], options: Options, sampling: dict[str, Any]) -> None:
     """Search for the answers to all prompts, and print them."""
+    sampling.pop("max_new_tokens", None)
     if options.beams:
-        sampling["n_best"] = sampling.pop("n", 1)
         sampling["early_stopping"] = {"true": True, "false": False}.get(options.early_stopping, "never")
         names = "beams", "groups", "diversity", "length_penalty"
         sampling |= {name: getattr(options, name) for name in names}

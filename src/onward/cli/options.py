@@ -61,7 +61,9 @@ def add_fields(parser: argparse.ArgumentParser, cls: type, positional: Sequence[
         title = (inspect.getdoc(owner) or "").split(".")[0]
         group = parser if owner is cls else parser.add_argument_group(title)
         for name in inspect.get_annotations(owner):
-            kind, default = hints[name], defaults[name]
+            if name not in defaults:  # a subclass declares it anew
+                continue
+            kind, default = hints[name], defaults.pop(name)
             if fields.only_in_python(kind):
                 continue
             if get_origin(kind) is dict:

@@ -17,7 +17,7 @@ from onward.errors import UserError
 from onward.generation.distribution import process_logits
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.generation.search import follow, prepare, read
+from onward.generation.search import UNCHANGED, check_prompts, follow, read, without
 from onward.generation.speculation import blame
 from onward.model.decoder import Decoder, without_dropout
 
@@ -117,17 +117,18 @@ def beam_search(
     prompts: Sequence[list[int]],
     *,
     max_new_tokens: int,
-    sampling: Sampling | None = None,
+    sampling: Sampling = UNCHANGED,
+    min_new_tokens: int = 0,
     beams: int = 4,
     groups: int = 1,
     diversity: float = 0.0,
     length_penalty: float = 1.0,
     early_stopping: EarlyStopping = False,
-    n_best: int = 1,
+    n: int = 1,
     stop_token_ids: Collection[int] = (),
     allowed: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `n_best` hypotheses for each prompt, best first; fewer where no more can be.
+    """The `n` hypotheses for each prompt, best first; fewer where no more can be.
 
     A hypothesis is rated by its log-probability over its number of new tokens ** `length_penalty`: the greater the
     penalty, the better longer ones do. It ends with a token of `stop_token_ids` or at `max_new_tokens`. Once there
@@ -140,12 +141,13 @@ def beam_search(
     2016); each group has beams / groups beams.
 
     `sampling` says how the model's log-probabilities are changed, without being normalized anew: penalties, bans,
-    temperature and so on, by default not at all. `allowed` (V,) is False for tokens that are never chosen. All prompts
-    are searched together, in `beams` rows of one cache each. Options that contradict each other are a UserError.
+    temperature and so on, by default not at all. `allowed` (V,) is False for tokens that are never chosen; before
+    `min_new_tokens` no token of `stop_token_ids` is. All prompts are searched together, in `beams` rows of one cache
+    each. Options that contradict each other are a UserError.
     """
     for sentence, wrong in {
         f"beams is {beams}: it must be at least 1": beams < 1,
-        f"n_best is {n_best}: it must be from 1 to beams, {beams}": not 1 <= n_best <= beams,
+        f"n is {n}: it must be from 1 to beams, {beams}": not 1 <= n <= beams,
         f"groups is {groups}: beams, {beams}, must be a multiple of it": groups < 1 or beams % groups,
         f"diversity is {diversity}: it must be at least 0": not 0 <= diversity < math.inf,
         f"diversity is {diversity} and acts between groups: make groups more than 1": diversity and groups == 1,
@@ -155,10 +157,10 @@ def beam_search(
     }.items():
         if wrong:
             raise UserError(sentence)
-    sampling = prepare(model, prompts, max_new_tokens, sampling, stop_token_ids)
+    check_prompts(model, prompts, sampling, max_new_tokens, min_new_tokens, stop_token_ids)
     if not (prompts and max_new_tokens):
         return [[Hypothesis([], 0.0, 0.0, False)] for _ in prompts]
-    rules = Rules(beams // groups, frozenset(sampling.stop_token_ids), max_new_tokens, length_penalty, early_stopping)
+    rules = Rules(beams // groups, frozenset(stop_token_ids), max_new_tokens, length_penalty, early_stopping)
     with without_dropout(model):
         cache, states = read(model, prompts, max_new_tokens, len(prompts) * beams)
         hidden = torch.stack([pieces[-1][-1] for pieces in states])
@@ -167,7 +169,9 @@ def beam_search(
         while rows:
             logits = model.logits(hidden)
             texts, lengths = [prompt + beam.tokens for prompt, beam in rows], [len(prompt) for prompt, _ in rows]
-            log_p = process_logits(logits.float().log_softmax(-1), [sampling] * len(rows), texts, lengths, allowed)
+            few = len(rows[0][1].tokens) < min_new_tokens  # all have as many tokens
+            mask = without(stop_token_ids, allowed, logits) if few else allowed
+            log_p = process_logits(logits.float().log_softmax(-1), [sampling] * len(rows), texts, lengths, mask)
             for search in searches:
                 penalty = torch.zeros_like(log_p[0])
                 for group in search:
@@ -184,4 +188,4 @@ def beam_search(
                     beam.row = row
                 starts = [len(prompt) + len(beam.tokens) - 1 for prompt, beam in rows]
                 hidden = follow(model, cache, [beam.tokens[-1:] for _, beam in rows], starts)[:, 0]
-    return [ranked([h for group in search for h in group.finished])[:n_best] for search in searches]
+    return [ranked([h for group in search for h in group.finished])[:n] for search in searches]

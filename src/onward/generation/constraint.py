@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from onward.errors import UserError
-from onward.generation.sampling import Sampling
+from onward.generation.options import GenerationOptions
 from onward.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,18 +28,20 @@ ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # that fit may come, not only
 SPACE = r"[ ]?|\n[ ]{0,40}"  # between the parts of JSON: in one line or indented, but not without end
 
 
-def constraint(tokenizer: Tokenizer, size: int, end: Collection[int], sampling: Sampling) -> TextConstraint | None:
-    """The form that a sampling asks for, by its `regex` or `json_schema`, before the first of `size` tokens; None
-    where it asks for none.
+def constraint(
+    tokenizer: Tokenizer, size: int, end: Collection[int], options: GenerationOptions
+) -> TextConstraint | None:
+    """The form that options ask for, by their `regex` or `json_schema`, before the first of `size` tokens; None
+    where they ask for none.
 
     Regular expressions are those of Rust's regex crate, which must match the whole answer: Unicode classes, no
     look-around, no back-references, no `\\b`. Schemas with a keyword that cannot be kept are a UserError, as is what no
     tokens can meet. `end` are the tokens that may come exactly where the answer has its form.
     """
-    if sampling.regex:
-        what, text = "regex", sampling.regex
-    elif sampling.json_schema:
-        what, text = "json_schema", read_schema(sampling.json_schema)
+    if options.regex:
+        what, text = "regex", options.regex
+    elif options.json_schema:
+        what, text = "json_schema", read_schema(options.json_schema)
     else:
         return None
     try:

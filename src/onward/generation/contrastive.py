@@ -16,7 +16,7 @@ from onward.errors import UserError
 from onward.generation.distribution import process_logits
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.generation.search import follow, prepare, read
+from onward.generation.search import UNCHANGED, check_prompts, follow, read, without
 from onward.generation.speculation import blame
 from onward.model.decoder import Decoder, without_dropout
 
@@ -29,7 +29,8 @@ def contrastive_search(
     max_new_tokens: int,
     alpha: float = 0.6,
     k: int = 4,
-    sampling: Sampling | None = None,
+    sampling: Sampling = UNCHANGED,
+    min_new_tokens: int = 0,
     stop_token_ids: Collection[int] = (),
     allowed: Tensor | None = None,
 ) -> list[list[int]]:
@@ -38,14 +39,15 @@ def contrastive_search(
     Of the `k` likeliest tokens v, the one with the greatest (1 - alpha) p(v) - alpha max_j cos(h_v, h_j) comes next,
     where h are the last hidden states of v and of the tokens j before it (Su et al. 2022). `alpha` is between 0,
     which is greedy, and 1. `sampling` shapes p: penalties, bans, temperature and so on, by default not at all.
-    `allowed` (V,) is False for tokens that are never chosen. All prompts are searched together, in k rows of one
-    cache each. A UserError tells of values out of range and prompts that cannot be continued.
+    `allowed` (V,) is False for tokens that are never chosen; before `min_new_tokens` no token of `stop_token_ids` is.
+    All prompts are searched together, in k rows of one cache each. A UserError tells of values out of range and
+    prompts that cannot be continued.
     """
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha is {alpha}: it must be between 0 and 1")
     if k < 1:
         raise UserError(f"k is {k}: it must be at least 1")
-    sampling = prepare(model, prompts, max_new_tokens, sampling, stop_token_ids)
+    check_prompts(model, prompts, sampling, max_new_tokens, min_new_tokens, stop_token_ids)
     answers: list[list[int]] = [[] for _ in prompts]
     if not (prompts and max_new_tokens):
         return answers
@@ -60,7 +62,9 @@ def contrastive_search(
         while live:
             texts, lengths = [prompts[i] + answers[i] for i in live], [len(prompts[i]) for i in live]
             logits = model.logits(last)
-            p = process_logits(logits, [sampling] * len(live), texts, lengths, allowed).softmax(-1)
+            few = len(answers[live[0]]) < min_new_tokens  # all have as many tokens
+            mask = without(stop_token_ids, allowed, logits) if few else allowed
+            p = process_logits(logits, [sampling] * len(live), texts, lengths, mask).softmax(-1)
             if not bool(p.isfinite().all()):
                 requests = [Request(prompts[i], sampling, max_new_tokens, tokens=answers[i]) for i in live]
                 raise blame(logits, p, requests, model)
@@ -80,7 +84,7 @@ def contrastive_search(
             going = []
             for place, token in enumerate(tokens[each, best].tolist()):
                 answer = answers[live[place]]
-                if token not in sampling.stop_token_ids:
+                if token not in stop_token_ids:
                     answer.append(token)
                     if len(answer) < max_new_tokens:
                         going.append(place)

@@ -27,8 +27,8 @@ def next_token_distribution(
     `history` are the tokens of each row, of which the first `prompt_lengths` are its prompt (all of them by default);
     `allowed` (V,) or (B, V) is False for tokens that must not come, by a constraint for instance. What a Sampling asks
     for acts in this order: logit_bias, repetition_penalty, frequency_penalty and presence_penalty,
-    no_repeat_ngram_size, suppress_tokens, min_new_tokens, `allowed`, forced_tokens, processors, temperature, top_k,
-    top_p, min_p, typical_p.
+    no_repeat_ngram_size, suppress_tokens, `allowed`, forced_tokens, processors, temperature, top_k, top_p, min_p,
+    typical_p.
     """
     rows = [samplings] * len(logits) if isinstance(samplings, Sampling) else list(samplings)
     texts = [()] * len(rows) if history is None else history
@@ -67,8 +67,6 @@ def process_logits(
         z = p.ban(z, [sorted(p.repeats(text, row.no_repeat_ngram_size)) for text, row in zip(texts, rows)])
     if asked("suppress_tokens"):
         z = p.ban(z, each("suppress_tokens"))
-    if asked("min_new_tokens"):
-        z = p.ban(z, [row.stop_token_ids if n < row.min_new_tokens else () for row, n in zip(rows, new)])
     if allowed is not None:
         z = z.masked_fill(~allowed, -math.inf)
     if asked("forced_tokens"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -33,7 +32,7 @@ class Engine:
     Row i of the cache belongs to `active[i]`; the first rows are decoding, the others still being read. A request's
     tokens depend on its own prompt, sampling and seed, not on its company.
 
-    `stop_token_ids` end an answer, besides those of its sampling; `allowed` (V,) is False for tokens that are
+    `stop_token_ids` end an answer, besides those of the request; `allowed` (V,) is False for tokens that are
     never chosen. Where prompt and new tokens are more than `length`, by default the model's context, that is a
     UserError or, with `slide`, the row goes on from the later half of what it has seen whenever the context is full.
     A `draft` proposes tokens that the model then tests together (speculative decoding). Prompts that have been read
@@ -82,8 +81,7 @@ class Engine:
     def add(self, request: Request) -> Request:
         """Take a request; it waits until there is room for it. A UserError where it can never be answered."""
         check(request, self.model.config, self.length, self.slide)
-        ends = dict.fromkeys([*request.sampling.stop_token_ids, *self.stop_token_ids])
-        request.sampling = replace(request.sampling, stop_token_ids=tuple(ends))
+        request.stop_token_ids |= self.stop_token_ids
         request.arrival = next(self.turns)
         if request.max_new_tokens:
             self.waiting.append(request)
@@ -211,14 +209,14 @@ class Engine:
         answers = verify(logits, requests, proposals, self.allowed, self.model)
         new, row = [], 0
         for request, proposal, tokens in zip(requests, proposals, answers):
-            chances = alternatives(logits[row : row + len(tokens)], tokens, request.sampling.logprobs)
+            chances = alternatives(logits[row : row + len(tokens)], tokens, request.num_logprobs)
             row += 1 + len(proposal.tokens)
             request.steps += 1
             request.num_accepted += len(tokens) - 1
             request.num_drafted += min(len(tokens), len(proposal.tokens))
             for token, chance in zip(tokens, chances):
                 request.num_cached += 1
-                if token in request.sampling.stop_token_ids:
+                if token in request.stop_token_ids:
                     request.finish_reason = "stop"
                     break
                 request.tokens.append(token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,11 +40,16 @@ class TokenLogprob:
     alternatives: list[tuple[int, float]]  # the likeliest tokens and their log-probabilities
 
 
+def random_seed() -> int:
+    return secrets.randbits(63)
+
+
 @dataclass(eq=False)
 class Request:
-    """A prompt that is being continued, at most by `max_new_tokens`.
+    """A prompt that an engine continues: its options, its answer so far, and its place in the engine.
 
-    `stop` is told each new token and says whether the answer ends there; the token stays in `tokens`.
+    A token of `stop_token_ids` ends the answer and is not part of it; none is generated before `min_new_tokens`.
+    `stop` is called with each new token and returns whether the answer ends with it. Equal seeds give equal answers.
     """
 
     prompt: list[int]
@@ -52,8 +57,12 @@ class Request:
     max_new_tokens: int
     stop: Callable[[int], bool] | None = None
     constraint: Constraint | None = None
-    tokens: list[int] = field(default_factory=list)  # what has been generated
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # of each of them, where sampling.logprobs is given
+    min_new_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    seed: int = field(default_factory=random_seed)
+    num_logprobs: int | None = None  # alternatives per token in `logprobs`; None: no logprobs
+    tokens: list[int] = field(default_factory=list)  # generated tokens, without the stop token
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of each generated token, if num_logprobs is given
     finish_reason: str = ""  # why it ended: stop (an end token, a stop text, a full constraint), length or cancelled
     start: int = 0  # where in prompt and tokens the context begins
     num_cached: int = 0  # how many tokens of the context the cache holds
@@ -65,8 +74,8 @@ class Request:
     num_accepted: int = 0  # and those that were taken
 
     def __post_init__(self) -> None:
-        seed = self.sampling.seed
-        self.seed = secrets.randbits(63) if seed is None else seed % (1 << 63)
+        self.seed %= 1 << 63
+        self.stop_token_ids = frozenset(self.stop_token_ids)
 
     @property
     def done(self) -> bool:
@@ -90,15 +99,21 @@ def check(request: Request, config: DecoderConfig, length: int, slide: bool | No
         raise UserError("the prompt is empty and there is no beginning token: give it at least one token")
     check_ids(min(request.prompt), max(request.prompt), config)
     sampling = request.sampling
-    for name in "suppress_tokens", "forced_tokens", "stop_token_ids", "logit_bias":
-        for token in getattr(sampling, name):
+    token_ids: dict[str, Iterable[int]] = {
+        "suppress_tokens": sampling.suppress_tokens,
+        "forced_tokens": sampling.forced_tokens,
+        "logit_bias": sampling.logit_bias,
+        "stop_token_ids": request.stop_token_ids,
+    }
+    for name, tokens in token_ids.items():
+        for token in tokens:
             if not 0 <= token < config.vocab_size:
                 raise UserError(f"{name} has token id {token}, and the vocabulary has {config.vocab_size}")
     if request.max_new_tokens < 0:
         raise UserError(f"max_new_tokens is {request.max_new_tokens}: it must be at least 0")
-    if sampling.min_new_tokens > request.max_new_tokens:
+    if request.min_new_tokens > request.max_new_tokens:
         raise UserError(
-            f"min_new_tokens is {sampling.min_new_tokens}, more than max_new_tokens, {request.max_new_tokens}"
+            f"min_new_tokens is {request.min_new_tokens}, more than max_new_tokens, {request.max_new_tokens}"
         )
     if wanted > length and not slide:
         raise UserError(

@@ -6,12 +6,10 @@ Shapes: T tokens, D d_model.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from onward.errors import UserError
-from onward.generation.distribution import DEFAULT
 from onward.generation.engine import CHUNK, STEP
 from onward.generation.request import Request, check
 from onward.generation.sampling import Sampling
@@ -19,19 +17,29 @@ from onward.generation.speculation import feed
 from onward.model.cache import Cache
 from onward.model.decoder import Decoder
 
+UNCHANGED = Sampling(temperature=1.0)  # the model's own probabilities
 
-def prepare(
-    model: Decoder, prompts: Sequence[list[int]], new: int, sampling: Sampling | None, stop_token_ids: Collection[int]
-) -> Sampling:
-    """The sampling, by default one that changes nothing, with all tokens that end an answer; a UserError where a
-    prompt cannot be continued by `new` tokens, or in this way."""
-    sampling = sampling or Sampling(temperature=1.0)
-    for name in "n", "stop", "logprobs", "regex", "json_schema":
-        if getattr(sampling, name) != getattr(DEFAULT, name):
-            raise UserError(f"{name} is given, which a search cannot use: leave it out")
+
+def check_prompts(
+    model: Decoder,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    max_new_tokens: int,
+    min_new_tokens: int,
+    stop_token_ids: Collection[int],
+) -> None:
+    """A UserError for a prompt that cannot be continued with these options."""
+    ids = frozenset(stop_token_ids)
     for prompt in prompts:
-        check(Request(prompt, sampling, new), model.config, model.config.context_length, slide=None)
-    return replace(sampling, stop_token_ids=tuple({*sampling.stop_token_ids, *stop_token_ids}))
+        request = Request(prompt, sampling, max_new_tokens, min_new_tokens=min_new_tokens, stop_token_ids=ids)
+        check(request, model.config, model.config.context_length, slide=None)
+
+
+def without(tokens: Collection[int], allowed: Tensor | None, like: Tensor) -> Tensor:
+    """The mask `allowed` (V,), by default of all tokens of logits like (B, V), less some tokens."""
+    mask = like.new_ones(like.size(-1), dtype=torch.bool) if allowed is None else allowed.clone()
+    mask[list(tokens)] = False
+    return mask
 
 
 def read(model: Decoder, prompts: Sequence[list[int]], new: int, rows: int) -> tuple[Cache, list[list[Tensor]]]:

@@ -65,7 +65,7 @@ def verify(
         [requests[i].sampling for i, _ in places],
         texts,
         [len(requests[i].prompt) for i, _ in places],
-        masks(requests, proposals, allowed, logits.device),
+        masks(requests, proposals, allowed, logits),
     )
     if p.device.type == "mps":  # which has no fp64, that random numbers are made in
         p = p.cpu()
@@ -110,20 +110,24 @@ def residual(p: Tensor, proposal: Proposal, k: int) -> Tensor:
 
 
 def masks(
-    requests: Sequence[Request], proposals: Sequence[Proposal], allowed: Tensor | None, device: torch.device
+    requests: Sequence[Request], proposals: Sequence[Proposal], allowed: Tensor | None, like: Tensor
 ) -> Tensor | None:
-    """Which tokens may come at each place, (N, V) or the same for all, (V,)."""
-    if all(request.constraint is None for request in requests):
+    """Which tokens may come at each place, (N, V) or the same for all, (V,); V and the device are those of `like`."""
+    if all(r.constraint is None and len(r.tokens) >= r.min_new_tokens for r in requests):
         return allowed
     result = []
     for request, proposal in zip(requests, proposals):
         state = request.constraint and request.constraint.copy()
-        for token in (*proposal.tokens, None):
-            mask = torch.ones((), dtype=torch.bool, device=device) if state is None else state.allowed().to(device)
-            result.append(mask if allowed is None else mask & allowed)
+        for index, token in enumerate((*proposal.tokens, None), len(request.tokens)):
+            mask = like.new_ones(like.size(-1), dtype=torch.bool) if allowed is None else allowed.clone()
+            if state is not None:
+                mask &= state.allowed().to(mask.device)
+            if index < request.min_new_tokens:
+                mask[list(request.stop_token_ids)] = False
+            result.append(mask)
             if state is not None and token is not None and not state.accept(token):
                 state = None  # this proposal has no probability, so what follows does not matter
-    return torch.stack(torch.broadcast_tensors(*result))
+    return torch.stack(result)
 
 
 def blame(logits: Tensor, p: Tensor, requests: Sequence[Request], model: Decoder) -> UserError:

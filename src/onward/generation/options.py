@@ -1,0 +1,59 @@
+"""The options of one request, as a value. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onward.errors import UserError
+from onward.generation.sampling import Sampling, SamplingKeywords
+
+StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether the answer ends there
+
+
+@dataclass(frozen=True)
+class GenerationOptions(Sampling):
+    """Length, end, form and number of the answers to a prompt, beside the sampling."""
+
+    max_new_tokens: int | None = None  # the most tokens of an answer; none: 256, or as many as the context holds
+    min_new_tokens: int = 0  # no stop token is generated before this many new tokens
+    stop: tuple[str, ...] = ()  # texts that end the answer and are not part of it
+    stop_token_ids: tuple[int, ...] = ()  # token ids that end the answer, in addition to the model's own
+    stop_when: StopCondition | None = None  # called with the text after each token; True ends the answer
+    regex: str = ""  # the answer matches this regular expression
+    json_schema: str = ""  # the answer is JSON that conforms to this schema
+    n: int = 1  # answers for each prompt
+    seed: int | None = None  # the same seed gives the same text; none: a different text each time
+    logprobs: int | None = None  # report the log-probability of each token and of this many alternatives
+
+    def __post_init__(self) -> None:
+        schema: Any = self.json_schema
+        if isinstance(schema, Mapping):
+            object.__setattr__(self, "json_schema", json.dumps(schema))
+        super().__post_init__()
+        self.at_least(0, "min_new_tokens")
+        self.at_least(1, "n")
+        if self.max_new_tokens is not None:
+            self.at_least(0, "max_new_tokens")
+        if self.logprobs is not None:
+            self.at_least(0, "logprobs")
+        if self.regex and self.json_schema:
+            raise UserError("regex and json_schema are both given: choose one")
+        if not all(self.stop):
+            raise UserError("a stop text is empty: leave it out")
+
+
+class OptionKeywords(SamplingKeywords, total=False):
+    """The fields of GenerationOptions as keyword arguments."""
+
+    min_new_tokens: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    stop_when: StopCondition | None
+    regex: str
+    json_schema: str | Mapping[str, Any]
+    n: int
+    seed: int | None
+    logprobs: int | None
