@@ -3,21 +3,44 @@
 import os
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more; also of subprocesses
 
 import pytest
+import torch
 from hypothesis import settings
 
-from support import SHARED
+from support import SHARED, devices
 
 settings.register_profile("onward", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("onward")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C, and its children
 
 TINY = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_length": 32}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--devices",
+        type=lambda names: names.split(","),
+        default=devices.available(),
+        help=f"where tests of {', '.join(sorted(devices.FOLDERS))} run (default: cpu, and cuda where there is one)",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.path.parent.name in devices.FOLDERS:
+        metafunc.parametrize("device", metafunc.config.getoption("devices"), indirect=True, scope="module")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """The device of the models and tensors that the test makes with `support.decoders` (the CPU outside FOLDERS)."""
+    with devices.using(getattr(request, "param", "cpu")) as current:
+        yield current
 
 
 @pytest.fixture(scope="session")

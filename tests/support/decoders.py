@@ -32,6 +32,8 @@ from onward.model.decoder import Decoder
 from onward.model.routing import SigmoidRouting, SoftmaxRouting
 from onward.model.scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRoPEScaling, YaRNScaling
 
+from support.devices import device
+
 LENGTH = 12  # context_length of all
 
 
@@ -151,17 +153,18 @@ DECODERS = {
 
 @torch.no_grad()
 def decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decoder:
-    """A decoder in which every parameter, biases and sinks too, is random and large enough to be noticed."""
+    """A decoder on the test's device; every parameter, biases and sinks too, is random and large enough to matter."""
     torch.manual_seed(0)
     model = Decoder(config).to(dtype).eval()
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    return model.to(device())
 
 
 def token_ids(config: DecoderConfig, rows: int = 2, length: int = LENGTH) -> Tensor:
-    """Random token ids (rows, length)."""
-    return torch.randint(config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(1))
+    """Random token ids (rows, length) on the test's device."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(config.vocab_size, (rows, length), generator=generator).to(device())
 
 
 def assert_close(got: Tensor, wanted: Tensor, share: float = 1e-5) -> None:
