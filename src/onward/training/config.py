@@ -124,6 +124,15 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         """The model, for a vocabulary."""
         return presets.decoder(self.preset, vocab_size, self.model)
 
+    def peak_learning_rate(self, d_model: int) -> float:
+        """The learning rate after the warm-up."""
+        return 0.5 / d_model if self.learning_rate is None else self.learning_rate
+
+    @property
+    def validation_interval(self) -> int:
+        """Steps between validations and saves."""
+        return self.validate_every or -(-self.steps // 20)
+
 
 NOT_NEGATIVE = (
     *("steps", "epochs", "learning_rate", "weight_decay", "clip", "z_loss", "balance_loss", "balance_bias"),

@@ -90,7 +90,7 @@ class Run:
         c = self.config = config
         self.model, self.tokenizer, self.inputs, self.hf = model, tokenizer, inputs, hf
         self.folder, self.device = Path(c.out), model.device
-        self.rate = 0.5 / model.config.d_model if c.learning_rate is None else c.learning_rate
+        self.rate = c.peak_learning_rate(model.config.d_model)
         self.optimizers = optimizers(model, c.optimizer, self.rate, c.weight_decay, (c.beta1, c.beta2))
         self.average = Average(model, c.average) if c.average else None
         self.windows = Windows(inputs.train, model.config.context_length, c.seed, weights=c.weights, pack=c.pack)
@@ -311,7 +311,7 @@ class Run:
 
     def due(self, step: int | None = None) -> bool:
         """Whether a step, by default the present one, is one to save and validate at."""
-        step, every = step or self.step, self.config.validate_every or -(-self.config.steps // 20)
+        step, every = step or self.step, self.config.validation_interval
         return step % every == 0 or step == self.config.steps
 
     def updates(self) -> dict[str, float]:
