@@ -5,43 +5,47 @@ Does not import torch, so that `--help` answers at once.
 
 import ast
 import dataclasses
-import difflib
+import functools
+import importlib
 import inspect
+import os
 import re
+import sys
 import types
 from collections import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from onward.errors import UserError
+from onward.suggestions import nearest
 
 T = TypeVar("T")
+FAMILIES = "onward.families"  # the package whose modules define further parts; imported when a kind is unknown
 
 
 class Part:
-    """A choice with fields of its own: a frozen dataclass, registered by `kind` in the slot it is a choice for.
+    """A choice with fields of its own: a frozen dataclass, registered by `kind` in the type of part it is a choice for.
 
-    A slot is a direct subclass of Part without a kind (`class Norm(Part)`); a choice is a subclass of a slot with
-    one (`class RMSNorm(Norm, kind="rms")`). Written as text it is `rms` or `rms(eps=1e-6)`, as JSON or TOML
-    `{"kind": "rms", "eps": 1e-6}`.
+    A type of part is a subclass of Part without a kind (`class Norm(Part)`); a choice is a subclass of a type of part
+    with one (`class RMSNorm(Norm, kind="rms")`). Written as text it is `rms` or `rms(eps=1e-6)`, as JSON or TOML
+    `{"kind": "rms", "eps": 1e-6}`. An `internal` choice exists to read published files and is not offered to users.
     """
 
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Any]]]
+    internal: ClassVar[bool]
 
-    def __init_subclass__(cls, kind: str | None = None) -> None:
+    def __init_subclass__(cls, kind: str | None = None, internal: bool = False) -> None:
         if kind is None:
             cls.kinds = {}
         else:
-            cls.kind = kind
+            cls.kind, cls.internal = kind, internal
             cls.kinds[kind] = cls
 
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """ "did you mean X?" or, if nothing is near and it is short, the list of what is known; made to end a sentence."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, 1, cutoff=0.5 if len(known) <= 50 else 0)
-    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+    @classmethod
+    def choices(cls) -> dict[str, type[Any]]:
+        """The choices that users are offered, by their kinds."""
+        return {kind: choice for kind, choice in cls.kinds.items() if not choice.internal}
 
 
 def hints(cls: type) -> dict[str, Any]:
@@ -50,7 +54,7 @@ def hints(cls: type) -> dict[str, Any]:
     return {f.name: types_[f.name] for f in dataclasses.fields(cls) if f.init}
 
 
-def docs(cls: type) -> dict[str, str]:
+def read_docs(cls: type) -> dict[str, str]:
     """What each field of a dataclass means: the comment at the end of its line in the source."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -61,6 +65,9 @@ def docs(cls: type) -> dict[str, str]:
                 continue
             found |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", source, re.MULTILINE))
     return found
+
+
+docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
@@ -139,14 +146,36 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def part(slot: type[Part], value: Any, where: str) -> Part:
-    """A choice for a slot from its text (`rotary(theta=5e5)`) or its table (`{"kind": "rotary", "theta": 5e5}`)."""
+    """A part of a type from its text (`rotary(theta=5e5)`) or its table (`{"kind": "rotary", "theta": 5e5}`)."""
     value = parse(value, where) if isinstance(value, str) else value
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
-        raise UserError(f"{where} is {value!r}: {nearest('', slot.kinds)}")
+        raise UserError(f"{where} is {value!r}: {nearest('', slot.choices())}")
     kind = value["kind"]
     if kind not in slot.kinds:
-        raise UserError(f"{where} is {kind!r}: {nearest(kind, slot.kinds)}")
+        importlib.import_module(FAMILIES).modules()
+    if kind not in slot.kinds:
+        raise UserError(
+            f"{where} is {kind!r}, which is no known kind of {slot.__name__}: {nearest(kind, slot.choices())} "
+            "(for a class of your own, import its module: --import MODULE)"
+        )
     return build(slot.kinds[kind], {k: v for k, v in value.items() if k != "kind"}, f"{where}.{kind}")
+
+
+def import_parts(module: str) -> None:
+    """Import a module, of the current folder or installed, so that the parts it defines are known."""
+    if os.getcwd() not in sys.path:  # where the command `onward` runs, the current folder is not
+        sys.path.append(os.getcwd())
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UserError(
+            f"there is no module {module}: --import takes the name of a Python file of the current folder, without "
+            ".py, or of an installed module"
+        ) from None
+    except ValueError as error:  # an empty or relative name
+        raise UserError(f"{module!r} is no name of a module ({error}): write it as in Python, package.module") from None
 
 
 def parse(text: str, where: str) -> Any:
@@ -189,5 +218,5 @@ def describe(kind: Any) -> str:
     if origin is abc.Mapping:
         return "a table"
     if isinstance(kind, type) and issubclass(kind, Part):
-        return "|".join(kind.kinds)
+        return "|".join(kind.choices())
     return {int: "a whole number", float: "a number", str: "text", bool: "true|false"}.get(kind, "a table of fields")

@@ -51,7 +51,7 @@ REFUSED = {
     "story.txt --out o --tokenizer nope": "tokenizer is 'nope'",
     "story.txt --out .": "is there already",
     "story.txt --out o --min-wrods 3": "did you mean --min-words",
-    "story.txt --out o --min-words many": "min_words is 'many'",
+    "story.txt --out o --min-words many": "--min-words is 'many'",
     "rows.jsonl --out o --field body --min-words 99": "no document is left (3 as min_words",
     "story.txt --out o --near 3": "near is 3",
     "story.txt --out o --workers -1": "workers is -1",

@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "loss, perplexity and bits per byte of a model on a text",
     "generate": "prompt -> logits -> next token -> text",
     "chat": "a conversation, turn by turn",
+    "completion": "a script that lets the shell complete commands and options",
 }
 
 WAY = """\
@@ -41,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 2 for a mistake of the user, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return dispatch(words)
+        status = dispatch(words)
+        sys.stdout.flush()  # where the reader has gone, here and not when Python ends
+        return status
     except KeyboardInterrupt:
         print("\nonward: interrupted", file=sys.stderr)
         return 130
@@ -50,14 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print("onward: there is not enough memory: choose smaller sizes or a smaller --batch-size", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # the reader of the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
+        from onward.cli.options import with_flags
         from onward.errors import UserError
 
         if isinstance(error, UserError):
-            message = str(error)
+            message = with_flags(str(error), words)
         elif isinstance(error, OSError):
             message = f"{error.filename or 'a file'}: {error.strerror or error}"
         else:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from onward import fields
 from onward.cli.options import parse
@@ -49,6 +49,7 @@ class Settings(GenerationOptions):
 class Options(Settings):
     """With whom to talk, and how."""
 
+    positional: ClassVar[tuple[str, ...]] = ("model",)
     model: str  # folder of the model
     system: str = ""  # a first message that tells the model what to be
     context: int = 8192  # how many tokens of the conversation it sees at the most; its own context may be shorter
@@ -58,7 +59,7 @@ class Options(Settings):
 
 
 def main(argv: Sequence[str]) -> None:
-    options = parse(Options, argv, prog="onward chat", about=ABOUT, positional=("model",))
+    options = parse(Options, argv, prog="onward chat", about=ABOUT)
     if options.context < 2:
         raise UserError(f"context is {options.context}: it must be at least 2")
     import onward

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from onward.cli.options import parse
 from onward.cli.output import console, print_json, print_next, print_table, printable
@@ -19,7 +19,7 @@ examples:
   onward data prepare mybook.txt notes/ talks.jsonl.gz --field body --out prepared/mine
   onward data prepare 'web/*.parquet' --tokenizer tokenizers/web --gopher --near 0.8 --out prepared/web
   onward data prepare 'hf://user/name?name=config&split=train' --tokenizer bpe:32000 --out prepared/name
-  onward train prepared/mine prepared/web --weights 0.3 0.7
+  onward train prepared/mine prepared/web --weights 0.3 --weights 0.7
   onward data list
   onward data get tinyshakespeare
 
@@ -31,6 +31,7 @@ A preparation that was interrupted goes on when the same command is given again.
 class Options(Cleaning):
     """What to do with which texts."""
 
+    positional: ClassVar[tuple[str, ...]] = ("action", "sources")
     action: Literal["prepare", "list", "get"]  # prepare SOURCES, list, or get NAME
     sources: tuple[str, ...] = ()  # files, folders, globs, .jsonl, .parquet, .gz, hf://NAME, - or a corpus
     tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY, or a path to one
@@ -42,7 +43,7 @@ class Options(Cleaning):
 
 
 def main(argv: Sequence[str]) -> None:
-    options = parse(Options, argv, prog="onward data", about=ABOUT, positional=("action", "sources"))
+    options = parse(Options, argv, prog="onward data", about=ABOUT)
     {"prepare": prepare, "list": known, "get": get}[options.action](options)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
+from typing import ClassVar
 
 from onward.cli.options import parse
 from onward.cli.output import print_json, print_next, print_table, warn_of_unknown
@@ -23,6 +24,7 @@ examples:
 class Options:
     """What to evaluate, and how."""
 
+    positional: ClassVar[tuple[str, ...]] = ("model", "sources")
     model: str  # folder of the model
     sources: tuple[str, ...] = ()  # files, folders, globs, .jsonl, .gz, - or a corpus; none: the run's validation text
     stride: int = 0  # tokens the window moves on by; 0: half the context
@@ -34,7 +36,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    options = parse(Options, argv, prog="onward evaluate", about=ABOUT, positional=("model", "sources"))
+    options = parse(Options, argv, prog="onward evaluate", about=ABOUT)
     import onward
     from onward.data.sources import documents
     from onward.training.inputs import held_out

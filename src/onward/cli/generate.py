@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onward import fields
 from onward.cli.options import read
@@ -58,6 +58,7 @@ class Search:
 class Options(GenerationOptions, Search, Speculation):
     """What to continue, and how."""
 
+    positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
     model: str  # folder of the model
     prompt: tuple[str, ...] = ()  # texts to continue; none, here or in a file: start from nothing
     prompts: str = ""  # a file of prompts: one per line, or .jsonl; - for standard input
@@ -76,7 +77,7 @@ NEEDS = {
 
 
 def main(argv: Sequence[str]) -> None:
-    given = read(Options, argv, prog="onward generate", about=ABOUT, positional=("model", "prompt"))
+    given = read(Options, argv, prog="onward generate", about=ABOUT)
     options = fields.build(Options, given)
     check(options, given)
     import onward

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from shlex import quote
 from shutil import get_terminal_size
-from typing import Any
+from typing import Any, ClassVar
 
 from onward.cli.options import parse
 from onward.cli.output import print_json, print_next, print_table
@@ -26,12 +26,13 @@ WIDE = 110  # columns of a terminal that has room for the meaning of each row
 class Options:
     """Which decoders to tell of."""
 
+    positional: ClassVar[tuple[str, ...]] = ("names",)
     names: tuple[str, ...] = ()  # a release or the folder of a model, or diff and two of them; none: all releases
     json: bool = False  # print the result as JSON
 
 
 def main(argv: Sequence[str]) -> None:
-    options = parse(Options, argv, prog="onward models", about=ABOUT, positional=("names",))
+    options = parse(Options, argv, prog="onward models", about=ABOUT)
     from onward.planning.releases import catalog, step
 
     value: Any

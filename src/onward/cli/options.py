@@ -6,15 +6,63 @@ Does not import torch.
 import argparse
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, TypeVar, get_args, get_origin
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from onward import fields
 from onward.errors import UserError
 from onward.model.config import DecoderConfig
 
 T = TypeVar("T")
+IMPORTS = "import this module first, which defines parts of your own"
+FLAGS = {"imports": "--import"}  # of the fields whose option has another name
+ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # in the texts of ESCAPED options, after a backslash
+ESCAPED = {"stop"}
+COMMON = {  # the options that `--help` shows, first and in this order; of the other commands it shows all
+    "onward train": (
+        *("out", "time", "steps", "epochs", "resume", "preset", "config", "tokenizer", "validation"),
+        *("batch_size", "learning_rate", "optimizer", "schedule", "device", "precision", "seed"),
+        *("model.d_model", "model.n_layers", "model.n_heads", "model.context_length", "model.dropout"),
+        *("model.position", "model.attention", "model.mlp"),
+    ),
+    "onward generate": (
+        *("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed", "n"),
+        *("prompts", "beams", "draft", "regex", "json_schema", "logprobs", "device", "json"),
+    ),
+    "onward chat": ("system", "max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed", "device", "json"),
+    "onward data": ("out", "tokenizer", "field", "gopher", "near", "min_words", "workers", "json"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An option or, where `positional`, an argument of a command."""
+
+    name: str  # of the field, with dots where it is a field of a field: model.position.theta
+    kind: Any  # its type
+    help: str
+    group: str = "options"
+    default: Any = None
+    positional: bool = False
+    required: bool = False
+
+    @property
+    def flag(self) -> str:
+        return FLAGS.get(self.name) or "--" + self.name.replace("_", "-")
+
+    @property
+    def many(self) -> bool:
+        """Whether it takes several values: one after another where positional, else one for each time it is given."""
+        return get_origin(self.kind) is tuple
+
+    @property
+    def choices(self) -> list[str]:
+        """The words that it takes, if there are few."""
+        if get_origin(self.kind) is Literal:
+            return [str(choice) for choice in get_args(self.kind)]
+        return [part.kind for part in part_kinds(self.kind)]
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,74 +72,114 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
-def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str, positional: Sequence[str] = ()) -> T:
+def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
     """An instance of the dataclass `cls` from command-line words; `about` is the text of `--help`."""
-    return fields.build(cls, read(cls, argv, prog=prog, about=about, positional=positional))
+    return fields.build(cls, read(cls, argv, prog=prog, about=about))
 
 
-def read(cls: type, argv: Sequence[str], *, prog: str, about: str, positional: Sequence[str] = ()) -> dict[str, Any]:
-    """Only the values that are given on the command line, as text under the names of the fields of `cls`."""
-    summary, _, examples = about.partition("\n\n")
-    parser = Parser(
-        prog=prog,
-        description=summary,
-        epilog=examples,
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=30),
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    add_fields(parser, cls, positional)
-    shapes = {None: "{}", "?": "[{}]", "*": "[{} ...]"}
-    places = (shapes[a.nargs].format(a.dest) for a in parser._actions if not a.option_strings)  # type: ignore[index]
-    parser.usage = " ".join([prog, *places, "[options]"])
-    known, unknown = parser.parse_known_args(argv)
+def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, Any]:
+    """Only the values that are given on the command line, as text under the names of the fields of `cls`.
+
+    The fields named by the class variable `positional` are arguments, all others options.
+    """
+    first = Parser(prog=prog, add_help=False, allow_abbrev=False)
+    first.add_argument("--import", action="append", default=[], dest="imports")
+    for module in first.parse_known_args(argv)[0].imports:
+        fields.import_parts(module)
+    parser = make_parser(cls, prog, about, everything="--help-all" in argv)
+    known, unknown = parser.parse_known_intermixed_args(argv)  # texts may stand between options
     if unknown:
         name = unknown[0].split("=")[0]
         flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
         raise UserError(f"{name} is not an option of {prog}: {fields.nearest(name, flags)}")
-    return nest(vars(known))
+    values = vars(known)
+    for name in ESCAPED & values.keys():
+        values[name] = [unescaped(text) for text in values[name]]
+    if "imports" not in fields.hints(cls):
+        values.pop("imports", None)
+    return nest(values)
 
 
-def add_fields(parser: argparse.ArgumentParser, cls: type, positional: Sequence[str]) -> None:
-    """Add every field of a dataclass, those of each class that it inherits from in a group of their own; a table stands
-    for all fields of DecoderConfig and of its parts."""
+def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
+    """The parser of a command; its `--help` lists `everything` or the common options."""
+    summary, _, examples = about.partition("\n\n")
+    table = list(arguments(cls))
+    common = COMMON.get(prog, ())
+    hidden = 0 if everything or not common else sum(not a.positional and a.name not in common for a in table)
+    parser = Parser(
+        prog=prog,
+        description=summary,
+        epilog=f"{prog} --help-all lists {hidden} more options.\n\n{examples}" if hidden else examples,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=30),
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    groups: dict[str, Any] = {"options": parser}
+    if common:
+        groups["common options"] = parser.add_argument_group("common options")
+        parser.add_argument("--help-all", action="help", help="show all options and exit")
+    for argument in sorted(table, key=lambda a: common.index(a.name) if a.name in common else len(common)):
+        title = "common options" if argument.name in common else argument.group
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        add(groups[title], argument, shown=not hidden or argument.positional or argument.name in common)
+    shapes = {None: "{}", "?": "[{}]", "*": "[{} ...]"}
+    places = (shapes[a.nargs].format(a.dest) for a in parser._actions if not a.option_strings)  # type: ignore[index]
+    parser.usage = " ".join([prog, *places, "[options]"])
+    return parser
+
+
+def add(group: Any, argument: Argument, shown: bool) -> None:
+    """Add an argument to a parser or a group of it."""
+    many, text = argument.many, argument.help
+    if argument.positional:
+        nargs = "*" if many else None if argument.required else "?"
+        group.add_argument(argument.name, nargs=nargs, help=escaped(text))
+        return
+    if argument.name in ESCAPED:
+        text += r"; \n, \t and \\ stand for a line break, a tab and a backslash"
+    if argument.default not in ("", None, ()) and argument.kind is not bool:
+        text += f" (default: {argument.default})"
+    if many:
+        text += " (one value; may be given several times)"
+    help_text = escaped(text) if shown else argparse.SUPPRESS
+    if argument.kind is bool:
+        group.add_argument(argument.flag, dest=argument.name, action=argparse.BooleanOptionalAction, help=help_text)
+    else:
+        one, action = (get_args(argument.kind)[0], "append") if many else (argument.kind, "store")
+        name = metavar(one)
+        group.add_argument(argument.flag, dest=argument.name, metavar=name, action=action, help=help_text)
+
+
+def arguments(cls: type) -> Iterator[Argument]:
+    """Every field of a dataclass that text can set, in the order of its classes; a table stands for all fields of
+    DecoderConfig and of its parts. Last comes `--import`, which every command has."""
     hints, docs = fields.hints(cls), fields.docs(cls)
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    positional = getattr(cls, "positional", ())
     for owner in filter(dataclasses.is_dataclass, cls.__mro__):
-        title = (inspect.getdoc(owner) or "").split(".")[0]
-        group = parser if owner is cls else parser.add_argument_group(title)
+        title = "options" if owner is cls else (inspect.getdoc(owner) or "").split(".")[0]
         for name in inspect.get_annotations(owner):
-            if name not in defaults:  # a subclass declares it anew
+            if name not in defaults:  # a class variable, or declared anew by a subclass
                 continue
-            kind, default = hints[name], defaults.pop(name)
-            if fields.only_in_python(kind):
+            default = defaults.pop(name)
+            if name == "imports" or fields.only_in_python(hints[name]):
                 continue
-            if get_origin(kind) is dict:
-                add_model(parser)
-                continue
-            help_text = docs[name].replace("%", "%%")
-            many = get_origin(kind) is tuple
-            if name in positional:
-                optional = default is not dataclasses.MISSING
-                parser.add_argument(name, nargs="*" if many else "?" if optional else None, help=help_text)
-            elif kind is bool:
-                group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=help_text)
+            if get_origin(hints[name]) is dict:
+                yield from model_arguments()
             else:
-                shown = "" if default in (dataclasses.MISSING, "", None, ()) else f" (default: {default})"
-                one, nargs = (get_args(kind)[0], "+") if many else (kind, None)
-                group.add_argument(flag(name), metavar=metavar(one), nargs=nargs, help=help_text + shown)
+                required = default is dataclasses.MISSING
+                default = None if required else default
+                yield Argument(name, hints[name], docs[name], title, default, name in positional, required)
+    yield Argument("imports", tuple[str, ...], IMPORTS)
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add `--model.FIELD` for the fields of DecoderConfig and `--model.PART.FIELD` for those of its parts."""
-    group = parser.add_argument_group(
-        "model",
-        "A part is written as name or name(field=value); several that repeat over the layers as (first, second).",
-    )
+def model_arguments() -> Iterator[Argument]:
+    """`--model.FIELD` for the fields of DecoderConfig, and `--model.PART.FIELD` for those of its parts."""
+    title = "model (a part is written name or name(field=value), several that repeat over the layers (first, second))"
     hints, docs = fields.hints(DecoderConfig), fields.docs(DecoderConfig)
     for name, kind in hints.items():
-        group.add_argument(flag(f"model.{name}"), metavar=metavar(kind), help=docs[name].replace("%", "%%"))
-    group = parser.add_argument_group("fields of the model's parts")
+        yield Argument(f"model.{name}", kind, docs[name], title)
     for name, kind in hints.items():
         owners: dict[str, list[type[fields.Part]]] = {}
         for part in part_kinds(kind):
@@ -99,20 +187,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
                 owners.setdefault(own, []).append(part)
         for own, parts in owners.items():
             help_text = f"{', '.join(p.kind for p in parts)}: {fields.docs(parts[0]).get(own, '')}"
-            own_kind = fields.hints(parts[0])[own]
-            group.add_argument(
-                flag(f"model.{name}.{own}"), metavar=metavar(own_kind), help=help_text.replace("%", "%%")
-            )
+            yield Argument(f"model.{name}.{own}", fields.hints(parts[0])[own], help_text, "fields of the model's parts")
 
 
 def part_kinds(kind: Any) -> list[type[fields.Part]]:
     """The choices of a field that holds a part, or several; none for any other field."""
-    slots = [a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, fields.Part)]
-    return [part for slot in slots for part in slot.kinds.values()]
-
-
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    types = [a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, fields.Part)]
+    return [part for type_ in types for part in type_.choices().values()]
 
 
 def metavar(kind: Any) -> str:
@@ -125,11 +206,36 @@ def metavar(kind: Any) -> str:
     return "TEXT" if words == "text" else words
 
 
+def escaped(text: str) -> str:
+    """Text as argparse reads it in `help`."""
+    return text.replace("%", "%%")
+
+
+def unescaped(text: str) -> str:
+    r"""A text in which \n, \t and \\ stand for a line break, a tab and a backslash."""
+    return re.sub(r"\\([nt\\])", lambda found: ESCAPES[found[1]], text)
+
+
+def with_flags(message: str, argv: Sequence[str]) -> str:
+    """The message of a UserError with the option that was typed in place of the name of its field, where it begins with
+    one: `--top-p is 2` for `top_p is 2`, `--model.d-model` for `d_model`."""
+    typed = {word.partition("=")[0] for word in argv if word.startswith("--")}
+
+    def option(found: re.Match[str]) -> str:
+        last = found[1].split(".")[-1]
+        flags = [flag for flag in typed if flag[2:].replace("-", "_").split(".")[-1] == last]
+        return flags[0] if len(flags) == 1 else found[0]
+
+    name = r"([A-Za-z_][\w.]*)(?:\[\d+\])?"
+    begin = re.match(rf"{name}(?: and {name})?", message)
+    return re.sub(name, option, begin[0]) + message[begin.end() :] if begin else message
+
+
 def nest(values: dict[str, Any]) -> dict[str, Any]:
     """`{"model.position": "rotary", "model.position.theta": "5e5"}` as nested tables."""
     result: dict[str, Any] = {}
     for name, value in sorted(values.items()):  # a part before its fields
-        *path, last = name.replace("-", "_").split(".")
+        *path, last = name.split(".")
         table = result
         for depth, step in enumerate(path):
             inner = table.setdefault(step, {})

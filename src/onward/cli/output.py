@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 console = Console(stderr=True, highlight=False)
 
 
+class Output(Console):
+    """Standard output. Where its reader has gone it raises BrokenPipeError, as `print` does, and not SystemExit."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
@@ -27,7 +34,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         table.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(readable(value)) for value in row.values()))
-    Console(file=sys.stdout, highlight=False).print(table)
+    Output(file=sys.stdout, highlight=False).print(table)
 
 
 def printable(text: str) -> str:

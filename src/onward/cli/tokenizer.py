@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import join, quote
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -19,7 +19,7 @@ text, and whether every text comes back.
 examples:
   onward tokenizer train mybook.txt --vocab-size 8192 --out tokenizers/mybook
   onward tokenizer compare tokenizers/mybook runs/mybook byte      on short texts in sixteen languages
-  onward tokenizer compare tokenizers/mybook char --data mybook.txt talks.jsonl --json
+  onward tokenizer compare tokenizers/mybook char --data mybook.txt --data talks.jsonl --json
 """
 PASSAGE = 4096  # characters of a text that are looked at together
 
@@ -28,6 +28,7 @@ PASSAGE = 4096  # characters of a text that are looked at together
 class Options:
     """What to learn or to compare."""
 
+    positional: ClassVar[tuple[str, ...]] = ("action", "names")
     action: Literal["train", "compare"]  # train SOURCES, or compare A B
     names: tuple[str, ...] = ()  # texts to learn from; or tokenizers: char, byte, bpe:N, a file, or a folder with one
     out: str = ""  # the folder for what was learned
@@ -40,7 +41,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    options = parse(Options, argv, prog="onward tokenizer", about=ABOUT, positional=("action", "names"))
+    options = parse(Options, argv, prog="onward tokenizer", about=ABOUT)
     found = train(options) if options.action == "train" else compare(options)
     if options.json:
         print_json(found)

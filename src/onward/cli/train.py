@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, get_origin
 
 from rich.markup import escape
 
@@ -33,7 +33,7 @@ examples:
   onward train mybook.txt --preset small --model.position learned --model.dropout 0.1
   onward train mybook.txt --preset llama-2-7b --model.d-model 256 --model.n-heads 8 --model.n-layers 4
   onward train mybook.txt --model.attention "(self(window=64), self)" --learning-rate 1e-3
-  onward train prepared/web prepared/books --weights 0.7 0.3 --pack documents --optimizer muon --schedule wsd
+  onward train prepared/web prepared/books --weights 0.7 --weights 0.3 --pack documents --optimizer muon --schedule wsd
   onward train mybook.txt --config myrun.toml
   onward train --resume runs/mybook
   torchrun --standalone --nproc-per-node 2 -m onward train mybook.txt --accumulation 4
@@ -53,6 +53,7 @@ A TOML file for --config holds the same names: learning_rate = 1e-3, [model] n_l
 class Options(RunConfig):
     """A run's configuration, and where else to take it from."""
 
+    positional: ClassVar[tuple[str, ...]] = ("sources",)
     config: str = ""  # a TOML file with any of these options
     resume: str = ""  # the folder of a run to go on with; no other option then
     json: bool = False  # print the final figures as JSON
@@ -60,7 +61,7 @@ class Options(RunConfig):
 
 def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
-    values = read(Options, argv, prog="onward train", about=ABOUT, positional=("sources",))
+    values = read(Options, argv, prog="onward train", about=ABOUT)
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if not values.get("sources"):
         values.pop("sources", None)

@@ -38,7 +38,7 @@ DEFAULTS = {
 
 
 @dataclass(frozen=True)
-class InHalves(LatentAttention, kind="latent_in_halves"):
+class InHalves(LatentAttention, kind="latent_in_halves", internal=True):
     """LatentAttention whose published weights turn number i with i + d_rope / 2, as ours do, and not 2 i with
     2 i + 1."""
 

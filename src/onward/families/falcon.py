@@ -50,7 +50,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class FalconAlibi(Position, kind="falcon_alibi"):
+class FalconAlibi(Position, kind="falcon_alibi", internal=True):
     """ALiBi as the Falcon RW models were trained with it: slopes, positions and their products rounded to bf16, and
     scaled like the scores. Rounded, a product depends on the position of the key and not on the distance alone."""
 

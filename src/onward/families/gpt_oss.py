@@ -1,19 +1,20 @@
 """GPT-OSS: experts with biases and a clamped gate, alternating windows, and sinks for attention (OpenAI 2025)."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from onward.errors import UserError
 from onward.families import HF, Row, linear, llama, only, sizes, with_defaults
 from onward.families._layers import layer_types, windowed_layers
 from onward.families._rope import rope
 from onward.model.config import DecoderConfig, Experts, SelfAttention, at
-from onward.model.experts import ExpertsModule
 from onward.model.routing import SoftmaxRouting
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ARCHITECTURES = {"gpt_oss": "GptOssForCausalLM"}
 BASE = "model."
@@ -46,30 +47,20 @@ EXPERTS = {
 
 
 @dataclass(frozen=True)
-class ClampedExperts(Experts, kind="clamped_experts"):
-    """Experts whose gate and up projections g and u go on as (u + 1) * g * sigmoid(alpha * g), both clamped."""
+class ClampedExperts(Experts, kind="clamped_experts", internal=True):
+    """Experts that combine their gate and up projections g and u, both clamped, as (u + 1) * g * sigmoid(alpha * g)."""
 
-    limit: float = 7.0  # u is kept within -limit and limit, g below limit
-    alpha: float = 1.702  # how steep the gate is
+    limit: float = 7.0  # u is clamped to -limit ... limit, g to at most limit
+    alpha: float = 1.702  # steepness of the sigmoid
 
-    def build(self, config: DecoderConfig, layer: int) -> ExpertsModule:
-        return ClampedExpertsModule(self, config)
+    def combine(self, act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * (gate * (self.alpha * gate).sigmoid())
 
     def check(self, config: DecoderConfig) -> None:
         super().check(config)
         if self.limit <= 0:
             raise UserError(f"mlp.clamped_experts.limit is {self.limit}: it must be positive")
-
-
-class ClampedExpertsModule(ExpertsModule):
-    """x (..., D) -> (..., D)."""
-
-    part: ClampedExperts
-
-    def combine(self, gate: Tensor, up: Tensor) -> Tensor:
-        limit, alpha = self.part.limit, self.part.alpha
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        return (up + 1) * (gate * torch.sigmoid(alpha * gate))
 
 
 def config(hf: HF) -> DecoderConfig:
@@ -117,9 +108,13 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 def apart(t: Tensor) -> Tensor:
     """The even and the odd rows of each expert, (X, 2 F, ...) -> (2 X, F, ...)."""
+    import torch
+
     return torch.cat([t[:, ::2], t[:, 1::2]])
 
 
 def woven(t: Tensor) -> Tensor:
-    """The reverse."""
+    """The reverse of `apart`."""
+    import torch
+
     return torch.stack(t.chunk(2), 2).flatten(1, 2)

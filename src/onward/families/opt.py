@@ -47,7 +47,7 @@ ANCESTORS = {"opt": "gpt3-175b", "opt-350m": "opt-125m"}
 
 
 @dataclass(frozen=True)
-class FixedLayerNorm(Norm, kind="fixed_layer"):
+class FixedLayerNorm(Norm, kind="fixed_layer", internal=True):
     """Centered, then brought to unit variance, and nothing trained (layer_norm_elementwise_affine false)."""
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:

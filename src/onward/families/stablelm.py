@@ -30,7 +30,7 @@ DEFAULTS = shape(2560, 6912, 32, 32, 32) | {"vocab_size": 50_304, "max_position_
 
 
 @dataclass(frozen=True)
-class UnbiasedHeadNorms(SelfAttention, kind="unbiased_head_norms"):
+class UnbiasedHeadNorms(SelfAttention, kind="unbiased_head_norms", internal=True):
     """Softmax attention in which the LayerNorms of queries and keys have no bias, though those of the block do."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:

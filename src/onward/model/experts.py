@@ -116,7 +116,7 @@ class ExpertsModule(nn.Module):
 
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
         """The input of the down projection, from the outputs of the gate and up projections."""
-        return self.act(gate) * up
+        return self.part.combine(self.act, gate, up)
 
     def mix(self, tokens: Tensor) -> Tensor:
         """The weighted sum (N, D) of the outputs of each token's experts."""

@@ -6,6 +6,7 @@ files beside this one).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -221,6 +222,10 @@ class Experts(FeedForward, kind="experts"):
         from onward.model.experts import ExpertsModule
 
         return ExpertsModule(self, config)
+
+    def combine(self, act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
+        """The input of an expert's down projection, from the outputs of its gate and up projections."""
+        return act(gate) * up
 
     def check(self, config: DecoderConfig) -> None:
         where = f"mlp.{self.kind}"

@@ -5,11 +5,10 @@ name and the comment behind it.
 """
 
 import dataclasses
-import functools
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from onward import fields
@@ -19,7 +18,6 @@ from onward.planning.parameters import active_parameters, biases, cache_bytes_pe
 
 UNSAID = (0, 1, None, "none", "auto")  # defaults that go without saying: nothing is added, scaled, capped or shared
 MOST = 4  # so many different values of a field over the layers are told one by one
-docs: Callable[[Any], dict[str, str]] = functools.cache(fields.docs)
 SPECIAL = re.compile(r"; (0|none): (.*)")  # what a value stands for, in a field's comment
 
 
@@ -71,7 +69,7 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
     yield Fact("key/value bytes per token", first, "in all layers, at 16 bits a number")
     yield Fact("key/value bytes, windows full", last, "where a new token takes an old one's place", first == last)
     for field in dataclasses.fields(config):
-        value, meaning = getattr(config, field.name), docs(DecoderConfig)[field.name]
+        value, meaning = getattr(config, field.name), fields.docs(DecoderConfig)[field.name]
         if isinstance(value, Part | tuple):
             yield from of_slot(field.name, meaning, [at(value, layer) for layer in range(config.n_layers)])
         elif not field.name.endswith("bias"):
@@ -91,7 +89,7 @@ def of_slot(what: str, meaning: str, parts: Sequence[Part | None], silent: bool 
         holders = [(part, field) for part, field in owned if field.name == name]
         values = [getattr(part, name) for part, _ in holders]
         silent = all(unsaid(value, field) for value, (_, field) in zip(values, holders))
-        meaning = docs(type(holders[-1][0])).get(name, "")
+        meaning = fields.docs(type(holders[-1][0])).get(name, "")
         if any(isinstance(value, Part) for value in values):
             yield from of_slot(f"{what}.{name}", meaning, values, silent)
         else:

@@ -1,0 +1,96 @@
+"""Suggestions for an unknown name: known names with the same meaning, the same last component or similar letters."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+SYNONYMS = {  # names used elsewhere -> the last component of ours
+    # parts
+    **dict.fromkeys(("rope", "roformer"), "rotary"),
+    **dict.fromkeys(("absolute", "wpe"), "learned"),
+    **dict.fromkeys(("sin", "fixed"), "sinusoidal"),
+    **dict.fromkeys(("nope", "no"), "none"),
+    **dict.fromkeys(("mha", "gqa", "mqa", "causal", "softmax", "full"), "self"),
+    "mla": "latent",
+    **dict.fromkeys(("swiglu", "geglu", "glu"), "gated"),
+    **dict.fromkeys(("mlp", "ffn", "dense"), "plain"),
+    **dict.fromkeys(("moe", "mixture"), "experts"),
+    **dict.fromkeys(("rmsnorm", "rms_norm"), "rms"),
+    **dict.fromkeys(("layernorm", "layer_norm", "ln"), "layer"),
+    # sizes
+    **dict.fromkeys(("hidden_size", "n_embd", "width", "dim", "embed_dim"), "d_model"),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "hidden_dim"), "d_ff"),
+    **dict.fromkeys(("layers", "num_layers", "n_layer", "num_hidden_layers", "depth"), "n_layers"),
+    **dict.fromkeys(("heads", "num_heads", "n_head", "num_attention_heads"), "n_heads"),
+    **dict.fromkeys(("kv_heads", "num_key_value_heads"), "n_kv_heads"),
+    **dict.fromkeys(("head_dim", "head_size"), "d_head"),
+    **dict.fromkeys(
+        ("block_size", "seq_len", "max_seq_len", "seq_length", "ctx", "n_ctx", "context"), "context_length"
+    ),
+    "max_position_embeddings": "context_length",
+    **dict.fromkeys(("vocab", "vocabulary"), "vocab_size"),
+    **dict.fromkeys(("sliding_window", "local"), "window"),
+    **dict.fromkeys(("rope_theta", "base"), "theta"),
+    "tie_word_embeddings": "tied",
+    # training
+    **dict.fromkeys(("lr", "max_lr"), "learning_rate"),
+    **dict.fromkeys(("batch", "bs", "micro_batch_size"), "batch_size"),
+    **dict.fromkeys(("grad_accum", "gradient_accumulation_steps", "accumulate"), "accumulation"),
+    **dict.fromkeys(("iters", "max_iters", "max_steps", "num_steps", "iterations"), "steps"),
+    **dict.fromkeys(("num_epochs", "num_train_epochs"), "epochs"),
+    **dict.fromkeys(("grad_clip", "max_grad_norm", "gradient_clip"), "clip"),
+    "wd": "weight_decay",
+    "optim": "optimizer",
+    **dict.fromkeys(("scheduler", "lr_scheduler"), "schedule"),
+    **dict.fromkeys(("warmup_steps", "warmup_ratio"), "warmup"),
+    **dict.fromkeys(("dtype", "fp16", "bf16", "fp32", "amp"), "precision"),
+    **dict.fromkeys(("val", "eval", "valid", "test"), "validation"),
+    **dict.fromkeys(("eval_interval", "eval_every", "eval_steps"), "validate_every"),
+    **dict.fromkeys(("output", "output_dir", "o", "save", "dir"), "out"),
+    **dict.fromkeys(("data", "dataset", "input"), "sources"),
+    **dict.fromkeys(("continue", "restart"), "resume"),
+    "gradient_checkpointing": "recompute",
+    "ema": "average",
+    **dict.fromkeys(("duration", "minutes", "seconds"), "time"),
+    # generation
+    **dict.fromkeys(("temp", "t"), "temperature"),
+    **dict.fromkeys(("max_tokens", "max_length", "length", "num_tokens", "n_predict", "tokens"), "max_new_tokens"),
+    **dict.fromkeys(("stop_sequences", "stop_strings", "eos"), "stop"),
+    **dict.fromkeys(("num_return_sequences", "best_of", "num_samples", "samples"), "n"),
+    **dict.fromkeys(("num_beams", "beam", "beam_size"), "beams"),
+    **dict.fromkeys(("repeat_penalty", "rep_penalty"), "repetition_penalty"),
+    **dict.fromkeys(("schema", "grammar"), "json_schema"),
+    **dict.fromkeys(("nucleus", "p"), "top_p"),
+    "k": "top_k",
+    **dict.fromkeys(("draft_model", "assistant_model"), "draft"),
+}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ "did you mean X?" or, if nothing is near and there are few, "choose from ..."; made to end a sentence."""
+    known = sorted(known)
+    close = same_meaning(name, known) or difflib.get_close_matches(
+        name, known, 1, cutoff=0.5 if len(known) <= 50 else 0
+    )
+    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+
+
+def same_meaning(name: str, known: Iterable[str]) -> list[str]:
+    """The known names that mean the same as an unknown one, best first: another word for it (--lr), the end of a dotted
+    name (--model.window for --model.attention.window) or its beginning (--temp)."""
+    *path, last = parts(name)
+    meaning = SYNONYMS.get(last, last)
+
+    def rank(candidate: str) -> tuple[int, int, int]:
+        *its_path, its_last = parts(candidate)
+        fit = 3 * (its_last == last) or 2 * (its_last == meaning) or (len(last) > 2 and its_last.startswith(last))
+        return fit, len({*path} & {*its_path}), -len(its_path)
+
+    ranked = sorted(known, key=rank, reverse=True)
+    return [candidate for candidate in ranked if rank(candidate)[0]]
+
+
+def parts(name: str) -> list[str]:
+    """The components of an option's or a field's dotted name; any other name is one component."""
+    plain = name.lower().removeprefix("--").replace("-", "_")
+    return plain.split(".") if re.fullmatch(r"[a-z_]\w*(\.[a-z_]\w*)*", plain) else [plain]

@@ -1,0 +1,51 @@
+"""An unknown name is answered with the known one that was meant."""
+
+import pytest
+
+from onward.cli.options import arguments
+from onward.cli.train import Options
+from onward.fields import hints
+from onward.generation.options import GenerationOptions
+from onward.model.config import DecoderConfig
+from onward.model.part_types import FeedForward, Position
+from onward.suggestions import SYNONYMS, nearest, parts
+from onward.training.config import RunConfig
+
+TRAIN = [argument.flag for argument in arguments(Options)]
+GENERATE = ["--temperature", "--top-k", "--top-p", "--max-new-tokens", "--time", "--stop", "--n", "--no-json"]
+MEANT = [
+    ("rope", Position.choices(), "rotary"),
+    ("nope", Position.choices(), "none"),
+    ("swiglu", FeedForward.choices(), "gated"),
+    ("moe", FeedForward.choices(), "experts"),
+    ("--lr", TRAIN, "--learning-rate"),
+    ("--batch", TRAIN, "--batch-size"),
+    ("--stepz", TRAIN, "--steps"),
+    ("--model.window", TRAIN, "--model.attention.window"),
+    ("--window", TRAIN, "--model.attention.window"),
+    ("--model.positon.theta", TRAIN, "--model.position.theta"),
+    ("--d-model", TRAIN, "--model.d-model"),
+    ("--model.hidden-size", TRAIN, "--model.d-model"),
+    ("--temp", GENERATE, "--temperature"),
+    ("--max-tokens", GENERATE, "--max-new-tokens"),
+    ("max_tokens", ["max_new_tokens", "min_new_tokens"], "max_new_tokens"),
+    ("llama", ["llama-7b", "gpt2"], "llama-7b"),
+    ("llama3.1-8b", ["llama-3.1-8b", "llama-3-8b", "phi-1.8b"], "llama-3.1-8b"),
+]
+
+
+@pytest.mark.parametrize(("name", "known", "meant"), MEANT, ids=str)
+def test_nearest_name_is_the_one_that_was_meant(name: str, known: list[str], meant: str) -> None:
+    assert nearest(name, known) == f"did you mean {meant}?"
+
+
+def test_a_name_near_nothing_is_answered_with_all_of_a_few() -> None:
+    assert nearest("zzz", ["b", "a"]) == "choose from a, b"
+
+
+def test_synonyms_lead_to_names_that_exist() -> None:
+    classes = [DecoderConfig, RunConfig, GenerationOptions]
+    kinds = {kind for argument in arguments(Options) for kind in argument.choices}
+    options = {parts(flag)[-1] for flag in TRAIN} | {name for cls in classes for name in hints(cls)}
+    elsewhere = {"beams", "draft"}  # of `onward generate`
+    assert {*SYNONYMS.values()} <= options | kinds | elsewhere
