@@ -1,5 +1,6 @@
 """Command-line options: how they are read, listed, named in messages and completed."""
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -150,6 +151,7 @@ def test_a_part_of_ones_own_works_in_every_command_with_import(
 ) -> None:
     words = ["--import", own_module, "--out", "run", *TINY.split(), "--model.position", "own_position"]
     assert main(["train", str(story_file), *words, "--model.position.strength", "0.25"]) == 0
+    assert json.loads(Path("run/run.json").read_text())["imports"] == [own_module]
     done = subprocess.run([sys.executable, "-m", "onward", "generate", "run", "The"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "'own_position', which is no known kind of Position" in done.stderr
@@ -162,6 +164,8 @@ def test_a_part_of_ones_own_works_in_every_command_with_import(
         script = [sys.executable, "-c", "import sys, onward.cli; sys.exit(onward.cli.main())"]  # no folder on sys.path
         done = subprocess.run([*script, *words, "--import", own_module], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+    done = subprocess.run([*script, "train", "--resume", "run"], capture_output=True, text=True)
+    assert "has finished its 2 steps" in done.stderr, "the run knows its imports"
 
 
 @pytest.mark.parametrize(

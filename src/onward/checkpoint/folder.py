@@ -17,7 +17,7 @@ from onward.checkpoint.names import to_ours, to_theirs
 from onward.checkpoint.quantized import dequantized
 from onward.checkpoint.weights import INDEX, OURS, Stored, fill, refuse_pickles, split, stored_tensors
 from onward.errors import UserError
-from onward.families import HF, express, family, read
+from onward.families import HF, express, family, keys_of, read
 from onward.files import flush, read_json, written_whole
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
@@ -146,11 +146,8 @@ def describe(config: DecoderConfig, original: HF) -> dict[str, Any]:
         return unpadded | original | express(config)
     if read(original)[1] == config:
         return original
-    try:
-        changed = original | family(original["model_type"]).to_hf(config)
-        if read(changed)[1] == config:
-            return changed
-    except (AttributeError, UserError):  # a part that this family has no words for
-        pass
+    changed = keys_of(family(original["model_type"]), config, original)
+    if changed is not None:
+        return changed
     ids = {key: value for key, value in original.items() if key.endswith("_token_id")}
     return unpadded | ids | express(config)

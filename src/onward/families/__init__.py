@@ -24,19 +24,22 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
 
 from onward import fields
 from onward.errors import UserError
 from onward.families._keys import Keys
-from onward.fields import nearest
-from onward.model.config import DecoderConfig
+from onward.fields import Part, nearest
+from onward.model.config import DecoderConfig, Experts, Gated, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FIRST = ("llama", "gpt2", "mistral", "qwen3")  # asked first when a decoder is to be expressed in a published format
 HF = Mapping[str, Any]
+P = TypeVar("P", bound=Part)
+Q = TypeVar("Q", bound=Part)
+R = TypeVar("R", bound=Part)
 Fix = tuple["Callable[[Tensor], Tensor]", "Callable[[Tensor], Tensor]"]
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -150,15 +153,47 @@ def only(hf: HF, **known: Any) -> None:
             raise UserError(f"config.json has {key} {hf[key]!r}: Onward can only do {value!r}")
 
 
+class Inexpressible(UserError):
+    """A decoder that a family's config.json cannot describe."""
+
+
+@overload
+def require(part: object, kind: type[P], /) -> P: ...
+@overload
+def require(part: object, kind: type[P], other: type[Q], /) -> P | Q: ...
+@overload
+def require(part: object, kind: type[P], other: type[Q], third: type[R], /) -> P | Q | R: ...
+def require(part: object, /, *kinds: type[Part]) -> Part:
+    """The part, of one of these kinds; any other, or several over the layers, the family cannot express."""
+    if isinstance(part, kinds):
+        return part
+    raise Inexpressible(f"{type(part).__name__} is not {' or '.join(kind.__name__ for kind in kinds)}")
+
+
+def activation(mlp: object) -> str:
+    """Their name of a feed-forward's activation function."""
+    return THEIRS[require(mlp, Plain, Gated, Experts).act]
+
+
+def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, Any] | None:
+    """The original config.json with a family's keys for this decoder; None where the family cannot express it, which
+    it says (`require`) or shows by reading the keys as another decoder or not at all."""
+    try:
+        hf = {**original, **family.to_hf(config)}
+    except Inexpressible:
+        return None
+    try:
+        return hf if family.config(hf) == config else None
+    except UserError:
+        return None
+
+
 def express(config: DecoderConfig) -> dict[str, Any]:
-    """The config.json of the first family that can say all of this decoder."""
+    """The config.json of the first family that can describe all of this decoder."""
     for model_type, candidate in families().items():
-        try:
-            hf = candidate.to_hf(config) | {"model_type": model_type}
-            if candidate.config(hf) == config:
-                return hf | {"architectures": [candidate.ARCHITECTURES[model_type]]}
-        except (AttributeError, UserError):  # a part that this family has no words for
-            continue
+        hf = keys_of(candidate, config, {"model_type": model_type})
+        if hf is not None:
+            return hf | {"architectures": [candidate.ARCHITECTURES[model_type]]}
     raise AssertionError("the family `onward` expresses every decoder")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from onward.errors import UserError
 from onward.families import HF
-from onward.model.config import at
+from onward.model.config import DecoderConfig, at
 
 LOCAL, FULL = "sliding_attention", "full_attention"
 
@@ -23,7 +23,7 @@ def windows(hf: HF, layers: int, window: int | None, local: Callable[[int], bool
     return [window or 0 if found else 0 for found in windowed_layers(hf, [local(layer) for layer in range(layers)])]
 
 
-def layer_types(c: Any) -> dict[str, Any]:
+def layer_types(c: DecoderConfig) -> dict[str, Any]:
     """The keys of a config.json that say which layers of a decoder see a window only, and how long all these are."""
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
     return {"layer_types": [LOCAL if w else FULL for w in windows], "sliding_window": max(windows) or None}

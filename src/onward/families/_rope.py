@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onward.errors import UserError
-from onward.families import HF
+from onward.families import HF, require
 from onward.fields import nearest
 from onward.model.config import Rotary
 from onward.model.scaling import (
@@ -62,8 +62,9 @@ def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | N
     raise UserError(f"config.json has rope_type {kind!r}: {nearest(str(kind), KINDS)}")
 
 
-def rope(position: Rotary) -> dict[str, Any]:
-    """The keys of a config.json that say the same."""
+def rope(part: object) -> dict[str, Any]:
+    """The keys of a config.json that describe rotary positions; no other part of positions has any."""
+    position = require(part, Rotary)
     scaled: dict[str, Any] = {}
     match position.scaling:
         case LinearScaling(factor) | DynamicScaling(factor):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from onward.families import HF, Fix, Row, linear, only, sizes, with_defaults
+from onward.families import HF, Fix, Row, linear, only, require, sizes, with_defaults
 from onward.model.config import Alibi, DecoderConfig, LayerNorm, Plain, SelfAttention
 
 ARCHITECTURES = {"bloom": "BloomForCausalLM"}
@@ -46,10 +46,10 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         "attention_dropout": c.dropout,
-        "layer_norm_epsilon": c.norm.eps,
+        "layer_norm_epsilon": require(c.norm, LayerNorm).eps,
     }
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, Row, interleaved, llama, with_defaults
+from onward.families import HF, Row, interleaved, llama, require, with_defaults
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, LayerNorm, SharedNorm
+from onward.model.config import DecoderConfig, Gated, LayerNorm, Rotary, SelfAttention, SharedNorm
 
 ARCHITECTURES = {"cohere": "CohereForCausalLM"}
 BASE = "model."
@@ -34,28 +34,29 @@ DEFAULTS = {
 
 
 def config(hf: HF) -> DecoderConfig:
-    c: Any = llama.config(with_defaults(hf, DEFAULTS))
+    c = llama.config(with_defaults(hf, DEFAULTS))
     return replace(
         c,
-        attention=replace(c.attention, qk_norm="heads" if hf.get("use_qk_norm") else "none"),
-        mlp=Gated(act=c.mlp.act),
+        attention=replace(require(c.attention, SelfAttention), qk_norm="heads" if hf.get("use_qk_norm") else "none"),
+        mlp=Gated(act=require(c.mlp, Gated).act),
         norm=LayerNorm(eps=hf.get("layer_norm_eps", 1e-5), bias=False),
         block=SharedNorm(),
         logit_scale=hf.get("logit_scale", 0.0625),
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    attention = require(c.attention, SelfAttention)
     return llama.keys(c) | {
-        "attention_bias": c.attention.bias,
-        "layer_norm_eps": c.norm.eps,
+        "attention_bias": attention.bias,
+        "layer_norm_eps": require(c.norm, LayerNorm).eps,
         "logit_scale": c.logit_scale,
-        "use_qk_norm": c.attention.qk_norm == "heads",
+        "use_qk_norm": attention.qk_norm == "heads",
     }
 
 
-def names(c: Any) -> Iterator[Row]:
-    into, back = interleaved(c.d_head, c.position.rope_dim(c.d_head))
+def names(c: DecoderConfig) -> Iterator[Row]:
+    into, back = interleaved(c.d_head, require(c.position, Rotary).rope_dim(c.d_head))
     for their, our, *_ in llama.names(c):
         turning = str(our).rpartition(".")[0].endswith(("attn.q", "attn.k"))
         yield (their, our, (into, back)) if turning else (their, our)

@@ -4,13 +4,25 @@ from collections.abc import Iterator
 from typing import Any
 
 from onward.errors import UserError
-from onward.families import ACTIVATIONS, HF, THEIRS, Row, interleaved, linear, llama, only, sizes, with_defaults
+from onward.families import (
+    ACTIVATIONS,
+    HF,
+    Row,
+    activation,
+    interleaved,
+    linear,
+    llama,
+    only,
+    require,
+    sizes,
+    with_defaults,
+)
 from onward.families._experts import LLAMA, experts
 from onward.families._rope import rope, rotary
 from onward.fields import nearest
-from onward.model.config import DecoderConfig, Experts, Gated, LatentAttention, RMSNorm, at
+from onward.model.config import DecoderConfig, Experts, Gated, LatentAttention, RMSNorm, Rotary, at
 from onward.model.routing import Routing, SoftmaxRouting
-from onward.model.scaling import yarn_magnitude
+from onward.model.scaling import YaRNScaling, yarn_magnitude
 
 ARCHITECTURES = {"deepseek_v2": "DeepseekV2ForCausalLM"}
 BASE = "model."
@@ -102,18 +114,19 @@ def decoder(hf: HF, router: Routing) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     last = at(c.mlp, c.n_layers - 1)
-    many: Any = last if isinstance(last, Experts) else Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
+    many = last if isinstance(last, Experts) else Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
+    attention = require(c.attention, LatentAttention)
     width, grouped = many.d_ff or c.d_ff, many.router.n_groups > 1
     return (
         {their: getattr(c, our) for our, (their, _) in SIZES.items()}
-        | {their: getattr(c.attention, our) for our, (their, _) in ATTENTION.items()}
+        | {their: getattr(attention, our) for our, (their, _) in ATTENTION.items()}
         | {their: getattr(many, our) for our, their in EXPERTS.items()}
         | {
             **turns(c),
             "num_key_value_heads": c.n_heads,
-            "q_lora_rank": c.attention.d_query_latent or None,
+            "q_lora_rank": attention.d_query_latent or None,
             "moe_intermediate_size": width,
             "n_shared_experts": many.d_shared // width,
             "first_k_dense_replace": sum(at(c.mlp, layer) != many for layer in range(c.n_layers)),
@@ -122,20 +135,23 @@ def to_hf(c: Any) -> dict[str, Any]:
             "topk_group": many.router.top_k_groups,
             "norm_topk_prob": many.router.renormalize,
             "routed_scaling_factor": many.router.scale,
-            "hidden_act": THEIRS[last.act],
-            "rms_norm_eps": c.norm.eps,
+            "hidden_act": activation(last),
+            "rms_norm_eps": require(c.norm, RMSNorm).eps,
         }
     )
 
 
-def turns(c: Any) -> dict[str, Any]:
+def turns(c: DecoderConfig) -> dict[str, Any]:
     """The keys of the rotary positions, with the weights that sharpen scores where contexts are stretched."""
-    keys = rope(c.position)
-    if c.attention.scale is not None and (unit := yarn_magnitude(c.position.scaling.factor) - 1):
-        magnitude = (abs(c.attention.scale) * (c.attention.d_nope + c.attention.d_rope) ** 0.5) ** 0.5
+    keys, attention = rope(c.position), require(c.attention, LatentAttention)
+    if attention.scale is None:
+        return keys
+    scaling = require(require(c.position, Rotary).scaling, YaRNScaling)
+    if unit := yarn_magnitude(scaling.factor) - 1:
+        magnitude = (abs(attention.scale) * (attention.d_nope + attention.d_rope) ** 0.5) ** 0.5
         weights = {"mscale_all_dim": round((magnitude - 1) / unit, 9)}
-        if getattr(c.position.scaling, "attention_factor", None) is not None:
-            weights["mscale"] = round((magnitude * c.position.scaling.magnitude - 1) / unit, 9)
+        if scaling.attention_factor is not None:
+            weights["mscale"] = round((magnitude * scaling.magnitude - 1) / unit, 9)
         for name in "rope_parameters", "rope_scaling":
             keys[name] = keys[name] | weights
     return keys
@@ -146,9 +162,9 @@ def names(c: DecoderConfig) -> Iterator[Row]:
     yield from rows.values()
 
 
-def own_names(c: Any) -> Iterator[Row]:
+def own_names(c: DecoderConfig) -> Iterator[Row]:
     """The rows that are not, or not as, in Llama."""
-    part = c.attention
+    part = require(c.attention, LatentAttention)
     queries = interleaved(part.d_nope + part.d_rope, part.d_rope, part.d_nope)
     keys = interleaved(part.d_latent + part.d_rope, part.d_rope, part.d_latent)
     for i in range(c.n_layers):

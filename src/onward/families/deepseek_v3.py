@@ -51,7 +51,7 @@ def config(hf: HF) -> DecoderConfig:
     return c if hf.get("rope_interleave", True) else replace(c, attention=InHalves(**vars(c.attention)))
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     interleaved = not isinstance(c.attention, InHalves)
     return deepseek_v2.to_hf(c) | {"topk_method": "noaux_tc", "rope_interleave": interleaved}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from onward.families import ACTIVATIONS, HF, THEIRS, Row, bloom, sizes
+from onward.families import ACTIVATIONS, HF, Row, activation, bloom, require, sizes
 from onward.families._rope import rope, rotary
 from onward.model.config import DecoderConfig, LayerNorm, Parallel, Plain, PreNorm, Rotary, SelfAttention, SharedNorm
 from onward.model.part_types import Block, Position
@@ -83,7 +83,7 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         **(rope(c.position) if isinstance(c.position, Rotary) else {}),
         "alibi": c.position == FalconAlibi(),
@@ -93,9 +93,9 @@ def to_hf(c: Any) -> dict[str, Any]:
         "multi_query": c.n_kv_heads == 1,
         "num_kv_heads": c.n_kv_heads,
         "attention_dropout": c.dropout,
-        "bias": c.attention.bias,
-        "activation": THEIRS[c.mlp.act],
-        "layer_norm_epsilon": c.norm.eps,
+        "bias": require(c.attention, SelfAttention).bias,
+        "activation": activation(c.mlp),
+        "layer_norm_epsilon": require(c.norm, LayerNorm).eps,
     }
 
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.families import ACTIVATIONS, HF, llama, only, with_defaults
+from onward.families import ACTIVATIONS, HF, llama, only, require, with_defaults
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, RMSNorm
+from onward.model.config import DecoderConfig, Gated, RMSNorm, SelfAttention
 
 ARCHITECTURES = {"gemma": "GemmaForCausalLM"}
 BASE = "model."
@@ -39,5 +39,5 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
-    return llama.keys(c) | {"attention_bias": c.attention.bias}
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    return llama.keys(c) | {"attention_bias": require(c.attention, SelfAttention).bias}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from onward.families import HF, THEIRS, Row, gemma, linear, llama, with_defaults
+from onward.families import HF, Row, activation, gemma, linear, llama, require, with_defaults
 from onward.families._layers import layer_types, windowed_layers
 from onward.families.llama import shape
 from onward.model.config import DecoderConfig, Sandwich, SelfAttention, at
@@ -53,12 +53,12 @@ def layered(hf: HF, period: int, qk_norm: Literal["none", "head"] = "none") -> D
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
-    attention, layers = at(c.attention, 0), layer_types(c)
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    attention, layers = require(at(c.attention, 0), SelfAttention), layer_types(c)
     return llama.to_hf(c) | {
         **layers,
         "sliding_window": layers["sliding_window"] or DEFAULTS["sliding_window"],  # theirs needs one, even unused
-        "hidden_activation": THEIRS[c.mlp.act],
+        "hidden_activation": activation(c.mlp),
         "query_pre_attn_scalar": c.d_head if attention.scale is None else round(attention.scale**-2),
         "attn_logit_softcapping": attention.attn_softcap,
         "final_logit_softcapping": c.logit_softcap,

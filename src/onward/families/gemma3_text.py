@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, gemma2, only, with_defaults
+from onward.families import HF, gemma2, only, require, with_defaults
 from onward.families._layers import FULL, LOCAL, layer_types
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
@@ -43,10 +43,10 @@ def config(hf: HF) -> DecoderConfig:
     return replace(c, position=tuple(of[kind] for kind in layer_types(c)["layer_types"]))
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     hf = gemma2.to_hf(c)
     of = {LOCAL: Rotary(), FULL: Rotary(theta=1_000_000.0)}
-    of |= {kind: at(c.position, layer) for layer, kind in enumerate(hf["layer_types"])}
+    of |= {kind: require(at(c.position, layer), Rotary) for layer, kind in enumerate(hf["layer_types"])}
     return hf | {
         **rope(of[FULL]),
         "rope_local_base_freq": of[LOCAL].theta,

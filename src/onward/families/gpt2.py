@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, only, sizes
+from onward.families import ACTIVATIONS, HF, Row, activation, linear, only, require, sizes
 from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention, at
 
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel"}
@@ -46,13 +46,13 @@ def config(hf: HF) -> DecoderConfig:
     return c
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         "embd_pdrop": c.dropout,
         "attn_pdrop": c.dropout,
-        "layer_norm_epsilon": c.norm.eps,
-        "activation_function": THEIRS[c.mlp.act],
-        "scale_attn_weights": at(c.attention, 0).scale != 1.0,
+        "layer_norm_epsilon": require(c.norm, LayerNorm).eps,
+        "activation_function": activation(c.mlp),
+        "scale_attn_weights": require(at(c.attention, 0), SelfAttention).scale != 1.0,
         "scale_attn_by_inverse_layer_idx": isinstance(c.attention, tuple),
     }
 

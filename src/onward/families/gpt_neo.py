@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from onward.errors import UserError
-from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, sizes
+from onward.families import ACTIVATIONS, HF, Row, activation, linear, require, sizes
 from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention, at
 
 ARCHITECTURES = {"gpt_neo": "GPTNeoForCausalLM"}
@@ -63,7 +63,7 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
     kinds = ["local" if window else "global" for window in windows]
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
@@ -72,8 +72,8 @@ def to_hf(c: Any) -> dict[str, Any]:
         "window_size": max(windows),
         "embed_dropout": c.dropout,
         "attention_dropout": c.dropout,
-        "activation_function": THEIRS[c.mlp.act],
-        "layer_norm_epsilon": c.norm.eps,
+        "activation_function": activation(c.mlp),
+        "layer_norm_epsilon": require(c.norm, LayerNorm).eps,
     }
 
 

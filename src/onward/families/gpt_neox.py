@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, sizes
+from onward.families import ACTIVATIONS, HF, Row, activation, linear, require, sizes
 from onward.families._rope import rope, rotary
 from onward.families.bloom import fused_by_group
-from onward.model.config import DecoderConfig, LayerNorm, Parallel, Plain, PreNorm, SelfAttention
+from onward.model.config import DecoderConfig, LayerNorm, Parallel, Plain, PreNorm, Rotary, SelfAttention
 
 ARCHITECTURES = {"gpt_neox": "GPTNeoXForCausalLM"}
 BASE = "gpt_neox."
@@ -66,15 +66,16 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    position = require(c.position, Rotary)
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
-        **rope(c.position),
-        "rotary_emb_base": c.position.theta,
-        "rotary_pct": c.position.fraction,
+        **rope(position),
+        "rotary_emb_base": position.theta,
+        "rotary_pct": position.fraction,
         "attention_dropout": c.dropout,
-        "attention_bias": c.attention.bias,
-        "hidden_act": THEIRS[c.mlp.act],
-        "layer_norm_eps": c.norm.eps,
+        "attention_bias": require(c.attention, SelfAttention).bias,
+        "hidden_act": activation(c.mlp),
+        "layer_norm_eps": require(c.norm, LayerNorm).eps,
         "use_parallel_residual": c.block == Parallel(),
     }
 

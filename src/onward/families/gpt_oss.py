@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from onward.errors import UserError
-from onward.families import HF, Row, linear, llama, only, sizes, with_defaults
+from onward.families import HF, Row, linear, llama, only, require, sizes, with_defaults
 from onward.families._layers import layer_types, windowed_layers
 from onward.families._rope import rope
-from onward.model.config import DecoderConfig, Experts, SelfAttention, at
+from onward.model.config import DecoderConfig, Experts, RMSNorm, SelfAttention, at
 from onward.model.routing import SoftmaxRouting
 
 if TYPE_CHECKING:
@@ -80,15 +80,16 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    mlp = require(c.mlp, ClampedExperts)
     return (
         {their: getattr(c, our) for our, (their, _) in llama.SIZES.items()}
-        | {their: getattr(c.mlp, our) for our, (their, _) in EXPERTS.items()}
+        | {their: getattr(mlp, our) for our, (their, _) in EXPERTS.items()}
         | {
             **rope(c.position),
             **{key: value for key, value in layer_types(c).items() if value},  # where nothing is local, no length
-            "attention_bias": at(c.attention, 0).bias,
-            "rms_norm_eps": c.norm.eps,
+            "attention_bias": require(at(c.attention, 0), SelfAttention).bias,
+            "rms_norm_eps": require(c.norm, RMSNorm).eps,
         }
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from onward.families import ACTIVATIONS, HF, THEIRS, Row, gpt2, interleaved, linear, only, sizes
+from onward.families import ACTIVATIONS, HF, Row, activation, gpt2, interleaved, linear, only, require, sizes
 from onward.model.config import DecoderConfig, LayerNorm, Plain, Rotary, SharedNorm
 
 ARCHITECTURES = {"gptj": "GPTJForCausalLM"}
@@ -37,18 +37,18 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
-        "rotary_dim": c.position.rope_dim(c.d_head),
+        "rotary_dim": require(c.position, Rotary).rope_dim(c.d_head),
         "embd_pdrop": c.dropout,
         "attn_pdrop": c.dropout,
-        "activation_function": THEIRS[c.mlp.act],
-        "layer_norm_epsilon": c.norm.eps,
+        "activation_function": activation(c.mlp),
+        "layer_norm_epsilon": require(c.norm, LayerNorm).eps,
     }
 
 
-def names(c: Any) -> Iterator[Row]:
-    turned = interleaved(c.d_head, c.position.rope_dim(c.d_head))
+def names(c: DecoderConfig) -> Iterator[Row]:
+    turned = interleaved(c.d_head, require(c.position, Rotary).rope_dim(c.d_head))
     yield "transformer.wte.weight", "embed.weight"
     yield from linear("transformer.ln_f", "norm")
     yield from linear("lm_head", "head")

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, llama
+from onward.families import HF, llama, require
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, PreNorm
+from onward.model.config import DecoderConfig, PreNorm, SelfAttention
 
 ARCHITECTURES = {"granite": "GraniteForCausalLM"}
 BASE = "model."
@@ -32,22 +32,22 @@ names = llama.names
 
 
 def config(hf: HF) -> DecoderConfig:
-    c: Any = llama.config(hf)
+    c = llama.config(hf)
     scale = hf.get("attention_multiplier", 1.0)
     return replace(
         c,
-        attention=replace(c.attention, scale=None if scale == c.d_head**-0.5 else scale),
+        attention=replace(require(c.attention, SelfAttention), scale=None if scale == c.d_head**-0.5 else scale),
         block=PreNorm(residual_scale=hf.get("residual_multiplier", 1.0)),
         embed_scale=hf.get("embedding_multiplier", 1.0),
         logit_scale=1 / hf.get("logits_scaling", 1.0),
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
-    scale = c.attention.scale
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    scale = require(c.attention, SelfAttention).scale
     return llama.to_hf(c) | {
         "attention_multiplier": c.d_head**-0.5 if scale is None else scale,
-        "residual_multiplier": c.block.residual_scale,
+        "residual_multiplier": require(c.block, PreNorm).residual_scale,
         "embedding_multiplier": c.embed_scale,
         "logits_scaling": 1 / c.logit_scale,
     }

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from onward.errors import UserError
-from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, sizes
+from onward.families import ACTIVATIONS, HF, Inexpressible, Row, activation, linear, require, sizes
 from onward.families._rope import rope, rotary
-from onward.model.config import DecoderConfig, Gated, RMSNorm, SelfAttention, at
+from onward.model.config import DecoderConfig, Gated, LayerNorm, RMSNorm, SelfAttention, at
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 BASE = "model."
@@ -91,19 +91,20 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def keys(c: Any) -> dict[str, Any]:
+def keys(c: DecoderConfig) -> dict[str, Any]:
     """What Llama's descendants say in the same words; of parts that differ over the layers, the first."""
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         **rope(at(c.position, 0)),
-        "hidden_act": THEIRS[at(c.mlp, 0).act],
-        "rms_norm_eps": at(c.norm, 0).eps,
+        "hidden_act": activation(at(c.mlp, 0)),
+        "rms_norm_eps": require(at(c.norm, 0), RMSNorm, LayerNorm).eps,
     }
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     if c.d_model % c.n_heads:
-        raise UserError("in transformers, the width of a Llama is a multiple of its heads, whatever their width")
-    return keys(c) | {"attention_bias": at(c.attention, 0).bias, "mlp_bias": at(c.mlp, 0).bias}
+        raise Inexpressible("in transformers, the width of a Llama is a multiple of its heads, whatever their width")
+    attention, mlp = require(at(c.attention, 0), SelfAttention), require(at(c.mlp, 0), Gated)
+    return keys(c) | {"attention_bias": attention.bias, "mlp_bias": mlp.bias}
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, llama, with_defaults
+from onward.families import HF, llama, require, with_defaults
 from onward.families.llama import shape
 from onward.model.config import DecoderConfig, Gated, SelfAttention
 
@@ -31,9 +31,11 @@ names = llama.names
 
 
 def config(hf: HF) -> DecoderConfig:
-    c: Any = llama.config(with_defaults(hf, DEFAULTS))
-    return replace(c, attention=SelfAttention(window=hf.get("sliding_window", 4096) or 0), mlp=Gated(act=c.mlp.act))
+    c = llama.config(with_defaults(hf, DEFAULTS))
+    return replace(
+        c, attention=SelfAttention(window=hf.get("sliding_window", 4096) or 0), mlp=Gated(act=require(c.mlp, Gated).act)
+    )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
-    return llama.keys(c) | {"sliding_window": c.attention.window or None}
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    return llama.keys(c) | {"sliding_window": require(c.attention, SelfAttention).window or None}

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, Row, llama, mistral, with_defaults
+from onward.families import HF, Row, llama, mistral, require, with_defaults
 from onward.families._experts import experts
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Experts
+from onward.model.config import DecoderConfig, Experts, Gated
 
 ARCHITECTURES = {"mixtral": "MixtralForCausalLM"}
 BASE = "model."
@@ -21,18 +21,19 @@ DEFAULTS = {"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 
 
 def config(hf: HF) -> DecoderConfig:
-    c: Any = mistral.config(with_defaults(hf, DEFAULTS))
+    c = mistral.config(with_defaults(hf, DEFAULTS))
     count = hf.get("num_experts", hf.get("num_local_experts", 8))
-    return replace(c, mlp=Experts(count=count, top_k=hf.get("num_experts_per_tok", 2), act=c.mlp.act))
+    return replace(c, mlp=Experts(count=count, top_k=hf.get("num_experts_per_tok", 2), act=require(c.mlp, Gated).act))
 
 
-def to_hf(c: Any) -> dict[str, Any]:
-    return mistral.to_hf(c) | {"num_local_experts": c.mlp.count, "num_experts_per_tok": c.mlp.top_k}
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    mlp = require(c.mlp, Experts)
+    return mistral.to_hf(c) | {"num_local_experts": mlp.count, "num_experts_per_tok": mlp.top_k}
 
 
-def names(c: Any) -> Iterator[Row]:
+def names(c: DecoderConfig) -> Iterator[Row]:
     yield from llama.names(c)
     for i in range(c.n_layers):
         their, our = f"model.layers.{i}.block_sparse_moe", f"blocks.{i}.mlp"
         yield f"{their}.gate.weight", f"{our}.router.weight"
-        yield from experts(f"{their}.experts", our, c.mlp.count, ("w1", "w3", "w2"))
+        yield from experts(f"{their}.experts", our, require(c.mlp, Experts).count, ("w1", "w3", "w2"))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from onward.families import HF, Row, only, sizes
+from onward.families import HF, Row, only, require, sizes
 from onward.model.config import Alibi, DecoderConfig, LayerNorm, Plain, SelfAttention
 
 ARCHITECTURES = {"mpt": "MptForCausalLM"}
@@ -41,12 +41,13 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     """Without alibi_bias_max, which transformers passes over: there, another steepness would be another model."""
+    attention = require(c.attention, SelfAttention)
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         "emb_pdrop": c.dropout,
-        "layer_norm_epsilon": c.norm.eps,
-        "attn_config": {"clip_qkv": c.attention.clip, "softmax_scale": c.attention.scale},
+        "layer_norm_epsilon": require(c.norm, LayerNorm).eps,
+        "attn_config": {"clip_qkv": attention.clip, "softmax_scale": attention.scale},
     }
 
 

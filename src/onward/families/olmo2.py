@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, gemma2, llama, with_defaults
+from onward.families import HF, gemma2, llama, require, with_defaults
 from onward.families.llama import shape
-from onward.model.config import BranchNorm, DecoderConfig, Gated
+from onward.model.config import BranchNorm, DecoderConfig, Gated, SelfAttention
 
 ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM"}
 BASE = "model."
@@ -23,9 +23,10 @@ names = gemma2.names  # which has norms after the branches too
 
 
 def config(hf: HF) -> DecoderConfig:
-    c: Any = llama.config(with_defaults(hf, DEFAULTS))
-    return replace(c, attention=replace(c.attention, qk_norm="width"), mlp=Gated(act=c.mlp.act), block=BranchNorm())
+    c = llama.config(with_defaults(hf, DEFAULTS))
+    attention = replace(require(c.attention, SelfAttention), qk_norm="width")
+    return replace(c, attention=attention, mlp=Gated(act=require(c.mlp, Gated).act), block=BranchNorm())
 
 
-def to_hf(c: Any) -> dict[str, Any]:
-    return llama.keys(c) | {"attention_bias": c.attention.bias}
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    return llama.keys(c) | {"attention_bias": require(c.attention, SelfAttention).bias}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from onward.families import HF, Row, gpt2, sizes
+from onward.families import HF, Row, gpt2, require, sizes
 from onward.model.config import DecoderConfig, LayerNorm, Learned, NoNorm, Plain, PostNorm, SelfAttention
 
 ARCHITECTURES = {"openai-gpt": "OpenAIGPTLMHeadModel"}
@@ -31,12 +31,13 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    act = require(c.mlp, Plain).act
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         "embd_pdrop": c.dropout,
         "attn_pdrop": c.dropout,
-        "layer_norm_epsilon": c.norm.eps,
-        "afn": "gelu" if c.mlp.act == "gelu_tanh" else c.mlp.act,
+        "layer_norm_epsilon": require(c.norm, LayerNorm).eps,
+        "afn": "gelu" if act == "gelu_tanh" else act,
     }
 
 

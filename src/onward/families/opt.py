@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, sizes
+from onward.families import ACTIVATIONS, HF, Row, activation, linear, require, sizes
 from onward.model.config import DecoderConfig, LayerNorm, Learned, NoNorm, Plain, PostNorm, PreNorm, SelfAttention
 from onward.model.part_types import Norm
 
@@ -70,11 +70,11 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         "attention_dropout": c.dropout,
-        "activation_function": THEIRS[c.mlp.act],
-        "enable_bias": c.attention.bias,
+        "activation_function": activation(c.mlp),
+        "enable_bias": require(c.attention, SelfAttention).bias,
         "layer_norm_elementwise_affine": c.norm == LayerNorm(),
         "do_layer_norm_before": c.block == PreNorm(),
         "_remove_final_layer_norm": c.final_norm == NoNorm(),

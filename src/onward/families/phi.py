@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from onward.families import ACTIVATIONS, HF, THEIRS, Row, linear, llama, sizes, with_defaults
+from onward.families import ACTIVATIONS, HF, Row, activation, linear, llama, require, sizes, with_defaults
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, LayerNorm, Plain, SelfAttention, SharedNorm
+from onward.model.config import DecoderConfig, LayerNorm, Plain, Rotary, SelfAttention, SharedNorm
 
 ARCHITECTURES = {"phi": "PhiForCausalLM"}
 BASE = "model."
@@ -45,15 +45,16 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    position, qk_norm = require(c.position, Rotary), require(c.attention, SelfAttention).qk_norm
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
-        **rope(c.position),
-        "partial_rotary_factor": c.position.fraction,
+        **rope(position),
+        "partial_rotary_factor": position.fraction,
         "embd_pdrop": c.dropout,
         "attention_dropout": c.dropout,
-        "qk_layernorm": c.attention.qk_norm == "head" and c.n_heads * c.d_head == c.d_model,  # else theirs do not fit
-        "hidden_act": THEIRS[c.mlp.act],
-        "layer_norm_eps": c.norm.eps,
+        "qk_layernorm": qk_norm == "head" and c.n_heads * c.d_head == c.d_model,  # else theirs do not fit
+        "hidden_act": activation(c.mlp),
+        "layer_norm_eps": require(c.norm, LayerNorm).eps,
     }
 
 

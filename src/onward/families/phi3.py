@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from onward.errors import UserError
-from onward.families import ACTIVATIONS, HF, THEIRS, Row, llama, only, sizes, with_defaults
+from onward.families import ACTIVATIONS, HF, Inexpressible, Row, activation, llama, only, require, sizes, with_defaults
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, RMSNorm, SelfAttention
+from onward.model.config import DecoderConfig, Gated, RMSNorm, Rotary, SelfAttention
 from onward.model.scaling import LongRoPEScaling
 
 ARCHITECTURES = {"phi3": "Phi3ForCausalLM"}
@@ -113,22 +112,22 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
-    match c.position.scaling:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    match require(c.position, Rotary).scaling:
         case None:
             original = c.context_length
         case LongRoPEScaling(original=original):
             pass
         case _:
-            raise UserError("Phi 3 has no rotary scaling but LongRoPE")
+            raise Inexpressible("Phi 3 has no rotary scaling but LongRoPE")
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         **rope(c.position),
         "original_max_position_embeddings": original,
-        "sliding_window": c.attention.window or None,
+        "sliding_window": require(c.attention, SelfAttention).window or None,
         "embd_pdrop": c.dropout,
         "attention_dropout": c.dropout,
-        "hidden_act": THEIRS[c.mlp.act],
-        "rms_norm_eps": c.norm.eps,
+        "hidden_act": activation(c.mlp),
+        "rms_norm_eps": require(c.norm, RMSNorm).eps,
         **({"pad_token_id": None} if c.vocab_size <= 32_000 else {}),  # what transformers takes is beyond
     }
 

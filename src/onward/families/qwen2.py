@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, llama, with_defaults
+from onward.families import HF, llama, require, with_defaults
 from onward.families._layers import layer_types, windows
 from onward.families.llama import shape
 from onward.model.config import DecoderConfig, Gated, SelfAttention
@@ -43,8 +43,10 @@ names = llama.names
 
 
 def config(hf: HF) -> DecoderConfig:
-    c: Any = llama.config(with_defaults(hf, DEFAULTS))
-    return replace(c, attention=windowed(hf, SelfAttention(bias=True), c.n_layers), mlp=Gated(act=c.mlp.act))
+    c = llama.config(with_defaults(hf, DEFAULTS))
+    return replace(
+        c, attention=windowed(hf, SelfAttention(bias=True), c.n_layers), mlp=Gated(act=require(c.mlp, Gated).act)
+    )
 
 
 def windowed(hf: HF, part: SelfAttention, layers: int) -> SelfAttention | tuple[SelfAttention, ...]:
@@ -60,6 +62,6 @@ def spread(
     return tuple(replace(part, window=size) for size in windows(hf, layers, window, local))
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     told = layer_types(c)
     return llama.keys(c) | told | {"use_sliding_window": told["sliding_window"] is not None}

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, Row, linear, llama, qwen2, with_defaults
+from onward.families import HF, Row, linear, llama, qwen2, require, with_defaults
 from onward.families._experts import experts
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Experts, SelfAttention, at
+from onward.model.config import DecoderConfig, Experts, Gated, SelfAttention, at
 from onward.model.part_types import FeedForward
 from onward.model.routing import SoftmaxRouting
 
@@ -40,32 +40,32 @@ DEFAULTS = {
 
 def config(hf: HF) -> DecoderConfig:
     given = with_defaults(hf, DEFAULTS)
-    c: Any = qwen2.config(given)
+    c = qwen2.config(given)
     part = SelfAttention(bias=hf.get("qkv_bias", True))
     early = lambda layer: layer % 2 == 0 and layer < hf.get("max_window_layers", 28)
     shared = {"d_shared": hf.get("shared_expert_intermediate_size", 5632), "shared_gate": True}
     return replace(c, attention=qwen2.spread(hf, part, c.n_layers, early), mlp=sparse(given, c, **shared))
 
 
-def sparse(hf: HF, c: Any, **shared: Any) -> FeedForward | tuple[FeedForward, ...]:
+def sparse(hf: HF, c: DecoderConfig, **shared: Any) -> FeedForward | tuple[FeedForward, ...]:
     """The feed-forward of all layers of a config.json without gaps; `c` has the dense one."""
-    width = hf["moe_intermediate_size"]
+    width, dense_mlp = hf["moe_intermediate_size"], require(c.mlp, Gated)
     visited = Experts(
         count=hf["num_experts"],
         top_k=hf["num_experts_per_tok"],
         d_ff=0 if width == c.d_ff else width,
         router=SoftmaxRouting(renormalize=hf.get("norm_topk_prob", False)),
-        act=c.mlp.act,
+        act=dense_mlp.act,
         **shared,
     )
     step, dense = hf.get("decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
-    return tuple(visited if i not in dense and (i + 1) % step == 0 else c.mlp for i in range(c.n_layers))
+    return tuple(visited if i not in dense and (i + 1) % step == 0 else dense_mlp for i in range(c.n_layers))
 
 
-def sparse_keys(c: Any) -> tuple[Any, dict[str, Any]]:
+def sparse_keys(c: DecoderConfig) -> tuple[Experts, dict[str, Any]]:
     """The experts of a decoder, and the keys of a config.json that tell of them."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
-    part: Any = next((part for part in parts if isinstance(part, Experts)), None)
+    part = require(next((part for part in parts if isinstance(part, Experts)), None), Experts)
     return part, {
         "num_experts": part.count,
         "num_experts_per_tok": part.top_k,
@@ -76,9 +76,9 @@ def sparse_keys(c: Any) -> tuple[Any, dict[str, Any]]:
     }
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     part, keys = sparse_keys(c)
-    bias = at(c.attention, 0).bias
+    bias = require(at(c.attention, 0), SelfAttention).bias
     return qwen2.to_hf(c) | keys | {"qkv_bias": bias, "shared_expert_intermediate_size": part.d_shared}
 
 

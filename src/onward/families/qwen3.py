@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, llama, qwen2, with_defaults
+from onward.families import HF, llama, qwen2, require, with_defaults
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, at
+from onward.model.config import DecoderConfig, Gated, SelfAttention, at
 
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM"}
 BASE = "model."
@@ -26,10 +26,10 @@ names = llama.names
 
 
 def config(hf: HF) -> DecoderConfig:
-    c: Any = llama.config(with_defaults(hf, DEFAULTS))
-    part = replace(c.attention, qk_norm="head")
-    return replace(c, attention=qwen2.windowed(hf, part, c.n_layers), mlp=Gated(act=c.mlp.act))
+    c = llama.config(with_defaults(hf, DEFAULTS))
+    part = replace(require(c.attention, SelfAttention), qk_norm="head")
+    return replace(c, attention=qwen2.windowed(hf, part, c.n_layers), mlp=Gated(act=require(c.mlp, Gated).act))
 
 
-def to_hf(c: Any) -> dict[str, Any]:
-    return qwen2.to_hf(c) | {"attention_bias": at(c.attention, 0).bias}
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    return qwen2.to_hf(c) | {"attention_bias": require(at(c.attention, 0), SelfAttention).bias}

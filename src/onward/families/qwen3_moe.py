@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, llama, qwen2_moe, with_defaults
+from onward.families import HF, llama, qwen2_moe, require, with_defaults
 from onward.families.llama import shape
 from onward.families.qwen3 import LONG
-from onward.model.config import DecoderConfig, Gated
+from onward.model.config import DecoderConfig, Gated, SelfAttention
 
 ARCHITECTURES = {"qwen3_moe": "Qwen3MoeForCausalLM"}
 BASE = "model."
@@ -35,21 +35,22 @@ def config(hf: HF) -> DecoderConfig:
     given = with_defaults(hf, DEFAULTS)
     count = hf.get("num_local_experts", given["num_experts"])  # as transformers 5 calls it when it saves
     given = with_defaults({"num_experts": count}, given)
-    c: Any = llama.config(given)
+    c = llama.config(given)
     window = (hf.get("use_sliding_window", False) and hf.get("sliding_window", 4096)) or 0
-    c = replace(c, attention=replace(c.attention, qk_norm="head", window=window), mlp=Gated(act=c.mlp.act))
+    attention = replace(require(c.attention, SelfAttention), qk_norm="head", window=window)
+    c = replace(c, attention=attention, mlp=Gated(act=require(c.mlp, Gated).act))
     return replace(c, mlp=qwen2_moe.sparse(given, c))
 
 
-def to_hf(c: Any) -> dict[str, Any]:
-    _, keys = qwen2_moe.sparse_keys(c)
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    (_, keys), attention = qwen2_moe.sparse_keys(c), require(c.attention, SelfAttention)
     return (
         llama.keys(c)
         | keys
         | {
             "num_local_experts": keys["num_experts"],
-            "attention_bias": c.attention.bias,
-            "sliding_window": c.attention.window or None,
-            "use_sliding_window": c.attention.window > 0,
+            "attention_bias": attention.bias,
+            "sliding_window": attention.window or None,
+            "use_sliding_window": attention.window > 0,
         }
     )

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, llama, qwen2, with_defaults
-from onward.model.config import DecoderConfig, NoPosition, Rotary, at
+from onward.families import HF, llama, qwen2, require, with_defaults
+from onward.model.config import DecoderConfig, Gated, NoPosition, Rotary, SelfAttention, at
 
 ARCHITECTURES = {"smollm3": "SmolLM3ForCausalLM"}
 BASE = "model."
@@ -27,24 +27,25 @@ names = llama.names
 
 def config(hf: HF) -> DecoderConfig:
     given = with_defaults(hf, DEFAULTS)
-    c: Any = llama.config(given)
+    c = llama.config(given)
     turning = hf.get("no_rope_layers")
     if turning is None:
         turning = [(layer + 1) % hf.get("no_rope_layer_interval", 4) for layer in range(c.n_layers)]
+    rotary, attention = require(c.position, Rotary), require(c.attention, SelfAttention)
     turning = [bool(turning[layer]) for layer in range(c.n_layers)]
     return replace(
         c,
-        position=tuple(c.position if turns else NoPosition() for turns in turning),
-        attention=qwen2.spread(given, c.attention, c.n_layers, lambda layer: not turning[layer]),
+        position=tuple(rotary if turns else NoPosition() for turns in turning),
+        attention=qwen2.spread(given, attention, c.n_layers, lambda layer: not turning[layer]),
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     positions = [at(c.position, layer) for layer in range(c.n_layers)]
     turns = [isinstance(position, Rotary) for position in positions]
     rotary = positions[turns.index(True)] if any(turns) else Rotary()
     return qwen2.to_hf(replace(c, position=rotary)) | {
         "no_rope_layers": [int(turning) for turning in turns],
-        "attention_bias": at(c.attention, 0).bias,
-        "mlp_bias": at(c.mlp, 0).bias,
+        "attention_bias": require(at(c.attention, 0), SelfAttention).bias,
+        "mlp_bias": require(at(c.mlp, 0), Gated).bias,
     }

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from onward.errors import UserError
-from onward.families import ACTIVATIONS, HF, THEIRS, Row, llama, sizes, with_defaults
+from onward.families import ACTIVATIONS, HF, Row, activation, llama, require, sizes, with_defaults
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, LayerNorm, PreNorm, SelfAttention, SharedNorm, at
+from onward.model.config import DecoderConfig, Gated, LayerNorm, PreNorm, Rotary, SelfAttention, SharedNorm, at
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,16 +57,17 @@ def config(hf: HF) -> DecoderConfig:
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    position, attention = require(c.position, Rotary), require(c.attention, SelfAttention)
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
-        **rope(c.position),
-        "partial_rotary_factor": c.position.fraction,
+        **rope(position),
+        "partial_rotary_factor": position.fraction,
         "attention_dropout": c.dropout,
-        "use_qkv_bias": c.attention.bias,
-        "qk_layernorm": c.attention.qk_norm == "heads",
+        "use_qkv_bias": attention.bias,
+        "qk_layernorm": attention.qk_norm == "heads",
         "use_parallel_residual": isinstance(c.block, SharedNorm),
-        "hidden_act": THEIRS[c.mlp.act],
-        "layer_norm_eps": c.norm.eps,
+        "hidden_act": activation(c.mlp),
+        "layer_norm_eps": require(c.norm, LayerNorm).eps,
     }
 
 

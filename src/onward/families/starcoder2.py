@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from onward.families import HF, Row, llama, only, with_defaults
+from onward.families import HF, Row, llama, only, require, with_defaults
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, LayerNorm, Plain, SelfAttention
+from onward.model.config import DecoderConfig, Gated, LayerNorm, Plain, SelfAttention
 
 ARCHITECTURES = {"starcoder2": "Starcoder2ForCausalLM"}
 BASE = "model."
@@ -34,23 +34,23 @@ DEFAULTS = shape(3072, 12_288, 30, 24, 2) | {
 
 def config(hf: HF) -> DecoderConfig:
     only(hf, norm_type="layer_norm", mlp_type="default", scale_attn_weights=True)
-    c: Any = llama.config(with_defaults(hf, DEFAULTS))
+    c = llama.config(with_defaults(hf, DEFAULTS))
     bias = hf.get("use_bias", True)
     return replace(
         c,
         attention=SelfAttention(window=hf.get("sliding_window") or 0, bias=bias, out_bias=bias),
-        mlp=Plain(act=c.mlp.act, bias=bias),
+        mlp=Plain(act=require(c.mlp, Gated).act, bias=bias),
         norm=LayerNorm(eps=hf.get("norm_epsilon", 1e-5)),
     )
 
 
-def to_hf(c: Any) -> dict[str, Any]:
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
     return llama.keys(c) | {
-        "sliding_window": c.attention.window or None,
+        "sliding_window": require(c.attention, SelfAttention).window or None,
         "residual_dropout": c.dropout,
         "embedding_dropout": c.dropout,
-        "use_bias": c.mlp.bias,
-        "norm_epsilon": c.norm.eps,
+        "use_bias": require(c.mlp, Plain).bias,
+        "norm_epsilon": require(c.norm, LayerNorm).eps,
     }
 
 

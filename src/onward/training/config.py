@@ -79,6 +79,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     out: str = ""  # folder of the run; "": runs/ and the name of the first source
     preset: str = "mini"  # tiny, mini, small, medium or a release (see `onward models`); --model.* changes its fields
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
+    imports: tuple[str, ...] = ()  # modules to import first, which define parts of your own
     steps: int = 0  # optimizer steps; 0: as many as --time or --epochs allow
     time: str = ""  # how long to train, such as 100s, 5m or 2h; fixed to a number of steps after a short timing
     epochs: float = 0.0  # how often to see all of the training text
@@ -87,6 +88,8 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     seed: int = 0  # of the weights, the order of windows and dropout
 
     def __post_init__(self) -> None:
+        for module in self.imports:
+            fields.import_parts(module)
         chosen = [name for name in ("steps", "time", "epochs") if getattr(self, name)]
         if len(chosen) > 1:
             raise UserError(f"{' and '.join(chosen)} are both given: choose one of steps, time and epochs")

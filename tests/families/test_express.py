@@ -1,0 +1,41 @@
+"""A decoder is saved in the words of a family only if that family says so, never because of an error in its file."""
+
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from onward.families import Inexpressible, express, families, keys_of, llama, presets, require
+from onward.model.config import Gated, LayerNorm, Plain, RMSNorm
+
+from support.decoders import DECODERS, config
+
+PUBLISHED = {name: preset.config for name, preset in islice(presets().items(), 0, None, 7)}
+
+
+@pytest.mark.parametrize("model_type", families())
+def test_a_family_expresses_a_decoder_or_refuses_it(model_type: str) -> None:
+    family = families()[model_type]
+    for decoder in (DECODERS | PUBLISHED).values():
+        hf = keys_of(family, decoder, {})
+        assert hf is None or family.config(hf) == decoder
+
+
+@pytest.mark.parametrize("planted", [AttributeError("c.nrom"), KeyError("eps"), TypeError("no")], ids=repr)
+@pytest.mark.parametrize("function", ["to_hf", "config"])
+def test_an_error_in_a_family_is_raised(function: str, planted: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def typo(_: Any) -> Any:
+        raise planted
+
+    monkeypatch.setattr(llama, function, typo)
+    with pytest.raises(type(planted)):
+        express(config())
+
+
+def test_a_required_part_is_narrowed_or_refused() -> None:
+    assert require(RMSNorm(eps=0.5), RMSNorm).eps == 0.5
+    assert require(Plain(act="relu"), Plain, Gated).act == "relu"
+    with pytest.raises(Inexpressible, match="RMSNorm is not LayerNorm"):
+        require(RMSNorm(), LayerNorm)
+    with pytest.raises(Inexpressible, match="tuple is not LayerNorm"):
+        require((LayerNorm(), RMSNorm()), LayerNorm)
