@@ -169,8 +169,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_options_that_cannot_be_are_one_sentence(lm: LanguageModel, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         lm.generate("The", 5, **options)
-    with pytest.raises(ValueError, match="draft is no option of this search"):
-        lm.beam_search("The", 5, draft=lm)
 
 
 def test_one_processor_and_one_stop_text_need_no_list(lm: LanguageModel) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, cast, overload
 
 import numpy as np
 import torch
@@ -17,17 +16,21 @@ from onward.checkpoint.folder import load_model, save_model
 from onward.data.tokens import Tokens
 from onward.device import choose_device
 from onward.errors import UserError
-from onward.evaluation.score import Evaluation, evaluate_tokens, logprobs
+from onward.evaluation.score import Evaluation
+from onward.evaluation.text import Score, evaluate_texts, evaluate_tokens, score_text
 from onward.fields import build, hints, nearest
 from onward.generation.answer import Answer
-from onward.generation.beam import beam_search
+from onward.generation.beam import EarlyStopping, beam_search
 from onward.generation.constraint import constraint
 from onward.generation.contrastive import contrastive_search
 from onward.generation.engine import Engine
-from onward.generation.options import GenerationOptions
+from onward.generation.options import GenerationOptions, OptionKeywords
 from onward.generation.prompt_cache import PromptCache
-from onward.generation.request import Request, TokenLogprob, random_seed
+from onward.generation.request import Request, random_seed
+from onward.generation.results import Completion, SearchResult
+from onward.generation.sampling import SamplingKeywords
 from onward.generation.speculation import Draft, LookupDraft, ModelDraft
+from onward.model.cache import Cache
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.reports.write import conclude
@@ -37,59 +40,97 @@ from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.run import Event, Run
 
-MANY = 256  # tokens, where nobody says how many
-ENGINE = ("slide", "draft", "lookup", "rows", "cache", "prompt_cache")  # options that are not of the sampling
+Prompt = str | Sequence[int]  # a text, or its token ids
+DEFAULT_NEW_TOKENS = 256
+DEFAULT = GenerationOptions()
+UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 
 
-@dataclass(frozen=True)
-class Completion:
-    """What followed a prompt."""
+class EngineKeywords(TypedDict, total=False):
+    """The parameters of `LanguageModel.engine`."""
 
-    text: str
-    tokens: list[int]  # an end token is not among them; those of a stop text are
-    finish_reason: str  # why it ended: stop, length or cancelled
-    logprobs: list[TokenLogprob]  # how likely each token was, where logprobs is given
-    steps: int  # how many times the model was asked
-    num_drafted: int  # drafted tokens that were looked at, in speculative decoding
-    num_accepted: int  # and those that were taken
+    slide: bool
+    draft: LanguageModel | None
+    lookup: int
+    rows: int | None
+    cache: Cache | None
+    prompt_cache: str | Path | None
 
 
-@dataclass(frozen=True)
-class Score:
-    """How likely a model finds a text."""
+class GenerationKeywords(OptionKeywords, EngineKeywords, total=False):
+    """The keyword arguments of the methods that generate."""
 
-    tokens: list[int]
-    pieces: list[str]  # what each token reads as
-    logprobs: list[float | None]  # of each token given those before it, in nats; None: nothing is before it
-    total: float  # the exact sum: the log-probability of the text
+    options: GenerationOptions
 
 
-def options_of(values: Mapping[str, Any]) -> GenerationOptions:
-    """GenerationOptions from keyword arguments; a UserError names an unknown one."""
+class SearchKeywords(SamplingKeywords, total=False):
+    """The keyword arguments of both searches."""
+
+    options: GenerationOptions
+    min_new_tokens: int
+    stop_token_ids: Sequence[int]
+
+
+class BeamKeywords(TypedDict, total=False):
+    """The parameters of `generation.beam.beam_search` that are its own."""
+
+    beams: int
+    groups: int
+    diversity: float
+    length_penalty: float
+    early_stopping: EarlyStopping
+
+
+class BeamSearchKeywords(SearchKeywords, BeamKeywords, total=False):
+    """The keyword arguments of `LanguageModel.beam_search`."""
+
+    n: int
+
+
+class ContrastiveKeywords(TypedDict, total=False):
+    """The parameters of `generation.contrastive.contrastive_search` that are its own."""
+
+    alpha: float
+    k: int
+
+
+class ContrastiveSearchKeywords(SearchKeywords, ContrastiveKeywords, total=False):
+    """The keyword arguments of `LanguageModel.contrastive_search`."""
+
+
+def split(
+    keywords: Mapping[str, Any], own: type, default: GenerationOptions
+) -> tuple[GenerationOptions, dict[str, Any]]:
+    """The options among keyword arguments, and the keyword arguments that the TypedDict `own` declares.
+
+    The fields of GenerationOptions replace those of the keyword argument `options`, or of the default. A value of None
+    counts as not given. A UserError names an unknown keyword.
+    """
+    base = keywords.get("options", default)
+    if not isinstance(base, GenerationOptions):
+        raise UserError(f"options is {base!r}: it takes GenerationOptions")
+    given = {name: value for name, value in keywords.items() if value is not None and name != "options"}
     known = hints(GenerationOptions)
-    for name in values:
-        if name not in known:
-            raise UserError(f"{name} is not a known option: {nearest(name, known)}")
-    return GenerationOptions(**values)
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search found to follow a prompt."""
-
-    text: str
-    tokens: list[int]  # an end token is not among them
-    score: float | None = None  # by which beam search ranks: the log-probability normalized by length
-    logprob: float | None = None  # of the tokens
+    for name in given:
+        if name not in known and name not in own.__annotations__:
+            raise UserError(f"{name} is not an option of this method: {nearest(name, {*known, *own.__annotations__})}")
+    changes = {name: value for name, value in given.items() if name in known}
+    rest = {name: value for name, value in given.items() if name not in known}
+    return replace(base, **changes) if changes else base, rest
 
 
 @dataclass
 class LanguageModel:
-    """What `onward.load` gives: the model, its tokenizer, and what one does with both."""
+    """A model and its tokenizer, as `onward.load` returns them.
+
+    The methods that generate take the fields of GenerationOptions as keyword arguments, or all of them as `options`,
+    of which keyword arguments replace single fields. Wrong types, values out of range and unknown names are a
+    UserError.
+    """
 
     model: Decoder
     tokenizer: Tokenizer | None = None
-    hf: Mapping[str, Any] = field(default_factory=dict)  # the config.json it was loaded from
+    hf: Mapping[str, Any] = field(default_factory=dict)  # the config.json that it was loaded from
 
     @property
     def config(self) -> DecoderConfig:
@@ -97,59 +138,122 @@ class LanguageModel:
         return self.model.config
 
     @overload
-    def generate(self, prompt: str, max_new_tokens: int | None = ..., **options: Any) -> str: ...
+    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
+        self,
+        prompt: str,
+        max_new_tokens: int | None = ...,
+        *,
+        n: None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> str: ...
     @overload
-    def generate(self, prompt: Sequence[str], max_new_tokens: int | None = ..., **options: Any) -> list[str]: ...
-    def generate(self, prompt: str | Sequence[str], max_new_tokens: int | None = None, **options: Any) -> Any:
-        """What follows a prompt, as text; for a list of prompts a list; with n > 1 a list of n for each prompt.
+    def generate(
+        self,
+        prompt: Sequence[str],
+        max_new_tokens: int | None = ...,
+        *,
+        n: None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> list[str]: ...
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        max_new_tokens: int | None = ...,
+        *,
+        n: int,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> str | list[str] | list[list[str]]: ...
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        max_new_tokens: int | None = None,
+        *,
+        n: int | None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> str | list[str] | list[list[str]]:
+        """The text that continues a prompt; for a list of prompts a list; with n > 1 a list of n for each prompt.
 
-        The options are those of `complete`.
+        Arguments as of `complete`.
         """
-        texts = [[one.text for one in of] for of in self.complete(prompt, max_new_tokens, **options)]
-        each = [of if options.get("n", 1) > 1 else of[0] for of in texts]
-        return each[0] if isinstance(prompt, str) else each
+        completions = self.complete(prompt, max_new_tokens, n=n, **keywords)
+        texts = [[answer.text for answer in answers] for answers in completions]
+        if all(len(answers) == 1 for answers in texts):
+            return texts[0][0] if isinstance(prompt, str) else [answers[0] for answers in texts]
+        return texts[0] if isinstance(prompt, str) else texts
 
     def complete(
-        self, prompt: str | Sequence[str], max_new_tokens: int | None = None, **options: Any
+        self,
+        prompt: str | Sequence[Prompt],
+        max_new_tokens: int | None = None,
+        *,
+        n: int | None = None,
+        **keywords: Unpack[GenerationKeywords],
     ) -> list[list[Completion]]:
-        """All that follows prompts, computed together: for each of them n completions.
+        """For each prompt n completions, all computed together.
 
-        By default 256 tokens are generated, or as many as the context has room for, or fewer up to an end token.
-        The options are the fields of Sampling (temperature, top_k, top_p, stop, seed, n, ...), of which `stop` may
-        also be a text or a function of the text that says whether to end there, and of `engine`. Of several
-        answers, number i uses seed + i.
+        By default an answer has at most 256 tokens, or as many as the context has room for. Keyword arguments are the
+        fields of GenerationOptions and the parameters of `engine`. Answer i of a call, counted over all prompts, uses
+        seed + i.
         """
-        answers = self.answers(prompt, max_new_tokens, options)
-        for _ in self.run(answers, options):
+        given = {**keywords, "n": n, "max_new_tokens": max_new_tokens}
+        options, rest = split(given, EngineKeywords, DEFAULT)
+        engine = self.engine(**cast(EngineKeywords, rest))
+        answers = self.submit(engine, prompts_of(prompt), options)
+        for _ in engine.run():
             pass
         done = [
-            Completion(answer.finish(), r.tokens, r.finish_reason, r.logprobs, r.steps, r.num_drafted, r.num_accepted)
-            for r, answer in answers.items()
+            Completion(
+                answer.finish(),
+                request.tokens,
+                request.finish_reason,
+                request.seed,
+                request.logprobs,
+                request.steps,
+                request.num_drafted,
+                request.num_accepted,
+            )
+            for request, answer in answers.items()
         ]
-        n = options.get("n", 1)
-        return [done[i : i + n] for i in range(0, len(done), n)]
+        return [done[i : i + options.n] for i in range(0, len(done), options.n)]
 
-    def stream(self, prompt: str | Sequence[int], max_new_tokens: int | None = None, **options: Any) -> Iterator[str]:
-        """The same as `generate` for one prompt, a text or its tokens, in pieces, each as soon as it is certain."""
-        answers = self.answers([prompt], max_new_tokens, options)
-        if len(answers) > 1:
-            raise UserError(f"n is {len(answers)}: a stream is of one answer, so leave it out")
-        (answer,) = answers.values()
-        for _ in self.run(answers, options):
+    def stream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int | None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> Iterator[str]:
+        """The text that `generate` returns for one prompt, in pieces, each as soon as no further token can change it.
+
+        Arguments as of `complete`, without n.
+        """
+        options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
+        if options.n > 1:
+            raise UserError(f"n is {options.n}: a stream is of one answer, so leave it out")
+        engine = self.engine(**cast(EngineKeywords, rest))
+        [answer] = self.submit(engine, prompts_of([prompt]), options).values()
+        for _ in engine.run():
             if piece := answer.take():
                 yield piece
         answer.finish()
         if piece := answer.take():
             yield piece
 
-    def chat(self, messages: str | Sequence[Message], max_new_tokens: int | None = None, **options: Any) -> str:
-        """What the assistant answers to messages, as `[{"role": "user", "content": "Hello"}]`, or to one of the user.
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        max_new_tokens: int | None = None,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> str:
+        """The assistant's answer to messages, as `[{"role": "user", "content": "Hello"}]`, or to one of the user.
 
-        They are written by the chat template that came with the tokenizer, see `text.chat`. `variables` is a table of
-        values for the template (as `{"enable_thinking": False}`); the other options are those of `complete`. With
-        `rows=1` and `cache=` the same PagedCache each time, what has been read before is not read again.
+        The chat template that came with the tokenizer turns them into tokens, see `text.chat`; `variables` are values
+        for the template (as `{"enable_thinking": False}`). Other arguments as of `stream`. With `rows=1` and
+        `cache=` the same PagedCache in each call, tokens that the cache holds are not computed again.
         """
-        return "".join(self.stream_chat(messages, max_new_tokens, **options))
+        return "".join(self.stream_chat(messages, max_new_tokens, variables=variables, **keywords))
 
     def stream_chat(
         self,
@@ -157,174 +261,92 @@ class LanguageModel:
         max_new_tokens: int | None = None,
         *,
         variables: Mapping[str, Any] | None = None,
-        **options: Any,
+        **keywords: Unpack[GenerationKeywords],
     ) -> Iterator[str]:
-        """The same as `chat`, in pieces, each as soon as it is certain."""
+        """The answer that `chat` returns, in pieces."""
         chat = chat_of(self.text())
-        stop = options.get("stop", ())
-        options["stop"] = (*chat.stop, *([stop] if isinstance(stop, str) else stop))
-        yield from self.stream(chat.encode(messages, **variables or {}), max_new_tokens, **options)
+        options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
+        options = replace(options, stop=(*chat.stop, *options.stop))
+        tokens = chat.encode(messages, **variables or {})
+        yield from self.stream(tokens, options=options, **cast(EngineKeywords, rest))
 
     def beam_search(
-        self, prompt: str | Sequence[str], max_new_tokens: int | None = None, **options: Any
-    ) -> list[list[Found]]:
-        """The likeliest continuations of each prompt that a beam search finds, best first.
+        self,
+        prompt: str | Sequence[Prompt],
+        max_new_tokens: int | None = None,
+        **keywords: Unpack[BeamSearchKeywords],
+    ) -> list[list[SearchResult]]:
+        """The n likeliest continuations of each prompt that beam search finds, best first.
 
-        The options are those of `generation.beam.beam_search` (beams, n, length_penalty, ...) and the fields of
-        Sampling, which by default change nothing.
+        Keyword arguments as of `generation.beam.beam_search` (beams, length_penalty, ...), and the fields of Sampling,
+        whose temperature is 1 by default.
         """
-        prompts, arguments = self.search(beam_search, prompt, max_new_tokens, options)
-        found = beam_search(self.model, prompts, **arguments)
+        options, own = split({**keywords, "max_new_tokens": max_new_tokens}, BeamKeywords, UNCHANGED)
+        prompts, shared = self.search_arguments(prompt, options)
         return [
-            [Found(self.continued(tokens, h.tokens), h.tokens, h.score, h.logprob) for h in of]
-            for tokens, of in zip(prompts, found)
+            [
+                SearchResult(
+                    self.continued(tokens, h.tokens), h.tokens, "stop" if h.finished else "length", h.score, h.logprob
+                )
+                for h in hypotheses
+            ]
+            for tokens, hypotheses in zip(prompts, beam_search(self.model, prompts, n=options.n, **shared, **own))
         ]
 
     def contrastive_search(
-        self, prompt: str | Sequence[str], max_new_tokens: int | None = None, **options: Any
-    ) -> list[Found]:
-        """What contrastive search finds to follow each prompt.
-
-        The options are those of `generation.contrastive.contrastive_search` (alpha, k) and the fields of Sampling,
-        which by default change nothing.
-        """
-        prompts, arguments = self.search(contrastive_search, prompt, max_new_tokens, options)
-        found = contrastive_search(self.model, prompts, **arguments)
-        return [Found(self.continued(tokens, new), new) for tokens, new in zip(prompts, found)]
-
-    def search(
         self,
-        way: Callable[..., object],
-        prompt: str | Sequence[str],
-        max_new_tokens: int | None,
-        options: Mapping[str, Any],
-    ) -> tuple[list[list[int]], dict[str, Any]]:
-        """Prompts as tokens, and the arguments of a way to search; new tokens as the longest prompt leaves room for."""
-        names, known = {*hints(GenerationOptions)}, inspect.signature(way).parameters
-        own = options_of({"temperature": 1.0} | {k: v for k, v in options.items() if k in names})
-        for name in "stop", "logprobs", "regex", "json_schema":
-            if getattr(own, name) != getattr(GenerationOptions, name):
-                raise UserError(f"{name} is given, which a search cannot use: leave it out")
-        if own.n > 1:
-            if "n" not in known:
-                raise UserError(f"n is {own.n}: this search finds one answer, so leave it out")
-            options = {**options, "n": own.n}
-        rest = {k: v for k, v in options.items() if k not in names or k == "n"}
-        if unknown := [name for name in rest if name not in known]:
-            raise UserError(f"{unknown[0]} is no option of this search: {nearest(unknown[0], {*known, *names})}")
-        requests = self.answers(prompt, max_new_tokens, {"n": 1})
-        new = min((r.max_new_tokens for r in requests), default=0)
-        allowed = self.allowed()
-        return [r.prompt for r in requests], rest | {
-            "max_new_tokens": new,
-            "sampling": own,
-            "min_new_tokens": own.min_new_tokens,
-            "stop_token_ids": [*self.end_ids, *own.stop_token_ids],
-            "allowed": allowed,
-        }
+        prompt: str | Sequence[Prompt],
+        max_new_tokens: int | None = None,
+        **keywords: Unpack[ContrastiveSearchKeywords],
+    ) -> list[SearchResult]:
+        """The continuation of each prompt that contrastive search finds.
 
-    def continued(self, before: Sequence[int], tokens: Sequence[int]) -> str:
-        """Tokens as the text that follows those before."""
-        answer = Answer(self.text(), before)
-        for token in tokens:
-            answer.push(token)
-        return answer.finish()
+        Keyword arguments as of `generation.contrastive.contrastive_search` (alpha, k), and the fields of Sampling,
+        whose temperature is 1 by default.
+        """
+        options, own = split({**keywords, "max_new_tokens": max_new_tokens}, ContrastiveKeywords, UNCHANGED)
+        if options.n > 1:
+            raise UserError(f"n is {options.n}: contrastive search finds one answer, so leave it out")
+        prompts, shared = self.search_arguments(prompt, options)
+        found = contrastive_search(self.model, prompts, **shared, **own)
+        most = shared["max_new_tokens"]
+        return [
+            SearchResult(self.continued(tokens, new), new, "stop" if len(new) < most else "length")
+            for tokens, new in zip(prompts, found)
+        ]
 
     def score(self, text: str) -> Score:
-        """The log-probability of each token of a text and of the whole; its start is known where there is a
-        beginning token."""
-        tokenizer = self.text()
-        tokens = tokenizer.encode(text)
-        begins = tokenizer.bos_id is not None and tokens[:1] != [tokenizer.bos_id]
-        context = [tokenizer.bos_id, *tokens] if begins else tokens
-        if len(context) > self.config.context_length:
-            raise UserError(
-                f"the text is {len(context)} tokens and the model's context {self.config.context_length}: shorten it, "
-                "or use evaluate, which slides"
-            )
-        found: list[float | None] = [] if begins or not tokens else [None]
-        if len(context) > 1:
-            found += logprobs(self.model, np.array([context]))[0].tolist()
-        pieces = [tokenizer.piece(token) for token in tokens]
-        return Score(tokens, pieces, found, math.fsum(p for p in found if p is not None))
+        """The log-probability of each token of a text, and of the whole; see `evaluation.text`."""
+        return score_text(self.model, self.text(), text)
 
-    def evaluate(self, text: str | Sequence[str] | np.ndarray | Tokens, stride: int = 0) -> Evaluation:
-        """Loss, perplexity and bits per byte over documents, or over tokens, of any length; see `evaluation.score`."""
-        tokenizer = self.text()
+    def evaluate(
+        self, text: str | Sequence[str] | np.ndarray | Tokens, stride: int = 0, *, n_bytes: int | None = None
+    ) -> Evaluation:
+        """Loss, perplexity and bits per byte over documents, or over token ids (T,), of any length.
+
+        The window moves on by `stride` tokens, by default half the context; see `evaluation.score`. `n_bytes` is the
+        length of the text of token ids, by default counted from them.
+        """
         if isinstance(text, np.ndarray | Tokens):
-            return evaluate_tokens(self.model, tokenizer, text, stride)
-        begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-        documents = [begin + tokenizer.encode(t, special=False) for t in ([text] if isinstance(text, str) else text)]
-        tokens = [token for document in documents for token in document]
-        return evaluate_tokens(self.model, tokenizer, np.array(tokens), stride)
-
-    @property
-    def end_ids(self) -> list[int]:
-        """The tokens that end an answer."""
-        return [i for i in self.text().end_ids if i < self.config.vocab_size]
-
-    def text(self) -> Tokenizer:
-        """The tokenizer; a UserError where there is none."""
-        if self.tokenizer is None:
-            raise UserError("this model came without a tokenizer.json, which text needs: put one into its folder")
-        return self.tokenizer
-
-    def answers(
-        self, prompt: str | Sequence[str | Sequence[int]], max_new_tokens: int | None, options: Mapping[str, Any]
-    ) -> dict[Request, Answer]:
-        """A request and its growing text for each prompt, a text or its tokens, and sample; an empty prompt is the
-        beginning token."""
-        own = options_of({k: v for k, v in options.items() if k not in ENGINE})
-        tokenizer, length = self.text(), self.config.context_length
-        if (cache := options.get("cache")) is not None:
-            length = min(length, cache.length)
-        room = MANY if options.get("slide") else length
-        form = constraint(tokenizer, self.config.vocab_size, {*self.end_ids, *own.stop_token_ids}, own)
-        result: dict[Request, Answer] = {}
-        for text in [prompt] if isinstance(prompt, str) else prompt:
-            tokens = tokenizer.encode(text) if isinstance(text, str) else list(text)
-            if not tokens and tokenizer.bos_id is not None:
-                tokens = [tokenizer.bos_id]
-            new = max(1, min(MANY, room - len(tokens))) if max_new_tokens is None else max_new_tokens
-            twin, last = None, tokenizer.decode(tokens[-LOOK_BACK:])
-            for _ in range(own.n):
-                answer = Answer(tokenizer, tokens, own.stop, own.stop_when)
-                request = Request(
-                    tokens,
-                    own,
-                    new,
-                    answer.push,
-                    form and form.after(last),
-                    min_new_tokens=own.min_new_tokens,
-                    stop_token_ids=frozenset(own.stop_token_ids),
-                    seed=random_seed() if own.seed is None else own.seed + len(result),
-                    num_logprobs=own.logprobs,
-                    shares_prompt_with=twin,
-                )
-                twin = twin or request
-                result[request] = answer
-        return result
-
-    def run(self, answers: Mapping[Request, Answer], options: Mapping[str, Any]) -> Iterator[tuple[Request, int]]:
-        """Go on with all answers together, token by token."""
-        engine = self.engine(**{name: options[name] for name in ENGINE if name in options})
-        for request in answers:
-            engine.add(request)
-        return engine.run()
+            return evaluate_tokens(self.model, self.text(), text, stride, n_bytes)
+        if isinstance(text, bytes) or not isinstance(text, Sequence):
+            raise UserError(f"text is {text!r}: evaluate takes a text, a list of texts or token ids")
+        return evaluate_texts(self.model, self.text(), [text] if isinstance(text, str) else text, stride)
 
     def engine(
         self,
         *,
+        slide: bool = False,
         draft: LanguageModel | None = None,
         lookup: int = 0,
+        rows: int | None = None,
+        cache: Cache | None = None,
         prompt_cache: str | Path | None = None,
-        **options: Any,
     ) -> Engine:
-        """An engine for this model and tokenizer.
+        """An engine for this model and tokenizer; `slide`, `rows` and `cache` as of `generation.engine.Engine`.
 
-        `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens to look up in the text,
-        for speculative decoding; `prompt_cache` is a folder in which prompts that have been read are kept; the other
-        options are those of Engine.
+        For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
+        to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts.
         """
         tokenizer = self.text()
         if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
@@ -334,16 +356,110 @@ class LanguageModel:
         proposals: Draft | None = (
             ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
         )
-        prompts = PromptCache(Path(prompt_cache), self.model) if prompt_cache else None
         return Engine(
-            self.model, stop_token_ids=self.end_ids, allowed=self.allowed(), draft=proposals, prompts=prompts, **options
+            self.model,
+            rows=rows,
+            cache=cache,
+            stop_token_ids=self.stop_token_ids,
+            allowed=self.allowed(),
+            slide=slide,
+            draft=proposals,
+            prompts=PromptCache(Path(prompt_cache), self.model) if prompt_cache else None,
         )
 
+    def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:
+        """Add n requests for each prompt to an engine of this model; return each with its text, which grows as the
+        engine steps."""
+        tokenizer = self.text()
+        ends = {*self.stop_token_ids, *options.stop_token_ids}
+        form = constraint(tokenizer, self.config.vocab_size, ends, options)
+        answers: dict[Request, Answer] = {}
+        for prompt in prompts:
+            tokens = self.prompt_tokens(prompt)
+            room = DEFAULT_NEW_TOKENS if engine.slide else engine.length - len(tokens)
+            first, before = None, tokenizer.decode(tokens[-LOOK_BACK:])
+            for _ in range(options.n):
+                answer = Answer(tokenizer, tokens, options.stop, options.stop_when)
+                request = Request(
+                    tokens,
+                    options,
+                    default_new_tokens(room) if options.max_new_tokens is None else options.max_new_tokens,
+                    answer.push,
+                    form and form.after(before),
+                    options.min_new_tokens,
+                    frozenset(options.stop_token_ids),
+                    random_seed() if options.seed is None else options.seed + len(answers),
+                    options.logprobs,
+                    shares_prompt_with=first,
+                )
+                first = first or request
+                answers[request] = answer
+        for request in answers:
+            engine.add(request)
+        return answers
+
+    def search_arguments(
+        self, prompt: str | Sequence[Prompt], options: GenerationOptions
+    ) -> tuple[list[list[int]], dict[str, Any]]:
+        """Prompts as token ids, and the arguments that both searches take; a UserError for other options."""
+        for name in "stop", "stop_when", "logprobs", "regex", "json_schema":
+            if getattr(options, name) != getattr(GenerationOptions, name):
+                raise UserError(f"{name} is given, which a search cannot use: leave it out")
+        prompts = list(map(self.prompt_tokens, prompts_of(prompt)))
+        room = self.config.context_length - max(map(len, prompts), default=0)
+        return prompts, {
+            "sampling": options,
+            "max_new_tokens": default_new_tokens(room) if options.max_new_tokens is None else options.max_new_tokens,
+            "min_new_tokens": options.min_new_tokens,
+            "stop_token_ids": [*self.stop_token_ids, *options.stop_token_ids],
+            "allowed": self.allowed(),
+        }
+
+    def prompt_tokens(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt; of an empty one the beginning-of-text token."""
+        tokens = self.text().encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return tokens or self.text().begin([])
+
+    def continued(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        """The text of tokens that follow the tokens `before`."""
+        answer = Answer(self.text(), before)
+        for token in tokens:
+            answer.push(token)
+        return answer.finish()
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        """The token ids that end an answer: the tokenizer's end tokens that the model has."""
+        return [i for i in self.text().end_ids if i < self.config.vocab_size]
+
     def allowed(self) -> Tensor:
-        """Which tokens stand for a text, (V,)."""
-        allowed = torch.ones(self.config.vocab_size, dtype=torch.bool, device=self.model.embed.weight.device)
+        """False for padding and holes of the vocabulary, (V,)."""
+        allowed = torch.ones(self.config.vocab_size, dtype=torch.bool, device=self.model.device)
         allowed[self.text().textless(self.config.vocab_size)] = False
         return allowed
+
+    def text(self) -> Tokenizer:
+        """The tokenizer; a UserError where there is none."""
+        if self.tokenizer is None:
+            raise UserError("this model came without a tokenizer.json, which text needs: put one into its folder")
+        return self.tokenizer
+
+
+def default_new_tokens(room: int) -> int:
+    """The most new tokens where none are given and the context has room for `room`."""
+    return max(1, min(DEFAULT_NEW_TOKENS, room))
+
+
+def prompts_of(prompt: object) -> list[Prompt]:
+    """One text or several prompts as a list; a UserError where it is neither."""
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
+        raise UserError(f"prompt is {prompt!r}: give a text, or a list of texts")
+    for one in prompts:
+        is_ids = isinstance(one, Sequence) and not isinstance(one, bytes) and all(isinstance(i, int) for i in one)
+        if not isinstance(one, str) and not is_ids:
+            raise UserError(f"a prompt is {one!r}: give a text")
+    return list(prompts)
 
 
 def load(
@@ -353,10 +469,12 @@ def load(
     *,
     allow_nonfinite: bool = False,
 ) -> LanguageModel:
-    """The model in a Hugging Face folder, in its files' precision and on the best device unless told otherwise.
+    """The model in a Hugging Face folder, by default in the dtype of its files and on the fastest device there is.
 
     Weights that are NaN or infinite are a UserError unless `allow_nonfinite`.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise UserError(f"folder is {folder!r}: name the folder of a model")
     folder = Path(folder)
     model, hf = load_model(folder, dtype, choose_device(device), allow_nonfinite=allow_nonfinite)
     has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))

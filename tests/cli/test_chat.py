@@ -153,7 +153,7 @@ def test_what_was_read_before_is_not_read_again(changes: dict, tmp_path: Path, c
 
 def test_an_answer_may_fill_the_context_to_its_last_token(folder: Path, capsys) -> None:
     conversation = Conversation(onward.load(folder), Options(model="", json=True, context=37, seed=1, regex="[a-z]*"))
-    conversation.settings = replace(conversation.settings, suppress_tokens=tuple(conversation.lm.end_ids))
+    conversation.settings = replace(conversation.settings, suppress_tokens=tuple(conversation.lm.stop_token_ids))
     conversation.answer("abc")
     assert len(conversation.turns[-1]["content"]) == 37 - 6
 

@@ -43,14 +43,42 @@ def test_what_is_streamed_is_what_comes_as_json(said) -> None:
     words = ["The", "A dog", "--seed", "1", "--max-new-tokens", "40", "--context-overflow", "slide"]
     streamed, _ = said(*words)
     found = rows(said(*words, "--json")[0])
-    assert streamed == "".join(row["prompt"] + row["text"] + "\n" for row in found)
+    assert streamed == "\n".join(row["prompt"] + row["text"] + "\n" for row in found)
     assert [row["prompt"] for row in found] == ["The", "A dog"]
     assert [len(row["tokens"]) for row in found] == [40, 40]
     assert {row["finish_reason"] for row in found} == {"length"}
 
 
-def test_nothing_to_continue_starts_from_the_beginning_token(said, lm: LanguageModel) -> None:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def piped(text: str) -> Any:
+    return io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8")
+
+
+@pytest.mark.parametrize("stdin", [Terminal("The"), piped(""), None], ids=["terminal", "nothing", "closed"])
+def test_without_a_prompt_an_answer_starts_from_the_beginning_token(
+    stdin: Any, said, lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin)
     assert said(*SEEDED)[0] == lm.generate("", 9, seed=1) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "prompts"), [([], ["The\ncat"]), (["-"], ["The\ncat"]), (["A dog", "-"], ["A dog", "The\ncat"])], ids=str
+)
+def test_a_prompt_comes_from_standard_input(
+    words: list[str], prompts: list[str], said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", piped("The\ncat\n"))
+    assert [row["prompt"] for row in rows(said(*words, *SEEDED, "--json")[0])] == prompts
+
+
+def test_a_prompt_on_standard_input_is_utf_8(said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
+    assert said(status=2) == ("", "onward: standard input is not UTF-8 text (byte 3): convert it\n")
 
 
 FILES = {
@@ -84,15 +112,54 @@ def test_many_prompts_run_together_through_one_engine(said, lm: LanguageModel, m
     Path("many.txt").write_text("\n".join(prompts))
     out, _ = said("--prompts", "many.txt", *SEEDED)
     assert max(rows_of) == len(prompts)
-    assert out == "".join(p + text + "\n" for p, text in zip(prompts, lm.generate(prompts, 9, seed=1)))
+    assert out == "\n".join(p + text + "\n" for p, text in zip(prompts, lm.generate(prompts, 9, seed=1)))
 
 
 def test_several_answers_for_each_prompt_follow_it(said, lm: LanguageModel) -> None:
     found = rows(said("The", "A dog", "--n", "2", *SEEDED, "--json")[0])
-    assert [row["prompt"] for row in found] == ["The", "The", "A dog", "A dog"]
+    places = [(row["prompt_index"], row["index"], row["prompt"], row["seed"]) for row in found]
+    assert places == [(0, 0, "The", 1), (0, 1, "The", 2), (1, 0, "A dog", 3), (1, 1, "A dog", 4)]
     assert [row["text"] for row in found] == [
         text for of in lm.generate(["The", "A dog"], 9, n=2, seed=1) for text in of
     ]
+
+
+def test_the_seed_of_an_answer_gives_it_again(said) -> None:
+    words = "--max-new-tokens", "9", "--json"
+    for row in rows(said("The", "--n", "3", *words)[0]):
+        assert rows(said("The", "--seed", str(row["seed"]), *words)[0])[0]["tokens"] == row["tokens"]
+
+
+def test_answers_on_a_terminal_are_numbered(said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    said("The", "--n", "2", *SEEDED)
+    said("The", *SEEDED)
+    assert re.findall(r"^\[.*", terminal.getvalue(), re.MULTILINE) == ["[1/2]", "[2/2]"]
+    assert re.search(r"^\[1/2\]\nThe.*\n", terminal.getvalue())
+
+
+def test_an_answer_that_its_length_ends_is_named_on_standard_error(said, lm: LanguageModel) -> None:
+    assert said("The", *SEEDED)[1] == "the answer was cut after 9 tokens: see --max-new-tokens\n"
+    text = lm.generate("The", 9, seed=1)
+    _, err = said("The", "The", *SEEDED, "--stop", text[2:5])
+    assert err == "1 of 2 answers were cut after 9 tokens: see --max-new-tokens\n"
+    assert said("The", *SEEDED, "--stop", text[2:5])[1] == ""
+    assert said("The", *SEEDED, "--json")[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "stop"),
+    [
+        (["--stop", ".", "--stop", "sat", "The"], [".", "sat"]),
+        (["--stop", ".", "The"], ["."]),
+        (["The", "--stop", "\\n"], ["\n"]),
+    ],
+    ids=str,
+)
+def test_stop_takes_one_text_and_may_be_repeated(words: list[str], stop: list[str], said, lm: LanguageModel) -> None:
+    text = lm.generate("The", 25, temperature=0, stop=stop)
+    assert said(*words, "--temperature", "0", "--max-new-tokens", "25")[0] == f"The{text}\n"
+    assert len(text) < len(lm.generate("The", 25, temperature=0))
 
 
 def test_log_probabilities_are_a_table_and_in_json_exact(said, lm: LanguageModel) -> None:
@@ -114,13 +181,13 @@ def test_log_probabilities_are_a_table_and_in_json_exact(said, lm: LanguageModel
 
 def test_a_draft_that_is_the_model_is_always_accepted_and_the_figures_are_told(said, tiny_run: Path) -> None:
     words = ["The cat", "A dog", "--temperature", "0", "--max-new-tokens", "21"]
-    plain, nothing = said(*words)
-    assert nothing == ""
+    plain, cut = said(*words)
     out, figures = said(*words, "--draft", str(tiny_run))
     assert out == plain
+    assert figures.startswith(cut)
     assert re.fullmatch(
-        r"accepted 100\.0% of 32 proposed tokens; tokens per step: 4\.20 measured, 5\.00 expected .* 4 proposed .*\n",
-        figures,
+        r"accepted 100\.0% of 32 drafted tokens; tokens per step: 4\.20 measured, 5\.00 expected .* 4 drafted .*\n",
+        figures.removeprefix(cut),
     )
     for row in rows(said(*words, "--draft", str(tiny_run), "--json")[0]):
         assert (row["steps"], row["num_drafted"], row["num_accepted"]) == (5, 16, 16)
@@ -130,8 +197,8 @@ def test_a_look_up_tells_its_figures_too(said) -> None:
     words = ["The cat sat on the mat.\nThe cat sat", "--temperature", "0", "--max-new-tokens", "8"]
     out, figures = said(*words, "--lookup", "3")
     assert out == said(*words)[0]
-    assert "with 3 proposed each time" in figures
-    assert said("The", "--max-new-tokens", "1", "--lookup", "3")[1] == "nothing was proposed\n"
+    assert "with 3 drafted each time" in figures
+    assert said("The", "--max-new-tokens", "1", "--lookup", "3")[1].endswith("\nno tokens were drafted\n")
 
 
 SEARCHES = {
@@ -151,10 +218,11 @@ def test_a_search_prints_what_the_language_model_finds(words: str, said, lm: Lan
     prompts = ["The cat", "A dog"]
     expected = [(p, one) for p, of in zip(prompts, SEARCHES[words](lm, prompts)) for one in of]
     out, _ = said(*prompts, "--max-new-tokens", "9", *words.split())
-    assert out == "".join(f"{prompt}{one.text}\n" for prompt, one in expected)
+    assert out == "\n".join(f"{prompt}{one.text}\n" for prompt, one in expected)
     found = rows(said(*prompts, "--max-new-tokens", "9", *words.split(), "--json")[0])
     assert [(row["prompt"], row["tokens"]) for row in found] == [(prompt, one.tokens) for prompt, one in expected]
     assert [row.get("score") for row in found] == [one.score for _, one in expected]
+    assert (found[-1]["prompt_index"], found[-1]["index"]) == (1, len(found) // 2 - 1)
 
 
 def test_an_answer_has_the_form_that_is_asked_for(said) -> None:
@@ -172,8 +240,8 @@ BAD = {
     "The --groups 2": "groups is given without beams",
     "The --k 2": "k is given without alpha",
     "The --alpha 2": "alpha is 2.0: it must be between 0 and 1",
-    "The --alpha 0.6 --n 2": "n is 2: this search finds one answer",
-    "The --beams 2 --n 3": "n is 3: it must be",
+    "The --alpha 0.6 --n 2": "--n is 2: contrastive search finds one",
+    "The --beams 2 --n 3": "--n is 3: it must be from 1 to beams, 2",
     "The --beams 2 --stop x": "stop is given, which a search cannot use",
     "The --regex [": "regex cannot be used",
     "The --beams 2 --context-overflow slide": "beams cannot slide beyond the context",
@@ -183,8 +251,9 @@ BAD = {
     "--prompts rows.jsonl": "rows.jsonl line 1 has no text under 'prompt' (it has 'body')",
     "The --draft nowhere": "there is no config.json in nowhere",
     "The --json-schema @gone.json": "gone.json: No such file",
+    "The --json-schema nope.json": "write @nope.json for a file",
     "The --logprobs -1": "logprobs is -1",
-    "The --n 0": "n is 0",
+    "The --n 0": "--n is 0",
     "The --stop": "--stop",
     "--prompts long.txt --json": "context of 32",
     "--prompts long.txt --max-new-tokens 5": "context of 32",

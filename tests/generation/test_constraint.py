@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def lm(spec: str) -> LanguageModel:
 
 def form(spec: str, **how: Any) -> TextConstraint:
     model = lm(spec)
-    found = constraint(model.text(), model.config.vocab_size, model.end_ids, GenerationOptions(**how))
+    found = constraint(model.text(), model.config.vocab_size, model.stop_token_ids, GenerationOptions(**how))
     assert found is not None
     return found
 
@@ -92,7 +93,7 @@ def test_exactly_the_tokens_may_come_that_lead_to_an_answer(spec: str, language:
     while goes_on:
         starts = {w[len(said) : end] for w in whole if w.startswith(said) for end in range(len(said) + 1, len(w) + 1)}
         may = {i for start in starts for i in ids_of(spec).get(start, ())}
-        ends = set(lm(spec).end_ids) if said in whole else set()
+        ends = set(lm(spec).stop_token_ids) if said in whole else set()
         assert set(state.allowed().nonzero().flatten().tolist()) == may | ends
         token = data.draw(st.sampled_from(sorted(may)))
         said += lm(spec).text().token_bytes(token)
@@ -152,19 +153,22 @@ PATTERNS = [r"[ab]{3}( [ab]{3}){4}", r"(abc)+\.?|猫{2,9}", ""]
 @pytest.mark.parametrize("how", [{"lookup": 4}, {"draft": "byte"}, {}], ids=["look-up", "a model", "no draft"])
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 def test_forms_hold_in_company_and_where_tokens_are_proposed(how: dict[str, Any], temperature: float) -> None:
-    model, draft = lm("byte"), {name: lm(value) if name == "draft" else value for name, value in how.items()}
-    sampling = {"temperature": temperature, "seed": 3}
+    draft: Any = {name: lm(value) if name == "draft" else value for name, value in how.items()}
+    model = lm("byte")
+    sampling = GenerationOptions(temperature, max_new_tokens=40, seed=3)
     requests: dict = {}
+    engine = model.engine(**draft)
     for pattern in PATTERNS:
-        requests |= model.answers(["abab abab", "é"], 40, sampling | {"regex": pattern})
-    list(model.run(requests, draft))
+        requests |= model.submit(engine, ["abab abab", "é"], replace(sampling, regex=pattern))
+    list(engine.run())
     for i, (request, answer) in enumerate(requests.items()):
         pattern = PATTERNS[i // 2]
         if pattern and request.finish_reason == "stop":
             assert re.fullmatch(pattern, answer.finish())
-        alone = model.answers(["abab abab", "é"], 40, sampling | {"regex": pattern})
-        one = list(alone)[i % 2]
-        list(model.run({one: alone[one]}, draft))
+        prompt, seed = ["abab abab", "é"][i % 2], 3 + i % 2
+        engine = model.engine(**draft)
+        [one] = model.submit(engine, [prompt], replace(sampling, regex=pattern, seed=seed))
+        list(engine.run())
         assert (request.tokens, request.finish_reason) == (one.tokens, one.finish_reason)
     assert {request.finish_reason for request in list(requests)[:2]} == {"stop"}
 

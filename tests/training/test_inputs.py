@@ -11,7 +11,7 @@ from onward.data.prepare import prepare
 from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 from onward.training.config import RunConfig
-from onward.training.inputs import held_out
+from onward.training.inputs import inputs_of
 from onward.training.run import Run
 
 from support.runs import SETTINGS, TINY, config
@@ -57,7 +57,7 @@ def test_the_validation_text_is_the_end_of_each_source(prepared: Path, tmp_path:
     text = run.tokenizer.decode(run.inputs.validation[:].tolist())
     assert text.endswith("island.\n")
     assert "mat" in text
-    assert held_out(run.folder)[:].tolist() == run.inputs.validation[:].tolist()
+    assert inputs_of(run.folder).validation[:].tolist() == run.inputs.validation[:].tolist()
     assert len(run.inputs.validation) == pytest.approx(run.inputs.tokens / 3, rel=0.02)
 
 

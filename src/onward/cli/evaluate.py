@@ -27,7 +27,7 @@ class Options:
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
     model: str  # folder of the model
     sources: tuple[str, ...] = ()  # files, folders, globs, .jsonl, .gz, - or a corpus; none: the run's validation text
-    stride: int = 0  # tokens the window moves on by; 0: half the context
+    stride: int = 0  # tokens by which the window moves on; 0: half the context, the whole for a run's validation text
     field: str = "text"  # the field of each .jsonl line that holds the text
     encoding: str = "utf-8"  # of the text files
     device: str = "auto"  # auto, cpu, cuda, mps
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT)
     import onward
     from onward.data.sources import documents
-    from onward.training.inputs import held_out
+    from onward.training.inputs import inputs_of
 
     lm = onward.load(options.model, device=options.device, allow_nonfinite=options.allow_nonfinite)
     if options.sources:
@@ -48,10 +48,11 @@ def main(argv: Sequence[str]) -> None:
         result = lm.evaluate(texts, stride=options.stride)
     else:
         folder = Path(options.model)
-        held = held_out(folder) if (folder / "inputs.json").exists() else None
-        if held is None:
+        inputs = inputs_of(folder) if (folder / "inputs.json").exists() else None
+        if inputs is None or inputs.validation is None:
             raise UserError(f"{folder} has no validation text of its own: name a text to evaluate on")
-        result = lm.evaluate(held, stride=options.stride)
+        stride = options.stride or lm.config.context_length  # as after the last training step
+        result = lm.evaluate(inputs.validation, stride, n_bytes=inputs.validation_bytes)
     if options.json:
         print_json(asdict(result))
     else:

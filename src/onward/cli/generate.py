@@ -1,8 +1,8 @@
-"""onward generate: what follows a prompt, or many."""
+"""onward generate: continue one prompt or many."""
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
@@ -17,16 +17,19 @@ from onward.generation.options import GenerationOptions
 if TYPE_CHECKING:
     from onward.generation.engine import Engine
     from onward.generation.request import Request, TokenLogprob
+    from onward.generation.results import SearchResult
     from onward.language_model import LanguageModel
     from onward.text.tokenizer import Tokenizer
 
 ABOUT = """\
-Continue prompts with a model: all of them together, printed in their order, the text as it comes.
+Continue prompts with a model: all of them together, printed in their order, each as it grows.
 
 examples:
   onward generate runs/mybook "Once upon"
   onward generate runs/mybook "Once upon" --temperature 0 --max-new-tokens 50 --logprobs 3
   onward generate runs/mybook "Once upon" "In the end" --top-p 0.9 --seed 1 --n 3
+  onward generate runs/mybook "Once upon" --stop . --stop "\\n"
+  echo "Once upon" | onward generate runs/mybook
   onward generate runs/mybook --prompts many.txt --json > answers.jsonl
   onward generate runs/mybook "Once upon" --draft runs/small
   onward generate runs/mybook "Once upon" --beams 4 --n 2
@@ -35,36 +38,36 @@ examples:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding: the same distribution, faster. Proposed tokens are tested together."""
+    """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
 
-    draft: str = ""  # folder of a smaller model with the same tokenizer that proposes tokens
-    lookup: int = 0  # propose so many tokens, those that followed where the text was the same before; 0: none
+    draft: str = ""  # folder of a smaller model with the same tokenizer, which drafts tokens
+    lookup: int = 0  # draft this many tokens: those that followed where the last tokens occurred before; 0: none
 
 
 @dataclass(frozen=True)
 class Search:
     """Search for likely answers, in place of sampling."""
 
-    beams: int = 0  # beam search with so many beams; 0: none
-    groups: int = 1  # beams in so many groups, which differ from each other
-    diversity: float = 0.0  # taken off a token's log-probability for each earlier group that has just chosen it
-    length_penalty: float = 1.0  # of beams: the greater, the better longer answers do
-    early_stopping: Literal["true", "false", "never"] = "false"  # true: as soon as there are so many answers as beams
-    alpha: float | None = None  # contrastive search with this weight, 0 to 1, of what repeats; 0.6 is usual
+    beams: int = 0  # beam search with this many beams; 0: none
+    groups: int = 1  # groups of beams, which differ from each other (diverse beam search)
+    diversity: float = 0.0  # subtracted from a token's log-probability for each earlier group that has just chosen it
+    length_penalty: float = 1.0  # of beam search: the greater, the more longer answers are preferred
+    early_stopping: Literal["true", "false", "never"] = "false"  # true: end once there are as many answers as beams
+    alpha: float | None = None  # contrastive search; the weight, 0 to 1, of its penalty for repetition; 0.6 is usual
     k: int = 4  # tokens that contrastive search chooses from
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(GenerationOptions, Search, Speculation):
-    """What to continue, and how."""
+    """The model, the prompts and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
     model: str  # folder of the model
-    prompt: tuple[str, ...] = ()  # texts to continue; none, here or in a file: start from nothing
-    prompts: str = ""  # a file of prompts: one per line, or .jsonl; - for standard input
+    prompt: tuple[str, ...] = ()  # texts to continue; -, or none where text is piped in: the text on standard input
+    prompts: str = ""  # a file of prompts: one per line, or .jsonl; -: the lines of standard input
     field: str = "prompt"  # the field of each .jsonl line that holds the prompt
-    context_overflow: Literal["error", "slide"] = "error"  # slide: go on beyond the context, from the later half of it
-    prompt_cache: str = ""  # a folder that keeps what has been read of prompts for the next time
+    context_overflow: Literal["error", "slide"] = "error"  # slide: drop the older half of a full context
+    prompt_cache: str = ""  # a folder that keeps the keys and values of prompts for the next call
     device: str = "auto"  # auto, cpu, cuda, mps
     allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
     json: bool = False  # print a line of JSON per answer
@@ -78,42 +81,67 @@ NEEDS = {
 
 def main(argv: Sequence[str]) -> None:
     given = read(Options, argv, prog="onward generate", about=ABOUT)
-    options = fields.build(Options, given)
+    if searching := [name for name in ("beams", "alpha") if name in given]:
+        given = {"temperature": 1.0} | given
+    options = fields.build(Options, given | schema(given))
     check(options, given)
     import onward
 
-    prompts = (*options.prompt, *(from_file(options.prompts, options.field) if options.prompts else ())) or ("",)
+    prompts = [standard_input() if prompt == "-" else prompt for prompt in options.prompt]
+    if options.prompts:
+        prompts += from_file(options.prompts, options.field)
+    if not prompts:
+        prompts = ["" if sys.stdin is None or sys.stdin.isatty() else standard_input()]
     load = lambda folder: onward.load(folder, device=options.device, allow_nonfinite=options.allow_nonfinite)
     lm = load(options.model)
     warn_of_unknown(lm.tokenizer, prompts)
-    sampling = {name: getattr(options, name) for name in fields.hints(GenerationOptions) if name in given}
-    if options.json_schema.startswith("@"):
-        sampling["json_schema"] = Path(options.json_schema[1:]).read_text(encoding="utf-8", errors="replace")
-    if options.beams or options.alpha is not None:
-        search(lm, prompts, options, sampling)
+    if searching:
+        search(lm, prompts, options)
     else:
-        draft = load(options.draft) if options.draft else None
-        slide, folder = options.context_overflow == "slide", options.prompt_cache
-        engine = lm.engine(draft=draft, lookup=options.lookup, slide=slide, prompt_cache=folder)
-        sample(lm, prompts, options, sampling, engine)
+        engine = lm.engine(
+            slide=options.context_overflow == "slide",
+            draft=load(options.draft) if options.draft else None,
+            lookup=options.lookup,
+            prompt_cache=options.prompt_cache,
+        )
+        sample(lm, prompts, options, engine)
     if sys.stdout.isatty():
         print_next(f"onward evaluate {quote(options.model)}")
 
 
-def check(options: Options, given: dict[str, Any]) -> None:
-    """Refuse what cannot be combined."""
-    ways = [name for name in ("beams", "alpha", "draft", "lookup") if name in given]
-    if len(ways) > 1:
-        raise UserError(f"{ways[0]} and {ways[1]} are both given: choose one")
-    for way, names in NEEDS.items():
+def schema(given: Mapping[str, Any]) -> dict[str, str]:
+    """The text of a --json-schema @FILE."""
+    asked = given.get("json_schema", "")
+    if asked.startswith("@"):
+        return {"json_schema": Path(asked[1:]).read_text(encoding="utf-8", errors="replace")}
+    if asked and not asked.lstrip().startswith(("{", "[")) and Path(asked).suffix:
+        raise UserError(f"json_schema is {asked!r}, which is not JSON: write @{asked} for a file")
+    return {}
+
+
+def check(options: Options, given: Mapping[str, Any]) -> None:
+    """A UserError for options that cannot be combined."""
+    modes = [name for name in ("beams", "alpha", "draft", "lookup") if name in given]
+    if len(modes) > 1:
+        raise UserError(f"{modes[0]} and {modes[1]} are both given: choose one")
+    for mode, names in NEEDS.items():
         for name in names:
-            if name in given and way not in given:
-                raise UserError(f"{name} is given without {way}, which it belongs to: give both or none")
-    if {"beams", "alpha"} & {*ways}:
+            if name in given and mode not in given:
+                raise UserError(f"{name} is given without {mode}, which it belongs to: give both or none")
+    if {"beams", "alpha"} & {*modes}:
         if options.context_overflow == "slide":
-            raise UserError(f"{ways[0]} cannot slide beyond the context: leave out one of them")
+            raise UserError(f"{modes[0]} cannot slide beyond the context: leave out one of them")
         if options.prompt_cache:
-            raise UserError(f"{ways[0]} does not use a prompt_cache: leave out one of them")
+            raise UserError(f"{modes[0]} does not use a prompt_cache: leave out one of them")
+
+
+def standard_input() -> str:
+    """The text on standard input without its last line break, which `echo` adds."""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input is not UTF-8 text (byte {error.start:,}): convert it") from None
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def from_file(file: str, field: str) -> list[str]:
@@ -126,104 +154,137 @@ def from_file(file: str, field: str) -> list[str]:
     return [line for text in found for line in text.split("\n") if line.strip()]
 
 
-def sample(
-    lm: "LanguageModel", prompts: Sequence[str], options: Options, sampling: dict[str, Any], engine: "Engine"
-) -> None:
-    """Continue all prompts together and print their answers in order, each as it comes."""
+def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine: "Engine") -> None:
+    """Continue all prompts together and print their answers in order, each as it grows."""
     from rich.progress import MofNCompleteColumn, Progress
 
-    sampling.pop("max_new_tokens", None)
-    answers = lm.answers(prompts, options.max_new_tokens, sampling | {"slide": engine.slide})
-    for request in answers:
-        engine.add(request)
-    prompt_of = [prompt for prompt in prompts for _ in range(options.n)]
-    show = printable if sys.stdout.isatty() else str
+    answers = lm.submit(engine, prompts, options)
     quiet = len(answers) == 1 or sys.stdout.isatty() or not console.is_terminal
     columns = *Progress.get_default_columns(), MofNCompleteColumn()
     with Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=quiet) as bar:
         task = bar.add_task("answers", total=len(answers))
-        for prompt, (request, answer) in zip(prompt_of, answers.items()):
-            waiting = prompt  # until something follows it: where that is a mistake, there is nothing to print
+        for number, (request, answer) in enumerate(answers.items()):
+            prompt_index, index = divmod(number, options.n)
+            printed = Printed(prompts[prompt_index], number, len(answers))
             while not request.done:
                 engine.step()
                 bar.update(task, completed=len(answers) - len(engine.waiting) - len(engine.active))
-                if not options.json and (piece := answer.take()):
-                    print(show(waiting + piece), end="", flush=True)
-                    waiting = ""
+                if not options.json:
+                    printed.add(answer.take())
             text = answer.finish()
             if options.json:
-                print_line(row(prompt, text, request, lm.text(), speculative=bool(engine.draft)))
+                place = {"prompt_index": prompt_index, "index": index, "prompt": prompts[prompt_index]}
+                print_line(place | {"text": text} | row(request, lm.text(), speculative=bool(engine.draft)))
                 continue
-            print(show(waiting + answer.take()), flush=True)
+            printed.finish(answer.take())
             if request.logprobs:
                 print_table([*likely(request.logprobs, lm.text())])
+    if not options.json:
+        tell_cut(list(answers))
     if engine.draft:
         report(list(answers), engine.draft.num_draft_tokens)
 
 
-def row(prompt: str, text: str, request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
-    """All there is to say of an answer."""
+class Printed:
+    """A prompt and its answer on standard output. Answers that are not the only one begin with a line [1/3] on a
+    terminal, and are separated by an empty line elsewhere."""
+
+    def __init__(self, prompt: str, number: int, count: int) -> None:
+        self.show = printable if sys.stdout.isatty() else str
+        self.waiting = prompt  # is printed with the first text that follows it, so not before an error
+        if count > 1 and sys.stdout.isatty():
+            self.waiting = f"[{number + 1}/{count}]\n{prompt}"
+        elif number:
+            self.waiting = f"\n{prompt}"
+
+    def add(self, piece: str) -> None:
+        if piece:
+            print(self.show(self.waiting + piece), end="", flush=True)
+            self.waiting = ""
+
+    def finish(self, piece: str) -> None:
+        print(self.show(self.waiting + piece), flush=True)
+
+
+def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
+    """All there is to say of an answer, but for its text."""
     found: dict[str, Any] = {
-        "prompt": prompt,
-        "text": text,
         "tokens": request.tokens,
         "finish_reason": request.finish_reason,
+        "seed": request.seed,
     }
     if request.num_logprobs is not None:
         one = lambda token, value: {"token": token, "text": tokenizer.piece(token), "logprob": value}
         found["logprobs"] = [
-            one(chance.token, chance.logprob) | {"alternatives": [one(*other) for other in chance.alternatives]}
-            for chance in request.logprobs
+            one(token.token, token.logprob) | {"alternatives": [one(*other) for other in token.alternatives]}
+            for token in request.logprobs
         ]
     if speculative:
         found |= {"steps": request.steps, "num_drafted": request.num_drafted, "num_accepted": request.num_accepted}
     return found
 
 
-def likely(chances: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
-    """How likely each token was, and what else might have come."""
-    for chance in chances:
-        others = ", ".join(f"{tokenizer.piece(token)!r} {value:.2f}" for token, value in chance.alternatives)
-        found = {"token": repr(tokenizer.piece(chance.token)), "logprob": chance.logprob}
+def likely(logprobs: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
+    """Rows of a table: each token, its log-probability and the likeliest alternatives."""
+    for one in logprobs:
+        others = ", ".join(f"{tokenizer.piece(token)!r} {value:.2f}" for token, value in one.alternatives)
+        found = {"token": repr(tokenizer.piece(one.token)), "logprob": one.logprob}
         yield found | ({"likeliest": others} if others else {})
 
 
+def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
+    """Print how many answers ended at the limit of their length."""
+    cut = [answer for answer in answers if answer.finish_reason == "length"]
+    if cut:
+        subject = "the answer was" if len(answers) == 1 else f"{len(cut):,} of {len(answers):,} answers were"
+        longest = max(len(answer.tokens) for answer in cut)
+        console.print(f"{subject} cut after {longest:,} tokens: see --max-new-tokens", soft_wrap=True)
+
+
 def report(requests: "Sequence[Request]", num_draft_tokens: int) -> None:
-    """How well speculation went."""
+    """Print how many of the drafted tokens were accepted."""
     from onward.generation.speculation import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)
-    tested, steps, tokens = total("num_drafted"), total("steps"), sum(len(request.tokens) for request in requests)
-    if not tested:
-        console.print("nothing was proposed")
+    drafted, steps, tokens = total("num_drafted"), total("steps"), sum(len(request.tokens) for request in requests)
+    if not drafted:
+        console.print("no tokens were drafted")
         return
-    rate = total("num_accepted") / tested
+    rate = total("num_accepted") / drafted
     console.print(
-        f"accepted {rate:.1%} of {tested:,} proposed tokens; tokens per step: {tokens / steps:.2f} measured, "
-        f"{expected_tokens(rate, num_draft_tokens):.2f} expected at this rate with {num_draft_tokens} proposed "
+        f"accepted {rate:.1%} of {drafted:,} drafted tokens; tokens per step: {tokens / steps:.2f} measured, "
+        f"{expected_tokens(rate, num_draft_tokens):.2f} expected at this rate with {num_draft_tokens} drafted "
         "each time",
         soft_wrap=True,
     )
 
 
-def search(lm: "LanguageModel", prompts: Sequence[str], options: Options, sampling: dict[str, Any]) -> None:
+def search(lm: "LanguageModel", prompts: Sequence[str], options: Options) -> None:
     """Search for the answers to all prompts, and print them."""
-    sampling.pop("max_new_tokens", None)
     if options.beams:
-        sampling["early_stopping"] = {"true": True, "false": False}.get(options.early_stopping, "never")
-        names = "beams", "groups", "diversity", "length_penalty"
-        sampling |= {name: getattr(options, name) for name in names}
-        found = lm.beam_search(prompts, options.max_new_tokens, **sampling)
+        found = lm.beam_search(
+            prompts,
+            options=options,
+            beams=options.beams,
+            groups=options.groups,
+            diversity=options.diversity,
+            length_penalty=options.length_penalty,
+            early_stopping="never" if options.early_stopping == "never" else options.early_stopping == "true",
+        )
     else:
-        sampling |= {"alpha": options.alpha, "k": options.k}
-        found = [[one] for one in lm.contrastive_search(prompts, options.max_new_tokens, **sampling)]
-    show = printable if sys.stdout.isatty() else str
-    for prompt, answers in zip(prompts, found):
-        for answer in answers:
+        results = lm.contrastive_search(prompts, options=options, alpha=options.alpha or 0.0, k=options.k)
+        found = [[result] for result in results]
+    count, number = sum(map(len, found)), 0
+    for prompt_index, (prompt, answers) in enumerate(zip(prompts, found)):
+        for index, answer in enumerate(answers):
             if options.json:
-                print_line({"prompt": prompt} | {k: v for k, v in asdict(answer).items() if v is not None})
+                place = {"prompt_index": prompt_index, "index": index, "prompt": prompt}
+                print_line(place | {name: value for name, value in asdict(answer).items() if value is not None})
             else:
-                print(show(prompt + answer.text), flush=True)
+                Printed(prompt, number, count).finish(answer.text)
+            number += 1
+    if not options.json:
+        tell_cut([answer for answers in found for answer in answers])
 
 
 def print_line(value: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ import torch
 from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.model.decoder import Decoder, check_ids, without_dropout
-from onward.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -94,9 +93,3 @@ def evaluate(model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: 
     return Evaluation(
         loss, math.exp(min(loss, 700)), nats / math.log(2) / max(1, n_bytes), count, n_bytes, length, stride
     )
-
-
-def evaluate_tokens(model: Decoder, tokenizer: Tokenizer, tokens: np.ndarray | Tokens, stride: int = 0) -> Evaluation:
-    """`evaluate` with the bytes of the text that the predicted tokens, all but the first, stand for."""
-    parts = (tokens[i : i + COUNTED].tolist() for i in range(1, len(tokens), COUNTED))
-    return evaluate(model, tokens, sum(map(tokenizer.byte_count, parts)), stride)

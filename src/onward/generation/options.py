@@ -32,6 +32,8 @@ class GenerationOptions(Sampling):
         schema: Any = self.json_schema
         if isinstance(schema, Mapping):
             object.__setattr__(self, "json_schema", json.dumps(schema))
+        if callable(self.stop):
+            raise UserError("stop is a function: give it as stop_when, and texts as stop")
         super().__post_init__()
         self.at_least(0, "min_new_tokens")
         self.at_least(1, "n")
@@ -46,7 +48,7 @@ class GenerationOptions(Sampling):
 
 
 class OptionKeywords(SamplingKeywords, total=False):
-    """The fields of GenerationOptions as keyword arguments."""
+    """The fields of GenerationOptions as keyword arguments, beside `max_new_tokens` and `n`."""
 
     min_new_tokens: int
     stop: str | Sequence[str]
@@ -54,6 +56,5 @@ class OptionKeywords(SamplingKeywords, total=False):
     stop_when: StopCondition | None
     regex: str
     json_schema: str | Mapping[str, Any]
-    n: int
     seed: int | None
     logprobs: int | None

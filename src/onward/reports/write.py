@@ -9,7 +9,8 @@ from onward import fields
 from onward.checkpoint.folder import load_model
 from onward.device import choose_device
 from onward.errors import UserError
-from onward.evaluation.score import Evaluation, evaluate_tokens
+from onward.evaluation.score import Evaluation
+from onward.evaluation.text import evaluate_tokens
 from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.reports.curve import write_loss_svg
@@ -41,7 +42,7 @@ def conclude(run: Run) -> Evaluation | None:
     held, result = run.inputs.validation, None
     if held is not None:
         model, tokenizer = open_model(run.folder, run.device)
-        result = evaluate_tokens(model, tokenizer, held, stride=model.config.context_length)
+        result = evaluate_tokens(model, tokenizer, held, model.config.context_length, run.inputs.validation_bytes)
     figures = {} if result is None else asdict(result)
     write_json(run.folder / "result.json", figures | {"seconds": run.seconds, "step": run.step})
     write_reports(run.folder, device=run.device)

@@ -102,6 +102,12 @@ class Tokenizer:
             return self.inner.encode(SURROGATE.sub(UNKNOWN, text)).ids
         return self.encode_batch([text])[0]
 
+    def begin(self, tokens: list[int]) -> list[int]:
+        """The tokens of a document after the beginning-of-text token, unless they begin with it or there is none."""
+        if self.bos_id is None or tokens[:1] == [self.bos_id]:
+            return tokens
+        return [self.bos_id, *tokens]
+
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of many texts, on all cores, without control tokens."""
         cut = [self.pieces(SURROGATE.sub(UNKNOWN, text)) for text in texts]

@@ -31,6 +31,7 @@ class Inputs:
     train: tuple[Tokens, ...]  # of each source
     validation: Tokens | None
     unknown_characters: int
+    validation_bytes: int | None = None  # of the validation text; None where it is a share of each source
 
     @property
     def tokens(self) -> int:
@@ -77,7 +78,8 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
     if validation is not None and len(validation) < 2:
         raise UserError("the validation text has fewer than two tokens: give it more, or --validation none")
     unknown = sum(source["unknown_characters"] for data in found.values() for source in data.info["sources"])
-    return Inputs(tuple(map(Tokens.join, sources)), validation, unknown)
+    n_bytes = sum(source["bytes"] for source in found[name].info["sources"]) if (name := record["validation"]) else None
+    return Inputs(tuple(map(Tokens.join, sources)), validation, unknown, n_bytes)
 
 
 def check_inputs(folder: Path, model: DecoderConfig) -> None:
@@ -99,9 +101,9 @@ def check_inputs(folder: Path, model: DecoderConfig) -> None:
         )
 
 
-def held_out(folder: Path) -> Tokens | None:
-    """The validation tokens of a run."""
-    return open_inputs(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), folder, "size").validation
+def inputs_of(folder: Path) -> Inputs:
+    """The tokens of a run, of which only the sizes are verified."""
+    return open_inputs(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), folder, "size")
 
 
 def store_input(folder: Path) -> str:

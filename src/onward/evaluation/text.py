@@ -1,0 +1,77 @@
+"""Log-probabilities, perplexity and bits per byte of texts: a model with its tokenizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onward.data.tokens import Tokens
+from onward.errors import UserError
+from onward.evaluation.score import Evaluation, evaluate, logprobs
+from onward.model.decoder import Decoder
+from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer
+
+DECODED_AT_ONCE = 1 << 20  # tokens whose bytes are counted at a time
+
+
+@dataclass(frozen=True)
+class Score:
+    """The log-probabilities of a text."""
+
+    tokens: list[int]
+    pieces: list[str]  # each token as readable text
+    logprobs: list[float | None]  # of each token given those before it, in nats; None: no token is before it
+    total: float  # their exact sum: the log-probability of the text
+
+
+def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
+    """The log-probability of each token of a text that fits into the context.
+
+    The first token has one only if the tokenizer has a beginning-of-text token, see `Tokenizer.begin`.
+    """
+    if not isinstance(text, str):
+        raise UserError(f"text is {text!r}: score takes one text")
+    tokens = tokenizer.encode(text)
+    context, length = tokenizer.begin(tokens), model.config.context_length
+    if len(context) > length:
+        raise UserError(
+            f"the text is {len(context)} tokens and the model's context {length}: shorten it, or use evaluate, which "
+            "slides"
+        )
+    values: list[float | None] = [None] * (len(tokens) - len(context) + 1) if tokens else []
+    if len(context) > 1:
+        values += logprobs(model, np.array([context]))[0].tolist()
+    pieces = [tokenizer.piece(token) for token in tokens]
+    return Score(tokens, pieces, values, math.fsum(p for p in values if p is not None))
+
+
+def evaluate_texts(model: Decoder, tokenizer: Tokenizer, documents: Sequence[str], stride: int = 0) -> Evaluation:
+    """Loss, perplexity and bits per byte over documents, each after a beginning-of-text token if there is one.
+
+    Bytes are those of the documents themselves, also where the tokenizer does not know a character.
+    """
+    for text in documents:
+        if not isinstance(text, str):
+            raise UserError(f"a document is {text!r}: evaluate takes a text, a list of texts or token ids")
+    encoded = [tokenizer.begin(tokenizer.encode(text, special=False)) for text in documents]
+    tokens = [token for document in encoded for token in document]
+    n_bytes = sum(len(SURROGATE.sub(UNKNOWN, text).encode()) for text in documents)
+    return evaluate(model, np.array(tokens, np.int64), n_bytes - tokenizer.byte_count(tokens[:1]), stride)
+
+
+def evaluate_tokens(
+    model: Decoder, tokenizer: Tokenizer, tokens: np.ndarray | Tokens, stride: int = 0, n_bytes: int | None = None
+) -> Evaluation:
+    """The same over token ids (T,), of any length; `n_bytes` of their text are by default counted from the tokens, of
+    which an unknown character is the three bytes of U+FFFD."""
+    if isinstance(tokens, np.ndarray) and (tokens.ndim != 1 or tokens.dtype.kind not in "iu"):
+        raise UserError(f"tokens are {tokens.dtype} {tokens.shape}: evaluate takes integers (T,)")
+    if n_bytes is None:
+        parts = (tokens[i : i + DECODED_AT_ONCE].tolist() for i in range(1, len(tokens), DECODED_AT_ONCE))
+        n_bytes = sum(map(tokenizer.byte_count, parts))
+    else:
+        n_bytes -= tokenizer.byte_count(tokens[:1].tolist())  # which is not predicted
+    return evaluate(model, tokens, n_bytes, stride)

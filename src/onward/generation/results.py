@@ -1,0 +1,32 @@
+"""The results of generation, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onward.generation.request import TokenLogprob
+
+
+@dataclass(frozen=True)
+class Completion:
+    """An answer to a prompt."""
+
+    text: str
+    tokens: list[int]  # without the stop token, but with those of a stop text
+    finish_reason: str  # stop (a stop token, a stop text, a constraint that is met), length or cancelled
+    seed: int  # the same prompt and options with this seed give this answer
+    logprobs: list[TokenLogprob]  # of each token; empty unless `logprobs` is given
+    steps: int  # decoding steps: forward passes that gave a token or more
+    num_drafted: int  # tokens that a draft proposed and the model verified (speculative decoding)
+    num_accepted: int  # of these, the tokens that were accepted
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A continuation of a prompt that beam search or contrastive search returns."""
+
+    text: str
+    tokens: list[int]  # without the stop token
+    finish_reason: str  # stop (a stop token) or length
+    score: float | None = None  # of beam search: the log-probability normalized by length; best is greatest
+    logprob: float | None = None  # of beam search: the sum of the tokens' log-probabilities, in nats
