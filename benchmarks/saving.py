@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.text import machine
-from onward.checkpoint.training import Saver
+from onward.checkpoint.training import Saver, TrainerState, training_tensors
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 
@@ -41,7 +41,8 @@ def main() -> None:
             for step in range(STEPS):
                 if due(step):
                     begun = perf_counter()
-                    saver.save(model, [optimizer], {"step": len(held)}, {}, shown)
+                    state = TrainerState(training_tensors(model, [optimizer], shown), {"step": len(held)})
+                    saver.save(model, state, {})
                     held.append(perf_counter() - begun)
                 with torch.autocast("cpu", torch.bfloat16):
                     logits = model(tokens[:, :-1])

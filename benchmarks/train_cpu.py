@@ -25,8 +25,8 @@ from benchmarks.text import machine, shakespeare
 from onward.data.tokens import Tokens, encode
 from onward.data.windows import IGNORE_INDEX, Batch, ValidationWindows, Windows
 from onward.text.tokenizer import train_tokenizer
-from onward.training.loop import StepConfig, fit
 from onward.training.optimizer import optimizers
+from onward.training.trainer import StepConfig, StepPlan, Trainer
 
 BATCH, CONTEXT, WIDTH, LAYERS, HEADS, RATE = 12, 256, 384, 6, 6, 1e-3
 
@@ -48,16 +48,15 @@ def decoder(vocab: int) -> onward.Decoder:
     return onward.Decoder(config)
 
 
-def batches(windows: Windows) -> Iterator[tuple[int, list[Batch]]]:
+def batches(windows: Windows) -> Iterator[Batch]:
     """The windows of each step."""
-    for step in itertools.count():
-        yield step, [windows.read(range(step * BATCH, (step + 1) * BATCH))]
+    return (windows.read(range(first, first + BATCH)) for first in itertools.count(0, BATCH))
 
 
 def plain_loop(model: PlainGPT, windows: Windows) -> Iterator[float]:
     """The loop of the usual kind; yields the loss of each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1)
-    for _, (batch,) in batches(windows):
+    for batch in batches(windows):
         loss = F.cross_entropy(model(batch.tokens).flatten(0, 1), batch.targets.flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -68,9 +67,9 @@ def plain_loop(model: PlainGPT, windows: Windows) -> Iterator[float]:
 
 def our_loop(model: onward.Decoder, windows: Windows) -> Iterator[float]:
     """Onward's loop in bf16; yields the loss of each step."""
-    method, adamw = StepConfig(clip=1.0, precision="bf16"), optimizers(model, "adamw", RATE, 0.1, (0.9, 0.99))
-    steps = fit(model, batches(windows), adamw, lambda step: RATE, method)
-    return (step.loss for step in steps)
+    adamw = optimizers(model, "adamw", RATE, 0.1, (0.9, 0.99))
+    trainer = Trainer(model, adamw, lambda step: RATE, StepConfig(clip=1.0, precision="bf16"))
+    return (step.loss for step in trainer.train(StepPlan([batch]) for batch in batches(windows)))
 
 
 @torch.no_grad()

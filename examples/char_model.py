@@ -7,7 +7,6 @@ the samples, which start from an empty context, go from noise to the shapes of w
 
 import argparse
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,9 +14,10 @@ import torch
 import onward
 from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode
-from onward.data.windows import Batch, ValidationWindows, Windows
+from onward.data.windows import ValidationWindows, Windows
 from onward.text.tokenizer import train_tokenizer
-from onward.training.loop import fit, mean_loss
+from onward.training.loss import mean_loss
+from onward.training.trainer import StepPlan, Trainer
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")
@@ -67,15 +67,11 @@ for text in samples():
     print(f"  {text!r}")
 
 
-def steps() -> Iterator[tuple[int, list[Batch]]]:
-    """The windows (B, T) of each step, and their targets: at each place the character after it."""
-    for step in range(options.steps):
-        yield step, [windows.read(range(step * BATCH, (step + 1) * BATCH))]
-
-
-training = fit(model, steps(), [torch.optim.AdamW(model.parameters())], lambda step: 3e-4)
+# each step takes the next windows (B, T) and their targets: at each place the character after it
+plans = (StepPlan([windows.read(range(step * BATCH, (step + 1) * BATCH))]) for step in range(options.steps))
+trainer = Trainer(model, [torch.optim.AdamW(model.parameters())], lambda step: 3e-4)
 print(f"\nA guess among {V} characters has loss ln {V} = {math.log(V):.3f}.")
-for step in training:
+for step in trainer.train(plans):
     if step.step % 50 == 1 or step.step == options.steps:
         print(f"step {step.step:4}  loss {step.loss:.3f}  {step.tokens / step.seconds:7,.0f} characters/s", flush=True)
 

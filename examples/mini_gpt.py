@@ -8,16 +8,15 @@ takes a few steps on real text, by default the documentation that comes with Pyt
 import argparse
 import math
 from collections import Counter
-from collections.abc import Iterator
 
 import torch
 
 import onward
 from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode
-from onward.data.windows import Batch, Windows
+from onward.data.windows import Windows
 from onward.text.tokenizer import train_tokenizer
-from onward.training.loop import StepConfig, fit
+from onward.training.trainer import StepConfig, StepPlan, Trainer
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")
@@ -64,14 +63,10 @@ print(f"The text is {len(tokens):,} tokens of {tokenizer.vocab_size:,} kinds, le
 print(f"A guess among {V:,} tokens has loss ln {V:,} = {math.log(V):.3f}.")
 
 
-def steps() -> Iterator[tuple[int, list[Batch]]]:
-    """The windows of each step: at each place the target is the token after it."""
-    for step in range(options.steps):
-        yield step, [windows.read(range(step * BATCH, (step + 1) * BATCH))]
-
-
-optimizer = torch.optim.AdamW(model.parameters())
-for step in fit(model, steps(), [optimizer], lambda step: 1e-3, StepConfig(clip=1.0)):
+# each step takes the next windows; at each place the target is the token after it
+plans = (StepPlan([windows.read(range(step * BATCH, (step + 1) * BATCH))]) for step in range(options.steps))
+trainer = Trainer(model, [torch.optim.AdamW(model.parameters())], lambda step: 1e-3, StepConfig(clip=1.0))
+for step in trainer.train(plans):
     print(
         f"step {step.step}  loss {step.loss:.3f}  gradient norm {step.grad_norm:.2f}, clipped to "
         f"{min(step.grad_norm, 1.0):.2f}  {step.tokens / step.seconds:,.0f} tokens/s",

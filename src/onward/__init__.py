@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     )
     from onward.model.decoder import Decoder
     from onward.text.tokenizer import Tokenizer, train_tokenizer
-    from onward.training.loop import fit, mean_loss
+    from onward.training.loss import mean_loss
+    from onward.training.trainer import StepConfig, StepPlan, Trainer
 
 _HOME = {
     "errors": ["UserError"],
@@ -53,7 +54,8 @@ _HOME = {
     ],
     "model.decoder": ["Decoder"],
     "text.tokenizer": ["Tokenizer", "train_tokenizer"],
-    "training.loop": ["fit", "mean_loss"],
+    "training.loss": ["mean_loss"],
+    "training.trainer": ["StepConfig", "StepPlan", "Trainer"],
 }
 _MODULE = {name: f"onward.{module}" for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE)

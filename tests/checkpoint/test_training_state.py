@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onward.checkpoint.folder import load_model
-from onward.checkpoint.training import Saver, load_state, reload, restore, saves
+from onward.checkpoint.training import Saver, TrainerState, newest_state, restore, saves, training_tensors
+from onward.checkpoint.weights import read_tensors
 from onward.errors import UserError
 from onward.files import read_json
 from onward.model.compiling import compile_blocks
@@ -71,6 +72,20 @@ def train(model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
         optimizer.zero_grad()
 
 
+def state_of(
+    model: Decoder,
+    optimizers: list[torch.optim.Optimizer],
+    progress: dict[str, Any],
+    average: dict[str, Tensor] | None = None,
+) -> TrainerState:
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    return TrainerState(training_tensors(model, optimizers, average), progress | {"frozen": frozen})
+
+
+def trainable(model: Decoder) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
 def assert_equal(one: Any, other: Any) -> None:
     one, other = dict(one), dict(other)
     assert one.keys() == other.keys()
@@ -88,21 +103,26 @@ def test_what_was_saved_comes_back_and_goes_on_bit_for_bit(
     model = decoder(config, dtype)
     optimizers = made(model)
     train(model, optimizers)
-    average = {name: p.detach().float() + 0.123 for name, p in model.named_parameters()} if averaged else None
+    average = {name: p.float() + 0.123 for name, p in trainable(model).items()} if averaged else {}
     progress = {"step": 7, "skipped": [[3, 4]], "losses": [0.1, 1e-30]}
     saver = Saver(tmp_path, 1)
-    saver.save(model, optimizers, progress, {"eos_token_id": 3}, average)
+    saved = state_of(model, optimizers, progress, average)
+    saver.save(model, saved, {"eos_token_id": 3})
     saver.finish()
     assert saver.pop_failure() is None
 
-    state = load_state(tmp_path, CPU)
+    state = newest_state(tmp_path, CPU)
     assert_equal(state.model.named_parameters(), model.named_parameters())
     assert (state.model.head.weight is state.model.embed.weight) == config.tied
     shown = {name.removeprefix("average/"): t for name, t in state.tensors.items() if name.startswith("average/")}
-    assert_equal(shown, average or {})
-    assert (state.progress, state.messages) == (progress, [])
+    assert_equal(shown, average)
+    assert_equal(state.tensors, saved.tensors)
+    assert (state.progress, state.messages) == (saved.progress, [])
+    assert not [name for name in read_tensors(saves(tmp_path)[0] / "state.safetensors") if "0.attn.q.weight" in name]
     assert read_json(tmp_path / "config.json")["eos_token_id"] == 3
-    assert_equal(load_model(tmp_path)[0].named_parameters(), average or model.named_parameters())
+    used = {name: average.get(name, p) for name, p in model.named_parameters()}
+    for name, p in load_model(tmp_path)[0].named_parameters():
+        assert torch.equal(p, used[name].to(p.dtype))
 
     again = made(state.model)
     restore(state.tensors, state.model, again)
@@ -114,7 +134,8 @@ def test_what_was_saved_comes_back_and_goes_on_bit_for_bit(
 
 def test_gpt2_is_saved_under_its_own_names_and_turned(tmp_path: Path) -> None:
     saver = Saver(tmp_path, 1)
-    saver.save(decoder(CONFIGS["gpt2"]), [], {"step": 1}, {})
+    model = decoder(CONFIGS["gpt2"])
+    saver.save(model, state_of(model, [], {"step": 1}), {})
     saver.finish()
     assert read_json(tmp_path / "config.json")["model_type"] == "gpt2"
 
@@ -126,18 +147,18 @@ def test_a_model_and_its_optimizers_are_rolled_back_where_they_stand(compiled: b
     if compiled:
         compile_blocks(model, backend="eager")
     train(model, optimizers)
-    parameters, average = list(model.parameters()), {name: p.detach() + 1 for name, p in model.named_parameters()}
+    parameters, average = list(model.parameters()), {name: p + 1 for name, p in trainable(model).items()}
     before = model(tokens)
     saver = Saver(tmp_path, 1)
-    saver.save(model, optimizers, {"step": 1}, {}, average)
+    saver.save(model, state_of(model, optimizers, {"step": 1}, average), {})
     train(model, optimizers)
     once = {name: p.detach().clone() for name, p in model.named_parameters()}
     train(model, optimizers)
     parameters[0].grad = torch.full_like(parameters[0], float("nan"))
     saver.finish()
 
-    state = reload(tmp_path, model, optimizers)
-    assert state.model is model
+    state = newest_state(tmp_path, CPU)
+    restore(state.tensors, model, optimizers)
     assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
     assert torch.equal(model(tokens), before)
     assert_equal({name: state.tensors[f"average/{name}"] for name in average}, average)
@@ -145,12 +166,12 @@ def test_a_model_and_its_optimizers_are_rolled_back_where_they_stand(compiled: b
     assert_equal(model.named_parameters(), once)
 
 
-def test_an_optimizer_that_keeps_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+def test_optimizer_that_keeps_neither_tensors_nor_numbers_is_refused() -> None:
     model = decoder(CONFIGS["llama"])
     optimizers = made(model)
     optimizers[0].state[model.embed.weight]["history"] = []
     with pytest.raises(UserError, match="AdamW keeps a list as history"):
-        Saver(tmp_path, 1).save(model, optimizers, {"step": 1}, {})
+        state_of(model, optimizers, {"step": 1})
 
 
 def save(saver: Saver, step: int) -> None:
@@ -162,7 +183,7 @@ def save(saver: Saver, step: int) -> None:
             p.fill_(step)
             optimizer.state[p]["momentum_buffer"] = p.clone()
     shown = {name: p.detach().clone() for name, p in model.named_parameters()} if step % 2 else None
-    saver.save(model, [optimizer], {"step": step}, {}, shown)
+    saver.save(model, state_of(model, [optimizer], {"step": step}, shown), {})
 
 
 def saved(run: Path, steps: int = 2, keep: int = 9) -> Path:
@@ -179,8 +200,8 @@ def saved(run: Path, steps: int = 2, keep: int = 9) -> Path:
 
 def assert_loads(run: Path, step: int) -> list[str]:
     """The newest good save is that of a step, whole, and the run folder shows it; returns what was told."""
-    state = load_state(run, CPU)
-    assert state.progress == {"step": step}
+    state = newest_state(run, CPU)
+    assert state.progress["step"] == step
     kept = {name: t for name, t in state.tensors.items() if not name.startswith("number/")}
     assert "optimizer/momentum_buffer/embed.weight" in kept
     assert ("average/embed.weight" in kept) == step % 2
@@ -198,7 +219,7 @@ def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) ->
     progress: dict[str, Any] = {"step": 1, "n": [1]}
     shown, hf = {"norm.weight": torch.ones(16)}, {"eos_token_id": [5]}
     saver.thread.submit(gate.wait)
-    saver.save(model, optimizers, progress, hf, shown)
+    saver.save(model, state_of(model, optimizers, progress, shown), hf)
     assert not saves(tmp_path), "it comes back before anything is written"
     with torch.no_grad():
         for tensor in (*model.parameters(), mean, shown["norm.weight"]):
@@ -207,7 +228,7 @@ def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) ->
     hf["eos_token_id"].append(6)
     gate.set()
     saver.finish()
-    state = load_state(tmp_path, CPU)
+    state = newest_state(tmp_path, CPU)
     assert_equal(state.model.named_parameters(), wanted[0])
     assert torch.equal(state.tensors["optimizer/exp_avg/embed.weight"], wanted[1])
     assert (state.tensors["average/norm.weight"] == 1).all()
@@ -292,7 +313,7 @@ def test_no_byte_can_change_unnoticed(file: str, where: float, change: int, two:
         return data[:at] + bytes([data[at] ^ change]) + data[at + 1 :]
 
     harm(saves(run)[-1] / file, damage)
-    state = load_state(run, CPU)
+    state = newest_state(run, CPU)
     if not (file == "checksums.json" and state.progress["step"] == 2):  # white space for white space
         assert len(state.messages) == 1
     assert_loads(run, state.progress["step"])
@@ -302,11 +323,11 @@ def test_where_no_save_is_good_it_is_one_sentence_and_nothing_is_moved(run: Path
     for save in saves(run):
         harm(save / "state.safetensors", flipped)
     with pytest.raises(UserError, match=r"has no save to resume from \(step-0000002: state.safetensors") as error:
-        load_state(run, CPU)
+        newest_state(run, CPU)
     assert "\n" not in str(error.value)
     assert len(saves(run)) == 2
     with pytest.raises(UserError, match="has no save to resume from: start another"):
-        load_state(run / "nowhere", CPU)
+        newest_state(run / "nowhere", CPU)
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -349,7 +370,7 @@ def test_a_run_folder_that_vanishes_is_told_and_not_made_anew(run: Path) -> None
 def save_on(run: Path, started: Any) -> None:
     """Save without end, from the step after the newest on."""
     torch.set_num_threads(1)
-    step, saver = load_state(run, CPU).progress["step"], Saver(run, 2)
+    step, saver = newest_state(run, CPU).progress["step"], Saver(run, 2)
     while True:
         step += 1
         save(saver, step)

@@ -55,7 +55,7 @@ def test_loss_perplexity_and_bits_are_the_formulas(stride: int, count: int) -> N
 
 def test_a_stride_of_the_context_gives_windows_that_do_not_overlap() -> None:
     from onward.data.windows import ValidationWindows
-    from onward.training.loop import mean_loss
+    from onward.training.loss import mean_loss
 
     expected, count = mean_loss(MODEL, ValidationWindows(Tokens.of(TOKENS), 12).batches(4))
     found = evaluate(MODEL, TOKENS, 1, stride=12)

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onward.data.tokens import Tokens
-from onward.data.windows import Packing, Windows
-from onward.training.loop import Batch
-from onward.training.loss import loss_sum
+from onward.data.windows import Batch, Packing, Windows
+from onward.training.loss import CrossEntropy
 
 from support.decoders import DECODERS, LENGTH, decoder
 
@@ -57,11 +56,11 @@ def test_changing_a_document_changes_no_logit_of_another(name: str) -> None:
 @given(lengths=LENGTHS, seed=st.integers(0, 99))
 def test_the_loss_of_a_window_is_that_of_its_documents_alone(name: str, lengths: list[int], seed: int) -> None:
     model, documents = MODELS[name], texts(lengths, seed)
-    total, room = loss_sum(model, window(documents))[0], LENGTH + 1
+    total, room = CrossEntropy()(model, window(documents))[0], LENGTH + 1
     alone = torch.zeros((), dtype=torch.float64)
     for document in documents:
         ids = torch.tensor([document[:room]])
         room -= ids.size(1)
         if ids.size(1) > 1:
-            alone += loss_sum(model, Batch(ids[:, :-1], ids[:, 1:]))[0]
+            alone += CrossEntropy()(model, Batch(ids[:, :-1], ids[:, 1:]))[0]
     torch.testing.assert_close(total, alone, rtol=ROUNDING, atol=100 * ROUNDING)

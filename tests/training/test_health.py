@@ -20,7 +20,7 @@ from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.model.feedforward import GatedModule, PlainModule
 from onward.training.health import DEAD, Spikes, matrices, measure, update_ratio
-from onward.training.loss import loss_sum
+from onward.training.loss import CrossEntropy
 
 from support.decoders import DECODERS, config, decoder, token_ids
 
@@ -276,7 +276,7 @@ def steps(model: Decoder, given: Batch, looking: bool) -> Iterator[Tensor]:
     for _ in range(2):
         if looking:
             measure(model, given)
-        loss_sum(model, given)[0].backward()
+        CrossEntropy()(model, given)[0].backward()
         if looking:
             measure(model, given)
         yield from [p.grad.clone() for p in model.parameters() if p.grad is not None]

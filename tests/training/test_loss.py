@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
-from onward.training.loss import Objective, loss_sum
+from onward.training.loss import CrossEntropy
 
 from support.allocations import Allocations
 from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
@@ -30,13 +30,13 @@ def batch(model: Decoder, packed: bool = False) -> Batch:
     return Batch(tokens, targets, torch.arange(LENGTH).remainder(7).expand_as(tokens) if packed else None)
 
 
-def written_out(model: Decoder, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
+def written_out(model: Decoder, batch: Batch, loss: CrossEntropy) -> tuple[Tensor, Tensor]:
     """What is minimized, and the cross-entropy, from all logits at once."""
     logits = model(batch.tokens, batch.positions).flatten(0, 1)
     rest: dict[str, Any] = {"target": batch.targets.flatten(), "ignore_index": IGNORE_INDEX, "reduction": "sum"}
     log_z = logits.exp().sum(-1).log()[rest["target"] != IGNORE_INDEX]
-    smoothed = F.cross_entropy(logits, **rest, label_smoothing=objective.label_smoothing)
-    return smoothed + objective.z_loss * (log_z**2).sum(), F.cross_entropy(logits, **rest)
+    smoothed = F.cross_entropy(logits, **rest, label_smoothing=loss.label_smoothing)
+    return smoothed + loss.z_loss * (log_z**2).sum(), F.cross_entropy(logits, **rest)
 
 
 def results(model: Decoder, losses: tuple[Tensor, Tensor]) -> list[Tensor]:
@@ -52,9 +52,9 @@ def test_the_loss_and_all_gradients_are_those_written_out(
     head: str, options: dict[str, float], chunk: int, dtype: torch.dtype
 ) -> None:
     model = decoder(DECODERS[HEADS[head]], dtype)
-    objective, b = Objective(**options, chunk=chunk), batch(model, packed=chunk == 5)
-    wanted = results(model, written_out(model, b, objective))
-    for got, want in zip(results(model, loss_sum(model, b, objective)), wanted):
+    loss, b = CrossEntropy(**options, chunk=chunk), batch(model, packed=chunk == 5)
+    wanted = results(model, written_out(model, b, loss))
+    for got, want in zip(results(model, loss(model, b)), wanted):
         assert_close(got, want, 1e-5 if dtype == torch.float32 else 1e-13)
 
 
@@ -62,9 +62,7 @@ def test_the_loss_and_all_gradients_are_those_written_out(
 def test_under_autocast_chunks_differ_by_rounding_only(options: dict[str, float]) -> None:
     model = decoder(DECODERS["gemma2"])
     with torch.autocast("cpu", torch.bfloat16):
-        whole, chunked = (
-            results(model, loss_sum(model, batch(model), Objective(**options, chunk=chunk))) for chunk in (0, 5)
-        )
+        whole, chunked = (results(model, CrossEntropy(**options, chunk=chunk)(model, batch(model))) for chunk in (0, 5))
     assert chunked[0].dtype == torch.float32
     assert_close(chunked[1], whole[1], 1e-6)
     for got, want in zip(chunked, whole):
@@ -79,7 +77,7 @@ def test_all_logits_never_stand_in_memory(options: dict[str, float], precision: 
     b, largest = Batch(tokens, tokens), {}
     for chunk in 0, 16:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"), Allocations() as made:
-            loss_sum(model, b, Objective(**options, chunk=chunk))[0].backward()
+            CrossEntropy(**options, chunk=chunk)(model, b)[0].backward()
         largest[chunk] = made.largest
     assert largest[0] == tokens.numel() * 20_000 * 4
     assert largest[16] == 16 * 20_000 * 4  # as large as the head's gradient
@@ -89,7 +87,7 @@ def test_by_default_logits_of_a_large_vocabulary_take_128_mib() -> None:
     model = Decoder(config(vocab_size=100_000, d_model=2, n_heads=1, n_layers=1))
     tokens = token_ids(model.config, rows=40)
     with torch.inference_mode(), Allocations() as made:
-        loss_sum(model, Batch(tokens, tokens))
+        CrossEntropy()(model, Batch(tokens, tokens))
     assert 64 << 20 < made.largest <= 128 << 20
 
 
@@ -97,10 +95,10 @@ def test_by_default_logits_of_a_large_vocabulary_take_128_mib() -> None:
 @pytest.mark.parametrize("trained", ["", "head", "blocks", "embed_out", "head.bias"])
 def test_only_what_is_trained_gets_gradients(trained: str, chunk: int) -> None:
     model = decoder(config(head_bias=True, d_embed=6))
-    wanted = results(model, loss_sum(model, batch(model)))[2:]
+    wanted = results(model, CrossEntropy()(model, batch(model)))[2:]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(bool(trained) and name.startswith(trained))
-    loss, _ = loss_sum(model, batch(model), Objective(chunk=chunk))
+    loss, _ = CrossEntropy(chunk=chunk)(model, batch(model))
     assert loss.requires_grad == bool(trained)
     if trained:
         (loss / 3).backward()
@@ -114,9 +112,9 @@ def test_only_what_is_trained_gets_gradients(trained: str, chunk: int) -> None:
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_it_can_be_measured_without_gradients(mode: type) -> None:
     model = decoder(DECODERS["gpt2"])
-    wanted = loss_sum(model, batch(model))
+    wanted = CrossEntropy()(model, batch(model))
     with mode():
-        for got, want in zip(loss_sum(model, batch(model), Objective(chunk=5)), wanted):
+        for got, want in zip(CrossEntropy(chunk=5)(model, batch(model)), wanted):
             assert not got.requires_grad
             assert_close(got, want.detach())
 
@@ -125,5 +123,5 @@ def test_where_no_target_is_there_is_no_loss() -> None:
     model = decoder(DECODERS["llama"])
     b = batch(model)
     b.targets.fill_(IGNORE_INDEX)
-    for got in results(model, loss_sum(model, b, Objective(z_loss=1.0, label_smoothing=0.1, chunk=5))):
+    for got in results(model, CrossEntropy(z_loss=1.0, label_smoothing=0.1, chunk=5)(model, b)):
         assert torch.equal(got, torch.zeros_like(got))

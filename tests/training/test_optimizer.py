@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from onward.checkpoint.training import optimizer_tensors, restore
+from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder
-from onward.training.loop import Batch
-from onward.training.loss import loss_sum
+from onward.training.loss import CrossEntropy
 from onward.training.optimizer import Muon, optimizers
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
@@ -28,7 +28,7 @@ def train(model: Decoder, opts: list[torch.optim.Optimizer], steps: int) -> list
     """The losses of some steps on one batch."""
     ids, losses = token_ids(model.config), []
     for _ in range(steps):
-        loss = loss_sum(model, Batch(ids[:, :-1], ids[:, 1:]))[0] / 22
+        loss = CrossEntropy()(model, Batch(ids[:, :-1], ids[:, 1:]))[0] / 22
         loss.backward()
         for optimizer in opts:
             optimizer.step()

@@ -28,21 +28,22 @@ def fail_if_threads_are_left():  # at Python's end one of a group's threads may 
 
 atexit.register(fail_if_threads_are_left)
 from onward.training.config import RunConfig
+from onward.training.loss import CrossEntropy
 from onward.training.run import Run
 
 settings = json.loads(sys.argv[1])
 harmful = settings.pop("harmful", None)
 out, until = Path(settings["out"]), int(sys.argv[2])
-run = Run.start(RunConfig(**settings)) if settings.pop("new") else Run.resume(out)
-read, numbers = run.windows.read, []
-run.windows.read = lambda chosen: numbers.append((run.step, list(chosen))) or read(chosen)
-share = run.batches
-def batches(numbers):
-    found = share(numbers)
-    if harmful in numbers[run.processes.rank :: run.processes.count]:  # spoils the weights of one process
-        run.model.embed.weight.data.fill_(float("nan"))
-    return found
-run.batches = batches
+new, size, numbers = settings.pop("new"), settings["batch_size"], []
+
+def loss(model, batch):
+    first = batch.seed  # of dropout: it is the number of the first window, as the run's seed is 0
+    numbers.append((run.step, list(range(first, first + size))))
+    if harmful == first:  # spoils the weights of one process
+        model.embed.weight.data.fill_(float("nan"))
+    return CrossEntropy()(model, batch)
+
+run = Run.start(RunConfig(**settings), loss=loss) if new else Run.resume(out, loss=loss)
 for event in run.train(lambda: run.step >= until):
     pass
 with open(out / f"read-{until}-{run.processes.rank}.json", "w") as file:
@@ -84,7 +85,7 @@ def test_another_number_of_processes_goes_on_with_the_same_windows_and_the_same_
         torch.testing.assert_close(second[name], tensor, rtol=1e-3, atol=1e-5)
 
 
-def test_processes_heal_together(story_file: Path, tmp_path: Path) -> None:
+def test_processes_roll_back_together(story_file: Path, tmp_path: Path) -> None:
     settings = SETTINGS | {"sources": [str(story_file)], "model": TINY, "new": True, "harmful": 38}  # of step 7
     for count in 1, 2:
         train(count, 12, settings | {"out": str(tmp_path / str(count))}, tmp_path)

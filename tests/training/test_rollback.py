@@ -1,49 +1,52 @@
-"""Training that went wrong: back to the last good save, without the windows that did it."""
+"""A failed step: the run goes back to its newest save, and skips the windows of that step."""
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from onward.checkpoint.training import saves
 from onward.checkpoint.weights import read_tensors
+from onward.data.windows import Batch
 from onward.errors import UserError
-from onward.training.loop import Batch, Step
+from onward.model.decoder import Decoder
+from onward.training.loss import CrossEntropy
 from onward.training.run import Event, Rollback, Run
+from onward.training.trainer import Step
 
 from support.disk import with_room_for
 from support.runs import assert_same_run, config, metrics
 
 SETTINGS: dict[str, Any] = {"steps": 40, "validate_every": 10, "average": 0.9, "learning_rate": 3e-3}
-Harm = Callable[[Run, Batch], Batch]
 
 
-def not_a_number(run: Run, batch: Batch) -> Batch:
-    with torch.no_grad():
-        run.model.blocks[1].mlp.down.weight[0, 0] = float("nan")
-    return batch
+class Harm:
+    """A loss that spoils the weights before it is computed on the batches that begin with these windows."""
+
+    def __init__(self, spoil: Callable[[Any], object], first_windows: Container[int]) -> None:
+        self.spoil, self.first_windows = spoil, first_windows
+        self.seen: list[int] = []  # first window of each batch: dropout's seed, where the run's is 0
+
+    def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
+        self.seen.append(batch.seed)
+        if batch.seed in self.first_windows:
+            with torch.no_grad():
+                self.spoil(model)
+        return CrossEntropy()(model, batch)
 
 
-def spoilt_weights(run: Run, batch: Batch) -> Batch:
+def not_a_number(model: Any) -> None:
+    model.blocks[1].mlp.down.weight[0, 0] = float("nan")
+
+
+def spoilt_weights(model: Any) -> None:
     """What a step far too large leaves behind."""
-    with torch.no_grad():
-        run.model.embed.weight.normal_(generator=torch.Generator().manual_seed(0), std=10.0)
-    return batch
-
-
-def harmed(run: Run, harm: Harm, harmful: set[int]) -> Run:
-    """A run in which the windows with these numbers do harm."""
-    read = run.batches
-
-    def batches(numbers: list[int]) -> list[Batch]:
-        found = read(numbers)
-        return [harm(run, batch) if harmful & {*numbers} else batch for batch in found]
-
-    run.batches = batches  # type: ignore[method-assign, assignment]
-    return run
+    model.embed.weight.normal_(generator=torch.Generator().manual_seed(0), std=10.0)
 
 
 def until_end(run: Run) -> list[Event]:
@@ -51,11 +54,11 @@ def until_end(run: Run) -> list[Event]:
 
 
 @pytest.mark.parametrize("harm", [not_a_number, spoilt_weights])
-def test_a_run_goes_back_to_its_last_good_save_and_leaves_the_windows_out(
-    harm: Harm, story_file: Path, tmp_path: Path
+def test_run_goes_back_to_its_newest_save_and_skips_the_windows(
+    harm: Callable[[Any], object], story_file: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    run = harmed(Run.start(config(story_file, out, **SETTINGS)), harm, {100})  # of step 26, four windows each
+    run = Run.start(config(story_file, out, **SETTINGS), loss=Harm(harm, {100}))  # of step 26, four windows each
     (event,) = [event for event in until_end(run) if isinstance(event, Rollback)]
     assert (event.step, event.failed_step, event.skipped) == (20, 26, (100, 104))
     assert ("nan" in event.reason) == (harm is not_a_number)
@@ -71,31 +74,31 @@ def test_a_run_goes_back_to_its_last_good_save_and_leaves_the_windows_out(
 
 
 @pytest.mark.parametrize("stopped_at", [22, 27, 33, 40])
-def test_a_run_that_healed_resumes_exactly(stopped_at: int, story_file: Path, tmp_path: Path) -> None:
-    """`stopped_at` counts the steps made, those that were undone included: before, during and after the healing."""
-    whole = harmed(Run.start(config(story_file, tmp_path / "whole", **SETTINGS)), spoilt_weights, {100})
+def test_run_that_rolled_back_resumes_exactly(stopped_at: int, story_file: Path, tmp_path: Path) -> None:
+    """`stopped_at` counts the steps made, those that were undone included: before, during and after the rollback."""
+    whole = Run.start(config(story_file, tmp_path / "whole", **SETTINGS), loss=Harm(spoilt_weights, {100}))
     until_end(whole)
-    run = harmed(Run.start(config(story_file, tmp_path / "run", **SETTINGS)), spoilt_weights, {100})
+    run = Run.start(config(story_file, tmp_path / "run", **SETTINGS), loss=Harm(spoilt_weights, {100}))
     events, made = run.train(), 0
     while made < stopped_at:
         made += hasattr(next(events), "grad_norm")
     run.saver.finish()
     del events
-    until_end(harmed(Run.resume(tmp_path / "run"), spoilt_weights, {100}))
+    until_end(Run.resume(tmp_path / "run", loss=Harm(spoilt_weights, {100})))
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     assert (tmp_path / "run/skipped.jsonl").read_text() == (tmp_path / "whole/skipped.jsonl").read_text()
 
 
-def test_three_troubles_in_a_row_end_a_run_with_an_explanation(story_file: Path, tmp_path: Path) -> None:
-    run = harmed(Run.start(config(story_file, tmp_path / "run", **SETTINGS)), not_a_number, {*range(100, 140)})
-    with pytest.raises(UserError, match=r"step 26 went wrong, the 3rd time in a row .* lower learning rate"):
+def test_three_failures_in_a_row_end_a_run_with_an_explanation(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", **SETTINGS), loss=Harm(not_a_number, {*range(100, 140)}))
+    with pytest.raises(UserError, match=r"step 26 failed, the 3rd failure in a row .* lower learning rate"):
         until_end(run)
     assert all(t.isfinite().all() for t in read_tensors(tmp_path / "run/model.safetensors").values())
     assert len((tmp_path / "run/skipped.jsonl").read_text().splitlines()) == 2
 
 
-def test_troubles_with_good_saves_between_them_do_not_end_a_run(story_file: Path, tmp_path: Path) -> None:
-    run = harmed(Run.start(config(story_file, tmp_path / "run", **SETTINGS)), not_a_number, {20, 60, 100, 140})
+def test_failures_with_good_saves_between_them_do_not_end_a_run(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", **SETTINGS), loss=Harm(not_a_number, {20, 60, 100, 140}))
     failed = [event.failed_step for event in until_end(run) if isinstance(event, Rollback)]
     assert len(failed) == 4
     assert run.step == 40
@@ -114,9 +117,10 @@ def test_weights_that_are_not_finite_are_never_saved(story_file: Path, tmp_path:
     assert all(tensor.isfinite().all() for tensors in kept for tensor in tensors.values())
 
 
-def test_weights_spoilt_by_the_last_update_are_healed_as_well(story_file: Path, tmp_path: Path) -> None:
+def test_weights_spoilt_by_the_last_update_are_rolled_back(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", **SETTINGS))
-    update, spoilt = run.optimizers[0].step, []
+    (optimizer,) = run.trainer.optimizers
+    update, spoilt = optimizer.step, []
 
     def step(*arguments: Any) -> None:
         update(*arguments)
@@ -125,7 +129,7 @@ def test_weights_spoilt_by_the_last_update_are_healed_as_well(story_file: Path, 
             with torch.no_grad():
                 run.model.embed.weight[0, 0] = float("inf")
 
-    run.optimizers[0].step = step  # type: ignore[method-assign, assignment]
+    optimizer.step = step  # type: ignore[method-assign, assignment]
     (event,) = [event for event in until_end(run) if isinstance(event, Rollback)]
     assert (event.failed_step, event.reason) == (40, "the weights are not finite")
     assert run.step == 40
@@ -133,7 +137,7 @@ def test_weights_spoilt_by_the_last_update_are_healed_as_well(story_file: Path, 
 
 
 def test_bad_batches_with_good_ones_between_do_not_end_a_run(story_file: Path, tmp_path: Path) -> None:
-    run = harmed(Run.start(config(story_file, tmp_path / "run", **SETTINGS)), not_a_number, {84, 96, 104, 112})
+    run = Run.start(config(story_file, tmp_path / "run", **SETTINGS), loss=Harm(not_a_number, {84, 96, 104, 112}))
     failed = [event.failed_step for event in until_end(run) if isinstance(event, Rollback)]
     assert len(failed) == 4, "all of them within one interval of saves"
     assert run.step == 40
@@ -143,8 +147,8 @@ def test_bad_batches_with_good_ones_between_do_not_end_a_run(story_file: Path, t
     assert len({line["first_window"] for line in lines}) == 4
 
 
-def test_a_disk_that_is_full_does_not_keep_a_run_from_healing(story_file: Path, tmp_path: Path) -> None:
-    run = harmed(Run.start(config(story_file, tmp_path / "run", **SETTINGS)), spoilt_weights, {100})
+def test_full_disk_does_not_prevent_a_rollback(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", **SETTINGS), loss=Harm(spoilt_weights, {100}))
     events = run.train()
     while run.step < 22:
         next(events)
@@ -156,3 +160,13 @@ def test_a_disk_that_is_full_does_not_keep_a_run_from_healing(story_file: Path, 
     list(events)
     assert [row["step"] for row in metrics(run.folder) if "loss" in row] == list(range(1, 41))
     assert any("reason" in row for row in metrics(run.folder))
+
+
+def test_batches_prepared_before_a_rollback_are_discarded(story_file: Path, tmp_path: Path) -> None:
+    loss = Harm(spoilt_weights, {100, 108})  # of steps 26 and 27, two of the steps that are prepared ahead
+    run = Run.start(config(story_file, tmp_path / "run", **SETTINGS), loss=loss)
+    failed = [event.failed_step for event in until_end(run) if isinstance(event, Rollback)]
+    assert failed == [26, 27]
+    # back to the save of step 20, whose next window is 80; then to that of step 26, saved since the run recovered there
+    assert loss.seen == [*range(0, 104, 4), *range(80, 100, 4), *range(104, 112, 4), *range(112, 168, 4)]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]

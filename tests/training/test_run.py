@@ -1,6 +1,7 @@
 """Training runs: folders that others can load, and that go on as if they had never stopped."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import torch
 
 import onward
 from onward.checkpoint.training import saves
+from onward.checkpoint.weights import read_tensors
 from onward.errors import UserError
-from onward.training.run import Event, Notice, Run, Validation
+from onward.training.run import Event, Notice, Run
+from onward.training.validation import Validation
 
 from support.disk import with_room_for
 from support.runs import SETTINGS, TINY, assert_same_run, config, metrics
@@ -105,8 +108,8 @@ def test_timing_leaves_no_trace_in_the_weights(story_file: Path, tmp_path: Path)
     plain = Run.start(config(story_file, tmp_path / "plain"))
     for one, other in zip(timed.model.parameters(), plain.model.parameters()):
         assert torch.equal(one, other)
-    assert not any(optimizer.state for optimizer in timed.optimizers)
-    assert (timed.step, timed.position, timed.spikes.state) == (0, 0, [])
+    assert not any(optimizer.state for optimizer in timed.trainer.optimizers)
+    assert (timed.step, timed.position, timed.trainer.spikes.state) == (0, 0, [])
 
 
 def until(events: Iterator[Event], step: int) -> None:
@@ -206,3 +209,25 @@ def test_a_trained_folder_loads_in_transformers_with_the_same_logits(
     assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
     assert type(theirs).__module__.split(".")[1] == "models", "a class of transformers' own"
     assert torch.equal(found, lm.model(ids))
+
+
+def test_run_begins_from_a_given_model_and_trains_its_trainable_parameters(
+    whole: Path, story_file: Path, tmp_path: Path
+) -> None:
+    lm = onward.load(whole)
+    lm.model.embed.weight.requires_grad_(False)
+    given = {name: p.detach().clone() for name, p in lm.model.named_parameters()}
+    changes: dict[str, Any] = {"tokenizer": str(whole), "model": {}, "preset": "tiny", "average": 0.9}
+    run = Run.start(config(story_file, tmp_path / "run", **changes), model=lm.model)
+    assert run.model.config == lm.model.config
+    for name, p in onward.load(run.folder).model.named_parameters():
+        assert torch.equal(p, given[name]), "step 0 is the given model"
+    for _ in run.train(stop=lambda: run.step == 12):
+        pass
+    resumed: Any = Run.resume(Path(shutil.copytree(run.folder, tmp_path / "copy")))
+    list(resumed.train())
+    list(run.train())
+    assert all(map(torch.equal, resumed.model.parameters(), run.model.parameters()))
+    assert torch.equal(resumed.model.embed.weight, given["embed.weight"])
+    assert not torch.equal(resumed.model.blocks[0].attn_norm.weight, given["blocks.0.attn_norm.weight"])
+    assert not [name for name in read_tensors(saves(run.folder)[-1] / "state.safetensors") if "embed" in name]

@@ -16,7 +16,7 @@ import pytest
 
 from onward.errors import UserError
 from onward.training import track
-from onward.training.track import Trackers
+from onward.training.track import Trackers, check_trackers
 
 CONFIG = {"steps": 40, "model": {"n_layers": 2}, "sources": ("play.txt",)}
 Row = dict[str, Any]
@@ -121,7 +121,7 @@ def connect(self, address):
         raise AssertionError(f"asked for the network: {address}")
     return real(self, address)
 socket.socket.connect = connect
-from onward.training.track import Trackers
+from onward.training.track import Trackers, check_trackers
 run = Path(sys.argv[1])
 trackers = Trackers(["wandb"], run, {"steps": 3, "sources": ("a.txt",)})
 for line in sys.argv[2:]:
@@ -210,7 +210,6 @@ def test_a_tracker_that_fails_is_told_once_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensorboard: None
 ) -> None:
     monkeypatch.setitem(track.TRACKERS, "failing", Failing)
-    monkeypatch.setattr(track, "find_spec", lambda name: True)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         write(tmp_path, *rows(1, 30), names=("failing", "tensorboard"))
@@ -219,10 +218,10 @@ def test_a_tracker_that_fails_is_told_once_and_the_others_go_on(
     assert_same(from_tensorboard(tmp_path), curves(rows(1, 30)))
 
 
-def test_a_missing_library_is_told_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_of_a_tracker_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(track, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"wandb needs its library: pip install 'onward\[track\]'"):
-        Trackers(["wandb"], tmp_path, CONFIG)
+        check_trackers(["wandb"])
 
 
 def test_without_trackers_nothing_is_written(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
-"""The state of a training run on disk, saved beside the training and exact to the bit.
+"""The state of a training run on disk, written in a thread beside the training, and exact to the bit.
 
 RUN/                    a model folder: config.json and model.safetensors are those of the newest save
   checkpoints/
     best.json           the step of the save that predicts best
     step-0000100/       a save, there whole or not at all
-      config.json, model.safetensors    the weights one uses: the averaged ones where the run averages
-      state.safetensors                 all other tensors, see `Saver.save`
-      progress.json                     how far the run is
+      config.json, model.safetensors    the whole model for use: averaged weights where the run averages them
+      state.safetensors                 the other tensors of the trainer, of trainable parameters only
+      progress.json                     the step, the position in the data, and the other numbers
       checksums.json                    the sha256 of each of these files
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from hashlib import file_digest
 from pathlib import Path
@@ -37,13 +37,41 @@ from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 
 CONFIG, STATE, PROGRESS, CHECKSUMS = "config.json", "state.safetensors", "progress.json", "checksums.json"
+KINDS = "weight/", "average/"
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """Everything that a trainer needs to go on exactly.
+
+    `tensors` are named after the trainable parameters; frozen parameters have none:
+      weight/PARAMETER         the parameter
+      average/PARAMETER        its moving average, where the trainer keeps one
+      optimizer/KEY/PARAMETER  a tensor that the optimizer keeps for it
+      number/KEY/PARAMETER     a number that the optimizer keeps for it, or number/KEY/OPTIMIZER.GROUP for a group
+
+    These names do not depend on how many processes train. A sharded parameter (DTensor) has one entry, under the name
+    of the whole parameter: `copied` is the one place that would gather it, or hand its shards to
+    torch.distributed.checkpoint under the same name.
+    """
+
+    tensors: dict[str, Tensor]
+    progress: dict[str, Any]  # JSON: "step", "frozen" (names of frozen parameters), and other numbers
+
+
+@dataclass(frozen=True)
+class SavedState(TrainerState):
+    """A state that was read from a save, and the model that it belongs to."""
+
+    model: Decoder  # with the weights that are trained, not their average
+    messages: list[str]  # a sentence for each damaged save
 
 
 class Saver:
-    """Writes the saves of a run in a thread of its own; the last `keep` (at least 1) and the best of them stay.
+    """Writes the saves of a run in a thread of its own; keeps the last `keep` (at least 1) and the best of them.
 
-    What fails on disk is never raised, and leaves nothing half-written: `told` says it, and the next save tries again.
-    One Saver saves in a run folder, which is there already; what killed ones have left in it is removed then.
+    Errors of the disk are never raised, and leave no half-written file: `pop_failure` returns them, and the next save
+    tries again. The run folder must exist and have one Saver, which removes what killed writers left in it.
     """
 
     def __init__(self, run: Path, keep: int) -> None:
@@ -55,37 +83,34 @@ class Saver:
     def save(
         self,
         model: Decoder,
-        optimizers: Sequence[Optimizer],
-        progress: dict[str, Any],
+        state: TrainerState,
         hf: Mapping[str, Any],
-        shown: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Copy the state of step `progress["step"]` to the CPU, and write it while the caller goes on.
+        """Copy the state of step `state.progress["step"]` to the CPU, and write it while the caller goes on.
 
-        Waits for what is under way first. `hf` are keys for config.json besides the architecture's, `shown` averaged
-        weights by the names of their parameters. state.safetensors holds the optimizers' tensors as
-        optimizer/KEY/PARAMETER and number/KEY/PARAMETER (or GROUP), and where averaged weights are shown, the model's
-        own as weight/PARAMETER. A step that is saved already is not written again, but shown in the run folder.
+        Waits for the write under way first. `hf` are keys for config.json besides the architecture's. The averages,
+        or the weights where there are none, and the model's frozen parameters make model.safetensors; the rest goes
+        into state.safetensors. A step that is saved already is not written again, but shown in the run folder.
         """
         self.finish()
         for folder in self.run, self.run / "checkpoints":
             remove_leftovers(folder)
-        folder = self.folder(progress["step"])
+        step = state.progress["step"]
+        folder = self.folder(step)
         write: Callable[[], object] = lambda: None
         if not folder.exists():
-            own, shown = copied(dict(model.named_parameters())), copied(shown or {})
-            state = copied(optimizer_tensors(model, optimizers))
-            state |= {f"weight/{name}": own[name] for name in shown}
-            write = partial(write_save, folder, model.config, own | shown, state, *deepcopy((progress, hf)))
+            frozen = {n: p for n, p in model.named_parameters() if f"weight/{n}" not in state.tensors}
+            tensors = copied(state.tensors), copied(frozen)
+            write = partial(write_save, folder, model.config, *tensors, *deepcopy((state.progress, hf)))
 
         def task() -> None:
             write()
             show(folder, self.run)
 
-        self.submit(task, f"saving step {progress['step']}")
+        self.submit(task, f"saving step {step}")
 
     def best(self, step: int, loss: float) -> None:
-        """Record the validation loss of a step, if its save is there and better than the best so far, which is kept."""
+        """Record a step and its validation loss as the best, if it is saved and better than the best so far."""
 
         def task() -> None:
             known = self.known_best()
@@ -95,7 +120,7 @@ class Saver:
         self.submit(task, f"recording step {step} as the best")
 
     def known_best(self) -> dict[str, Any]:
-        """What is recorded of the best save that is there."""
+        """The step and validation loss of the best save that is still there; {} if there is none."""
         try:
             best = read_json(self.run / "checkpoints" / "best.json")
             return best if self.folder(best["step"]).exists() else {}
@@ -103,12 +128,12 @@ class Saver:
             return {}
 
     def finish(self) -> None:
-        """Wait until all is written."""
+        """Wait until the last save is written."""
         if self.pending:
             self.pending.result()
 
     def pop_failure(self) -> UserError | None:
-        """What went wrong since this was last asked, in a sentence."""
+        """The error of the last failed write since the last call, if any."""
         failure, self.failure = self.failure, None
         return failure
 
@@ -116,7 +141,7 @@ class Saver:
         return self.run / "checkpoints" / f"step-{step:07d}"
 
     def submit(self, task: Callable[[], None], what: str) -> None:
-        """Have the thread do a task and then drop old saves."""
+        """Run a task in the thread, and then drop old saves."""
 
         def attempt() -> None:
             try:
@@ -138,16 +163,6 @@ class Saver:
                 remove_whole(old)
 
 
-@dataclass(frozen=True)
-class State:
-    """A run as it was saved."""
-
-    model: Decoder  # with its own weights
-    tensors: dict[str, Tensor]  # for `restore`, and average/PARAMETER where averaged ones were shown
-    progress: dict[str, Any]
-    messages: list[str]  # a sentence for each save that was damaged
-
-
 def saves(run: Path) -> list[Path]:
     """The saves of a run, oldest first."""
     return sorted((p for p in (run / "checkpoints").glob("step-*") if p.name[5:].isdecimal()), key=step_of)
@@ -157,11 +172,9 @@ def step_of(save: Path) -> int:
     return int(save.name.removeprefix("step-"))
 
 
-def load_state(run: Path, device: torch.device) -> State:
-    """The newest save that is as it was written, which the run folder then shows; those after it are moved aside, and
-    `told` says so.
-
-    A UserError if there is none.
+def newest_state(run: Path, device: torch.device) -> SavedState:
+    """The newest save that is as it was written, which the run folder then shows. Damaged saves after it are moved
+    aside, each with a message. A UserError if no save is good.
     """
     damages: dict[Path, str] = {}
     for folder in reversed(saves(run)):
@@ -171,7 +184,7 @@ def load_state(run: Path, device: torch.device) -> State:
     else:
         why = "".join(f" ({folder.name}: {found})" for folder, found in damages.items())
         raise UserError(f"{run} has no save to resume from{why}: start another with --out")
-    told = [
+    messages = [
         f"{bad} is damaged ({found}): it is kept as damaged-{bad.name}, and {folder.name} is taken"
         for bad, found in damages.items()
     ]
@@ -183,30 +196,37 @@ def load_state(run: Path, device: torch.device) -> State:
     with suppress(UserError):  # a disk that is full
         show(folder, run)  # where a kill came before, or what is shown is damaged
     model, _ = load_model(folder, device=device)
-    tensors = read_tensors(folder / STATE)
+    tensors, progress = read_tensors(folder / STATE), read_json(folder / PROGRESS)
+    dtypes = {tensor.dtype for name, tensor in tensors.items() if name.startswith("weight/")}  # averages have another
     for name, parameter in model.named_parameters():
-        if (own := tensors.pop(f"weight/{name}", None)) is not None:
+        if name in progress.get("frozen", ()):
+            parameter.requires_grad_(False)
+            parameter.data = parameter.data.to(next(iter(dtypes), parameter.dtype))
+        elif (weight := tensors.get(f"weight/{name}")) is not None:
             tensors[f"average/{name}"] = parameter.data
-            parameter.data = own.to(device, copy=True)
-    return State(model, tensors, read_json(folder / PROGRESS), told)
+            parameter.data = weight.to(device, copy=True)
+        else:
+            tensors[f"weight/{name}"] = parameter.data
+    return SavedState(tensors, progress, model, messages)
 
 
-def reload(run: Path, model: Decoder, optimizers: Sequence[Optimizer]) -> State:
-    """Put the newest good save into a model, compiled or not, and its optimizers, in place; gradients are dropped.
-
-    What a Saver has under way must be finished before.
-    """
-    state = load_state(run, torch.device("cpu"))
-    model.zero_grad()
-    with torch.no_grad():
-        for parameter, saved in zip(model.parameters(), state.model.parameters(), strict=True):
-            parameter.copy_(saved)
-    restore(state.tensors, model, optimizers)
-    return replace(state, model=model)
+def training_tensors(
+    model: Decoder, optimizers: Sequence[Optimizer], average: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The tensors of a TrainerState, not copied; `average` is by the names of parameters."""
+    weights = {f"weight/{name}": p for name, p in model.named_parameters() if p.requires_grad}
+    averages = {f"average/{name}": tensor for name, tensor in (average or {}).items()}
+    return weights | averages | optimizer_tensors(model, optimizers)
 
 
 def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[Optimizer]) -> None:
-    """Give optimizers, made as those that were saved, their state from the tensors of a `State`."""
+    """Put the tensors of a TrainerState into a model, compiled or not, and its optimizers, in place; gradients are
+    dropped. The optimizers must have been made as those that were saved."""
+    model.zero_grad()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(tensors[f"weight/{name}"])
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in tensors.items():
         kind, _, rest = name.partition("/")
@@ -228,7 +248,8 @@ def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[
 
 
 def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """All that optimizers keep, by its key and the parameter, or the group as OPTIMIZER.GROUP, that it belongs to."""
+    """The tensors and numbers that optimizers keep, named as in TrainerState. A UserError where an optimizer keeps
+    anything else."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     for i, optimizer in enumerate(optimizers):
@@ -249,18 +270,24 @@ def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[s
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def write_save(
     folder: Path,
     config: DecoderConfig,
-    weights: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    frozen: Mapping[str, Tensor],
     progress: dict[str, Any],
     hf: Mapping[str, Any],
 ) -> None:
-    """Write a save, whole or not at all."""
+    """Write a save, whole or not at all, from the tensors of a TrainerState and the frozen parameters."""
+    own, average = ({n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)} for kind in KINDS)
+    dtypes = {tensor.dtype for tensor in average.values()}  # averages are finer; files have one dtype
+    weights = {**{name: t.to(next(iter(dtypes), t.dtype)) for name, t in frozen.items()}, **own, **average}
+    in_model = {f"average/{name}" for name in average} | {f"weight/{name}" for name in own if name not in average}
+    state = {name: tensor for name, tensor in tensors.items() if name not in in_model}
     with written_whole(folder) as new:
         new.mkdir()
         save_weights(config, weights, new, hf)
@@ -271,7 +298,7 @@ def write_save(
 
 
 def show(folder: Path, run: Path) -> None:
-    """Have the run folder hold the model of a save."""
+    """Put the model of a save into the run folder."""
     for name in SINGLE, CONFIG:
         with written_whole(run / name) as new:
             try:
@@ -281,7 +308,7 @@ def show(folder: Path, run: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """What is wrong with a save; "" if each of its files is as it was written."""
+    """The first file of a save that is not as it was written, in words; "" if all are."""
     name = CHECKSUMS
     try:
         sums = read_json(folder / name)
@@ -294,6 +321,6 @@ def damage(folder: Path) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Of a file, from the memory that the system still holds it in where it has just been written."""
+    """The sha256 of a file, read from the page cache where the file has just been written."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()

@@ -14,8 +14,9 @@ from rich.text import Text
 from onward.cli.output import console, printable
 from onward.language_model import LanguageModel
 from onward.training.journal import Journal
-from onward.training.loop import Step
-from onward.training.run import Event, Run, Validation
+from onward.training.run import Event, Run
+from onward.training.trainer import Step
+from onward.training.validation import Validation
 
 SAMPLE_TOKENS = 64
 
@@ -81,7 +82,7 @@ class Display:
 
     def continue_prompt(self) -> None:
         """Let the model write on from the same prompt with the same draws, and keep what it wrote."""
-        with self.run.shown():
+        with self.run.averaged():
             text = self.lm.generate(self.prompt, SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)
         self.sample = Text(printable(self.prompt), style="bold").append(printable(text), style="not bold")
         self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})

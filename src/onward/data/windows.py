@@ -31,6 +31,7 @@ class Batch:
     targets: Tensor  # (B, T), the token after each; IGNORE_INDEX where no token is predicted
     positions: Tensor | None = None  # (B, T), of each token in its document; None: 0, 1, 2, ...
     seed: int = 0  # of its dropout
+    loss_scale: float = 1.0  # roughly the factor of the summed loss in the backward; keeps fp16 in range
 
     @cached_property
     def num_targets(self) -> int:
@@ -40,10 +41,13 @@ class Batch:
     def to(self, device: torch.device) -> Self:
         """The same batch with all tensors on a device. Targets are counted before: on an accelerator this would force a
         sync."""
-        tensors: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        moved = replace(self, **tensors)
-        vars(moved)["num_targets"] = self.num_targets
-        return moved
+        return self.changed(**{name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)})
+
+    def changed(self, **fields: Any) -> Self:
+        """The batch with other values of some fields, and the same number of targets."""
+        batch = replace(self, **fields)
+        vars(batch)["num_targets"] = self.num_targets
+        return batch
 
 
 class Windows:

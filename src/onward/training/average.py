@@ -8,32 +8,31 @@ from torch import Tensor, nn
 
 
 class Average:
-    """The mean of the weights after every update, each counting `decay` times as much as the one after it.
+    """The moving average of the trainable parameters over all updates, each update weighted `decay` times the next.
 
-    It is kept in at least fp32, and the weights before the first update have no share in it. `tensors`, by parameter
-    name, and `updates`, how many there were, are its state.
+    It is kept in at least fp32, and the initial weights have no part in it. Its state is `tensors`, by parameter name,
+    and `updates`, the number of updates.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model, self.decay, self.updates = model, decay, 0
         self.tensors: dict[str, Tensor] = {
-            name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
-            for name, p in model.named_parameters()
+            name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True) for name, p in trainable(model)
         }
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the weights as they are now into the average."""
+        """Include the present weights in the average."""
         self.updates += 1
         share = (1 - self.decay) / (1 - self.decay**self.updates)
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in trainable(self.model):
             average = self.tensors[name]
             average.lerp_(parameter.to(average.dtype), share)
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """The model has the averaged weights; afterwards its own."""
-        own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        """A context in which the model has the averaged weights."""
+        own = {name: p.detach().clone() for name, p in trainable(self.model)}
         self.put(self.tensors)
         try:
             yield
@@ -42,6 +41,11 @@ class Average:
 
     @torch.no_grad()
     def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give the model these weights."""
-        for name, parameter in self.model.named_parameters():
+        """Copy weights, by parameter name, into the model."""
+        for name, parameter in trainable(self.model):
             parameter.copy_(tensors[name])
+
+
+def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that require gradients, by name."""
+    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)

@@ -13,7 +13,7 @@ import torch
 from onward.data.tokens import Tokens
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
-from onward.training.loss import loss_sum
+from onward.training.loss import CrossEntropy
 
 TOKENS, SEEN = 128, 1024  # of a window that are changed, and of windows whose loss is taken
 FAR = 0.5  # nats per token between a fresh model's loss and that of guessing, beside what its width makes of chance
@@ -76,7 +76,7 @@ def first_loss(model: Decoder, batch: Batch) -> Check:
     positions = None if batch.positions is None else batch.positions[few]
     some = replace(batch, tokens=batch.tokens[few], targets=batch.targets[few], positions=positions)
     with without_dropout(model), torch.compiler.set_stance("force_eager"):
-        loss = loss_sum(model, some)[1].item() / max(1, some.num_targets)
+        loss = CrossEntropy()(model, some)[1].item() / max(1, some.num_targets)
     c, guessing = model.config, math.log(model.config.vocab_size)
     chance = 0.5 * 0.02**2 * c.d_embed * c.logit_scale**2
     told = f"the first loss is {loss:.2f}, and guessing among {c.vocab_size:,} tokens costs {guessing:.2f}"

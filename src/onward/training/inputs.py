@@ -1,4 +1,4 @@
-"""What a run is made from: its tokens, their tokenizer, and how to tell whether any of it has changed.
+"""The inputs of a run: its tokens and their tokenizer, with checksums that tell whether any of them has changed.
 
 RUN/inputs.json names the prepared folders, in order, with the checksum of each index, and those of tokenizer and model.
 """
@@ -14,6 +14,7 @@ from onward.data.corpora import sha256
 from onward.data.prepare import Cleaning, prepare
 from onward.data.sources import passages
 from onward.data.tokens import INDEX, Tokens, is_prepared, load_tokens
+from onward.data.windows import Windows
 from onward.errors import UserError
 from onward.files import read_json, write_json, written_whole
 from onward.model.config import DecoderConfig
@@ -21,7 +22,7 @@ from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.config import RunConfig
 
 AS_IT_IS = Cleaning(exact=False)
-HELD_OUT = 1 << 22  # the most tokens of a source that a share holds out: more would tell no more
+HELD_OUT = 1 << 22  # the most tokens of a source that are held out; more would not measure better
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Inputs:
 
     @property
     def tokens(self) -> int:
-        """How many there are to train on."""
+        """The number of training tokens."""
         return sum(map(len, self.train))
 
 
@@ -82,8 +83,13 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
     return Inputs(tuple(map(Tokens.join, sources)), validation, unknown, n_bytes)
 
 
+def open_windows(config: RunConfig, inputs: Inputs, context_length: int) -> Windows:
+    """The windows of the training tokens."""
+    return Windows(inputs.train, context_length, config.seed, weights=config.weights, pack=config.pack)
+
+
 def check_inputs(folder: Path, model: DecoderConfig) -> None:
-    """A UserError that lists what differs from what the run was started with."""
+    """A UserError that lists the inputs that differ from those the run was started with."""
     record = read_json(folder / "inputs.json")
     differ = [
         f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")
@@ -96,8 +102,8 @@ def check_inputs(folder: Path, model: DecoderConfig) -> None:
     differ += [f"model.{name} ({then.get(name)} then, {now[name]} now)" for name in now if now[name] != then.get(name)]
     if differ:
         raise UserError(
-            f"{folder} cannot go on as it was started, since it differs in {', '.join(differ)}: put back what was "
-            "there, or start another run"
+            f"{folder} cannot go on as it was started, since it differs in {', '.join(differ)}: restore that, "
+            "or start another run"
         )
 
 

@@ -1,11 +1,14 @@
-"""What training minimizes: the cross-entropy of the targets, in chunks where all logits would fill the memory.
+"""Losses: the cross-entropy of the targets, in chunks where all logits at once would fill the memory.
+
+A loss is any callable of (model, batch) that returns two sums over the batch's targets: the one to minimize, with
+gradient, and the one to report, without. The trainer divides both by the number of targets of the whole step.
 
 Shapes: B windows, T tokens of each, N = B * T, D d_model, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,68 +19,76 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.model.decoder import Decoder
+from onward.model.decoder import Decoder, without_dropout
+from onward.training.precision import autocast
 
-LOGITS = 1 << 25  # that stand in memory at once: 128 MiB in fp32
+Loss = Callable[[Decoder, Any], tuple[Tensor, Tensor]]
+MAX_LOGITS = 1 << 25  # in memory at once: 128 MiB in fp32
 
 
 @dataclass(frozen=True)
-class Objective:
-    """What is minimized, and how much of it is computed at once."""
+class CrossEntropy:
+    """The cross-entropy of a batch's targets, in nats, summed; a Loss."""
 
-    z_loss: float = 0.0  # times the square of log Z, Z being the softmax's denominator (PaLM, Chowdhery et al. 2022)
+    z_loss: float = 0.0  # weight of (log Z)^2, Z being the softmax's denominator (PaLM, Chowdhery et al. 2022)
     label_smoothing: float = 0.0  # share of each target spread over the vocabulary (Szegedy et al. 2016, section 7)
-    chunk: int = 0  # tokens whose logits stand in memory at once; 0: so many that they take at most 128 MiB in fp32
+    chunk: int = 0  # tokens whose logits are in memory at once; 0: as many as take 128 MiB in fp32
+
+    def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The sum to minimize and, without gradient, the plain cross-entropy, both in at least fp32.
+
+        Where the batch has more tokens than a chunk, its logits (N, V) are made chunk by chunk, and so are their
+        gradients, already in the forward; `batch.loss_scale` keeps those of fp16 in range.
+        """
+        hidden = model.hidden(batch.tokens, batch.positions).flatten(0, 1)
+        targets = batch.targets.flatten()
+        loss = partial(self.of_hidden, model)
+        chunks = -(-len(targets) // (self.chunk or max(1, MAX_LOGITS // model.config.vocab_size)))
+        if chunks <= 1:
+            return loss(hidden, targets)
+        head = [p for part in (model.embed_out, model.head) for p in part.parameters() if p.requires_grad]
+        return InChunks.apply(loss, batch.loss_scale, chunks, targets, hidden, *head * torch.is_grad_enabled())
+
+    def of_hidden(self, model: Decoder, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Both sums for hidden states (N, D) and targets (N,), through all of their logits."""
+        logits = model.logits(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        plain = loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+        if self.label_smoothing or self.z_loss:
+            log_z = logits.logsumexp(-1)
+            extra = self.z_loss * log_z.square()
+            if self.label_smoothing:  # the cross-entropy of a target spread over the whole vocabulary
+                extra = extra + self.label_smoothing * (log_z - logits.mean(-1))
+            loss = (1 - self.label_smoothing) * plain + (extra * (targets != IGNORE_INDEX)).sum()
+        return loss, plain.detach()
 
 
-def loss_sum(
-    model: Decoder, batch: Batch, objective: Objective = Objective(), factor: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """The sum over the targets of what is minimized and, without gradient, of the cross-entropy, in nats.
-
-    `factor` is about what the sum will be multiplied by: gradients that are made in chunks are made of that, which
-    keeps those in fp16 in its range.
-    Computed in at least fp32. Where the logits (N, V) are more than a chunk, they are made chunk by chunk.
-    """
-    hidden = model.hidden(batch.tokens, batch.positions).flatten(0, 1)
-    targets = batch.targets.flatten()
-    loss = partial(chunk_loss, model, objective)
-    chunks = -(-len(targets) // (objective.chunk or max(1, LOGITS // model.config.vocab_size)))
-    if chunks <= 1:
-        return loss(hidden, targets)
-    head = [p for part in (model.embed_out, model.head) for p in part.parameters() if p.requires_grad]
-    return InChunks.apply(loss, factor, chunks, targets, hidden, *head * torch.is_grad_enabled())
-
-
-def chunk_loss(model: Decoder, objective: Objective, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """What `loss_sum` returns, for hidden states (N, D) and targets (N,), through all of their logits."""
-    logits = model.logits(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    plain = loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
-    smoothing, z_loss = objective.label_smoothing, objective.z_loss
-    if smoothing or z_loss:
-        log_z = logits.logsumexp(-1)
-        extra = z_loss * log_z.square()
-        if smoothing:  # the cross-entropy of a target spread over the whole vocabulary
-            extra = extra + smoothing * (log_z - logits.mean(-1))
-        loss = (1 - smoothing) * plain + (extra * (targets != IGNORE_INDEX)).sum()
-    return loss, plain.detach()
+@torch.inference_mode()
+def mean_loss(model: Decoder, batches: Iterable[Batch], precision: str = "fp32") -> tuple[float, int]:
+    """The mean cross-entropy of all targets, in nats per token, and the number of targets."""
+    total, count, loss = 0.0, 0, CrossEntropy()
+    for batch in batches:
+        with without_dropout(model), autocast(precision, model.device):
+            total += loss(model, batch)[1].item()
+        count += batch.num_targets
+    return total / max(1, count), count
 
 
 class InChunks(torch.autograd.Function):
-    """The loss chunk by chunk; the gradients of each are made at once, so that its logits can go."""
+    """A loss chunk by chunk: the gradients of a chunk are made in the forward, so that its logits can be freed."""
 
     @staticmethod
     def forward(
         ctx: Any,
         loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-        factor: float,
+        scale: float,
         chunks: int,
         targets: Tensor,
         hidden: Tensor,
         *head: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """`loss` of hidden states (N, D) and targets (N,); `head` is what else it has gradients for."""
+        """`loss` of hidden states (N, D) and targets (N,), in `chunks` chunks; `head` are the trainable parameters
+        between hidden states and logits. Gradients are made of the loss times `scale`."""
         exact = torch.promote_types(hidden.dtype, torch.float32)
         sums = hidden.new_zeros(2, dtype=exact)
         of_hidden = torch.empty_like(hidden)
@@ -87,7 +98,7 @@ class InChunks(torch.autograd.Function):
             leaves = [*head, h] if h.requires_grad else head
             with torch.enable_grad():
                 both = loss(h, t)
-                scaled = both[0] * factor
+                scaled = both[0] * scale
             sums += torch.stack(both).detach()
             grads = torch.autograd.grad(scaled, leaves) if leaves else ()
             for total, grad in zip(of_head, grads):
@@ -95,7 +106,7 @@ class InChunks(torch.autograd.Function):
             if h.requires_grad:
                 of_h.copy_(grads[-1])
         ctx.save_for_backward(of_hidden, *of_head)
-        ctx.factor = factor
+        ctx.scale = scale
         minimized, plain = sums.unbind()
         ctx.mark_non_differentiable(plain)
         return minimized, plain
@@ -103,4 +114,4 @@ class InChunks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, None, None, *(total * (grad / ctx.factor) for total in ctx.saved_tensors)
+        return None, None, None, None, *(total * (grad / ctx.scale) for total in ctx.saved_tensors)

@@ -1,20 +1,19 @@
-"""A training run: a folder that holds its configuration, its data, its metrics, and a model that gets better.
+"""A training run: a folder that holds its configuration, its data, its metrics, and the model that it trains.
 
 runs/mybook/
-  run.json              the RunConfig, with steps, precision and the way of experts fixed
-  inputs.json           what it is made from, with checksums
+  run.json              the RunConfig, with steps, precision and the backend of experts fixed
+  inputs.json           the token folders it trains on, the tokenizer and the model, with checksums
   data/, held_out/      the tokens, where they were not prepared before
   config.json, model.safetensors, tokenizer.json    the model of the newest save, as a Hugging Face folder
-  checkpoints/step-N/   the last saves and the best, each with all that is needed to go on
+  checkpoints/step-N/   the last saves and the best, each with everything needed to go on
   metrics.jsonl         a line per step and per validation
-  skipped.jsonl         the windows that were left out since they did harm
+  skipped.jsonl         the windows that are left out because a step failed on them
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from shlex import quote
@@ -24,42 +23,28 @@ from typing import Any
 import torch
 
 from onward import fields
-from onward.checkpoint.training import Saver, State, load_state, reload, restore, saves, step_of
-from onward.data.windows import Batch, ValidationWindows, Windows, take
+from onward.checkpoint.training import SavedState, Saver, newest_state, saves, step_of
+from onward.data.windows import Batch, take
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import read_json, write_json
-from onward.model.compiling import compile_blocks
 from onward.model.decoder import Decoder
-from onward.model.recompute import recompute_blocks
 from onward.text.tokenizer import Tokenizer
-from onward.training.average import Average
-from onward.training.balance import Balance
-from onward.training.calibration import calibrated, choose_experts
+from onward.training.build import build_trainer
+from onward.training.calibration import calibrated
 from onward.training.checks import Check, start_checks
 from onward.training.config import RunConfig
-from onward.training.health import Spikes, matrices, measure, update_ratio
-from onward.training.inputs import Inputs, check_inputs, open_inputs, prepare_inputs
+from onward.training.inputs import Inputs, check_inputs, open_inputs, open_windows, prepare_inputs
 from onward.training.journal import Journal
 from onward.training.lock import in_use, is_running, run_lock
-from onward.training.loop import Step, StepConfig, fit, mean_loss
-from onward.training.loss import Objective
-from onward.training.optimizer import optimizers
+from onward.training.loss import Loss
+from onward.training.prefetch import prefetch
 from onward.training.processes import Processes
-from onward.training.schedule import lr_factor
-from onward.training.track import Trackers
+from onward.training.track import Trackers, check_trackers
+from onward.training.trainer import Step, StepPlan
+from onward.training.validation import Validation, validate
 
-IN_A_ROW = 3  # so many failed_steps without a good save between them end a run
-
-
-@dataclass(frozen=True)
-class Validation:
-    """How well the model predicts text it was not trained on, and how its insides are."""
-
-    step: int
-    validation_loss: float  # nats per token
-    tokens: int
-    figures: dict[str, float] = field(default_factory=dict)
+MAX_FAILURES = 3  # steps that fail without a good save between them end a run
 
 
 @dataclass(frozen=True)
@@ -74,7 +59,7 @@ class Rollback:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something to tell that is no result, such as a save that failed."""
+    """A message for the user, such as that a save failed."""
 
     step: int
     sentence: str
@@ -86,44 +71,54 @@ Event = Step | Validation | Rollback | Notice
 class Run:
     """A run that can go on: `start` or `resume` makes it, `train` trains it."""
 
-    def __init__(self, config: RunConfig, model: Decoder, tokenizer: Tokenizer, inputs: Inputs, hf: Any) -> None:
-        c = self.config = config
-        self.model, self.tokenizer, self.inputs, self.hf = model, tokenizer, inputs, hf
-        self.folder, self.device = Path(c.out), model.device
-        self.rate = c.peak_learning_rate(model.config.d_model)
-        self.optimizers = optimizers(model, c.optimizer, self.rate, c.weight_decay, (c.beta1, c.beta2))
-        self.average = Average(model, c.average) if c.average else None
-        self.windows = Windows(inputs.train, model.config.context_length, c.seed, weights=c.weights, pack=c.pack)
-        self.spikes, self.processes = Spikes(c.spike), Processes.join()
-        if c.accumulation < self.processes.count:
-            raise UserError(f"accumulation is {c.accumulation} for {self.processes.count} processes: give each a batch")
-        self.step_config = StepConfig(
-            objective=Objective(c.z_loss, c.label_smoothing, c.loss_chunk),
-            clip=c.clip,
-            precision=c.precision,
-            check_step=self.spikes.check_step,
-            balance=Balance(model, c.balance_loss, c.balance_bias),
-            processes=self.processes,
-        )
-        self.scaler = self.step_config.scaler(self.device)
-        self.saver, self.metrics = Saver(self.folder, c.keep), Journal(self.folder / "metrics.jsonl")
-        self.step, self.seconds, self.position = 0, 0.0, 0
+    def __init__(
+        self, config: RunConfig, model: Decoder, tokenizer: Tokenizer, inputs: Inputs, hf: Any, loss: Loss | None
+    ) -> None:
+        self.config, self.tokenizer, self.inputs, self.hf = config, tokenizer, inputs, hf
+        self.folder, self.processes = Path(config.out), Processes.join()
+        if config.accumulation < self.processes.count:
+            raise UserError(
+                f"accumulation is {config.accumulation} for {self.processes.count} processes: give each a batch"
+            )
+        self.windows = open_windows(config, inputs, model.config.context_length)
+        self.trainer = build_trainer(config, model, self.processes, loss)
+        self.saver, self.metrics = Saver(self.folder, config.keep), Journal(self.folder / "metrics.jsonl")
+        self.fresh = False  # whether the weights are those of the initialization
+        self.seconds, self.position = 0.0, 0
         self.skipped: list[tuple[int, int]] = []  # windows left out, as half-open ranges of their numbers
-        self.failed_steps: list[int] = []  # the steps that went wrong since the last good save behind them
-        self.messages: list[str] = []  # sentences for the user, told as soon as training goes on
-        choose_experts(model, c.experts)
-        if c.compile:
-            compile_blocks(model)
-        if c.recompute:  # outside of what is compiled
-            recompute_blocks(model)
+        self.failed_steps: list[int] = []  # since the last good save after them
+        self.messages: list[str] = []  # for the user, yielded by `train`
+
+    @property
+    def model(self) -> Decoder:
+        """The model that is trained."""
+        return self.trainer.model
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self.model.device
+
+    @property
+    def step(self) -> int:
+        """The number of steps made."""
+        return self.trainer.step
 
     @classmethod
-    def start(cls, config: RunConfig) -> "Run":
-        """Prepare the data, the tokenizer and a fresh model, and fix what was left open: steps, precision, experts."""
+    def start(cls, config: RunConfig, *, model: Decoder | None = None, loss: Loss | None = None) -> "Run":
+        """Prepare the data and the tokenizer, fix the options left open (steps, precision, experts), and save step 0.
+
+        The run begins from `model`, which it trains in place, in its trainable parameters; by default from a fresh
+        model as configured. A given model takes the place of the configured preset and fields, and the configured
+        tokenizer must be its own. `loss` replaces the configured cross-entropy; give it to `resume` as well.
+        """
         folder, processes = Path(config.out), Processes.join()
-        config.decoder(1)  # what cannot be is noticed before any text is read
+        if model is not None:
+            config = replace(config, model=fields.plain(model.config))
+        config.decoder(1)  # an impossible model is refused before any text is read
+        check_trackers(config.track)
         if processes.rank:
-            return cls.resume(folder)
+            return cls.resume(folder, loss=loss)
         if saves(folder):
             raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
         new = not folder.exists()
@@ -132,10 +127,12 @@ class Run:
             tokenizer = prepare_inputs(config, folder)
             inputs = open_inputs(config, folder)
             torch.manual_seed(config.seed)
-            model = Decoder(config.decoder(tokenizer.vocab_size)).to(device)
+            fresh = model is None
+            model = (model or Decoder(config.decoder(tokenizer.vocab_size))).to(device)
             hf = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
-            trial = lambda config: cls(config, deepcopy(model), tokenizer, inputs, hf).alone()
-            run = cls(calibrated(config, trial), model, tokenizer, inputs, hf)
+            windows = open_windows(config, inputs, model.config.context_length)
+            run = cls(calibrated(config, model, windows, inputs.validation), model, tokenizer, inputs, hf, loss)
+            run.fresh = fresh
             write_json(folder / "run.json", fields.plain(run.config))
             run.save()
             run.saver.finish()
@@ -149,92 +146,109 @@ class Run:
         return run
 
     @classmethod
-    def resume(cls, folder: Path) -> "Run":
-        """Go on from the newest save of a run that is whole, exactly as if it had never stopped."""
+    def resume(cls, folder: Path, *, loss: Loss | None = None) -> "Run":
+        """Go on from the newest undamaged save of a run, exactly as if it had never stopped."""
         processes = Processes.join()
         if processes.rank:
-            processes.wait()  # the first has made or mended the folder
+            processes.wait()  # until the first process has made or repaired the folder
         config = replace(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), out=str(folder))
         if (folder / "result.json").exists():
             raise UserError(f"{folder} has finished its {config.steps:,} steps: start another with --out")
         if not processes.rank and is_running(folder):
             raise in_use(folder)
+        check_trackers(config.track)
         tokenizer = Tokenizer.load(folder)
         check_inputs(folder, config.decoder(tokenizer.vocab_size))
-        state = load_state(folder, choose_device(config.device))
+        state = newest_state(folder, choose_device(config.device))
         inputs = open_inputs(config, folder, "size" if processes.rank else "sha256")
-        run = cls(config, state.model, tokenizer, inputs, read_json(folder / "config.json"))
+        run = cls(config, state.model, tokenizer, inputs, read_json(folder / "config.json"), loss)
         run.load_state(state)
         if not processes.rank:
             for name in "metrics.jsonl", "samples.jsonl", "skipped.jsonl":
-                Journal(folder / name).cut(run.done)
+                Journal(folder / name).cut(run.is_past)
             processes.wait()
         return run
 
-    def done(self, row: dict[str, Any]) -> bool:
-        """Whether a line is about what lies behind: at the step of a save only the step itself, which has a loss."""
-        return row["step"] < self.step or (row["step"] == self.step and "loss" in row)
-
-    def alone(self) -> "Run":
-        """This run without other processes, to be timed."""
-        self.step_config = replace(self.step_config, processes=Processes())
-        return self
-
-    def load_state(self, state: State) -> None:
-        """Be where a save was made."""
-        restore(state.tensors, self.model, self.optimizers)
+    def load_state(self, state: SavedState) -> None:
+        """Go to the step of a save."""
+        self.trainer.load_state(state)
         progress = state.progress
-        self.step, self.position, self.seconds = (progress[name] for name in ("step", "position", "seconds"))
+        self.position, self.seconds, self.failed_steps = (progress[n] for n in ("position", "seconds", "failed_steps"))
         self.skipped = [(first, end) for first, end in progress["skipped"]]
-        self.failed_steps, self.spikes.state = progress["failed_steps"], progress["losses"]
-        self.scaler.load_state_dict(progress["scaler"])
-        if self.average:
-            self.average.updates = progress["averaged"]
-            for name, tensor in self.average.tensors.items():
-                tensor.copy_(state.tensors[f"average/{name}"])
         known, now = progress["config"], fields.plain(self.config)
         edited = [name for name in now if now[name] != known.get(name) and name != "out"]
-        self.messages += state.messages + [f"run.json has been edited: {', '.join(edited)} from here on"] * bool(edited)
+        self.messages += state.messages
+        if edited:
+            self.messages.append(f"run.json has been edited: {', '.join(edited)} from here on")
+
+    def is_past(self, row: dict[str, Any]) -> bool:
+        """Whether a row of a journal is about a time before the present step's save: at that step, only the row of the
+        step itself, which has a loss."""
+        return row["step"] < self.step or (row["step"] == self.step and "loss" in row)
 
     def train(
         self, stop: Callable[[], bool] = lambda: False, save: Callable[[], bool] = lambda: False
     ) -> Iterator[Event]:
-        """Train to the last step, or until `stop()`; metrics and saves are written, the events yielded as they come.
+        """Train to the last step, or until `stop()` is true; write metrics and saves, and yield each event.
 
-        `save()` asks for a save after the present step. A UserError if the last step cannot be saved, or if training
-        goes wrong three times in a row.
+        `save()` asks for a save after the present step. A UserError if the last step cannot be saved, or if steps fail
+        three times in a row.
         """
-        began = perf_counter() - self.seconds
+        began, stopping = perf_counter() - self.seconds, False
         with nullcontext() if self.processes.rank else run_lock(self.folder), self.recorder() as record:
-            yield from self.validations(record)  # a save comes before it, and the run may have stopped between
-            for step in fit(self.model, self.source(), self.optimizers, self.rate_at, self.step_config, self.scaler):
-                if self.due(step.step) and not step.failure and not self.finite():
-                    step = replace(step, failure="the weights are not finite")
-                if step.failure:
-                    yield record(self.rollback(step))
-                    yield from self.validations(record)
-                    continue
-                yield record(self.advance(step, perf_counter() - began))
-                recovered = bool(self.failed_steps) and self.step >= self.failed_steps[-1]
-                stopping, saving = map(bool, self.processes.sum([stop(), save()]))
-                if stopping or saving or recovered or self.due():
-                    self.save()
-                yield from self.validations(record)
-                yield from (Notice(self.step, sentence) for sentence in self.pop_messages())
-                if stopping:
-                    break
+            yield from self.validations(record)  # a kill may have come between the save and its validation
+            while self.step < self.config.steps and not stopping:
+                with closing(self.plans(self.step, self.position, self.skipped)) as plans:
+                    for plan in plans:
+                        step = self.trainer.train_step(plan)
+                        if self.due(step.step) and not step.failure and not self.trainer.finite():
+                            step = replace(step, failure="the weights are not finite")
+                        if step.failure:
+                            yield record(self.rollback(plan, step))
+                            yield from self.validations(record)
+                            break  # other windows follow than those that were prepared ahead
+                        self.position, self.seconds = plan.next_position, perf_counter() - began
+                        yield record(step)
+                        recovered = bool(self.failed_steps) and self.step >= self.failed_steps[-1]
+                        stopping, saving = map(bool, self.processes.sum([stop(), save()]))
+                        if stopping or saving or recovered or self.due():
+                            self.save()
+                        yield from self.validations(record)
+                        yield from (Notice(self.step, sentence) for sentence in self.pop_messages())
+                        if stopping:
+                            break
         self.finish()
 
+    def plans(self, step: int, position: int, skipped: Sequence[tuple[int, int]]) -> Generator[StepPlan]:
+        """The plans of the steps after `step`, prepared ahead in another thread, from the window number `position` on
+        and without those skipped."""
+        size, left_out = self.config.batch_size * self.config.accumulation, tuple(skipped)
+
+        def prepare() -> Iterator[StepPlan]:
+            where = position
+            for number in range(step + 1, self.config.steps + 1):
+                numbers, where = take(where, size, left_out)
+                yield StepPlan(self.batches(numbers), numbers, where, measure_update=self.due(number))
+
+        return prefetch(prepare())
+
+    def batches(self, numbers: Sequence[int]) -> list[Batch]:
+        """The windows with these numbers, as this process's batches."""
+        size = self.config.batch_size
+        firsts = range(0, len(numbers), size)[self.processes.rank :: self.processes.count]
+        return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]
+
     def validations(self, record: Callable[[Event], Event]) -> Iterator[Event]:
-        """Validate where the present step is one to do so."""
-        for validation in self.validate() if self.step and self.due() else ():
+        """Validate, if the present step is one to validate at."""
+        if self.step and self.due() and self.inputs.validation is not None:
+            validation = validate(self.trainer, self.inputs.validation, self.config)
             if not self.processes.rank:
                 self.saver.best(self.step, validation.validation_loss)
             yield record(validation)
 
     @contextmanager
     def recorder(self) -> Iterator[Callable[[Event], Event]]:
-        """A function that writes an event down and gives it back."""
+        """A function that writes an event to metrics.jsonl and the trackers, and returns it."""
         trackers = Trackers(() if self.processes.rank else self.config.track, self.folder, fields.plain(self.config))
 
         def record(event: Event) -> Event:
@@ -253,87 +267,43 @@ class Run:
         finally:
             trackers.close()
 
-    def source(self) -> Iterator[tuple[int, list[Batch]]]:
-        """The number of each step to come, and this process's share of its windows."""
-        c = self.config
-        while self.step < c.steps:
-            self.numbers, self.next_position = take(self.position, c.batch_size * c.accumulation, self.skipped)
-            self.before = [m.clone() for m in matrices(self.model)] if self.due(self.step + 1) else []
-            yield self.step, self.batches(self.numbers)
-
-    def batches(self, numbers: Sequence[int]) -> list[Batch]:
-        """The windows with these numbers, as this process's batches."""
-        size = self.config.batch_size
-        firsts = range(0, len(numbers), size)[self.processes.rank :: self.processes.count]
-        return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]
-
-    def rate_at(self, step: int) -> float:
-        """The learning rate of a step, from 0."""
-        c = self.config
-        return self.rate * lr_factor(c.schedule, step, max(1, c.steps), c.warmup, c.min_lr_ratio, c.decay)
-
-    def advance(self, step: Step, seconds: float) -> Step:
-        """Take note of a step that was made."""
-        self.step, self.position, self.seconds = step.step, self.next_position, seconds
-        self.spikes.note(step.loss)
-        if self.average:
-            self.average.update()
-        return replace(step, figures=step.figures | self.updates())
-
-    def rollback(self, step: Step) -> Rollback:
-        """Go back to the newest good save, to leave out the windows of a step that went wrong."""
-        windows = self.numbers[0], self.next_position
-        failed_steps, skipped, at = [*self.failed_steps, step.step], [*self.skipped, windows], step.step
-        if len(failed_steps) >= IN_A_ROW:
+    def rollback(self, plan: StepPlan, step: Step) -> Rollback:
+        """Go back to the newest undamaged save, and skip the windows of a step that failed from now on."""
+        windows = plan.numbers[0], plan.next_position
+        failed_steps, skipped, failed = [*self.failed_steps, step.step], [*self.skipped, windows], step.step
+        if len(failed_steps) >= MAX_FAILURES:
             raise UserError(
-                f"step {at} went wrong, the {len(failed_steps)}rd time in a row ({step.failure}), not the windows: "
-                "start again with a lower learning rate, more warm-up or a smaller --clip"
+                f"step {failed} failed, the {len(failed_steps)}rd failure in a row ({step.failure}), so not because of "
+                "the windows: start again with a lower learning rate, more warm-up or a smaller --clip"
             )
         self.saver.finish()
         if self.processes.rank:
-            self.processes.wait()  # the first puts aside what is damaged
-        self.load_state(reload(self.folder, self.model, self.optimizers))
+            self.processes.wait()  # until the first process has moved damaged saves aside
+        self.load_state(newest_state(self.folder, torch.device("cpu")))
         if not self.processes.rank:
             self.processes.wait()
         self.failed_steps, self.skipped = failed_steps, skipped
-        event = Rollback(self.step, at, step.failure, windows)
+        event = Rollback(self.step, failed, step.failure, windows)
         if not self.processes.rank:
-            self.metrics.cut(lambda row: self.done(row) or (row["step"] == self.step and "reason" in row))
+            self.metrics.cut(lambda row: self.is_past(row) or (row["step"] == self.step and "reason" in row))
             Journal(self.folder / "samples.jsonl").cut(lambda row: row["step"] < max(1, self.step))
             text = self.tokenizer.decode(self.windows.read([windows[0]]).tokens[0].tolist())
             Journal(self.folder / "skipped.jsonl").write(asdict(event) | {"first_window": text})
         return event
 
     def checks(self) -> Iterator[Check]:
-        """What must be right before training is worth its time, looked at one by one."""
+        """Checks of data and model before training, one by one."""
         batch, inputs = self.batches(range(self.config.batch_size * self.config.accumulation))[0], self.inputs
-        return start_checks(self.model, batch, inputs.train, inputs.validation, fresh=self.step == 0)
+        return start_checks(self.model, batch, inputs.train, inputs.validation, fresh=self.fresh)
 
     def due(self, step: int | None = None) -> bool:
         """Whether a step, by default the present one, is one to save and validate at."""
         step, every = step or self.step, self.config.validation_interval
         return step % every == 0 or step == self.config.steps
 
-    def updates(self) -> dict[str, float]:
-        """How large the last update was, where that is looked at."""
-        return {"update_ratio": update_ratio(self.before, self.model)} if self.before else {}
-
-    def validate(self) -> Iterator[Validation]:
-        """The loss over evenly spread windows of the validation text, if there is one, and the state of the insides."""
-        if self.inputs.validation is None:
-            return
-        windows = ValidationWindows(self.inputs.validation, self.model.config.context_length, self.config.pack)
-        apart = max(1, len(windows) * self.model.config.context_length // self.config.validation_tokens)
-        chosen, size = range(0, len(windows), apart), self.config.batch_size
-        with self.shown():
-            batches = (windows.read(chosen[i : i + size]).to(self.device) for i in range(0, len(chosen), size))
-            loss, tokens = mean_loss(self.model, batches, self.config.precision)
-            figures = measure(self.model, windows.read(chosen[:size]).to(self.device))
-        yield Validation(self.step, loss, tokens, figures)
-
-    def shown(self) -> AbstractContextManager[object]:
-        """The model as it is used: inside, it has the averaged weights where the run averages them."""
-        return self.average.shown() if self.average else nullcontext()
+    def averaged(self) -> AbstractContextManager[object]:
+        """A context in which the model has the weights that one uses: averaged ones, where the run averages them."""
+        return self.trainer.averaged()
 
     def save(self) -> None:
         """Save the state, so that the run can be resumed from here; it is written while training goes on.
@@ -342,25 +312,17 @@ class Run:
         """
         if self.failed_steps and self.step >= self.failed_steps[-1]:
             self.failed_steps = []
-        if self.processes.rank or not self.finite():
+        if self.processes.rank or not self.trainer.finite():
             return
+        state = self.trainer.state_dict()
         progress = {
             "config": fields.plain(self.config),
-            "step": self.step,
             "position": self.position,
             "seconds": self.seconds,
             "skipped": self.skipped,
             "failed_steps": self.failed_steps,
-            "losses": self.spikes.state,
-            "scaler": self.scaler.state_dict(),
-            "averaged": self.average.updates if self.average else 0,
         }
-        averaged = self.average.tensors if self.average else None
-        self.saver.save(self.model, self.optimizers, progress, self.hf, averaged)
-
-    def finite(self) -> bool:
-        """Whether all weights are numbers."""
-        return all(bool(p.isfinite().all()) for p in self.model.parameters())
+        self.saver.save(self.model, replace(state, progress=state.progress | progress), self.hf)
 
     def finish(self) -> None:
         """Wait for the last save, and try again if it failed; a UserError if it cannot be written."""
@@ -371,7 +333,7 @@ class Run:
             if not self.saved():
                 failure = self.saver.pop_failure()
                 raise (
-                    UserError(f"{failure}; mend that, and go on with --resume {self.folder}")
+                    UserError(f"{failure}; repair that, and go on with --resume {self.folder}")
                     if failure
                     else UserError(f"the weights of step {self.step} are not finite: nothing is saved")
                 )
@@ -382,8 +344,8 @@ class Run:
         return any(step_of(path) == self.step for path in saves(self.folder))
 
     def pop_messages(self) -> list[str]:
-        """What there is to tell the user since the last call."""
-        failure = self.saver.pop_failure()
-        found = [*self.messages, *([f"{failure}; training goes on, and the next save tries again"] if failure else [])]
-        self.messages = []
-        return found
+        """The messages for the user since the last call."""
+        messages, self.messages = self.messages, []
+        if failure := self.saver.pop_failure():
+            messages.append(f"{failure}; training goes on, and the next save tries again")
+        return messages

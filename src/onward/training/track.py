@@ -14,7 +14,7 @@ from onward.errors import UserError
 
 
 class Tracker(Protocol):
-    """Where rows go."""
+    """A place that rows are written to."""
 
     def write(self, row: Mapping[str, Any]) -> None: ...
 
@@ -24,15 +24,11 @@ class Tracker(Protocol):
 class Trackers:
     """The trackers of a run by their names, of which there are `TRACKERS`.
 
-    One that fails is told of once, as a warning, and left alone from then on: training does not depend on it. A
-    UserError tells of a library that is missing.
+    A tracker that fails causes one warning and is not used again: training does not depend on it.
     """
 
     def __init__(self, names: Sequence[str], run: Path, config: Mapping[str, Any]) -> None:
         self.open: dict[str, Tracker] = {}
-        for name in names:
-            if find_spec(name) is None:
-                raise UserError(f"tracking with {name} needs its library: pip install 'onward[track]'")
         for name in names:
             with self.dispensable(name):
                 self.open[name] = TRACKERS[name](run, config)
@@ -40,27 +36,34 @@ class Trackers:
     def write(self, row: Mapping[str, Any]) -> None:
         """Record a row of metrics.jsonl: its numbers, at its "step".
 
-        A row about a step that has passed goes back to it: what was recorded of later steps is void.
+        A row of an earlier step than the last goes back to it: the rows of later steps become void.
         """
         for name, tracker in list(self.open.items()):
             with self.dispensable(name):
                 tracker.write(row)
 
     def close(self) -> None:
-        """Write what is still under way."""
+        """Write the rows that are still buffered."""
         for name, tracker in list(self.open.items()):
             with self.dispensable(name):
                 tracker.close()
 
     @contextmanager
     def dispensable(self, name: str) -> Iterator[None]:
-        """Where what fails is given up."""
+        """A context in which an error closes the tracker with this name."""
         try:
             yield
         except Exception as error:
             self.open.pop(name, None)
             first, *_ = str(error).splitlines() or [type(error).__name__]
             warnings.warn(f"{name} failed, and training goes on without it: {first}", stacklevel=4)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """A UserError if the library of a tracker is missing."""
+    for name in names:
+        if find_spec(name) is None:
+            raise UserError(f"tracking with {name} needs its library: pip install 'onward[track]'")
 
 
 def values(row: Mapping[str, Any]) -> dict[str, float]:
@@ -82,7 +85,7 @@ class TensorBoard:
 
     def write(self, row: Mapping[str, Any]) -> None:
         if self.writer is None or row["step"] < self.step:
-            self.begin(row["step"] + ("loss" not in row))  # other rows come behind that of their step
+            self.begin(row["step"] + ("loss" not in row))  # other rows come after the row of their step
         self.step = row["step"]
         for key, value in values(row).items():
             self.writer.add_scalar(key, value, self.step)
@@ -91,7 +94,7 @@ class TensorBoard:
         self.writer.flush()  # so that a kill loses nothing
 
     def begin(self, step: int) -> None:
-        """Open another file, by which what was recorded from a step on is void."""
+        """Open another file, which makes the rows from a step on void."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.close()
@@ -103,8 +106,8 @@ class TensorBoard:
 
 
 class WandB:
-    """Weights & Biases, project "onward". Offline where WANDB_MODE says so, there is no key or nobody answers;
-    `wandb sync` sends it later. A run that resumes goes on under the id that it keeps in RUN/wandb/id."""
+    """Weights & Biases, project "onward". Offline where WANDB_MODE says so, where there is no key, and where no
+    server answers; `wandb sync` sends the rows later. A resumed run goes on under its id in RUN/wandb/id."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
         import wandb

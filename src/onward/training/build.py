@@ -1,0 +1,57 @@
+"""A trainer from a RunConfig."""
+
+from dataclasses import replace
+from typing import Any
+
+from onward.model.compiling import compile_blocks
+from onward.model.config import at
+from onward.model.decoder import Decoder
+from onward.model.experts import ExpertsModule
+from onward.model.recompute import recompute_blocks
+from onward.training.average import Average
+from onward.training.balance import Balance
+from onward.training.config import RunConfig
+from onward.training.health import Spikes
+from onward.training.loss import CrossEntropy, Loss
+from onward.training.optimizer import optimizers
+from onward.training.processes import Processes
+from onward.training.schedule import lr_factor
+from onward.training.trainer import StepConfig, Trainer
+
+
+def build_trainer(
+    config: RunConfig, model: Decoder, processes: Processes | None = None, loss: Loss | None = None
+) -> Trainer:
+    """A trainer for a model, of which the trainable parameters are trained; `loss` is by default the configured
+    cross-entropy. Sets the backend of the model's experts, and compiles or recomputes its blocks in place."""
+    c = config
+    peak = c.peak_learning_rate(model.config.d_model)
+    choose_backend(model, c.experts)
+    trainer = Trainer(
+        model,
+        optimizers(model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2)),
+        lambda step: peak * lr_factor(c.schedule, step, max(1, c.steps), c.warmup, c.min_lr_ratio, c.decay),
+        StepConfig(c.clip, c.precision),
+        loss=loss or CrossEntropy(c.z_loss, c.label_smoothing, c.loss_chunk),
+        balance=Balance(model, c.balance_loss, c.balance_bias),
+        average=Average(model, c.average) if c.average else None,
+        spikes=Spikes(c.spike),
+        processes=processes,
+    )
+    if c.compile:
+        compile_blocks(model)
+    if c.recompute:  # outside of the compiled blocks
+        recompute_blocks(model)
+    return trainer
+
+
+def open_experts(model: Decoder) -> list[ExpertsModule]:
+    """The mixtures of experts whose part leaves their backend open."""
+    mlps = ((getattr(block, "mlp", None), at(model.config.mlp, layer)) for layer, block in enumerate(model.blocks))
+    return [m for m, part in mlps if isinstance(m, ExpertsModule) and getattr(part, "backend", "") == "auto"]
+
+
+def choose_backend(model: Decoder, backend: Any) -> None:
+    """Set the backend of the experts that leave it open."""
+    for module in open_experts(model):
+        module.part = replace(module.part, backend=backend)

@@ -1,0 +1,228 @@
+"""The trainer: steps in memory, equal however they are split, wrapped or interrupted."""
+
+import math
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from onward.data.windows import IGNORE_INDEX, Batch
+from onward.model.config import DecoderConfig, Experts, Gated
+from onward.model.decoder import Decoder
+from onward.training.average import Average
+from onward.training.balance import Balance
+from onward.training.loss import CrossEntropy, mean_loss
+from onward.training.optimizer import optimizers
+from onward.training.trainer import Step, StepConfig, StepPlan, Trainer
+
+CONFIG = DecoderConfig(vocab_size=20, d_model=32, n_layers=2, n_heads=4, context_length=16)
+
+
+def fresh() -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(CONFIG)
+
+
+def adamw(model: Decoder) -> list[torch.optim.Optimizer]:
+    return optimizers(model, "adamw", 1e-2, 0.1, (0.9, 0.99))
+
+
+def windows(count: int, length: int = 16) -> Batch:
+    ids = torch.randint(20, (count, length + 1), generator=torch.Generator().manual_seed(1))
+    return Batch(ids[:, :-1].clone(), ids[:, 1:].clone())
+
+
+def gradients(parts: list[Batch]) -> list[torch.Tensor]:
+    """The gradients that one step gave to the optimizer."""
+    model, seen = fresh(), []
+
+    class Watch(torch.optim.SGD):
+        def step(self, *_: object) -> None:
+            seen.extend(p.grad.clone() for p in model.parameters())
+
+    step = Trainer(model, [Watch(model.parameters(), lr=0.1)], lambda _: 0.1).train_step(StepPlan(parts))
+    assert step.loss == pytest.approx(mean_loss(model, parts)[0], rel=1e-5)
+    return seen
+
+
+@pytest.mark.parametrize("sizes", [[4, 4], [1, 7], [2, 2, 2, 2], [1] * 8])
+def test_accumulation_equals_the_whole_batch(sizes: list[int]) -> None:
+    whole = windows(8)
+    whole.targets[3, 5:] = IGNORE_INDEX  # so that a mean of means would differ
+    parts = [Batch(*pair) for pair in zip(whole.tokens.split(sizes), whole.targets.split(sizes))]
+    for one, many in zip(gradients([whole]), gradients(parts)):
+        torch.testing.assert_close(many, one, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_is_the_mean_over_all_targets() -> None:
+    model, batch = fresh(), windows(3)
+    batch.targets[0, :9] = IGNORE_INDEX
+    logits = model(batch.tokens).detach().double()
+    expected = [
+        math.log(sum(math.exp(z) for z in logits[b, t].tolist())) - float(logits[b, t, batch.targets[b, t]])
+        for b in range(3)
+        for t in range(16)
+        if batch.targets[b, t] != IGNORE_INDEX
+    ]
+    loss, count = mean_loss(model, [Batch(*pair) for pair in zip(batch.tokens.split(2), batch.targets.split(2))])
+    assert count == len(expected) == 39
+    assert loss == pytest.approx(math.fsum(expected) / 39, rel=1e-6)
+    assert CrossEntropy()(model, batch)[0].item() == pytest.approx(math.fsum(expected), rel=1e-6)
+
+
+def test_clipping_bounds_the_gradient_and_reports_the_norm_before() -> None:
+    model = fresh()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    step = Trainer(model, [optimizer], lambda _: 1.0, StepConfig(clip=1e-3)).train_step(StepPlan([windows(4)]))
+    moved = math.sqrt(sum(float((p - b).detach().square().sum()) for p, b in zip(model.parameters(), before)))
+    assert step.grad_norm > 1e-2
+    assert moved == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_loss_falls_on_a_batch_that_is_repeated(precision: str) -> None:
+    model, batch = fresh(), windows(4)
+    trainer = Trainer(model, adamw(model), lambda _: 1e-2, StepConfig(clip=1.0, precision=precision))
+    steps = list(trainer.train([StepPlan([batch])] * 60))
+    assert steps[0].loss == pytest.approx(math.log(20), abs=0.3)
+    assert steps[-1].loss < 0.5
+    assert [s.step for s in steps] == list(range(1, 61))
+    assert {s.tokens for s in steps} == {64}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_failed_step_leaves_weights_and_optimizer_as_they_were(bad: float) -> None:
+    model = fresh()
+    with torch.no_grad():
+        model.blocks[1].mlp.down.weight[0, 0] = bad
+    before = [p.detach().clone() for p in model.parameters()]
+    trainer = Trainer(model, adamw(model), lambda _: 1e-2)
+    step = trainer.train_step(StepPlan([windows(2)]))
+    assert "loss is" in step.failure
+    assert (step.step, trainer.step) == (1, 0)
+    assert not any(optimizer.state for optimizer in trainer.optimizers)
+    for p, b in zip(model.parameters(), before):
+        assert p.grad is None
+        assert torch.equal(p.detach().nan_to_num(7), b.nan_to_num(7))
+
+
+def test_fp16_overflow_skips_the_update_and_lowers_the_scale() -> None:
+    model, scaler = fresh(), torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    before = model.embed.weight.detach().clone()
+    trainer = Trainer(model, adamw(model), lambda _: 1e-2, StepConfig(precision="fp16"), scaler=scaler)
+    step = trainer.train_step(StepPlan([windows(2)]))
+    assert not step.failure
+    assert torch.equal(model.embed.weight, before)
+    assert scaler.get_scale() < 2.0**40
+
+
+def test_dropout_is_a_function_of_the_seed_of_the_batch() -> None:
+    torch.manual_seed(0)
+    model = Decoder(replace(CONFIG, dropout=0.5))
+    losses = []
+    for state, seed in (1, 7), (2, 7), (1, 8):
+        torch.manual_seed(state)
+        step = Trainer(model, [], lambda _: 0.0).train_step(StepPlan([replace(windows(4), seed=seed)]))
+        losses.append(step.loss)
+        model.zero_grad()
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_fp16_gradients_that_are_never_finite_fail_the_step() -> None:
+    model: Any = fresh()
+    model.blocks[0].mlp.down.weight.register_hook(lambda gradient: gradient * float("nan"))
+    trainer = Trainer(model, adamw(model), lambda _: 1e-3, StepConfig(precision="fp16"))
+    steps = list(trainer.train([StepPlan([windows(2)])] * 40))
+    assert not steps[0].failure
+    assert "gradient is not finite" in steps[-1].failure
+
+
+@dataclass(frozen=True)
+class Pairs(Batch):
+    """Rows of which each even one is preferred to the next."""
+
+    margin: float = 0.0
+
+    @property
+    def num_targets(self) -> int:  # type: ignore[override]
+        return len(self.tokens) // 2
+
+
+def preference_loss(model: Decoder, batch: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs = model(batch.tokens).log_softmax(-1).gather(-1, batch.targets[..., None]).sum((1, 2))
+    loss = -torch.nn.functional.logsigmoid(logprobs[::2] - logprobs[1::2] - batch.margin).sum()
+    return loss, loss.detach()
+
+
+def test_trainer_minimizes_any_loss_over_the_targets_of_its_batches() -> None:
+    model, whole = fresh(), windows(8)
+    pairs = [Pairs(whole.tokens[rows], whole.targets[rows], margin=0.5) for rows in (slice(6), slice(6, 8))]
+    trainer = Trainer(model, adamw(model), lambda _: 1e-2, loss=preference_loss)
+    steps = list(trainer.train([StepPlan(pairs)] * 20))
+    assert {step.tokens for step in steps} == {4}
+    assert steps[0].loss == pytest.approx(math.log(1 + math.exp(0.5)), abs=0.5)
+    assert steps[-1].loss < 0.1
+
+
+class Wrapped(torch.nn.Module):
+    """What compilers and shards do: hold a module, and call it through their own forward."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module, self.calls = module, 0
+
+    def forward(self, *inputs: Any) -> Any:
+        self.calls += 1
+        return self.module(*inputs)
+
+
+def trained(config: DecoderConfig, **options: Any) -> tuple[Trainer, list[Step]]:
+    torch.manual_seed(0)
+    model = Decoder(config)
+    trainer = Trainer(model, adamw(model), lambda _: 1e-2, balance=Balance(model, 0.1, 0.1), **options)
+    return trainer, list(trainer.train([StepPlan([windows(4), windows(2)])] * 5))
+
+
+@pytest.mark.parametrize("mlp", [Gated(), Experts(count=2, top_k=2, backend="loop")], ids=["gated", "experts"])
+@pytest.mark.parametrize("chunk", [0, 5])
+def test_wrapped_module_trains_as_the_plain_one(chunk: int, mlp: Any, tmp_path: Path) -> None:
+    loss = CrossEntropy(chunk=chunk)
+    plain, steps = trained(replace(CONFIG, mlp=mlp), loss=loss)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        for wrap in Wrapped, partial(DistributedDataParallel, find_unused_parameters=False):
+            found, others = trained(replace(CONFIG, mlp=mlp), loss=loss, wrap=wrap)
+            assert [step.loss for step in others] == [step.loss for step in steps]
+            assert all(map(torch.equal, found.model.parameters(), plain.model.parameters()))
+            assert getattr(found.module, "calls", 10) == 10, "each batch goes through one forward"
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_trainer_goes_on_from_its_state_bit_for_bit(stop: int) -> None:
+    def made() -> Trainer:
+        model = fresh()
+        model.embed.weight.requires_grad_(False)
+        average, config = Average(model, 0.9), StepConfig(precision="fp16", clip=1.0)
+        return Trainer(model, adamw(model), lambda step: 1e-2 / (step + 1), config, average=average)
+
+    plans = [StepPlan([replace(windows(4), seed=seed)]) for seed in range(6)]
+    whole, first, second = made(), made(), made()
+    wanted = [replace(step, seconds=0) for step in whole.train(plans)]
+    found = list(first.train(plans[:stop]))
+    state = deepcopy(first.state_dict())
+    assert not [name for name in state.tensors if "embed" in name], "frozen parameters are no part of the state"
+    list(first.train(plans[stop:]))  # what the first goes on to do changes nothing in the copy
+    second.load_state(state)
+    found += second.train(plans[stop:])
+    assert [replace(step, seconds=0) for step in found] == wanted
+    assert all(map(torch.equal, second.model.parameters(), whole.model.parameters()))
+    for name, tensor in whole.state_dict().tensors.items():
+        assert torch.equal(second.state_dict().tensors[name], tensor), name
