@@ -201,6 +201,31 @@ def parse(text: str, where: str) -> Any:
         raise UserError(f"{where} is {text!r}: write it as name, name(field=value) or (first, second)") from None
 
 
+def notation(value: Any) -> str:
+    """A value as `parse` reads it: of a part, its kind and the fields that differ from their defaults."""
+    if isinstance(value, Part):
+        changed = ", ".join(f"{name}={notation(field)}" for name, field in changed_fields(value).items())
+        return f"{value.kind}({changed})" if changed else value.kind
+    if isinstance(value, tuple):
+        return f"({', '.join(map(notation, value))}{',' * (len(value) == 1)})"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def text(value: Any) -> str:
+    """A value as people read it: numbers with separators, booleans as yes and no, nothing for None."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{int(value):,}" if value == int(value) else f"{value:.6g}"
+    return "" if value is None else value if isinstance(value, str) else notation(value)
+
+
+def changed_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    found = {f.name: (getattr(value, f.name), f.default) for f in dataclasses.fields(value) if f.init}
+    return {name: now for name, (now, default) in found.items() if now != default}
+
+
 def only_in_python(kind: Any) -> bool:
     """Whether values of this type are functions, which cannot be written as text."""
     return get_origin(kind) is abc.Callable or any(map(only_in_python, get_args(kind)))

@@ -62,7 +62,7 @@ def test_two_releases_are_compared_in_words_and_numbers(capsys) -> None:
     assert changes["position.theta"] == {
         "before": None,
         "after": 10_000.0,
-        "meaning": "base of the angles; larger turns slower",
+        "meaning": "base of the frequencies; the larger, the slower the rotation",
     }
     assert changes["tied"]["before"] is True
 

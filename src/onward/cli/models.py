@@ -62,8 +62,8 @@ def main(argv: Sequence[str]) -> None:
 def one(name: str) -> dict[str, Any]:
     """All there is to say of one release or folder."""
     from onward import fields
+    from onward.planning.descriptions import describe, sentence
     from onward.planning.releases import find, steps
-    from onward.planning.words import describe, sentence
 
     family, config = find(name)
     facts = [{"what": fact.what, "value": fact.value, "meaning": fact.meaning} for fact in describe(config)]
@@ -96,7 +96,7 @@ def show_step(found: dict[str, Any]) -> None:
 
 def show_rows(rows: list[dict[str, Any]], narrow: bool = False) -> None:
     """Rows of words as a table, where it is narrow without their meaning."""
-    from onward.planning.words import text
+    from onward.fields import text
 
     if rows:
         print_table([{k: text(v) for k, v in row.items() if not (narrow and k == "meaning")} for row in rows])

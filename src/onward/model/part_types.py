@@ -1,11 +1,14 @@
-"""The slots of a DecoderConfig: what each choice must be able to do. Does not import torch."""
+"""The types of parts of a DecoderConfig, and the methods that every part of a type has. Does not import torch.
+
+Shapes: B batch, T tokens in this call, S keys, D d_model, H heads.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from onward.fields import Part
+from onward.fields import Part, changed_fields, text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -16,69 +19,79 @@ P = TypeVar("P", bound=Part)
 
 
 def at(parts: P | tuple[P, ...], layer: int) -> P:
-    """The part of a layer: the one there is or, of several, the one whose turn it is."""
+    """The part of a layer: the only one or, of several, number `layer` modulo how many there are."""
     return parts[layer % len(parts)] if isinstance(parts, tuple) else parts
 
 
 def each(parts: P | tuple[P, ...]) -> tuple[P, ...]:
-    """The parts that there are, be it one or several."""
+    """The parts as a tuple, also where there is only one."""
     return parts if isinstance(parts, tuple) else (parts,)
 
 
 class DecoderPart(Part):
-    """A choice for a slot of a DecoderConfig."""
+    """A part of a DecoderConfig."""
 
     def check(self, config: DecoderConfig) -> None:
-        """Raise a UserError where this part and the sizes contradict each other."""
+        """Raise a UserError where a field is out of range or does not fit the sizes of the config."""
+
+    def describe(self, config: DecoderConfig) -> str:
+        """The part in a line: its kind, its sizes in this decoder, and the fields that differ from their defaults."""
+        return self.in_words()
+
+    def in_words(self, *sizes: str, said: tuple[str, ...] = ()) -> str:
+        """The kind, these sizes, and the changed fields but those that are `said` already."""
+        fields = [f"{name} {text(value)}" for name, value in changed_fields(self).items() if name not in said]
+        return ", ".join([self.kind.replace("_", " "), *sizes, *fields])
 
 
 class Position(DecoderPart):
-    """How the order of the tokens enters: added to the embeddings, as a rotation, as a bias, or not at all."""
+    """How positions enter: vectors added to the embeddings, a rotation of queries and keys, a bias, or not at all."""
 
-    added: ClassVar[bool] = False  # to the embeddings, once and not layer by layer
+    added: ClassVar[bool] = False  # whether vectors are added to the embeddings, once for all layers
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module | None:
-        """A module from positions (B, T) and a dtype to vectors (B, T, D) added to the embeddings, or None."""
+        """A module from positions (B, T) and a dtype to the vectors (B, T, D) that are added to the embeddings, or
+        None."""
         return None
 
     def rotation(self, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor] | None:
         """Cosines and sines, each (B, T, 1, rope_dim / 2), or None.
 
-        `positions` (B, T) and `rope_length` (B, 1, 1), the length that each row is made for, are in the precision to
-        compute in, at least fp32.
+        `positions` (B, T) and `rope_length` (B, 1, 1), the length for which each row's frequencies are scaled, have the
+        dtype to compute in, at least fp32.
         """
         return None
 
     def bias(self, config: DecoderConfig, query: Tensor, key: Tensor) -> Tensor | None:
-        """What is added to the scores of queries at positions (B, T) for keys at positions (B, S): (B, H, T, S), or
-        None. Positions are in the precision to compute in, at least fp32."""
+        """The bias (B, H, T, S) of the scores of queries at positions (B, T) and keys at positions (B, S), or None.
+        Positions have the dtype to compute in, at least fp32."""
         return None
 
     def limit(self, config: DecoderConfig) -> float:
-        """How many positions there are."""
+        """The number of positions, infinite where nothing depends on it."""
         return math.inf
 
 
 class Attention(DecoderPart):
-    """How a token reads from those before it."""
+    """How a token reads from the tokens before it."""
 
-    window: int = 0
+    window: int = 0  # number of tokens that a token attends to, itself included; 0: all before it
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         """A module from x (B, T, D) and a View to (B, T, D)."""
         raise NotImplementedError
 
     def entries(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-        """The shape of what the cache keeps for each token."""
+        """The shapes of the tensors that the cache keeps for each token, by name."""
         raise NotImplementedError
 
     def rope_width(self, config: DecoderConfig) -> int:
-        """How wide the vectors are that a rotary position turns."""
+        """The width of the vectors to which a rotary position applies."""
         return config.d_head
 
 
 class FeedForward(DecoderPart):
-    """What happens to each token by itself."""
+    """A function of each token's vector by itself."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         """A module from x (..., D) to (..., D)."""
@@ -86,7 +99,7 @@ class FeedForward(DecoderPart):
 
 
 class Norm(DecoderPart):
-    """How a vector is brought to a common size."""
+    """How a vector is normalized."""
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
         """A module over the last dimension; `width` is d_model by default."""
@@ -96,7 +109,7 @@ class Norm(DecoderPart):
 class Block(DecoderPart):
     """The arithmetic of the residual stream in one layer."""
 
-    additions: ClassVar[int] = 2  # to the residual stream
+    additions: ClassVar[int] = 2  # number of additions to the residual stream
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         """A module from x (B, T, D) and a View to (B, T, D)."""

@@ -1,7 +1,7 @@
-"""Parts: every choice there is for a slot of a DecoderConfig. Does not import torch.
+"""Parts: the choices for each part of a DecoderConfig. Does not import torch.
 
-A part is a frozen dataclass with its own fields; `build(config, layer)` makes its module (the modules are in the
-files beside this one).
+A part is a frozen dataclass with its own fields; `build(config, layer)` makes its module, which is in another file of
+this folder.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from onward.errors import UserError
+from onward.fields import text
 from onward.model.part_types import Attention, Block, FeedForward, Norm, Position, each
 from onward.model.routing import Routing, SoftmaxRouting
 from onward.model.scaling import Scaling
@@ -39,6 +40,9 @@ class Learned(Position, kind="learned"):
     def limit(self, config: DecoderConfig) -> float:
         return config.context_length
 
+    def describe(self, config: DecoderConfig) -> str:
+        return self.in_words(f"{config.context_length:,} vectors")
+
     def check(self, config: DecoderConfig) -> None:
         if self.offset < 0:
             raise UserError(f"position.learned.offset is {self.offset}: it must be at least 0")
@@ -63,15 +67,19 @@ class Sinusoidal(Position, kind="sinusoidal"):
 
 @dataclass(frozen=True)
 class Rotary(Position, kind="rotary"):
-    """Queries and keys turned by an angle that grows with the position (RoFormer, Su et al. 2021), halves paired."""
+    """Queries and keys rotated by angles proportional to the position (RoFormer, Su et al. 2021); element i is paired
+    with element i + rope_dim / 2."""
 
-    theta: float = 10_000.0  # base of the angles; larger turns slower
-    fraction: float = 1.0  # share of each head that turns
-    scaling: Scaling | None = None  # of the frequencies, for contexts beyond those trained on
+    theta: float = 10_000.0  # base of the frequencies; the larger, the slower the rotation
+    fraction: float = 1.0  # fraction of each head's elements that are rotated
+    scaling: Scaling | None = None  # of the frequencies, for contexts longer than in training
 
     def rope_dim(self, width: int) -> int:
-        """How many of a head's `width` numbers turn."""
+        """The number of rotated elements of a head of this width."""
         return int(width * self.fraction)
+
+    def describe(self, config: DecoderConfig) -> str:
+        return self.in_words(f"theta {text(self.theta)}", said=("theta",))
 
     def rotation(self, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
         from onward.model.positions import rotation
@@ -80,17 +88,20 @@ class Rotary(Position, kind="rotary"):
 
     def check(self, config: DecoderConfig) -> None:
         if not 0 < self.fraction <= 1:
-            raise UserError(f"position.rotary.fraction is {self.fraction}: it is a share, above 0 and at most 1")
+            raise UserError(f"position.rotary.fraction is {self.fraction}: it must be above 0 and at most 1")
         for head in {attention.rope_width(config) for attention in each(config.attention)}:
             if (width := self.rope_dim(head)) % 2 or not width:
-                raise UserError(f"{width} of {head} numbers in a head rotate: choose an even number (d_head)")
+                raise UserError(
+                    f"position.rotary rotates {width} of the {head} elements of a head, which must be an even number: "
+                    "change d_head or fraction"
+                )
             if self.scaling:
                 self.scaling.check(width // 2)
 
 
 @dataclass(frozen=True)
 class Alibi(Position, kind="alibi"):
-    """Scores lowered in proportion to the distance, by a slope per head (Press et al. 2021)."""
+    """Scores lowered in proportion to the distance of query and key, by a slope per head (Press et al. 2021)."""
 
     steepness: float = 8.0  # the last head's slope is 2 ** -steepness
 
@@ -103,7 +114,7 @@ class Alibi(Position, kind="alibi"):
 
 @dataclass(frozen=True)
 class NoPosition(Position, kind="none"):
-    """No position at all: only the causal mask tells the order (NoPE, Kazemnejad et al. 2023)."""
+    """No positions: the order enters through the causal mask alone (NoPE, Kazemnejad et al. 2023)."""
 
 
 # ---------------------------------------------------------------- attention
@@ -111,16 +122,16 @@ class NoPosition(Position, kind="none"):
 
 @dataclass(frozen=True)
 class SelfAttention(Attention, kind="self"):
-    """Softmax attention; n_kv_heads makes it multi-head, grouped or multi-query."""
+    """Softmax attention: multi-head, grouped-query or multi-query as n_kv_heads says."""
 
-    window: int = 0  # how many tokens back a token sees, itself included; 0: all
-    scale: float | None = None  # of the scores; none: d_head ** -0.5
+    window: int = 0  # number of tokens that a token attends to, itself included; 0: all
+    scale: float | None = None  # multiplies the scores; none: d_head ** -0.5
     attn_softcap: float | None = None  # scores s become cap * tanh(s / cap) (Gemma 2)
-    sinks: bool = False  # a learned score per head that takes part in the softmax and adds nothing (GPT-OSS)
-    qk_norm: Literal["none", "head", "heads", "width"] = "none"  # of q and k: per head, each with own weights, or whole
-    clip: float | None = None  # queries, keys and values are kept within -clip and clip (MPT)
-    bias: bool = False  # of the q, k and v projections
-    out_bias: bool = False  # of the output projection
+    sinks: bool = False  # add a learned score per head to the softmax, with no value (GPT-OSS)
+    qk_norm: Literal["none", "head", "heads", "width"] = "none"  # norm of q and k: per head, with own weights, whole
+    clip: float | None = None  # clamp queries, keys and values to -clip ... clip (MPT)
+    bias: bool = False  # whether the q, k and v projections have biases
+    out_bias: bool = False  # whether the output projection has a bias
     out: bool = True  # whether there is an output projection
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
@@ -131,32 +142,36 @@ class SelfAttention(Attention, kind="self"):
     def entries(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(("k", "v"), (config.n_kv_heads, config.d_head))
 
+    def describe(self, config: DecoderConfig) -> str:
+        shared = [f"{config.n_kv_heads} for keys and values"] * (config.n_kv_heads != config.n_heads)
+        return self.in_words(f"{config.n_heads} heads of {config.d_head}", *shared)
+
     def check(self, config: DecoderConfig) -> None:
         if self.window < 0:
-            raise UserError(f"attention.self.window is {self.window}: it must be positive, or 0 to see all")
+            raise UserError(f"attention.self.window is {self.window}: it must be positive, or 0 for all tokens")
         for name in ("scale", "attn_softcap", "clip"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise UserError(f"attention.self.{name} is {value}: it must be positive, or none")
         if not self.out and (heads := config.n_heads * config.d_head) != config.d_model:
             raise UserError(
-                f"attention.self.out is false, and the heads give {heads} numbers to a stream of {config.d_model}: "
-                "keep the projection, or set d_head to d_model / n_heads"
+                f"attention.self.out is false, and the heads together are {heads} wide where d_model is "
+                f"{config.d_model}: keep the projection, or set d_head to d_model / n_heads"
             )
 
 
 @dataclass(frozen=True)
 class LatentAttention(Attention, kind="latent"):
-    """Keys and values from one small latent per token, which is all that the cache keeps beside a shared rotary key
-    (DeepSeek-V2, DeepSeek-AI 2024, section 2.1)."""
+    """Keys and values are projections of one latent vector per token; the cache keeps that and a rotary key shared by
+    all heads (multi-head latent attention, DeepSeek-V2, DeepSeek-AI 2024, section 2.1)."""
 
-    d_latent: int = 512  # width of the latent that keys and values are made from
-    d_query_latent: int = 0  # width of the one that queries are made from; 0: queries come from x
-    d_nope: int = 128  # numbers of each query and key that do not turn
-    d_rope: int = 64  # numbers that turn; of the key they are shared by all heads
+    d_latent: int = 512  # width of the latent of keys and values
+    d_query_latent: int = 0  # width of the latent of queries; 0: queries are projected from x
+    d_nope: int = 128  # elements of each query and key that are not rotated
+    d_rope: int = 64  # rotated elements; of the key they are shared by all heads
     d_value: int = 128  # width of each head's value
-    scale: float | None = None  # of the scores; none: (d_nope + d_rope) ** -0.5
-    bias: bool = False  # of the projections to the latents and of the output projection
-    norm_eps: float = 1e-6  # of the norms of the latents
+    scale: float | None = None  # multiplies the scores; none: (d_nope + d_rope) ** -0.5
+    bias: bool = False  # whether the projections to the latents and the output projection have biases
+    norm_eps: float = 1e-6  # epsilon of the norms of the latents
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.latent import LatentAttentionModule
@@ -165,6 +180,10 @@ class LatentAttention(Attention, kind="latent"):
 
     def entries(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
         return {"latent": (self.d_latent,), "rotary": (self.d_rope,)}
+
+    def describe(self, config: DecoderConfig) -> str:
+        heads = f"{config.n_heads} heads of {self.d_nope} + {self.d_rope}"
+        return self.in_words(heads, f"latents of {self.d_latent}", said=("d_latent", "d_nope", "d_rope"))
 
     def rope_width(self, config: DecoderConfig) -> int:
         return self.d_rope
@@ -182,26 +201,32 @@ class LatentAttention(Attention, kind="latent"):
 class Plain(FeedForward, kind="plain"):
     """down(act(up(x)))."""
 
-    act: Activation = "gelu"  # the non-linearity
-    bias: bool = False  # of both projections
+    act: Activation = "gelu"  # the activation function
+    bias: bool = False  # whether both projections have biases
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.feedforward import PlainModule
 
         return PlainModule(config.d_model, config.d_ff, self.act, self.bias, config.dropout)
 
+    def describe(self, config: DecoderConfig) -> str:
+        return self.in_words(f"width {config.d_ff:,}", self.act, said=("act",))
+
 
 @dataclass(frozen=True)
 class Gated(FeedForward, kind="gated"):
     """down(act(gate(x)) * up(x)) (GLU variants, Shazeer 2020); SwiGLU with silu."""
 
-    act: Activation = "silu"  # the non-linearity
-    bias: bool = False  # of the three projections
+    act: Activation = "silu"  # the activation function
+    bias: bool = False  # whether the three projections have biases
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.feedforward import GatedModule
 
         return GatedModule(config.d_model, config.d_ff, self.act, self.bias, config.dropout)
+
+    def describe(self, config: DecoderConfig) -> str:
+        return self.in_words(f"width {config.d_ff:,}", self.act, said=("act",))
 
 
 @dataclass(frozen=True)
@@ -227,6 +252,11 @@ class Experts(FeedForward, kind="experts"):
         """The input of an expert's down projection, from the outputs of its gate and up projections."""
         return act(gate) * up
 
+    def describe(self, config: DecoderConfig) -> str:
+        sizes = [f"{self.count} of width {self.d_ff or config.d_ff:,}, {self.top_k} per token"]
+        sizes += [f"one more of width {self.d_shared:,} for all tokens"] * (self.d_shared > 0)
+        return self.in_words(*sizes, self.act, said=("count", "d_ff", "top_k", "d_shared", "act"))
+
     def check(self, config: DecoderConfig) -> None:
         where = f"mlp.{self.kind}"
         if not 1 <= self.top_k <= self.count:
@@ -248,10 +278,10 @@ class Experts(FeedForward, kind="experts"):
 
 @dataclass(frozen=True)
 class LayerNorm(Norm, kind="layer"):
-    """Centered, then brought to unit variance (Ba et al. 2016)."""
+    """Centered and divided by the standard deviation (Ba et al. 2016)."""
 
     eps: float = 1e-5  # added to the variance
-    bias: bool = True  # whether a trained vector is added
+    bias: bool = True  # whether a learned vector is added
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
         from onward.model.norms import LayerNormModule
@@ -264,7 +294,7 @@ class RMSNorm(Norm, kind="rms"):
     """Divided by the root of the mean square, not centered (Zhang and Sennrich 2019)."""
 
     eps: float = 1e-5  # added to the mean square
-    offset: float = 0.0  # added to the weight, which then starts at 1 - offset (Gemma: 1)
+    offset: float = 0.0  # added to the weight, which is initialized to 1 - offset (Gemma: 1)
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
         from onward.model.norms import RMSNormModule
@@ -274,7 +304,7 @@ class RMSNorm(Norm, kind="rms"):
 
 @dataclass(frozen=True)
 class NoNorm(Norm, kind="none"):
-    """The vector as it is."""
+    """The identity."""
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
         from torch import nn
@@ -289,7 +319,7 @@ class NoNorm(Norm, kind="none"):
 class PreNorm(Block, kind="pre_norm"):
     """x + attn(norm(x)), then x + mlp(norm(x)) (GPT-2)."""
 
-    residual_scale: float = 1.0  # both additions are multiplied by this (Granite)
+    residual_scale: float = 1.0  # multiplies the output of attention and of the feed-forward (Granite)
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.blocks import PreNormModule, ScaledModule
@@ -351,7 +381,7 @@ class SharedNorm(Block, kind="shared_norm"):
 
 @dataclass(frozen=True)
 class AttentionOnly(Block, kind="attention_only"):
-    """x + attn(norm(x)), and nothing else."""
+    """x + attn(norm(x)), without a feed-forward."""
 
     additions: ClassVar[int] = 1
 

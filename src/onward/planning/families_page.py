@@ -1,4 +1,4 @@
-"""The parts of docs/families.md that come from the code: `python -m onward.planning.families_page docs/families.md`."""
+"""The generated parts of docs/families.md: `python -m onward.planning.families_page docs/families.md`."""
 
 import re
 import sys
@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from onward.families import presets
+from onward.fields import text
 from onward.planning.releases import catalog, step
-from onward.planning.words import text
 
 LADDER = ("gpt", "gpt2", "gpt3-175b", "palm-540b", "llama-7b", "mistral-7b", "gemma-7b")
 
@@ -34,7 +34,7 @@ def families() -> str:
 
 
 def ladder() -> str:
-    """What changed from step to step of the ladder."""
+    """The differences between the releases of LADDER, step by step."""
     known = [name for name in LADDER if name in presets()]
     steps = [step(before, after) for before, after in pairwise(known)]
     return "\n\n".join(
@@ -48,7 +48,7 @@ def ladder() -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with what stands between `<!-- NAME -->` and `<!-- end -->` made again."""
+    """The page with its text between `<!-- NAME -->` and `<!-- end -->` generated anew."""
     made = {"families": families(), "ladder": ladder()}
     within = re.compile(r"<!-- (\w+) -->\n.*?\n<!-- end -->", re.DOTALL)
     return within.sub(lambda found: f"<!-- {found[1]} -->\n\n{made[found[1]]}\n\n<!-- end -->", page)

@@ -1,4 +1,4 @@
-"""How many parameters a decoder has, and how many bytes its cache takes for a token."""
+"""The number of parameters of a decoder, and the bytes that its cache needs per token."""
 
 import math
 import sys
@@ -16,8 +16,8 @@ from onward.model.experts import ExpertsModule
 
 
 def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
-    """What a decoder consists of, on the meta device: one block of each kind and, as a decoder without blocks, the
-    rest; each with the number of times that it is there."""
+    """The modules of a decoder on the meta device: one block of each kind, then the rest as a decoder without blocks;
+    each with the number of its copies."""
     slots = (config.block, config.attention, config.mlp, config.norm, config.position)
     kinds = [tuple(at(parts, layer) for parts in slots) for layer in range(config.n_layers)]  # type: ignore[type-var]
     final_norm = config.final_norm or at(config.norm, config.n_layers - 1)
@@ -28,11 +28,11 @@ def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
             firsts = {kinds.index(kind): count for kind, count in Counter(kinds).items()}
             return [(at(config.block, i).build(config, i), count) for i, count in firsts.items()] + [(rest, 1)]
     except (RuntimeError, OverflowError) as error:
-        raise UserError(f"these are sizes that no tensor can have ({str(error).splitlines()[0]})") from None
+        raise UserError(f"no tensor can have these sizes ({str(error).splitlines()[0]})") from None
 
 
 def size(module: nn.Module) -> int:
-    """How many numbers its parameters hold, without those that no gradient trains (corrections of routers)."""
+    """The number of trainable parameters of a module: without the routing biases, which no gradient trains."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
@@ -42,19 +42,19 @@ def parameters(config: DecoderConfig) -> int:
 
 
 def active_parameters(config: DecoderConfig) -> int:
-    """The number of parameters that one token uses: all but those of the experts that it does not visit."""
+    """The number of parameters that one token uses: all but those of the experts that it is not assigned to."""
     return sum(count * (size(module) - idle(module)) for module, count in modules(config))
 
 
 def idle(module: nn.Module) -> int:
-    """The size of the experts that a token does not visit."""
+    """The number of parameters of the experts that a token is not assigned to."""
     experts = [m for m in module.modules() if isinstance(m, ExpertsModule)]
     stacks = ((m.part, stack) for m in experts for stack in m.parameters(recurse=False))
     return sum(stack.numel() // part.count * (part.count - part.top_k) for part, stack in stacks)
 
 
 def biases(config: DecoderConfig) -> str:
-    """What has a bias, such as `q, k, v, out, mlp, norms`, or none."""
+    """The layers that have a bias, such as `q, k, v, out, mlp, norms`, or none."""
     trained = [name for module, _ in modules(config) for name, p in module.named_parameters() if p.requires_grad]
     names = [name.split(".") for name in trained]
     found = dict.fromkeys(owner(path) for *path, leaf in names if leaf.endswith("bias"))
@@ -62,17 +62,17 @@ def biases(config: DecoderConfig) -> str:
 
 
 def owner(path: list[str]) -> str:
-    """Where a bias is, in a word."""
+    """The name of the layer of a bias, all norms under one name and so the projections of a feed-forward."""
     if any(name.endswith("norm") for name in path):
         return "norms"
     return "mlp" if path[0] == "mlp" and path[-1] != "router" else path[-1]
 
 
 def cache_bytes_per_token(config: DecoderConfig, bytes_per_number: int = 2, length: float = 0) -> int:
-    """The bytes that the cache takes for the next token of a row that holds `length` tokens.
+    """The bytes that the cache needs for the next token of a row of `length` tokens.
 
-    With plain attention, 2 * n_layers * n_kv_heads * d_head * bytes_per_number. A layer with a window takes no more
-    once the row is as long as the window.
+    With self attention, 2 * n_layers * n_kv_heads * d_head * bytes_per_number. A layer with a window needs none once
+    the row is as long as the window.
     """
     parts = (at(config.attention, layer) for layer in range(config.n_layers))
     growing = (part for part in parts if not 0 < part.window <= length)

@@ -1,4 +1,4 @@
-"""What is published: families, their releases, and the steps from the first decoder to each."""
+"""Published decoders: families, their releases, and the steps from the first decoder to each."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -9,12 +9,12 @@ from typing import Any
 from onward.families import modules, preset, presets, read
 from onward.files import read_json
 from onward.model.config import DecoderConfig
+from onward.planning.descriptions import differences, sentence
 from onward.planning.parameters import active_parameters, parameters
-from onward.planning.words import differences, sentence
 
 
 def find(name: str) -> tuple[Any, DecoderConfig]:
-    """The family and the decoder of a release or of a model's folder; a UserError if there is neither."""
+    """The family and the decoder of a release or of a model's folder; a UserError for any other name."""
     path = Path(name)
     if name not in presets() and (path.exists() or len(path.parts) > 1):
         return read(read_json(path / "config.json"))
@@ -23,7 +23,7 @@ def find(name: str) -> tuple[Any, DecoderConfig]:
 
 
 def lineage(name: str) -> list[str]:
-    """A release, the one whose ideas it changes, and so on to the first; a folder stands alone."""
+    """A release, its ancestor, and so on to the first; a folder has no ancestors."""
     chain = [name]
     while chain[-1] in presets() and presets()[chain[-1]].ancestor:
         chain.append(presets()[chain[-1]].ancestor)
@@ -31,13 +31,13 @@ def lineage(name: str) -> list[str]:
 
 
 def step(before: str, after: str) -> dict[str, Any]:
-    """What changed from one release or folder to another."""
+    """The differences between two releases or folders."""
     changes = differences(find(before)[1], find(after)[1])
     return {"before": before, "after": after, "changes": [asdict(change) for change in changes]}
 
 
 def steps(name: str) -> list[dict[str, Any]]:
-    """What each step of a release's lineage changed, the newest first."""
+    """The differences of each step of a release's lineage, the newest first."""
     return [step(before, after) for after, before in pairwise(lineage(name))]
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from onward.families import presets
+from onward.fields import text
 from onward.model.config import (
     Alibi,
+    AttentionOnly,
     DecoderConfig,
     Experts,
     Gated,
@@ -22,7 +24,7 @@ from onward.model.config import (
     SelfAttention,
 )
 from onward.model.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling
-from onward.planning.words import describe, differences, sentence, text
+from onward.planning.descriptions import describe, describe_parts, differences, sentence
 
 from support.decoders import DECODERS, config
 
@@ -51,7 +53,7 @@ def test_what_changed_is_said_in_words_and_numbers() -> None:
         "multi-query: 4 heads share keys and values",
     )
     assert found["position"][0] == "Learned: a trained vector per position (GPT)"
-    assert found["position"][1].startswith("Rotary: queries and keys turned by an angle that grows")
+    assert found["position"][1].startswith("Rotary: queries and keys rotated by angles proportional")
     assert found["position.theta"] == ("", "10,000")
     assert found["mlp.act"] == ("gelu", "silu")
     assert found["norm"][0].startswith("LayerNorm: centered")
@@ -193,3 +195,32 @@ def test_scalings_are_told_field_by_field() -> None:
         config(position=Rotary(scaling=Llama3Scaling())), config(position=Rotary(scaling=Llama3Scaling(factor=32.0)))
     )
     assert found == {"position.scaling.factor": ("8", "32")}
+
+
+DESCRIBED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "sizes": ({}, "layers", "2 of width 16, context 12"),
+    "a theta that is the default": ({}, "positions", "rotary, theta 10,000"),
+    "positions without a theta": ({"position": Alibi()}, "positions", "alibi"),
+    "heads that share keys and values": (
+        {"n_heads": 4, "n_kv_heads": 2, "attention": SelfAttention(window=3, qk_norm="head")},
+        "attention",
+        "self, 4 heads of 4, 2 for keys and values, window 3, qk_norm head",
+    ),
+    "the width of an expert": (
+        {"mlp": Experts(count=4, top_k=3, d_ff=24, d_shared=8)},
+        "feed-forward",
+        "experts, 4 of width 24, 3 per token, one more of width 8 for all tokens, silu",
+    ),
+    "layers that differ": (
+        {"n_layers": 3, "mlp": (Gated(), Experts(d_ff=24), Experts(d_ff=24))},
+        "feed-forward",
+        "experts, 8 of width 24, 2 per token, silu (2 of 3 layers); gated, width 64, silu (1 of 3 layers)",
+    ),
+    "blocks without a feed-forward": ({"block": AttentionOnly()}, "feed-forward", "none"),
+}
+
+
+@pytest.mark.parametrize("case", DESCRIBED)
+def test_each_part_is_described_in_a_line(case: str) -> None:
+    changes, label, expected = DESCRIBED[case]
+    assert dict(describe_parts(config(**changes)))[label] == expected

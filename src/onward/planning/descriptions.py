@@ -1,0 +1,172 @@
+"""Descriptions of decoders, and the differences between two of them.
+
+The texts come from the code: a part is described by its class and the first sentence of its docstring, a field by its
+name and the comment at its end.
+"""
+
+import dataclasses
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from onward import fields
+from onward.fields import Part, text
+from onward.model.config import AttentionOnly, DecoderConfig, at
+from onward.planning.parameters import active_parameters, biases, cache_bytes_per_token, parameters
+
+NEUTRAL = (0, 1, None, "none", "auto")  # defaults that add, scale, cap or share nothing, and need no mention
+MOST = 4  # different values of a field over the layers that are listed; the others are counted
+SPECIAL = re.compile(r"; (0|none): (.*)")  # the meaning of a special value, in a field's comment
+LABELS = {
+    "position": "positions",
+    "attention": "attention",
+    "mlp": "feed-forward",
+    "norm": "norms",
+    "block": "residual stream",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """One value of a configuration."""
+
+    what: str  # its name: d_model, position, position.theta
+    value: int | float | str  # where layers differ, each value and the number of its layers, as text
+    meaning: str
+    silent: bool = False  # whether it needs no mention
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A value that differs between two configurations; None where one of them has no such value."""
+
+    what: str
+    before: int | float | str | None
+    after: int | float | str | None
+    meaning: str
+
+
+def describe(config: DecoderConfig) -> list[Fact]:
+    """The values of a decoder that need a mention."""
+    return [fact for fact in facts(config) if not fact.silent]
+
+
+def describe_parts(config: DecoderConfig) -> list[tuple[str, str]]:
+    """A line for the sizes of a decoder and one for each of its parts, such as ("attention", "self, 8 heads of 64");
+    where layers differ, each description with the number of its layers."""
+    head = "the embeddings are the head's weights" if config.tied else "the head has its own weights"
+    lines = [
+        ("layers", f"{config.n_layers} of width {config.d_model:,}, context {config.context_length:,}"),
+        ("vocabulary", f"{config.vocab_size:,} tokens; {head}"),
+    ]
+    layers = range(config.n_layers)
+    for name, label in LABELS.items():
+        texts = [at(getattr(config, name), layer).describe(config) for layer in layers]
+        if name == "mlp":
+            blocks = [at(config.block, layer) for layer in layers]
+            texts = ["none" if isinstance(block, AttentionOnly) else said for block, said in zip(blocks, texts)]
+        lines.append((label, str(over_layers(texts))))
+    return lines
+
+
+def differences(before: DecoderConfig, after: DecoderConfig) -> list[Change]:
+    """The values that changed from one decoder to the other."""
+    old, new = ({fact.what: fact for fact in facts(config)} for config in (before, after))
+    order = {what: place for place, what in enumerate(new)}
+    changes = []
+    for what in sorted({**old, **new}, key=lambda what: order[what.split(".")[0]]):
+        there = [table.get(what) for table in (old, new)]
+        a, b = (None if fact is None else fact.value for fact in there)
+        mentioned = [fact for fact in there if fact and not fact.silent]
+        if mentioned and a != b:
+            changes.append(Change(what, a, b, mentioned[-1].meaning))
+    return changes
+
+
+def facts(config: DecoderConfig) -> Iterator[Fact]:
+    """All values of a configuration, sizes first. Every configuration has those without a dot in their names."""
+    count, active = parameters(config), active_parameters(config)
+    yield Fact("parameters", count, "trainable parameters")
+    yield Fact("active parameters", active, "parameters that one token uses", silent=active == count)
+    first, last = cache_bytes_per_token(config), cache_bytes_per_token(config, length=config.context_length)
+    yield Fact("key/value bytes per token", first, "in all layers, at 16 bits per element")
+    yield Fact(
+        "key/value bytes, windows full", last, "once layers with a window overwrite their oldest token", first == last
+    )
+    for field in dataclasses.fields(config):
+        value, meaning = getattr(config, field.name), fields.docs(DecoderConfig)[field.name]
+        if isinstance(value, Part | tuple):
+            yield from facts_of_part(field.name, meaning, [at(value, layer) for layer in range(config.n_layers)])
+        elif not field.name.endswith("bias"):
+            silent = neutral(value, field) or (field.name == "d_embed" and value == config.d_model)
+            yield Fact(field.name, shown(value, meaning), SPECIAL.sub("", meaning), silent)
+        if field.name == "n_kv_heads":
+            yield Fact("grouping", grouping(config), "how heads share keys and values")
+    has = biases(config)
+    yield Fact("biases", has, "layers with a learned vector that is added", silent=has == "none")
+
+
+def facts_of_part(what: str, meaning: str, parts: Sequence[Part | None], silent: bool = False) -> Iterator[Fact]:
+    """The parts of one type, layer by layer, and their fields; `facts` lists biases all together."""
+    yield Fact(what, over_layers([part and titled(part) for part in parts], meaning), SPECIAL.sub("", meaning), silent)
+    owned = [(part, field) for part in parts if part is not None for field in dataclasses.fields(part) if field.init]  # type: ignore[arg-type]
+    for name in dict.fromkeys(field.name for _, field in owned if not field.name.endswith("bias")):
+        holders = [(part, field) for part, field in owned if field.name == name]
+        values = [getattr(part, name) for part, _ in holders]
+        silent = all(neutral(value, field) for value, (_, field) in zip(values, holders))
+        meaning = fields.docs(type(holders[-1][0])).get(name, "")
+        if any(isinstance(value, Part) for value in values):
+            yield from facts_of_part(f"{what}.{name}", meaning, values, silent)
+        else:
+            yield Fact(f"{what}.{name}", over_layers(values, meaning), SPECIAL.sub("", meaning), silent)
+
+
+def neutral(value: Any, field: dataclasses.Field[Any]) -> bool:
+    """Whether a field has a default that needs no mention."""
+    return value == field.default and value in NEUTRAL
+
+
+def grouping(config: DecoderConfig) -> str:
+    """How the heads of the first layer share keys and values."""
+    heads = [shape for shape in at(config.attention, 0).entries(config).values() if len(shape) > 1]
+    if not heads:
+        return "latent: the keys and values of all heads are projections of one vector"
+    shared = config.n_heads // config.n_kv_heads
+    if shared == 1:
+        return "multi-head: each head has its own keys and values"
+    return f"{'multi' if config.n_kv_heads == 1 else 'grouped'}-query: {shared} heads share keys and values"
+
+
+def titled(part: Part) -> str:
+    """The class of a part and the first sentence of its docstring."""
+    about = sentence(type(part))
+    capital = about[:1].isupper() and not about[1:2].isupper()
+    return f"{type(part).__name__}: {about[:1].lower() + about[1:] if capital else about}"
+
+
+def sentence(documented: Any) -> str:
+    """The first sentence of a docstring, without its full stop."""
+    first = (inspect.getdoc(documented) or "").partition("\n\n")[0]
+    return re.split(r"\.(?:\s+(?=[A-Z])|$)", " ".join(first.split()))[0]
+
+
+def over_layers(values: Sequence[Any], meaning: str = "") -> int | float | str:
+    """The values of some layers: the one that all have, or each with the number of its layers."""
+    counts = Counter(shown(value, meaning) for value in values).most_common()
+    if len(counts) == 1:
+        return counts[0][0]
+    listed = [f"{text(value)} ({count} of {len(values)} layers)" for value, count in counts[:MOST]]
+    others = sum(count for _, count in counts[MOST:])
+    return "; ".join(listed + [f"others ({others} of {len(values)} layers)"] * bool(others))
+
+
+def shown(value: Any, meaning: str) -> int | float | str:
+    """A value of a field: the meaning that its comment gives a special value, else a number as it is, else text."""
+    special = SPECIAL.search(meaning)
+    if special and value in ((None,) if special[1] == "none" else (0,)):
+        return special[2]
+    if isinstance(value, tuple):
+        return f"{len(value)} from {text(value[0])} to {text(value[-1])}" if value else "none"
+    return "none" if value is None else value
