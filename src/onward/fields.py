@@ -161,6 +161,12 @@ def part(slot: type[Part], value: Any, where: str) -> Part:
     return build(slot.kinds[kind], {k: v for k, v in value.items() if k != "kind"}, f"{where}.{kind}")
 
 
+def part_choices(kind: Any) -> list[type[Part]]:
+    """The choices of a field that holds a part, or several; none for any other field."""
+    types_ = [a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, Part)]
+    return [choice for slot in types_ for choice in slot.choices().values()]
+
+
 def import_parts(module: str) -> None:
     """Import a module, of the current folder or installed, so that the parts it defines are known."""
     if os.getcwd() not in sys.path:  # where the command `onward` runs, the current folder is not

@@ -99,7 +99,7 @@ def test_json_outputs_parse(tiny_run: Path, story_file: Path, capsys) -> None:
         ("--model.position.theta 5e5", {"rope_theta": 5e5}),
         ("--model.n-kv-heads 1 --model.dropout 0.1", {"num_key_value_heads": 1, "attention_dropout": 0.1}),
         ("--model.position learned", {"model_type": "onward"}),
-        ("--model.attention (self(window=4),self)", {"model_type": "mistral", "sliding_window": 4}),
+        ("--model.attention (self(window=4),self)", {"model_type": "qwen3", "sliding_window": 4}),
     ],
 )
 def test_every_field_of_the_model_can_be_set(

@@ -1,18 +1,20 @@
 """A run's configuration as a value."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from onward.errors import UserError
 from onward.families import preset, presets
 from onward.fields import build, plain
-from onward.model.config import Gated, LayerNorm, Learned, Rotary, SelfAttention
+from onward.model.config import Experts, Gated, LatentAttention, LayerNorm, Learned, Rotary, SelfAttention
 from onward.model.scaling import Llama3Scaling
 from onward.training.config import RunConfig, seconds
-from onward.training.presets import PRESETS, merge, resize
+from onward.training.presets import PRESETS, merge, resize, unnamed_changes
 
 
 @pytest.mark.parametrize(
@@ -149,9 +151,12 @@ def test_changes_that_cannot_be_are_one_sentence(name: str, changes: dict, said:
     [
         ({"kind": "rotary", "theta": 5}, {"fraction": 1}, {"kind": "rotary", "theta": 5, "fraction": 1}),
         ("rotary(theta=5)", {"fraction": 1}, {"kind": "rotary", "theta": 5, "fraction": 1}),
-        ("rotary(theta=5)", "alibi", "alibi"),
+        ("rotary(theta=5)", "alibi", {"kind": "alibi"}),
         ({"kind": "rotary", "theta": 5}, {"kind": "alibi"}, {"kind": "alibi"}),
-        (["rotary", "none"], "alibi", "alibi"),
+        (["rotary", "none"], "alibi", {"kind": "alibi"}),
+        ("rotary(theta=5)", "(rotary, none)", [{"kind": "rotary", "theta": 5}, {"kind": "none"}]),
+        (["rotary(theta=5)", "none"], "rotary(fraction=0.5)", {"kind": "rotary", "theta": 5, "fraction": 0.5}),
+        (["rotary(theta=5)", "rotary(theta=6)"], "rotary", {"kind": "rotary"}),
     ],
     ids=str,
 )
@@ -164,6 +169,56 @@ def test_fields_go_into_the_part_that_is_there(base: object, over: object, expec
 def test_fields_of_one_of_several_parts_are_not_guessed(parts: object) -> None:
     with pytest.raises(UserError, match=r"model\.position is several parts: write theta inside each of them"):
         merge({"model": {"position": parts}}, {"model": {"position": {"theta": 3}}})
+
+
+HEAD = SelfAttention(qk_norm="head")
+GEMMA = SelfAttention(attn_softcap=50.0)
+KEPT: list[tuple[str, Any, Any]] = [  # preset, attention as given, attention of the decoder
+    ("mini", "(self(window=32), self)", (SelfAttention(window=32, qk_norm="head"), HEAD)),
+    ("mini", {"kind": "self", "window": 32}, SelfAttention(window=32, qk_norm="head")),
+    ("mini", SelfAttention(window=32), SelfAttention(window=32, qk_norm="head")),
+    ("mini", (SelfAttention(window=32), SelfAttention()), (SelfAttention(window=32, qk_norm="head"), HEAD)),
+    ("mini", ["self(window=32)", {"kind": "self"}], (SelfAttention(window=32, qk_norm="head"), HEAD)),
+    ("mini", "self(qk_norm=none)", SelfAttention()),
+    ("mini", "latent(d_latent=8)", LatentAttention(d_latent=8)),
+    ("gemma-2-9b", "self", GEMMA),
+]
+
+
+@pytest.mark.parametrize(("name", "attention", "expected"), KEPT, ids=str)
+def test_a_part_of_the_same_kind_keeps_the_fields_that_are_not_named(name: str, attention: Any, expected: Any) -> None:
+    config = RunConfig(preset=name, model={"attention": attention})
+    assert config.decoder(500).attention == expected
+    assert build(RunConfig, json.loads(json.dumps(plain(config)))).decoder(500).attention == expected, (
+        "when resumed too"
+    )
+
+
+def test_fields_of_parts_inside_parts_are_kept_as_well() -> None:
+    config = RunConfig(preset="llama-3.1-8b", model={"position": "rotary(scaling=llama3(factor=2))"}).decoder(500)
+    assert config.position == Rotary(5e5, scaling=Llama3Scaling(factor=2.0))
+    sparse = {"mlp": Experts(top_k=3)}
+    assert RunConfig(preset="mixtral-8x7b", model=sparse).decoder(500).mlp == Experts(count=8, top_k=3)
+    assert RunConfig(preset="gpt", model={"final_norm": "none"}).decoder(500).final_norm is None
+
+
+UNNAMED: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("mini", {}, []),
+    ("mini", {"attention": "(self(window=32), self)"}, []),
+    ("mini", {"position": "alibi", "n_layers": 2}, []),
+    ("mini", {"norm": "layer"}, ["norm.eps 1e-06 -> 1e-05", "biases none -> norms"]),
+    ("mini", {"norm": "layer(eps=1e-6, bias=true)"}, []),
+    ("gpt2", {"mlp": "gated"}, ["d_ff 3,072 -> 2,048", "mlp.act gelu_tanh -> silu", "biases q, k, v, out, mlp, norms"]),
+    ("gpt2", {"d_model": 96}, ["d_head 64 -> 8", "d_ff 3,072 -> 384"]),
+    ("gpt2", {"d_model": 96, "d_head": 8, "d_ff": 384}, []),
+    ("gemma-2-9b", {"attention": SelfAttention()}, ["attention.window"]),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "expected"), UNNAMED, ids=str)
+def test_changes_that_are_not_named_are_listed(name: str, changes: dict[str, Any], expected: list[str]) -> None:
+    found = unnamed_changes(name, RunConfig(preset=name, model=changes).decoder(500), changes)
+    assert [text[: len(beginning)] for text, beginning in zip(found, expected, strict=True)] == expected
 
 
 def test_a_configuration_survives_json() -> None:

@@ -62,7 +62,7 @@ class Argument:
         """The words that it takes, if there are few."""
         if get_origin(self.kind) is Literal:
             return [str(choice) for choice in get_args(self.kind)]
-        return [part.kind for part in part_kinds(self.kind)]
+        return [part.kind for part in fields.part_choices(self.kind)]
 
 
 class Parser(argparse.ArgumentParser):
@@ -182,7 +182,7 @@ def model_arguments() -> Iterator[Argument]:
         yield Argument(f"model.{name}", kind, docs[name], title)
     for name, kind in hints.items():
         owners: dict[str, list[type[fields.Part]]] = {}
-        for part in part_kinds(kind):
+        for part in fields.part_choices(kind):
             for own in fields.hints(part):
                 owners.setdefault(own, []).append(part)
         for own, parts in owners.items():
@@ -190,17 +190,11 @@ def model_arguments() -> Iterator[Argument]:
             yield Argument(f"model.{name}.{own}", fields.hints(parts[0])[own], help_text, "fields of the model's parts")
 
 
-def part_kinds(kind: Any) -> list[type[fields.Part]]:
-    """The choices of a field that holds a part, or several; none for any other field."""
-    types = [a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, fields.Part)]
-    return [part for type_ in types for part in type_.choices().values()]
-
-
 def metavar(kind: Any) -> str:
     """A short name for the values of a type."""
     if get_origin(kind) is Mapping:
         return f"{{{': '.join(map(metavar, get_args(kind)))}}}"
-    words = "|".join(k.kind for k in part_kinds(kind)) or fields.describe(kind)
+    words = "|".join(k.kind for k in fields.part_choices(kind)) or fields.describe(kind)
     for long, short in {"a whole number": "N", "a number": "X", " or ": "|"}.items():
         words = words.replace(long, short)
     return "TEXT" if words == "text" else words

@@ -17,7 +17,7 @@ from onward.cli.output import console, print_json, print_next
 from onward.errors import UserError
 from onward.files import read_json
 from onward.training.config import RunConfig
-from onward.training.presets import merge
+from onward.training.presets import merge, unnamed_changes
 
 if TYPE_CHECKING:
     from onward.training.run import Run
@@ -105,6 +105,8 @@ def train(run: "Run") -> int:
         f"{run.config.precision} on {run.device}, into {folder}",
         soft_wrap=True,
     )
+    if unnamed := unnamed_changes(run.config.preset, run.model.config, run.config.model):
+        say(f"beside your changes, the preset is changed in: {'; '.join(unnamed)}", markup=False, soft_wrap=True)
     for check in run.checks():
         say(f"{'[green]ok[/]   ' if check.ok else '[red]look[/] '} {escape(check.sentence)}", soft_wrap=True)
     with signals() as wishes, Display(run) if first else nullcontext() as display:

@@ -90,6 +90,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     def __post_init__(self) -> None:
         for module in self.imports:
             fields.import_parts(module)
+        object.__setattr__(self, "model", presets.plain_changes(self.model))
         chosen = [name for name in ("steps", "time", "epochs") if getattr(self, name)]
         if len(chosen) > 1:
             raise UserError(f"{' and '.join(chosen)} are both given: choose one of steps, time and epochs")

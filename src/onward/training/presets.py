@@ -1,7 +1,8 @@
-"""The shape of a model to train: sizes of our own, and how fields of a decoder are changed. Does not import torch."""
+"""Presets of decoders to train, and changes of their fields. Does not import torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "small": {"d_model": 384, "n_layers": 6, "n_heads": 6, "context_length": 256},
     "medium": {"d_model": 768, "n_layers": 12, "n_heads": 12, "n_kv_heads": 4, "context_length": 1024},
 }
+PARTS = {name for name, kind in fields.hints(DecoderConfig).items() if fields.part_choices(kind)}
+FIGURES = {"parameters", "active parameters", "key/value bytes per token", "key/value bytes, windows full", "grouping"}
 SHAPE: dict[str, Any] = {"attention": SelfAttention(qk_norm="head"), "norm": RMSNorm(eps=1e-6), "tied": True}
 
 
 def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderConfig:
-    """A release or, in a size of our own, Qwen 3's shape, for a vocabulary and with some fields changed."""
+    """A release, or Qwen 3's architecture in a size of PRESETS, for a vocabulary, with some fields changed."""
     if preset in PRESETS:
         base = DecoderConfig(vocab_size=vocab_size, **SHAPE, **PRESETS[preset])
     else:
@@ -31,12 +34,11 @@ def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderCon
 
 
 def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
-    """The decoder with some of its fields, plain values or text, changed; a table without a kind changes fields of the
-    part that is there.
+    """The decoder with some of its fields changed, by plain values or text; see `merge` for parts.
 
-    What followed from other sizes follows again unless it is among the changes: d_head from d_model and n_heads,
-    n_kv_heads from n_heads, d_embed and a scale of the square root from d_model; d_ff keeps its ratio to d_model, as a
-    multiple of 8.
+    Sizes that followed from others follow again unless they are among the changes: d_head from d_model and n_heads,
+    n_kv_heads from n_heads, d_embed and an embed_scale of sqrt(d_model) from d_model; d_ff keeps its ratio to d_model,
+    as a multiple of 8.
     """
     values = merge(fields.plain(config), changes, "model")
     width = max(8, fields.convert(int, values["d_model"], "model.d_model"))
@@ -55,15 +57,78 @@ def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
 
 
 def merge(base: dict[str, Any], over: dict[str, Any], where: str = "") -> dict[str, Any]:
-    """`over` upon `base`, table by table; what is no table, or names a kind of part, replaces what is there."""
+    """The values of `over` upon those of `base`, table by table.
+
+    A part that `over` names with its kind keeps the fields of the part of `base` that it does not name if the kind is
+    the same; of several parts of that kind, the fields that all of them share. A table without a kind changes fields of
+    the only part of `base`.
+    """
     result = dict(base)
     for name, value in over.items():
-        there, path = base.get(name), f"{where}.{name}".strip(".")
-        if isinstance(value, dict) and "kind" not in value:
-            there = fields.parse(there, path) if isinstance(there, str) else there
-            if isinstance(there, list):
-                raise UserError(f"{path} is several parts: write {', '.join(value)} inside each of them")
-            if isinstance(there, dict):
-                value = merge(there, value, path)
+        path, there = f"{where}.{name}".strip("."), base.get(name)
+        if where == "model" and name in PARTS and value != "none":  # of an optional part, none is no part
+            there, value = tables(there, path), tables(value, path)
+            if isinstance(value, list):
+                result[name] = [inherited(there, each, path) for each in value]
+                continue
+        if isinstance(value, dict) and "kind" in value:
+            value = inherited(there, value, path)
+        elif isinstance(value, dict) and isinstance(there, list):
+            raise UserError(f"{path} is several parts: write {', '.join(value)} inside each of them")
+        elif isinstance(value, dict) and isinstance(there, dict):
+            value = merge(there, value, path)
         result[name] = value
     return result
+
+
+def inherited(there: Any, value: Any, path: str) -> Any:
+    """The table of a part with the unnamed fields of the part, or of the several, that are there."""
+    if not isinstance(value, dict):
+        return value  # to be refused where the decoder is built
+    same = [part for part in as_list(there) if isinstance(part, dict) and part.get("kind") == value["kind"]]
+    shared = {name: held for name, held in same[0].items() if all(p.get(name) == held for p in same)} if same else {}
+    return merge(shared, value, path)
+
+
+def tables(value: Any, path: str) -> Any:
+    """A part, or several, given as text or in Python, as tables of the named fields. Of a part made in Python those are
+    the fields that differ from their defaults."""
+    if isinstance(value, str):
+        return fields.parse(value, path)
+    if isinstance(value, fields.Part):
+        named = fields.changed_fields(value).items()
+        return {"kind": value.kind} | {name: tables(v, path) if isinstance(v, fields.Part) else v for name, v in named}
+    return [tables(each, path) for each in value] if isinstance(value, list | tuple) else value
+
+
+def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes of a decoder as they are written to JSON: parts made in Python become tables of the named fields."""
+    return {
+        name: value if isinstance(value, str) else fields.plain(tables(value, f"model.{name}"))
+        for name, value in changes.items()
+    }
+
+
+def unnamed_changes(preset: str, config: DecoderConfig, changes: Mapping[str, Any]) -> list[str]:
+    """The differences of a decoder from its preset beside the changes that are named: sizes that follow from others,
+    and fields of a part of another kind. Each is written as `norm.eps 1e-06 -> 1e-05`."""
+    from onward.planning.descriptions import differences
+
+    named = {"vocab_size", *changes}
+    for name, value in changes.items():
+        parts = as_list(tables(value, name)) if name in PARTS and value != "none" else []
+        named |= {f"{name}.{field}" for part in parts if isinstance(part, dict) for field in part}
+    if any(name.endswith("bias") for name in named):
+        named.add("biases")
+    inside = tuple(f"{name}." for name in named if "." in name)
+    return [
+        f"{change.what} {fields.text(change.before)} -> {fields.text(change.after)}"
+        for change in differences(decoder(preset, config.vocab_size, {}), config)
+        if None not in (change.before, change.after)
+        and change.what not in named | FIGURES
+        and not change.what.startswith(inside)
+    ]
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
