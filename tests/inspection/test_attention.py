@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from onward.inspection.attention import attention_maps, attention_watched, next_tokens
+from onward.inspection.attention import attention_maps, capture_attention, head_scores, next_tokens
 from onward.model.attention import Attend
 from onward.model.config import Alibi, DecoderConfig, Learned, SelfAttention
 from onward.model.decoder import Decoder
@@ -39,7 +39,7 @@ every_variant = pytest.mark.parametrize("parts", VARIANTS.values(), ids=VARIANTS
 
 
 @every_variant
-def test_each_row_tells_the_shares_a_token_reads_and_nothing_comes_from_the_future(parts: dict[str, Any]) -> None:
+def test_attention_rows_sum_to_one_and_future_weights_are_zero(parts: dict[str, Any]) -> None:
     model = decoder(**parts)
     maps = attention_maps(model, TOKENS)
     assert [tuple(weights.shape) for weights in maps] == [(4, 8, 8)] * 3
@@ -57,7 +57,7 @@ def test_each_row_tells_the_shares_a_token_reads_and_nothing_comes_from_the_futu
 
 
 @every_variant
-def test_the_weights_are_those_with_which_the_kernel_that_ran_mixed_the_values(parts: dict[str, Any]) -> None:
+def test_attention_weights_give_the_output_of_the_kernel_that_ran(parts: dict[str, Any]) -> None:
     model, seen = decoder(**parts), []
     hooks = [
         block.attn.attend.register_forward_hook(lambda _, inputs, output: seen.append((inputs[2], output)))
@@ -72,10 +72,10 @@ def test_the_weights_are_those_with_which_the_kernel_that_ran_mixed_the_values(p
 
 
 @every_variant
-def test_looking_changes_no_bit_and_leaves_nothing_behind(parts: dict[str, Any]) -> None:
+def test_capture_changes_no_bit_and_removes_its_hooks(parts: dict[str, Any]) -> None:
     model, ids = decoder(**parts), torch.tensor([TOKENS])
     plain = model(ids)
-    with attention_watched(model) as maps:
+    with capture_attention(model) as maps:
         watched = model(ids)
     assert torch.equal(watched, plain)
     assert len(maps) == 3
@@ -84,7 +84,7 @@ def test_looking_changes_no_bit_and_leaves_nothing_behind(parts: dict[str, Any])
     assert not any(m._forward_hooks for m in model.modules() if isinstance(m, Attend))
 
 
-def test_a_model_in_training_is_seen_without_dropout_and_goes_on_training() -> None:
+def test_attention_maps_of_a_training_model_have_no_dropout() -> None:
     model = decoder()
     expected = attention_maps(model, TOKENS)
     model.train()
@@ -93,7 +93,7 @@ def test_a_model_in_training_is_seen_without_dropout_and_goes_on_training() -> N
     assert model.training
 
 
-def test_compiled_blocks_are_seen_too() -> None:
+def test_attention_of_compiled_blocks_is_captured() -> None:
     model = decoder()
     expected = attention_maps(model, TOKENS)
     for block in model.blocks:
@@ -103,7 +103,7 @@ def test_compiled_blocks_are_seen_too() -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_next_tokens_are_the_likeliest_of_every_place() -> None:
+def test_next_tokens_are_the_most_probable_of_each_position() -> None:
     model = decoder()
     places = next_tokens(model, TOKENS, top=5)
     probabilities = F.softmax(model(torch.tensor([TOKENS]))[0], -1)
@@ -115,3 +115,21 @@ def test_next_tokens_are_the_likeliest_of_every_place() -> None:
         assert shares[-1] >= p[[i for i in range(20) if i not in ids]].max()
     assert next_tokens(model, TOKENS[:3], top=5)[-1][0][0] == places[2][0][0]
     assert len(next_tokens(model, TOKENS, top=100)[0]) == 20
+
+
+def test_head_score_is_high_for_a_few_earlier_tokens_and_zero_for_trivial_heads() -> None:
+    tokens = 10
+    eye, uniform = torch.eye(tokens), torch.ones(tokens, tokens).tril()
+    first, previous = torch.zeros(tokens, tokens), eye.roll(1, 0)
+    first[:, 0] = previous[0] = 1
+    previous[0, 1:] = 0
+    few = eye.clone()
+    few[5:] = 0
+    few[5:, 1:4] = 1 / 3
+    heads = [eye, uniform / uniform.sum(-1, keepdim=True), first, previous, (eye + previous) / 2, few]
+    scores = head_scores([torch.stack(heads)])
+    assert scores.shape == (1, 6, tokens)
+    means = scores[0].mean(-1)
+    torch.testing.assert_close(means[:5], torch.zeros(5), atol=1e-6, rtol=0)
+    assert means[5] > 0.4
+    assert scores[0, 5, :5].eq(0).all()

@@ -1,96 +1,30 @@
+"""The page of a run: whole, harmless, complete, and with the numbers that are on record."""
+
 import base64
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 
 from onward.evaluation.score import logprobs
-from onward.inspection.attention import attention_maps, next_tokens
-from onward.model.config import DecoderConfig
+from onward.inspection.attention import attention_maps, head_scores, next_tokens
+from onward.model.config import Alibi, DecoderConfig, Experts, Rotary
 from onward.model.decoder import Decoder
-from onward.reports.curve import read_metrics, sample, smoothed, write_loss_svg
+from onward.reports.curve import write_loss_svg
+from onward.reports.look import passage
+from onward.reports.metrics import read_metrics
+from onward.reports.record import Record, options_in_effect
 from onward.reports.report import write_report
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.text.tokenizer import train_tokenizer
 
-HOSTILE = "</script><script>alert(1)</script><!--name--><img src=x onerror=alert(1)>\x00\x1b[31m\u202e\ud800&amp;\"'"
-TEXT = "to be, or\n\tnot to be: that is the question"
-VOID = {"meta", "input", "rect", "circle", "line", "path", "img", "link", "br"}
+from support.pages import HOSTILE, TEXT, Page, model_and_tokenizer, paths, plots, write_lines, write_run, written
 
 
-class Page(HTMLParser):
-    """A page read with the standard library's parser: the tags that are open at the end, scripts, and the text."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.scripts: dict[str, str] = {}
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] == ["script"]:
-            attributes = self.tags[-1][1]
-            self.scripts[attributes.get("id") or f"{attributes.get('type')} {len(self.scripts)}"] = data
-        elif "style" not in self.open:
-            self.text += data
-
-
-def model_and_tokenizer(extra: str = "") -> tuple[Decoder, Tokenizer]:
-    torch.manual_seed(0)
-    tokenizer = train_tokenizer("char", [TEXT, extra])
-    tokenizer.inner.add_tokens([extra] if extra else [])
-    tokenizer = Tokenizer(tokenizer.inner)
-    sizes: dict[str, Any] = {"d_model": 16, "n_layers": 2, "n_heads": 4, "context_length": 64}
-    model = Decoder(DecoderConfig(vocab_size=tokenizer.vocab_size, **sizes))
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.4)
-    return model.eval(), tokenizer
-
-
-def write_run(run: Path, steps: int = 40) -> Path:
-    (run / "data").mkdir(parents=True)
-    rows = []
-    for step in range(1, steps + 1):
-        numbers = {"loss": 3.4 - step / 100, "learning_rate": step / 1e4, "grad_norm": 1.0}
-        rows.append({"step": step, **numbers, "tokens": 512, "seconds": 0.25})
-        if step % 10 == 0:
-            rows.append({"step": step, "validation_loss": 3.5 - step / 100, "tokens": 99})
-    write = lambda name, text: (run / name).write_text(text, encoding="utf-8")
-    write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    samples = [{"step": step, "prompt": "to be", "text": f" sample {step}"} for step in (0, 20, 40)]
-    write("samples.jsonl", "".join(json.dumps(row) + "\n" for row in samples))
-    write("run.json", json.dumps({"steps": 40, "sources": ["play.txt"], "tokenizer": "char", "model": {"n_layers": 2}}))
-    source = {"name": "play", "version": "Q2", "sha256": "0123456789ab" + "c" * 52, "shards": [{"file": "00000.bin"}]}
-    write("data/data.json", json.dumps({"documents": 1, "sources": [source]}))
-    final = {"loss": 2.75, "perplexity": 15.6, "bits_per_byte": 1.875, "tokens": 99, "bytes": 99, "seconds": 133}
-    write("result.json", json.dumps(final))
-    return run
-
-
-def written(run: Path, text: str = TEXT, extra: str = "") -> tuple[str, Page]:
-    model, tokenizer = model_and_tokenizer(extra)
-    page = write_report(run, model, tokenizer, text).read_text(encoding="utf-8")
-    return page, Page(page)
-
-
-def test_the_page_is_well_formed_and_needs_nothing_else(tmp_path: Path) -> None:
+def test_page_is_well_formed_and_needs_no_other_file(tmp_path: Path) -> None:
     page, parsed = written(write_run(tmp_path / "run"))
     assert parsed.open == []
     assert not re.search(r"https?:|//\w|@import|url\(", page.replace("</", ""))
@@ -101,79 +35,131 @@ def test_the_page_is_well_formed_and_needs_nothing_else(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.joinpath("run").glob(".*")] == []
 
 
-def test_the_page_tells_the_numbers_of_the_run(tmp_path: Path) -> None:
+def test_page_shows_the_figures_of_the_run(tmp_path: Path) -> None:
     _, parsed = written(write_run(tmp_path / "hamlet"))
-    told = [
-        "hamlet",
-        "2.7500",
-        "15.64",
-        "1.8750",
-        "20,480",
-        "2,048",
-        "2 min 13 s",
-        "play, version Q2, sha256 0123456789ab…",
-    ]
-    told += ["in 40 steps", "sample 0", "sample 40", "model.n_layers", torch.__version__]
-    assert [text for text in told if text not in parsed.text] == []
+    shown = ["hamlet", "2.7500", "15.64", "1.8750", "20.5 k", "2,048", "2 min 13 s", "in 40 steps"]
+    shown += ["play, version Q2, sha256 0123456789ab…", "sample 0", "sample 40", torch.__version__]
+    assert [text for text in shown if text not in parsed.text] == []
     assert "stopped" not in parsed.text
     assert "shards file" not in parsed.text
 
 
-def test_the_attention_on_the_page_is_that_of_the_model(tmp_path: Path) -> None:
+def test_page_says_why_the_last_validation_is_not_the_final_loss(tmp_path: Path) -> None:
+    _, parsed = written(write_run(run := tmp_path / "run"))
+    assert "3.1000 at step 40, is measured during training on a sample of 99 tokens in bf16" in parsed.text
+    assert "the final validation loss, 2.7500, on all 99 tokens in fp32" in parsed.text
+    (run / "result.json").write_text('{"loss": 3.1}')
+    assert "is measured during training on a sample" not in written(run)[1].text
+
+
+def test_options_are_shown_with_the_values_in_effect() -> None:
+    rows = {name: value for name, value, _ in options_in_effect({"steps": 400, "sources": ["a.txt"]}, d_model=64)}
+    assert rows["learning_rate"] == str(0.5 / 64)
+    assert rows["validate_every"] == "20"
+    assert rows["steps"] == "400"
+    assert rows["sources"] == "a.txt"
+    assert rows["compile"] == "no"
+    assert "as many as" in rows["loss_chunk"]
+    assert "epochs" not in rows
+    assert not {"None", "", "[]"} & set(rows.values())
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"mlp": Experts(count=4, top_k=2, d_ff=12)}, "feed-forwardexperts, 4 of width 12"),
+        ({"position": Alibi()}, "positionsalibi"),
+        ({"position": Rotary(theta=5e5)}, "positionsrotary, theta 500,000"),
+    ],
+    ids=["experts", "alibi", "rotary"],
+)
+def test_page_describes_the_parts_of_the_model(parts: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    model = Decoder(DecoderConfig(vocab_size=20, d_model=16, n_layers=2, n_heads=4, **parts))
+    write_report(tmp_path / "page.html", Record(tmp_path), model, None, "")
+    assert expected in Page((tmp_path / "page.html").read_text(encoding="utf-8")).text
+
+
+def test_stopped_run_shows_where_it_stopped_and_its_last_validation(tmp_path: Path) -> None:
+    _, parsed = written(write_run(tmp_path / "run", steps=25))
+    assert "stopped at step 25 of 40" in parsed.text
+    assert "onward train --resume" in parsed.text
+    assert "3.3000" in parsed.text
+    assert "at step 20" in parsed.text
+
+
+def test_attention_on_the_page_is_that_of_the_model(tmp_path: Path) -> None:
     model, tokenizer = model_and_tokenizer()
     _, parsed = written(write_run(tmp_path / "run"))
     shown = json.loads(parsed.scripts["attention"])
-    tokens = [tokenizer.bos_id, *tokenizer.encode(TEXT)][:32]
+    tokens = [tokenizer.bos_id, *tokenizer.encode(TEXT)]
+    maps = attention_maps(model, tokens)
     assert shown["pieces"][1:12] == list("to·be,·or↵⇥")
     assert shown["heads"] == 4
-    for layer, weights in zip(shown["layers"], attention_maps(model, tokens), strict=True):
+    for layer, weights in zip(shown["layers"], maps, strict=True):
         found = np.frombuffer(base64.b64decode(layer), np.uint8).reshape(4, len(tokens), len(tokens)) / 255
         np.testing.assert_allclose(found, weights.numpy(), atol=0.5 / 255 + 1e-6)
         assert not np.triu(found, 1).any()
+    layer, head, query = shown["open"]
+    scores = head_scores(maps)
+    assert scores[layer, head].mean() == scores.mean(-1).max()
+    assert scores[layer, head, query] == scores[layer, head].max()
 
 
-def test_the_next_token_tables_are_those_of_the_model_and_mark_what_follows(tmp_path: Path) -> None:
+def test_next_token_tables_are_those_of_the_model_and_mark_the_token_that_follows(tmp_path: Path) -> None:
     model, tokenizer = model_and_tokenizer()
     page, _ = written(write_run(tmp_path / "run"))
-    tokens = [tokenizer.bos_id, *tokenizer.encode(TEXT)][:33]
+    tokens = [tokenizer.bos_id, *tokenizer.encode(TEXT)]
     tables = re.findall(r"<article><h3>after .*?</article>", page, re.DOTALL)
-    assert len(tables) == 32
+    assert len(tables) == len(tokens)
     true = np.exp(logprobs(model, np.array([tokens]))[0])
     share = lambda p: f"<span>{100 * p:.1f} %</span>" if p >= 0.001 else "<span>1 in "
-    for i, (table, likeliest) in enumerate(zip(tables, next_tokens(model, tokens[:32]))):
+    for i, (table, likeliest) in enumerate(zip(tables, next_tokens(model, tokens))):
         rows = re.findall(r"<li.*?</li>", table, re.DOTALL)
         marked = [row for row in rows if "class=true" in row]
-        assert len(marked) == 1
-        assert share(true[i]) in marked[0]
-        assert len(rows) == (10 if tokens[i + 1] in dict(likeliest) else 11)
         assert all(share(p) in row for row, (_, p) in zip(rows, likeliest))
+        if i == len(tokens) - 1:
+            assert not marked
+        else:
+            assert len(marked) == 1
+            assert share(true[i]) in marked[0]
+            assert len(rows) == (10 if tokens[i + 1] in dict(likeliest) else 11)
 
 
-def test_what_the_curve_shows_at_a_step_is_what_was_recorded(tmp_path: Path) -> None:
-    _, parsed = written(write_run(tmp_path / "run"))
-    shown = [json.loads(text) for name, text in parsed.scripts.items() if name.startswith("application/json")]
-    assert len(shown) == 2  # linear and logarithmic
-    for rows in shown:
-        assert [row[2] for row in rows] == list(range(1, 41))
-        assert [row[3] for row in rows] == [round(3.4 - step / 100, 4) for step in range(1, 41)]
-        assert [rows[i][6] for i in (0, 9, 18, 39)] == [None, 3.4, 3.4, 3.1]
-        assert [row[0] for row in rows] == sorted({row[0] for row in rows})
+PASSAGES = {  # text: the passage of at most 30 characters
+    "Short, no end": "Short, no end",
+    "One two three. Four five six seven. Eight.": "One two three.",
+    "A sentence that is much too long to be shown. This one, though, fits.": "This one, though, fits.",
+    "A HEADING\n\nThis, below it, is longer. More.": "This, below it, is longer.",
+    "No sentence ends in all of this text, which is long": "No sentence ends in all of",
+    "Said “I will not go there.” So he stayed at home that day.": "Said “I will not go there.”",
+    "x" * 40: "x" * 40,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), PASSAGES.items(), ids=range(len(PASSAGES)))
+def test_shown_text_is_cut_at_the_ends_of_sentences(text: str, expected: str) -> None:
+    tokenizer = train_tokenizer("char", PASSAGES)
+    assert passage(tokenizer, text, 30 + (tokenizer.bos_id is not None)) == expected
 
 
 def test_text_stays_text_wherever_it_comes_from(tmp_path: Path) -> None:
     run = write_run(tmp_path / "<b>")
-    rows = [{"step": HOSTILE, "prompt": HOSTILE, "text": HOSTILE}]
-    (run / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(run / "samples.jsonl", [{"step": HOSTILE, "prompt": HOSTILE, "text": HOSTILE}])
     (run / "run.json").write_text(json.dumps({"sources": [HOSTILE], HOSTILE: HOSTILE, "tokenizer": HOSTILE}))
     (run / "data/data.json").write_text(json.dumps({HOSTILE: {"sha256": HOSTILE}}))
     harmless = HOSTILE.replace("\ud800", "")
+    other = write_run(tmp_path / '"<i>')
+    config = {"model_type": "onward", "decoder": {"vocab_size": 9, "d_model": 8, "n_layers": 1, "n_heads": 1}}
+    (other / "config.json").write_text(json.dumps(config))
     page, parsed = written(run, text=f"to {harmless} be", extra=harmless)
+    compared, parsed_compared = written(run, text=f"to {harmless} be", extra=harmless, other=other)
     _, reference = written(write_run(tmp_path / "plain"))
-    assert parsed.open == []
+    assert parsed.open == parsed_compared.open == []
     names = lambda tags: {(tag, name) for tag, attributes in tags for name in attributes}
     assert names(parsed.tags) <= names(reference.tags)
     assert [tag for tag, _ in parsed.tags].count("script") == [tag for tag, _ in reference.tags].count("script")
-    assert "<script>alert" not in page
+    assert "<script>alert" not in page + compared
+    assert "<i>" not in compared
     assert "alert(1)" in parsed.text
     assert "\x00" not in page
     assert json.loads(parsed.scripts["attention"])["pieces"][4].startswith("</script><script>alert(1)")
@@ -191,8 +177,7 @@ PARTIAL = {
     "a broken configuration": {"run.json": "{", "result.json": "[]", "samples.jsonl": "\x00"},
     "values of another kind": {"run.json": '{"steps": "x", "sources": 7}', "result.json": '{"loss": null}'},
     "no text in a sample": {"samples.jsonl": "{}\n"},
-    "one token of text": {"samples.jsonl": '{"step": 1, "prompt": "t"}\n'},
-    "troubles of another kind": {
+    "rollbacks of another kind": {
         "metrics.jsonl": '{"reason": 1}\n{"reason": "x", "step": "y"}\n{"reason": [], "failed_step": 2, "skipped": 3}\n'
         '{"step": 1, "loss": 0, "grad_norm": 0}\n{"step": 2, "loss": 0, "grad_norm": 0, "dead_units/": -1}\n'
     },
@@ -201,133 +186,160 @@ PARTIAL = {
 
 
 @pytest.mark.parametrize("files", PARTIAL.values(), ids=PARTIAL)
-def test_a_run_that_stopped_early_gives_a_page_with_what_there_is(tmp_path: Path, files: dict[str, str]) -> None:
+def test_page_shows_all_that_a_folder_holds(tmp_path: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    _, parsed = written(tmp_path, text="")
+    _, parsed = written(tmp_path, text="t")
     assert parsed.open == []
     assert "parameters" in parsed.text
     metrics = read_metrics(tmp_path)
-    assert ("How it learned" in parsed.text) == bool(metrics.steps)
+    assert ("mean negative log-probability" in parsed.text) == bool(metrics.steps)
     assert (write_loss_svg(tmp_path, 20) is None) == (not metrics.steps)
 
 
-def test_a_stopped_run_says_where_it_stopped_and_takes_its_last_validation(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=25)
-    (run / "result.json").unlink()
-    _, parsed = written(run)
-    assert "stopped at step 25 of 40" in parsed.text
-    assert "3.300" in parsed.text
-    assert "at step 20" in parsed.text
+def test_model_without_tokenizer_has_a_page(tmp_path: Path) -> None:
+    model, _ = model_and_tokenizer()
+    write_report(tmp_path / "page.html", Record(tmp_path), model, None, "text")
+    parsed = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert "8,880 parameters" in parsed.text
+    assert "attention" not in parsed.scripts
+
+
+def test_long_run_of_a_large_model_has_a_small_page(tmp_path: Path) -> None:
+    write_health(run := write_run(tmp_path / "run"), steps=10_000, layers=40)
+    write_lines(run / "samples.jsonl", [{"step": i, "prompt": "to", "text": "x" * 9_000} for i in range(500)])
+    _, tokenizer = model_and_tokenizer()
+    model = Decoder(
+        DecoderConfig(tokenizer.vocab_size, d_model=32, n_layers=40, n_heads=32, d_head=2, context_length=64)
+    )
+    write_report(run / "report.html", Record(run), model.eval(), tokenizer, TEXT)
+    assert (run / "report.html").stat().st_size < 1_500_000
 
 
 TITLES = ["learning rate", "gradient norm", "update ratio", "attention entropy", "dead units", "expert load"]
 
 
 def write_health(run: Path, steps: int, layers: int) -> None:
-    """Steps with the load of experts and a jump of the gradient, what is measured now and then, and two troubles."""
+    """Steps with the load of experts and a jump of the gradient, what is measured now and then, and two rollbacks."""
     layered = lambda name, values: {f"{name}/{layer}": value for layer, value in enumerate(values)}
-    trouble = {"step": 30, "failed_step": 37, "reason": "the loss is nan", "skipped": [296, 304]}
-    rows = [trouble, {"step": 0, "failed_step": 5, "reason": HOSTILE, "skipped": [HOSTILE, 1]}]
+    rows = [
+        {"step": 30, "failed_step": 37, "reason": "the loss is nan", "skipped": [296, 304]},
+        {"step": 0, "failed_step": 5, "reason": HOSTILE, "skipped": [HOSTILE, 1]},
+    ]
     for step in range(1, steps + 1):
         row = {"step": step, "loss": 3.0, "learning_rate": 1e-3 * step / steps, "grad_norm": 2.0 - (step == 33)}
+        row |= {"tokens": 512, "seconds": 0.25 + (step > steps // 2)}
         row["grad_norm"] += 40 * (step == steps // 2)
         rows.append(row | layered("expert_load", [1 + layer + 1 / step for layer in range(layers)]))
         if step % 10 == 0:
-            row = {"step": step, "validation_loss": 3.1, "update_ratio": 0.0015}
+            ratio = 0.5 if step == 10 else 0.0015
+            row = {"step": step, "validation_loss": 3.1, "update_ratio": ratio}
             rows.append(row | layered("attention_entropy", [2.0] * layers) | layered("dead_units", [0.25] * layers))
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(run / "metrics.jsonl", rows)
 
 
-def chart_lines(page: str) -> dict[str, list[list[tuple[float, ...]]]]:
-    """The points of each line of each small chart."""
-    found = {}
-    for title, svg in re.findall(r"<figure><h3>([a-z ]+) <b>.*?(<svg.*?</svg>)", page):
-        paths = re.findall(r'd="M(.*?)"', svg)
-        found[title] = [[tuple(map(float, point.split())) for point in d.split("L")] for d in paths]
-    return found
+def test_loss_curve_reads_out_the_recorded_values(tmp_path: Path) -> None:
+    page, _ = written(write_run(tmp_path / "run"))
+    loss = plots(page)["loss"]
+    series = {one["name"]: one for one in loss["series"]}
+    steps, seconds, tokens = loss["places"][series["this step"]["places"]]
+    assert steps == list(range(1, 41))
+    assert seconds == [step / 4 for step in steps]
+    assert tokens == [512 * step for step in steps]
+    assert series["this step"]["values"] == pytest.approx([3.4 - step / 100 for step in steps])
+    assert series["validation"]["values"] == pytest.approx([3.4, 3.3, 3.2, 3.1])
+    assert loss["places"][series["validation"]["places"]][2] == [5120, 10240, 15360, 20480]
 
 
-def test_the_small_charts_show_what_was_recorded_a_line_for_each_layer(tmp_path: Path) -> None:
+def test_ticks_are_round_on_each_axis(tmp_path: Path) -> None:
+    write_health(run := write_run(tmp_path / "run"), steps=3600, layers=1)
+    ticks = plots(written(run)[0])["loss"]["ticks"]
+    labels = {axis: [[label for _, label in kind] for kind in kinds] for axis, kinds in ticks.items()}
+    assert labels["step"][0] == ["500", "1,000", "1,500", "2,000", "2,500", "3,000", "3,500"]
+    assert labels["step"][1] == ["1", "3", "10", "30", "100", "300", "1,000", "3,000"]
+    assert labels["seconds"][0] == ["10 min", "20 min", "30 min", "40 min"]
+    assert labels["seconds"][1] == ["1 s", "10 s", "1 min", "10 min"]
+    assert labels["tokens"][0] == ["500 k", "1 M", "1.5 M"]
+
+
+def test_small_charts_have_a_line_for_each_layer(tmp_path: Path) -> None:
     write_health(run := write_run(tmp_path / "run"), steps=400, layers=3)
     page, parsed = written(run)
     assert parsed.open == []
-    lines = chart_lines(page)
-    assert list(lines) == TITLES
-    assert [len(lines[title]) for title in TITLES] == [1, 1, 1, 3, 3, 3]
-    for title, told in zip(TITLES, ("0.001", "2", "0.0015", "2", "0.25", "2")):
-        assert f"{title} {told}0 to " in parsed.text
-    rate = np.array(lines["learning rate"][0])
-    heights = (78 - rate[:, 1]) / 70
-    np.testing.assert_allclose(rate[:, 0] / 270 * 399 / 400, heights, atol=0.02)
-    last = [line[-1][1] for line in lines["expert load"]]
-    np.testing.assert_allclose([(78 - y) / (78 - last[2]) for y in last], [1 / 3, 2 / 3, 1], atol=0.01)
+    charts = plots(page)
+    assert list(charts) == ["loss", *TITLES]
+    names = {title: [one["name"] for one in charts[title]["series"] if one["name"]] for title in TITLES}
+    assert names["gradient norm"] == ["gradient norm"]
+    assert names["expert load"] == names["dead units"] == ["layer 1", "layer 2", "layer 3"]
+    for title, now in zip(TITLES, ("0.001", "2", "0.0015", "2", "0.25", "2")):
+        assert f"{title} {now}" in parsed.text
+    rate = np.array(paths(page, "learning rate")[0])
+    heights = (98 - rate[:, 1]) / 90
+    np.testing.assert_allclose((rate[:, 0] - 50) / 222, heights, atol=0.02)
+    last = [line[-1][1] for line in paths(page, "expert load")]
+    np.testing.assert_allclose([(98 - y) / (98 - last[2]) for y in last], [1 / 3, 2 / 3, 1], atol=0.01)
 
 
-def test_a_jump_of_a_single_step_is_on_the_chart_however_long_the_run(tmp_path: Path) -> None:
+def test_early_spike_does_not_flatten_the_update_ratio(tmp_path: Path) -> None:
+    write_health(run := write_run(tmp_path / "run"), steps=400, layers=1)
+    heights = np.array(paths(written(run)[0], "update ratio")[0])[:, 1]
+    assert heights[0] < 20  # the spike of 0.5 at the top
+    assert 80 < heights[5] < 97  # 0.0015, above the axis
+    charts = plots(written(run)[0])
+    assert charts["update ratio"]["series"][-1]["values"][0] == 0.5
+
+
+def test_jump_of_a_single_step_is_on_the_chart_however_long_the_run(tmp_path: Path) -> None:
     write_health(run := write_run(tmp_path / "run"), steps=9001, layers=1)
-    points = np.array(chart_lines(written(run)[0])["gradient norm"][0])
+    points = np.array(paths(written(run)[0], "gradient norm")[0])
     assert len(points) <= 160
     jump = points[points[:, 1].argmin()]
-    assert jump[1] == 8
-    assert jump[0] == pytest.approx(135, abs=270 / 160)
-    assert (points[:, 1] > 50).sum() == len(points) - 1
+    assert jump[1] < 20
+    assert jump[0] == pytest.approx(161, abs=222 / 160)
+    assert (points[:, 1] > 60).sum() == len(points) - 1
 
 
-def test_a_trouble_is_marked_in_every_chart_and_told_and_its_text_stays_text(tmp_path: Path) -> None:
+def test_rollback_is_marked_in_each_plot_and_described(tmp_path: Path) -> None:
     write_health(run := write_run(tmp_path / "run"), steps=73, layers=1)
     page, parsed = written(run)
-    told = "At step 37, the loss is nan: the run went back to step 30 and left out the windows 296 to 303."
-    assert told in parsed.text
-    assert "At step 5, </script><script>alert(1)" in parsed.text
+    sentence = "Step 37 failed (the loss is nan): the run went back to step 30 and left out the windows 296 to 303."
+    assert sentence in parsed.text
+    assert "Step 5 failed (</script><script>alert(1)" in parsed.text
     assert "<script>alert" not in page
     assert parsed.open == []
-    marks = [attributes for tag, attributes in parsed.tags if tag == "line" and attributes.get("class") == "trouble"]
-    assert len(marks) == 2 * (2 + len(TITLES))
-    assert sum(attributes["x1"] == "135.0" for attributes in marks) == len(TITLES)
-    root = ElementTree.parse(write_loss_svg(run, 29)).getroot()
-    assert [line.get("x1") for line in root.findall("{*}line") if line.get("class") == "trouble"] == ["439.0", "86.1"]
+    marks = [attributes["d"] for tag, attributes in parsed.tags if attributes.get("class") == "rollback"]
+    assert len(marks) == 1 + len(TITLES)
+    assert all(mark.startswith("M161.0 8V98M") for mark in marks[1:])  # step 37 of 73: in the middle
 
 
-def test_without_trouble_and_health_there_is_no_word_of_them(tmp_path: Path) -> None:
+def test_run_without_rollback_has_no_word_of_one(tmp_path: Path) -> None:
     page, parsed = written(write_run(tmp_path / "run"))
-    assert list(chart_lines(page)) == ["learning rate", "gradient norm"]
-    assert "trouble" not in parsed.text.replace("jumps announce trouble", "")
+    assert list(plots(page)) == ["loss", "learning rate", "gradient norm"]
+    assert "rollback" not in parsed.text
     _, parsed = written(tmp_path)
-    assert "How it fared" not in parsed.text
+    assert "Diagnostics" not in parsed.text
 
 
-def test_a_long_run_and_a_large_model_still_give_a_small_page(tmp_path: Path) -> None:
-    write_health(run := write_run(tmp_path / "run"), steps=10_000, layers=40)
-    (run / "samples.jsonl").write_text(
-        "".join(json.dumps({"step": i, "prompt": "to", "text": "x" * 9_000}) + "\n" for i in range(500))
-    )
-    _, tokenizer = model_and_tokenizer()
-    model = Decoder(
-        DecoderConfig(tokenizer.vocab_size, d_model=32, n_layers=40, n_heads=32, d_head=2, context_length=64)
-    )
-    assert write_report(run, model.eval(), tokenizer, TEXT).stat().st_size < 1_000_000
-
-
-def test_loss_svg_is_a_picture_of_its_own(tmp_path: Path) -> None:
-    path = write_loss_svg(write_run(tmp_path / "run"), 29)
-    assert path is not None
-    root = ElementTree.parse(path).getroot()
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert len(root.findall("{*}circle")) == 4
-    assert "ln 29 = 3.37" in "".join(root.itertext())
-
-
-def test_sampling_a_curve_keeps_its_ends_and_its_beginning() -> None:
-    places = sample(100_000)
-    assert places[0] == 0
-    assert places[-1] == 99_999
-    assert places[:5] == [0, 1, 2, 3, 4]
-    assert len(places) <= 600
-
-
-def test_smoothing_keeps_a_straight_line_and_the_mean_of_noise() -> None:
-    line = [3 - i / 1000 for i in range(1000)]
-    np.testing.assert_allclose(smoothed(line)[:980], line[:980], atol=1e-9)
-    noise = np.random.default_rng(0).normal(size=5000).tolist()
-    assert np.std(smoothed(noise)[500:]) < 0.15 * np.std(noise)
+def test_second_run_is_drawn_over_the_first_and_compared(tmp_path: Path) -> None:
+    run, other = write_run(tmp_path / "run"), write_run(tmp_path / "other", steps=25)
+    options = json.loads((other / "run.json").read_text()) | {"optimizer": "muon"}
+    (other / "run.json").write_text(json.dumps(options))
+    decoder = {"vocab_size": 99, "d_model": 16, "n_layers": 3, "n_heads": 4, "context_length": 64}
+    (other / "config.json").write_text(json.dumps({"model_type": "onward", "decoder": decoder}))
+    page, parsed = written(run, other=other)
+    loss = plots(page)["loss"]
+    series = {one["name"]: one for one in loss["series"]}
+    assert loss["places"][series["other: training"]["places"]][0] == list(range(1, 26))
+    assert series["other: validation"]["values"] == [3.4, 3.3]
+    assert "other" in [one["name"] for one in plots(page)["gradient norm"]["series"]]
+    table = page[page.index("<h2>Comparison") : page.index("<h2>Loss")]
+    rows = {
+        cells[0]: cells[1:]
+        for cells in (re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in table.split("<tr>"))
+        if cells
+    }
+    assert rows["validation loss"] == ["2.7500", "3.3000"]
+    assert rows["optimizer"] == ["adamw", "muon"]
+    assert rows["model.n_layers"] == ["2", "3"]
+    assert "schedule" not in rows
+    assert "vocabularies differ" in parsed.text

@@ -14,6 +14,8 @@ COMMANDS = {
     "data": "texts of any size as tokens, prepared once; well-known corpora",
     "tokenizer": "learn a tokenizer from text, and compare tokenizers",
     "train": "text -> tokens -> windows -> logits -> loss -> weights",
+    "report": "curves, samples, attention and next tokens of a run or a model on one page",
+    "runs": "the runs in a folder, with their figures",
     "evaluate": "loss, perplexity and bits per byte of a model on a text",
     "generate": "prompt -> logits -> next token -> text",
     "chat": "a conversation, turn by turn",
@@ -26,6 +28,8 @@ The way of the data, and the command for each step:
   text -> tokens                                               onward data prepare notes/ --out prepared
                                       which tokenizer?         onward tokenizer compare byte char
   text -> tokens -> windows -> logits -> loss -> weights       onward train mybook.txt --out runs/mybook
+                                       what has it learned?    onward report runs/mybook
+                                      which runs are there?    onward runs
                                             how good is it?    onward evaluate runs/mybook other.txt
   prompt -> logits -> next token -> text                       onward generate runs/mybook "Once upon"
                                           turn by turn         onward chat runs/mybook

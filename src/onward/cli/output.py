@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
 
 console = Console(stderr=True, highlight=False)
+WIDEST = 1000  # columns of a table that is not printed on a terminal
 
 
 class Output(Console):
@@ -27,14 +28,16 @@ def print_json(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows with the same keys as a table; large numbers with separators, fractions with four digits."""
+    """Rows with the same keys as a table; large numbers with separators, fractions with four digits. A row is folded
+    to the width of a terminal; elsewhere it is one line."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in rows[0]:
         number = isinstance(rows[0][name], int | float)
         table.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(readable(value)) for value in row.values()))
-    Output(file=sys.stdout, highlight=False).print(table)
+    width = None if sys.stdout.isatty() else WIDEST
+    Output(file=sys.stdout, highlight=False, width=width).print(table)
 
 
 def printable(text: str) -> str:

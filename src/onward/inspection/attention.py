@@ -1,8 +1,9 @@
-"""What a decoder looks at and what it expects next, seen from outside.
+"""The attention weights and next-token probabilities of a decoder, read from outside through hooks.
 
-Shapes: H heads, T tokens.
+Shapes: B batch, L layers, H heads, T tokens, V vocabulary.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,26 +15,26 @@ from onward.model.cache import View
 from onward.model.decoder import Decoder, without_dropout
 
 
-def attends(model: Decoder) -> list[Attend]:
-    """Where each layer attends."""
+def attend_modules(model: Decoder) -> list[Attend]:
+    """The module of each layer that computes attention from queries, keys and values."""
     return [block.attn.attend for block in model.blocks]  # type: ignore[union-attr, misc]
 
 
 @contextmanager
-def attention_watched(model: Decoder) -> Iterator[list[Tensor]]:
-    """A list that fills with the attention weights (B, H, T, T) of each layer when the model is called without a cache.
+def capture_attention(model: Decoder) -> Iterator[list[Tensor]]:
+    """A list to which every call of the model without a cache appends the attention weights (B, H, T, T) of each layer.
 
-    They are recomputed beside the kernel that runs, from its inputs, so that looking changes no bit of the output.
-    Compiled blocks run as they are written meanwhile, since compiled code passes hooks by.
+    The weights are recomputed from the queries and keys beside the kernel that runs, so that no bit of the output
+    changes. Inside, compiled blocks run uncompiled, since compiled code does not call hooks.
     """
     maps: list[Tensor] = []
 
     @torch.no_grad()
-    def look(attend: Attend, inputs: tuple[Tensor, Tensor, Tensor, View], _: Tensor) -> None:
+    def capture(attend: Attend, inputs: tuple[Tensor, Tensor, Tensor, View], _: Tensor) -> None:
         q, k, _, view = inputs
         maps.append(attend.weights(q, k, view))
 
-    hooks = [attend.register_forward_hook(look) for attend in attends(model)]
+    hooks = [attend.register_forward_hook(capture) for attend in attend_modules(model)]
     try:
         with torch.compiler.set_stance("force_eager"):
             yield maps
@@ -43,28 +44,42 @@ def attention_watched(model: Decoder) -> Iterator[list[Tensor]]:
 
 
 def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
-    """Which share each token reads from each other, for one sequence: (H, T, T) of every layer, dropout left out.
+    """The attention weights (H, T, T) of each layer for one sequence of token ids, without dropout.
 
-    Row q, column k: how much token q reads from token k. Rows sum to 1 (to less where there are sinks), and what lies
-    above the diagonal is exactly 0: nothing is read from the future.
+    Row q, column k: the weight with which token q attends to token k. Rows sum to 1 (to less with sinks); weights
+    above the diagonal, of later tokens, are exactly 0.
     """
-    with attention_watched(model) as maps:
+    with capture_attention(model) as maps:
         logits(model, tokens)
     return [weights[0] for weights in maps]
 
 
-def next_tokens(model: Decoder, tokens: Sequence[int], top: int = 10) -> list[list[tuple[int, float]]]:
-    """For every place of a sequence the `top` likeliest next tokens as (id, probability), likeliest first.
+def head_scores(maps: Sequence[Tensor]) -> Tensor:
+    """How much there is to see in each row of attention maps (L times (H, T, T)): scores from 0 to 1, (L, H, T).
 
-    Place t has seen tokens 0 to t, so the last item tells how the sequence may go on.
+    The score of the row of token t is m * 4 h (1 - h): m is the weight on the tokens 1 to t - 2, and h the entropy of
+    the row over its maximum, ln(t + 1). It is 0 for a row that attends only to the first token, to its own and the one
+    before, to a single token, or to all tokens alike; it is high for a row that selects a few of the earlier tokens.
     """
-    probabilities = logits(model, tokens).softmax(-1, dtype=torch.float32)
-    likeliest = probabilities.topk(min(top, probabilities.size(-1)))
-    return [list(zip(ids, shares)) for ids, shares in zip(likeliest.indices.tolist(), likeliest.values.tolist())]
+    weights = torch.stack([layer.float() for layer in maps])  # (L, H, T, T)
+    earlier = weights.tril(-2)[..., 1:].sum(-1)
+    positions = torch.arange(weights.size(-1), device=weights.device)
+    entropy = torch.special.entr(weights).sum(-1) / (positions + 1).log().clamp(min=math.log(2))
+    return earlier * 4 * entropy * (1 - entropy).clamp(min=0)
+
+
+def next_tokens(model: Decoder, tokens: Sequence[int], top: int = 10) -> list[list[tuple[int, float]]]:
+    """For each position of a sequence of token ids the `top` most probable next tokens as (id, probability), the most
+    probable first.
+
+    Position t is given tokens 0 to t, so the last entry is about the token after the sequence.
+    """
+    probabilities = logits(model, tokens).softmax(-1, dtype=torch.float32).topk(min(top, model.config.vocab_size))
+    return [list(zip(ids, p)) for ids, p in zip(probabilities.indices.tolist(), probabilities.values.tolist())]
 
 
 @torch.inference_mode()
 def logits(model: Decoder, tokens: Sequence[int]) -> Tensor:
-    """The logits (T, V) of one sequence."""
+    """The logits (T, V) of one sequence of token ids."""
     with without_dropout(model):
-        return model(torch.tensor([list(tokens)], device=model.embed.weight.device))[0]
+        return model(torch.tensor([list(tokens)], device=model.device))[0]

@@ -1,58 +1,100 @@
-"""Small charts of what a run recorded beside its loss: how steep, how even, how alive."""
+"""Small charts of what a run records beside its loss, with a line for each layer where it is recorded by layer."""
 
 from collections import defaultdict
 
 import numpy as np
 
-from onward.reports.curve import Metrics, across, path
+from onward.reports.markup import embedded
+from onward.reports.metrics import Metrics
+from onward.reports.plot import Frame, Heights, Series, plot
 
-KINDS = {  # name in metrics.jsonl (of one for each layer, before the "/"): title, and how to read it
-    "learning_rate": ("learning rate", "how far a step goes"),
-    "grad_norm": ("gradient norm", "before clipping; jumps announce trouble"),
-    "update_ratio": ("update ratio", "what a step changes, as a share of the weights; about 0.001 is usual"),
-    "attention_entropy": ("attention entropy", "nats; near 0 a layer reads single tokens, high it reads all alike"),
-    "dead_units": ("dead units", "share of the feed-forward that never answers"),
-    "expert_load": ("expert load", "visits to the busiest expert over the mean; 1 is even"),
+KINDS = {  # name in metrics.jsonl (without "/LAYER"): title, logarithmic axis, and how to read it
+    "learning_rate": ("learning rate", False, "the size of the optimizer's steps"),
+    "grad_norm": ("gradient norm", True, "before clipping; a jump often precedes a loss spike"),
+    "update_ratio": ("update ratio", True, "norm of an update over norm of the weights; about 0.001 is usual"),
+    "attention_entropy": ("attention entropy", False, "nats; 0: each token reads one token; high: all alike"),
+    "dead_units": ("dead units", False, "share of the feed-forward units that are never active"),
+    "expert_load": ("expert load", False, "tokens of the busiest expert over the mean; 1 is even"),
 }
-WIDTH, HEIGHT, TOP, BOTTOM = 270.0, 100.0, 8.0, 78.0
-POINTS = 160  # the most of a line; each is the highest of those it stands for, so that no jump is lost
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 290.0, 124.0, 50.0, 272.0, 8.0, 98.0
+POINTS = 160  # the most that are drawn of a line; each is the highest of the steps that it stands for
+ALL_POINTS = 2400  # the most of all lines of a chart, but at least 30 of each
+
+Lines = dict[str, list[tuple[float, float]]]  # layer ("" where there is one line) -> (step, value), in order
 
 
-def charts(metrics: Metrics) -> str:
-    """A figure for each kind of number that the run recorded at two steps at least."""
-    lines: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+def charts(metrics: Metrics, other: Metrics | None = None, other_name: str = "") -> str:
+    """A figure for each kind of figure that the run recorded at two steps at least, with another run's over it."""
+    lines, others = recorded(metrics), recorded(other) if other else {}
+    return "".join(
+        figure(kind, lines[kind], metrics, others.get(kind, {}), other, other_name)
+        for kind in KINDS
+        if any(len(line) > 1 for line in lines.get(kind, {}).values())
+    )
+
+
+def recorded(metrics: Metrics) -> dict[str, Lines]:
+    """The lines of each kind of figure."""
+    lines: dict[str, Lines] = defaultdict(lambda: defaultdict(list))
     for row in metrics.rows:
         for key, value in row.items():
             kind, _, layer = key.partition("/")
             lines[kind][layer].append((row["step"], value))
-    troubles = [row["failed_step"] for row in metrics.troubles]
-    last = max([*(row["step"] for row in metrics.rows), *troubles], default=1)
-    return "".join(
-        figure(kind, list(lines[kind].values()), troubles, last)
-        for kind in KINDS
-        if any(len(line) > 1 for line in lines[kind].values())
-    )
+    return lines
 
 
-def figure(kind: str, lines: list[list[tuple[float, float]]], troubles: list[float], last: float) -> str:
-    """One line for each layer over the steps, from 0; what is far above the rest is cut off."""
-    title, reading = KINDS[kind]
-    values = [value for line in lines for _, value in line]
-    high = min(max(values), 3 * float(np.quantile(values, 0.95))) or max(values) or 1.0
-    x = lambda step: WIDTH * (step - 1) / max(last - 1, 1)
-    y = lambda value: max(TOP, BOTTOM - value / high * (BOTTOM - TOP))
-    drawn = ""
-    for i, line in enumerate(lines):
-        stretches = np.array_split(line, min(len(line), POINTS))
-        points = [(x(stretch[0, 0]), y(stretch[:, 1].max())) for stretch in stretches]
-        drawn += f'<g opacity="{(i + 1) / len(lines):.2f}">{path("smooth", points)}</g>'
-    marks = "".join(f'<line class="trouble" {across(x(step))} y1="{TOP}" y2="{BOTTOM}"/>' for step in troubles)
-    now = sum(line[-1][1] for line in lines) / len(lines)
+def figure(
+    kind: str, lines: Lines, metrics: Metrics, other_lines: Lines, other: Metrics | None, other_name: str
+) -> str:
+    """A line for each layer over the steps; of another run, the mean over the layers."""
+    title, log, reading = KINDS[kind]
+    most = max(30, min(POINTS, ALL_POINTS // len(lines)))
+    drawn = {layer: thinned(line, most) for layer, line in lines.items()}
+    theirs = mean([thinned(line, most) for line in other_lines.values()])
+    failed = [row["failed_step"] for row in metrics.rollbacks]
+
+    ends = metrics.places([1, *failed, max(row["step"] for row in metrics.rows)])
+    if other and len(theirs):
+        ends = np.concatenate([ends, other.places(theirs[-1:, 0])], axis=1)
+    frame = Frame(WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, np.stack([ends[:, 0], ends.max(axis=1)], axis=1))
+    y = axis(frame, np.concatenate([*(line[:, 1] for line in drawn.values()), theirs[:, 1]]), log)
+
+    tables: dict[bytes, np.ndarray] = {}  # lines that are recorded at the same steps share their places
+    series = [Series("rollback", "marks", metrics.places(failed), np.zeros(len(failed)))]
+    for i, (layer, line) in enumerate(drawn.items()):
+        places = tables.setdefault(line[:, 0].tobytes(), metrics.places(line[:, 0]))
+        name = f"layer {int(layer) + 1}" if layer.isdecimal() else layer or title
+        series.append(Series("smooth", "line", places, y(line[:, 1]), name, line[:, 1], (i + 1) / len(drawn)))
+    if other and len(theirs):
+        name = f"{other_name}: mean" if len(other_lines) > 1 else other_name
+        series.append(Series("other", "line", other.places(theirs[:, 0]), y(theirs[:, 1]), name, theirs[:, 1]))
+    svg, data = plot(frame, series, y.grid(4), f"{title} by training step", 4)
+    now = sum(line[-1][1] for line in lines.values()) / len(lines)
+    note = "logarithmic axis; " * log + reading
     return (
-        f"<figure><h3>{title} <b>{now:.3g}</b></h3>"
-        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" class="plot" role="img" aria-label="{title} by training step">'
-        f'<line x1="0" x2="{WIDTH:g}" y1="{BOTTOM}" y2="{BOTTOM}"/>{marks}{drawn}'
-        f'<text x="0" y="{BOTTOM + 16}">0 to {high:.3g}</text>'
-        f'<text x="{WIDTH:g}" y="{BOTTOM + 16}" text-anchor="end">step {last:,.0f}</text></svg>'
-        f'<p class="quiet">{reading}</p></figure>'
+        f'<figure class="chart"><h3>{title} <b>{now:.3g}</b></h3>{svg}<p class="readout">{note}</p>'
+        f'<script type="application/json">{embedded(data)}</script></figure>'
     )
+
+
+def axis(frame: Frame, values: np.ndarray, log: bool) -> Heights:
+    """The vertical axis: from 0 and, where `log`, from at least a thousandth of the median. Values above 3 times the
+    95th percentile are cut off where the axis is not logarithmic."""
+    positive = values[values > 0]
+    if log and len(positive):
+        low, high = max(positive.min(), np.median(positive) / 1000), positive.max()
+        return Heights(frame, low / 1.25, high * 1.25, log=True)
+    robust = min(values.max(), 3 * float(np.quantile(values, 0.95)))
+    return Heights(frame, 0.0, next((high for high in (robust, values.max()) if high > 0), 1.0))
+
+
+def thinned(line: list[tuple[float, float]], most: int) -> np.ndarray:
+    """At most `most` of the (step, value) of a line, (N, 2): the first step and the highest value of each stretch."""
+    stretches = np.array_split(np.array(line, float), min(len(line), most))
+    return np.array([(stretch[0, 0], stretch[:, 1].max()) for stretch in stretches])
+
+
+def mean(lines: list[np.ndarray]) -> np.ndarray:
+    """The mean of lines (N, 2), which are recorded at the same steps, over the shortest of them; (N, 2)."""
+    count = min(map(len, lines), default=0)
+    return np.mean([line[:count] for line in lines], axis=0) if count else np.empty((0, 2))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
-from onward.reports.curve import COLORS
-from onward.reports.report import MARKS, readable, visible
+from onward.reports.markup import MARKS, readable, visible
+from onward.reports.plot import COLORS
 
 STYLE = """
 svg { font: 11px system-ui, sans-serif; fill: var(--ink); font-variant-numeric: tabular-nums }

@@ -1,4 +1,4 @@
-"""Write the report of a run or of a model: report.html and loss.svg."""
+"""Write the reports of a run or a model, at any time: report.html, loss.svg, and result.json when a run has ended."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +14,8 @@ from onward.evaluation.text import evaluate_tokens
 from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.reports.curve import write_loss_svg
+from onward.reports.look import SENTENCE_END
+from onward.reports.record import Figures, Record
 from onward.reports.report import write_report
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
@@ -21,19 +23,32 @@ from onward.training.inputs import open_inputs
 from onward.training.run import Run
 
 SENTENCE = "The old clock on the wall had stopped, and nobody in the house knew when the old clock had stopped."
-LOOKED_AT = 1024  # tokens of a run's text among which the page finds whole sentences
+OPENING = 1024  # tokens of a run's text among which the page finds whole sentences
 
 
-def write_reports(folder: Path, text: str = "", *, device: torch.device | str | None = None) -> Path:
-    """Write report.html into the folder of a run, running, stopped or finished, or of any model; return its path.
+def write_reports(
+    folder: Path,
+    text: str = "",
+    *,
+    out: Path | None = None,
+    compare: Path | None = None,
+    device: torch.device | str | None = None,
+) -> Figures:
+    """Write report.html and, for a run, loss.svg into the folder of a run, running, stopped or finished, or of a model;
+    return the figures on the page.
 
-    A folder whose metrics.jsonl has a step gets loss.svg too. The page shows the model of the newest save as it reads
-    `text`, by default the beginning of the run's validation text. A UserError tells that the folder holds no model.
+    The page shows the model of the newest save as it reads `text`, by default sentences of the run's validation text.
+    `out` writes the page there, and no loss.svg. `compare` is the folder of another run, whose curves are drawn too. A
+    UserError if the folder holds no model.
     """
     model, tokenizer = open_model(folder, device)
-    page = write_report(folder, model, tokenizer, text or opening(folder, tokenizer))
-    write_loss_svg(folder, model.config.vocab_size)
-    return page
+    other = None if compare is None else Record(compare)
+    figures = write_report(
+        out or folder / "report.html", Record(folder), model, tokenizer, text or opening(folder, tokenizer), other
+    )
+    if out is None:
+        write_loss_svg(folder, model.config.vocab_size)
+    return figures
 
 
 def conclude(run: Run) -> Evaluation | None:
@@ -41,27 +56,32 @@ def conclude(run: Run) -> Evaluation | None:
     reports, which show the figures of result.json. None where the run has no validation text."""
     held, result = run.inputs.validation, None
     if held is not None:
-        model, tokenizer = open_model(run.folder, run.device)
-        result = evaluate_tokens(model, tokenizer, held, model.config.context_length, run.inputs.validation_bytes)
+        model, _ = open_model(run.folder, run.device)
+        result = evaluate_tokens(model, run.tokenizer, held, model.config.context_length, run.inputs.validation_bytes)
     figures = {} if result is None else asdict(result)
     write_json(run.folder / "result.json", figures | {"seconds": run.seconds, "step": run.step})
     write_reports(run.folder, device=run.device)
     return result
 
 
-def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer]:
-    """The model of a folder and its tokenizer."""
+def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
+    """The model of a folder, and its tokenizer where there is one."""
     model, _ = load_model(folder, device=choose_device(device))
-    return model.eval(), Tokenizer.load(folder)
+    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
+    return model.eval(), Tokenizer.load(folder) if has_tokenizer else None
 
 
-def opening(folder: Path, tokenizer: Tokenizer) -> str:
-    """The beginning of a run's validation text, or of its training text where it has no other; a sentence of our own
-    for a model without a run, or whose tokens have moved away."""
+def opening(folder: Path, tokenizer: Tokenizer | None) -> str:
+    """The first whole sentences of a run's validation text, or of its training text where it has no other; SENTENCE
+    for a model without a run, or where the tokens are not in their place any more."""
     try:
         config = fields.build(RunConfig, read_json(folder / "run.json"), "run.json")
         inputs = open_inputs(config, folder, "size")
     except UserError:
         return SENTENCE
+    if tokenizer is None:
+        return ""
     tokens = inputs.train[0] if inputs.validation is None else inputs.validation
-    return tokenizer.decode(tokens[:LOOKED_AT].tolist())
+    text = tokenizer.decode(tokens[:OPENING].tolist())
+    begin = SENTENCE_END.search(text)  # the validation text begins anywhere in a sentence
+    return text[begin.end() :].strip() if begin else text

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.data.windows import Batch
-from onward.inspection.attention import attends, attention_watched
+from onward.inspection.attention import attend_modules, capture_attention
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.experts import ExpertsModule
 from onward.model.feedforward import PlainModule
@@ -67,7 +67,7 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
     """
     positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
     peaks: dict[int, list[Tensor]] = defaultdict(list)
-    with without_dropout(model), attention_watched(model) as maps:
+    with without_dropout(model), capture_attention(model) as maps:
         model.hidden(batch.tokens[:1, :TOKENS], positions)
     hooks = [
         hook
@@ -82,7 +82,7 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
         for hook in hooks:
             hook.remove()
     found = {}
-    for layer, (weights, attend) in enumerate(zip(maps, attends(model), strict=True)):
+    for layer, (weights, attend) in enumerate(zip(maps, attend_modules(model), strict=True)):
         found[f"attention_entropy/{layer}"] = entropy(weights, sinks=attend.sinks is not None)
     for layer, of_layer in peaks.items():
         if of_layer:

@@ -1,0 +1,43 @@
+"""Text as HTML: escaped, with control characters made visible, and as tables that unfold."""
+
+import html
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+MARKS = {" ": "·", "\n": "↵", "\t": "⇥"}  # white space in a token
+KEPT = {"\n": "\n", "\t": "\t"}  # control characters that belong to a text
+ROWS = 200  # the most of a table
+
+
+def readable(text: str, marks: Mapping[str, str]) -> str:
+    """Text with `marks` for some characters. Control characters and stray surrogates are written as escapes."""
+    hidden = lambda c: unicodedata.category(c) in ("Cc", "Cs")
+    return "".join(marks.get(c) or (c.encode("unicode_escape").decode() if hidden(c) else c) for c in text)
+
+
+def visible(text: str, marks: Mapping[str, str] = KEPT) -> str:
+    """The same, escaped for HTML."""
+    return html.escape(readable(text, marks))
+
+
+def embedded(value: Any) -> str:
+    """JSON for a script element. No text inside it can end the element."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
+    """The first rows as a table; the first cell of each row is its name."""
+    head = "".join(f"<th>{visible(cell)}</th>" for cell in header)
+    body = "".join(
+        f"<tr><th>{visible(name)}</th>{''.join(f'<td>{visible(cell)}</td>' for cell in cells)}</tr>"
+        for name, *cells in islice(rows, ROWS)
+    )
+    return f"<table>{f'<tr>{head}</tr>' if head else ''}{body}</table>"
+
+
+def details(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """A table that unfolds; "" without rows."""
+    return f"<details><summary>{visible(title)}</summary>{table(rows)}</details>" if rows else ""

@@ -1,0 +1,90 @@
+"""Read metrics.jsonl, in which a run records a row per step, per validation and per rollback."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+AXES = "step", "seconds", "tokens"  # what a curve can be drawn against; seconds and tokens add up over the steps
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The rows of metrics.jsonl, in the order in which they were written."""
+
+    rows: list[dict[str, float]]  # the finite numbers of each step and each validation
+    rollbacks: list[dict[str, Any]]  # each with the failed_step, the reason, and the step of the save it went back to
+
+    @cached_property
+    def steps(self) -> list[dict[str, float]]:
+        """The rows of steps."""
+        return [row for row in self.rows if "loss" in row]
+
+    @cached_property
+    def validations(self) -> list[dict[str, float]]:
+        """The rows of validations."""
+        return [row for row in self.rows if "validation_loss" in row]
+
+    def places(self, steps: Sequence[float] | np.ndarray) -> np.ndarray:
+        """Where steps lie on each of AXES, (3, N): the steps themselves, the seconds of training and the tokens up to
+        their ends."""
+        known, *sums = self.sums
+        return np.stack([np.asarray(steps, float), *(np.interp(steps, known, of_axis) for of_axis in sums)])
+
+    @cached_property
+    def sums(self) -> list[np.ndarray]:
+        """For each of AXES its value before the first step and after each step."""
+        seconds, tokens = ([0.0, *(row.get(axis, 0.0) for row in self.steps)] for axis in AXES[1:])
+        return [np.array([0.0, *(row["step"] for row in self.steps)]), np.cumsum(seconds), np.cumsum(tokens)]
+
+
+def read_metrics(run: Path) -> Metrics:
+    """The metrics of a run folder; no rows where it has none."""
+    lines = read_lines(run / "metrics.jsonl")
+    rollbacks = [{"step": "?", "failed_step": row.get("step")} | row for row in lines if "reason" in row]
+    rows = [numbers(row) for row in lines if "reason" not in row]
+    return Metrics(
+        [row for row in rows if row.get("step", 0) > 0],
+        [row for row in rollbacks if numbers(row).get("failed_step", 0) > 0],
+    )
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a .jsonl file. Lines that are cut off or hold anything else are left out."""
+    rows = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except (ValueError, RecursionError):
+                continue
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a row."""
+    return {key: value for key, value in row.items() if isinstance(value, int | float) and math.isfinite(value)}
+
+
+def smoothed(values: Sequence[float]) -> np.ndarray:
+    """The moving mean over 2 % of the values, centered; over fewer near the beginning, so that the curve's shape there
+    is kept."""
+    count = len(values)
+    cumulated = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
+    index = np.arange(count)
+    reach = np.minimum(index // 4, count // 100)
+    first, last = index - reach, np.minimum(index + reach, count - 1) + 1
+    return (cumulated[last] - cumulated[first]) / (last - first)
+
+
+def sample(count: int, most: int) -> list[int]:
+    """At most `most` of `count` indices, the first and the last among them: half of them spaced logarithmically."""
+    if count <= most:
+        return list(range(count))
+    even, early = np.linspace(0, count - 1, most // 2), np.geomspace(1, count, most // 2) - 1
+    return sorted({round(float(i)) for i in (*even, *early)})
