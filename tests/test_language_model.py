@@ -1,18 +1,32 @@
 """What `import onward` gives."""
 
+import inspect
 import math
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints, is_typeddict
 
 import numpy as np
 import pytest
 import torch
 
 import onward
-from onward.language_model import LanguageModel
+from onward.families import families
+from onward.fields import Part, hints
+from onward.generation.beam import beam_search
+from onward.generation.contrastive import contrastive_search
+from onward.generation.options import OptionKeywords
+from onward.generation.sampling import SamplingKeywords
+from onward.language_model import BeamKeywords, ContrastiveKeywords, EngineKeywords, LanguageModel
+from onward.model.part_types import DecoderPart
+
+SEARCH_ARGUMENTS = {  # of the functions, which the facade passes
+    *["model", "prompts", "max_new_tokens", "min_new_tokens", "sampling", "stop_token_ids", "allowed", "n"]
+}
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +35,67 @@ def lm(tiny_run: Path) -> LanguageModel:
 
 
 def test_importing_onward_does_not_import_torch_and_all_names_are_there() -> None:
-    program = "import onward, sys; assert 'torch' not in sys.modules; print(*onward.__all__)"
+    program = "import onward, sys; assert 'torch' not in sys.modules; from onward import *; print(*sorted(globals()))"
     names = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert {"load", "save", "train", "Decoder", "DecoderConfig", "UserError"} <= set(names)
-    assert all(getattr(onward, name) is not None for name in names)
+    assert {name for name in names if not name.startswith("__")} == {*onward.__all__, "onward", "sys"}
+    assert all(getattr(onward, name).__name__ == name for name in onward.__all__)
     with pytest.raises(AttributeError, match="nonsense"):
         onward.nonsense  # noqa: B018
+
+
+def test_every_part_that_users_can_choose_is_a_public_name() -> None:
+    families()  # which define parts that are not
+    types = [*Part.__subclasses__(), *DecoderPart.__subclasses__()]
+    types.remove(DecoderPart)
+    names = {kind.__name__ for base in types for kind in (base, *base.choices().values())}
+    assert "Rotary" in names
+    assert names <= set(onward.__all__)
+
+
+def test_every_class_that_the_facade_takes_or_returns_is_a_public_name() -> None:
+    methods = [f for name, f in vars(LanguageModel).items() if inspect.isfunction(f) and not name.startswith("_")]
+    kinds = [kind for f in [*methods, onward.load, onward.train] for kind in get_type_hints(f).values()]
+    named: set[str] = set()
+    while kinds:
+        kind = kinds.pop()
+        kinds += get_args(kind)
+        if isinstance(kind, type) and kind.__module__.startswith("onward.") and not is_typeddict(kind):
+            named.add(kind.__name__)
+    assert "Completion" in named
+    assert named <= set(onward.__all__)
+
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")]
+
+
+def test_every_name_of_onward_on_a_page_is_a_public_name_or_in_its_module() -> None:
+    named = {found for page in PAGES for found in re.findall(r"\bonward\.(\w+(?:\.\w+)*)", page.read_text())}
+    modules = {path.stem for path in (ROOT / "src/onward").iterdir()}
+    assert "load" in named
+    assert {first for first in (name.split(".")[0] for name in named) if first not in modules} <= {
+        *onward.__all__,
+        *["ai", "py"],  # of an address, of a file
+    }
+
+
+KEYWORDS: dict[str, tuple[Any, set[str]]] = {
+    "Sampling": (SamplingKeywords, {*hints(onward.Sampling)}),
+    "GenerationOptions": (OptionKeywords, {*hints(onward.GenerationOptions)} - {"max_new_tokens", "n"}),
+    "engine": (EngineKeywords, {*inspect.signature(LanguageModel.engine).parameters} - {"self"}),
+    "beam search": (BeamKeywords, {*inspect.signature(beam_search).parameters} - SEARCH_ARGUMENTS),
+    "contrastive search": (
+        ContrastiveKeywords,
+        {*inspect.signature(contrastive_search).parameters} - SEARCH_ARGUMENTS,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KEYWORDS)
+def test_typed_keywords_are_the_options_that_there_are(kind: str) -> None:
+    typed, names = KEYWORDS[kind]
+    assert typed.__optional_keys__ == names
+    assert not typed.__required_keys__
 
 
 def test_a_string_gives_a_string_and_a_list_a_list(lm: LanguageModel) -> None:
@@ -84,6 +153,16 @@ def test_bits_per_byte_count_the_bytes_of_the_text(lm: LanguageModel, story: str
     assert found.tokens == len(lm.tokenizer.encode(text))
     assert found.bits_per_byte == pytest.approx(found.loss * found.tokens / math.log(2) / found.bytes)
     assert found.bits_per_byte < 3
+
+
+def test_bits_per_byte_count_the_bytes_of_characters_that_the_tokenizer_does_not_know(lm: LanguageModel) -> None:
+    tokenizer = onward.train_tokenizer("char", ["The cat sat."])
+    model = onward.Decoder(replace(lm.config, vocab_size=tokenizer.vocab_size)).eval()
+    text = "Zig-zag: the quick brown fox jumped over it!?\n"
+    found = LanguageModel(model, tokenizer).evaluate([text, text])
+    assert tokenizer.byte_count(tokenizer.encode(text)) > len(text) == len(text.encode())
+    assert found.bytes == 2 * len(text)
+    assert found.bits_per_byte == pytest.approx(found.loss * found.tokens / math.log(2) / (2 * len(text)))
 
 
 def test_saving_and_loading_changes_nothing(lm: LanguageModel, tmp_path: Path) -> None:
@@ -153,22 +232,79 @@ def test_a_tokenizer_of_another_model_is_one_sentence(lm: LanguageModel) -> None
             call()
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": "hot"}, "temperature is 'hot'"),
-    ({"top_k": 2.5}, "top_k is 2.5"),
-    ({"n": 1.5}, "n is 1.5"),
-    ({"seed": 1.5}, "seed is 1.5"),
-    ({"stop": 5}, "stop is 5"),
-    ({"json_schema": True}, "json_schema is True"),
-    ({"temprature": 1}, "did you mean temperature"),
-    ({"lookup": -1}, "at least 1"),
-]
+WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
+    "temperature as text": (
+        lambda lm: lm.generate("The", 5, temperature="hot"),
+        "temperature is 'hot': it takes",
+    ),
+    "a number as text": (lambda lm: lm.generate("The", max_new_tokens="5"), "max_new_tokens is '5': it takes a whole"),
+    "a value in the dataclass": (lambda lm: onward.Sampling(top_p="0.5"), "top_p is '0.5': it takes a number"),  # type: ignore[arg-type]
+    "fewer than no tokens": (lambda lm: lm.generate("The", -1), "max_new_tokens is -1: it must be at least 0"),
+    "half a top_k": (lambda lm: lm.generate("The", 5, top_k=2.5), "top_k is 2.5: it takes a whole number"),
+    "half an answer": (lambda lm: lm.generate("The", 5, n=1.5), "n is 1.5: it takes a whole number"),
+    "no answer": (lambda lm: lm.generate("The", 5, n=0), "n is 0: it must be at least 1"),
+    "half a seed": (lambda lm: lm.generate("The", 5, seed=1.5), "seed is 1.5: it takes a whole number"),
+    "a stop that is no text": (lambda lm: lm.generate("The", 5, stop=5), "stop is 5"),
+    "an empty stop text": (lambda lm: lm.generate("The", 5, stop=""), "a stop text is empty"),
+    "a function as stop": (lambda lm: lm.generate("The", 5, stop=len), "give it as stop_when"),
+    "a text as stop_when": (lambda lm: lm.generate("The", 5, stop_when="."), "stop_when is '.': it takes functions"),
+    "a stop token as text": (lambda lm: lm.generate("The", 5, stop_token_ids=["a"]), r"stop_token_ids\[0\] is 'a'"),
+    "a schema of truth": (lambda lm: lm.generate("The", 5, json_schema=True), "json_schema is True"),
+    "two forms": (lambda lm: lm.generate("The", 5, regex="a", json_schema="{}"), "choose one"),
+    "negative logprobs": (lambda lm: lm.complete("The", 5, logprobs=-1), "logprobs is -1"),
+    "an unknown name": (lambda lm: lm.generate("The", 5, temprature=1), "did you mean temperature"),
+    "another library's name": (lambda lm: lm.generate("The", max_tokens=5), "did you mean max_new_tokens"),
+    "another library's beams": (lambda lm: lm.beam_search("The", 5, num_beams=4), "did you mean beams"),
+    "a draft in a search": (lambda lm: lm.beam_search("The", 5, draft=lm), "draft is not an option of this method"),
+    "a stop text in a search": (lambda lm: lm.beam_search("The", 5, stop="."), "stop is given, which a search cannot"),
+    "beams as text": (lambda lm: lm.beam_search("The", 5, beams="4"), "beams is '4': it takes int"),
+    "options that are none": (lambda lm: lm.generate("The", options={"n": 2}), "it takes GenerationOptions"),
+    "several streams": (lambda lm: [*lm.stream("The", options=onward.GenerationOptions(n=2))], "n is 2: a stream"),
+    "a negative lookup": (lambda lm: lm.generate("The", 5, lookup=-1), "at least 1"),
+    "a draft that is no model": (lambda lm: lm.generate("The", draft="small"), "it takes LanguageModel | None"),
+    "a number as prompt": (lambda lm: lm.generate(5), "prompt is 5: give a text, or a list of texts"),
+    "no prompt": (lambda lm: lm.generate(None), "prompt is None"),
+    "bytes as prompt": (lambda lm: lm.generate(b"The"), "prompt is b'The'"),
+    "bytes among prompts": (lambda lm: lm.complete(["The", b"A"]), "a prompt is b'A'"),
+    "a number as stream": (lambda lm: [*lm.stream(5)], "a prompt is 5"),
+    "a number as messages": (lambda lm: lm.chat(5), "messages are 5: give a text or a list of messages"),
+    "a number to score": (lambda lm: lm.score(3), "text is 3: score takes one text"),
+    "a number to evaluate": (lambda lm: lm.evaluate(3), "text is 3: evaluate takes"),
+    "a number among documents": (lambda lm: lm.evaluate(["a", 3]), "a document is 3"),
+    "fractions as tokens": (lambda lm: lm.evaluate(np.zeros(9)), "tokens are float64"),
+    "half a stride": (lambda lm: lm.evaluate("The cat", 1.5), "stride is 1.5"),
+    "no folder": (lambda lm: onward.load(None), "folder is None: name the folder of a model"),  # type: ignore[arg-type]
+    "a dtype as text": (lambda lm: onward.load("x", "bf16"), "dtype is 'bf16'"),  # type: ignore[arg-type]
+    "nothing to save": (lambda lm: onward.save(None, "x"), "lm is None: save takes a LanguageModel"),  # type: ignore[arg-type]
+    "tokens without a batch": (lambda lm: lm.model(torch.tensor([1, 2, 3])), r"tokens are int64 \(3,\): give ids"),
+    "a list of tokens": (lambda lm: lm.model([[1, 2]]), "tokens are list: give a tensor of ids"),
+    "vectors without a width": (lambda lm: lm.model(torch.zeros(1, 2)), r"tokens are float32 \(1, 2\)"),
+    "vectors of another width": (lambda lm: lm.model(torch.zeros(1, 2, 5)), r"vectors \(B, T, 32\)"),
+    "an id beyond the vocabulary": (lambda lm: lm.model(torch.tensor([[1, 9999]])), "token id 9999 is out of range"),
+}
 
 
-@pytest.mark.parametrize(("options", "message"), WRONG, ids=str)
-def test_options_that_cannot_be_are_one_sentence(lm: LanguageModel, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        lm.generate("The", 5, **options)
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_type_or_shape_is_one_sentence(case: str, lm: LanguageModel) -> None:
+    call, message = WRONG[case]
+    with pytest.raises(onward.UserError, match=message) as caught:
+        call(lm)
+    assert "\n" not in str(caught.value)
+
+
+def test_scalars_of_numpy_and_torch_are_numbers(lm: LanguageModel) -> None:
+    plain = lm.generate("The", 5, temperature=0.5, seed=4)
+    assert lm.generate("The", np.int64(5), temperature=torch.tensor(0.5), seed=np.uint8(4)) == plain  # type: ignore[call-overload]
+
+
+def test_options_are_one_value_or_keywords_that_replace_its_fields(lm: LanguageModel) -> None:
+    options = onward.GenerationOptions(temperature=1.5, seed=3, max_new_tokens=9, n=2)
+    assert lm.complete("The", options=options) == lm.complete("The", 9, n=2, temperature=1.5, seed=3)
+    assert lm.generate("The", options=options) == lm.generate("The", 9, n=2, temperature=1.5, seed=3)
+    assert lm.generate("The", 5, options=options, n=1, seed=8) == lm.generate("The", 5, temperature=1.5, seed=8)
+    one = replace(options, n=1)
+    assert "".join(lm.stream("The", options=one)) == lm.generate("The", options=one)
+    assert lm.beam_search("The", options=one) == lm.beam_search("The", 9, temperature=1.5)
 
 
 def test_one_processor_and_one_stop_text_need_no_list(lm: LanguageModel) -> None:

@@ -3,24 +3,40 @@
 >>> lm = onward.load("runs/mybook")
 >>> lm.generate("Once upon", max_new_tokens=50, temperature=0.8, seed=1)
 
-Names are imported when they are first used, so that `import onward` costs nothing.
+Names are imported when they are first used, so that `import onward` takes no time.
 """
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from onward.data.windows import Batch, Windows
+if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from here
+    from onward.data.tokens import Tokens
+    from onward.data.windows import Batch, ValidationWindows, Windows
     from onward.errors import UserError
+    from onward.evaluation.score import Evaluation
+    from onward.evaluation.text import Score
+    from onward.generation.answer import Answer
+    from onward.generation.distribution import next_token_distribution
+    from onward.generation.engine import Engine
+    from onward.generation.options import GenerationOptions
+    from onward.generation.request import Request, TokenLogprob
+    from onward.generation.results import Completion, SearchResult
     from onward.generation.sampling import Sampling
     from onward.language_model import LanguageModel, load, save, train
     from onward.model.cache import Cache
-    from onward.model.config import (
+    from onward.model.config import DecoderConfig
+    from onward.model.decoder import Decoder
+    from onward.model.paged import PagedCache
+    from onward.model.part_types import Attention, Block, FeedForward, Norm, Position
+    from onward.model.parts import (
         Alibi,
         AttentionOnly,
-        DecoderConfig,
+        BranchNorm,
         Experts,
         Gated,
+        LatentAttention,
         LayerNorm,
         Learned,
         NoNorm,
@@ -36,35 +52,107 @@ if TYPE_CHECKING:
         SharedNorm,
         Sinusoidal,
     )
-    from onward.model.decoder import Decoder
+    from onward.model.routing import Routing, SigmoidRouting, SoftmaxRouting
+    from onward.model.scaling import (
+        DynamicScaling,
+        LinearScaling,
+        Llama3Scaling,
+        LongRoPEScaling,
+        Scaling,
+        YaRNScaling,
+    )
     from onward.text.tokenizer import Tokenizer, train_tokenizer
+    from onward.training.config import RunConfig
     from onward.training.loss import mean_loss
-    from onward.training.trainer import StepConfig, StepPlan, Trainer
+    from onward.training.run import Notice, Rollback, Run
+    from onward.training.trainer import Step, StepConfig, StepPlan, Trainer
+    from onward.training.validation import Validation
 
-_HOME = {
-    "errors": ["UserError"],
-    "generation.sampling": ["Sampling"],
-    "data.windows": ["Batch", "Windows"],
-    "language_model": ["LanguageModel", "load", "save", "train"],
-    "model.cache": ["Cache"],
-    "model.config": [
-        *["DecoderConfig", "Learned", "Sinusoidal", "Rotary", "Alibi", "NoPosition", "SelfAttention"],
-        *["Plain", "Gated", "Experts", "LayerNorm", "RMSNorm", "NoNorm"],
-        *["PreNorm", "PostNorm", "Sandwich", "Parallel", "SharedNorm", "AttentionOnly"],
-    ],
-    "model.decoder": ["Decoder"],
-    "text.tokenizer": ["Tokenizer", "train_tokenizer"],
-    "training.loss": ["mean_loss"],
-    "training.trainer": ["StepConfig", "StepPlan", "Trainer"],
+__all__ = [
+    "Alibi",
+    "Answer",
+    "Attention",
+    "AttentionOnly",
+    "Batch",
+    "Block",
+    "BranchNorm",
+    "Cache",
+    "Completion",
+    "Decoder",
+    "DecoderConfig",
+    "DynamicScaling",
+    "Engine",
+    "Evaluation",
+    "Experts",
+    "FeedForward",
+    "Gated",
+    "GenerationOptions",
+    "LanguageModel",
+    "LatentAttention",
+    "LayerNorm",
+    "Learned",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongRoPEScaling",
+    "NoNorm",
+    "NoPosition",
+    "Norm",
+    "Notice",
+    "PagedCache",
+    "Parallel",
+    "Plain",
+    "Position",
+    "PostNorm",
+    "PreNorm",
+    "RMSNorm",
+    "Request",
+    "Rollback",
+    "Rotary",
+    "Routing",
+    "Run",
+    "RunConfig",
+    "Sampling",
+    "Sandwich",
+    "Scaling",
+    "Score",
+    "SearchResult",
+    "SelfAttention",
+    "SharedNorm",
+    "SigmoidRouting",
+    "Sinusoidal",
+    "SoftmaxRouting",
+    "Step",
+    "StepConfig",
+    "StepPlan",
+    "TokenLogprob",
+    "Tokenizer",
+    "Tokens",
+    "Trainer",
+    "UserError",
+    "Validation",
+    "ValidationWindows",
+    "Windows",
+    "YaRNScaling",
+    "load",
+    "mean_loss",
+    "next_token_distribution",
+    "save",
+    "train",
+    "train_tokenizer",
+]
+
+MODULES = {
+    alias.name: node.module
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom) and node.module
+    for alias in node.names
 }
-_MODULE = {name: f"onward.{module}" for module, names in _HOME.items() for name in names}
-__all__ = sorted(_MODULE)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE:
+    if name not in __all__:
         raise AttributeError(f"module 'onward' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULE[name]), name)
+    return getattr(importlib.import_module(MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

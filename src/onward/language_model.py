@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, cast, overload
+from types import UnionType
+from typing import Any, Literal, TypedDict, Union, Unpack, cast, get_args, get_origin, get_type_hints, overload
 
 import numpy as np
 import torch
@@ -116,7 +117,22 @@ def split(
             raise UserError(f"{name} is not an option of this method: {nearest(name, {*known, *own.__annotations__})}")
     changes = {name: value for name, value in given.items() if name in known}
     rest = {name: value for name, value in given.items() if name not in known}
+    types = get_type_hints(own)
+    for name, value in rest.items():
+        if not fits(types[name], value):
+            raise UserError(f"{name} is {value!r}: it takes {own.__annotations__[name].__forward_arg__}")
     return replace(base, **changes) if changes else base, rest
+
+
+def fits(kind: Any, value: object) -> bool:
+    """Whether a value is of a type, a union of types or a Literal; an int is a float too, a bool is neither."""
+    if get_origin(kind) in (Union, UnionType):
+        return any(fits(inner, value) for inner in get_args(kind))
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, kind)
 
 
 @dataclass
@@ -264,6 +280,8 @@ class LanguageModel:
         **keywords: Unpack[GenerationKeywords],
     ) -> Iterator[str]:
         """The answer that `chat` returns, in pieces."""
+        if not isinstance(variables, Mapping | None):
+            raise UserError(f"variables is {variables!r}: give a table of values for the chat template")
         chat = chat_of(self.text())
         options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
         options = replace(options, stop=(*chat.stop, *options.stop))
@@ -462,6 +480,13 @@ def prompts_of(prompt: object) -> list[Prompt]:
     return list(prompts)
 
 
+def folder_of(folder: object) -> Path:
+    """The path of a model's folder."""
+    if not isinstance(folder, str | os.PathLike):
+        raise UserError(f"folder is {folder!r}: name the folder of a model")
+    return Path(folder)
+
+
 def load(
     folder: str | Path,
     dtype: torch.dtype | None = None,
@@ -473,9 +498,9 @@ def load(
 
     Weights that are NaN or infinite are a UserError unless `allow_nonfinite`.
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise UserError(f"folder is {folder!r}: name the folder of a model")
-    folder = Path(folder)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise UserError(f"dtype is {dtype!r}: give a floating-point dtype such as torch.float32, or None")
+    folder = folder_of(folder)
     model, hf = load_model(folder, dtype, choose_device(device), allow_nonfinite=allow_nonfinite)
     has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
     return LanguageModel(model, Tokenizer.load(folder) if has_tokenizer else None, hf)
@@ -483,7 +508,9 @@ def load(
 
 def save(lm: LanguageModel, folder: str | Path, *, shard_bytes: float = 5e9) -> None:
     """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`."""
-    folder, hf = Path(folder), lm.hf
+    if not isinstance(lm, LanguageModel):
+        raise UserError(f"lm is {lm!r}: save takes a LanguageModel")
+    folder, hf = folder_of(folder), lm.hf
     if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
         hf = {**hf, "eos_token_id": lm.tokenizer.end_ids}  # the tokenizer's files name but one
     save_model(lm.model, folder, hf, shard_bytes)

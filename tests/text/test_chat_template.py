@@ -236,7 +236,7 @@ def lm(tiny_run: Path) -> LanguageModel:
 
 def test_a_model_answers_what_follows_the_templates_text(lm: LanguageModel) -> None:
     messages = [{"role": "user", "content": "The cat"}, {"role": "assistant", "content": "sat."}]
-    for how in {"temperature": 0}, {"seed": 2, "stop": "."}, {"seed": 2, "stop": lambda text: len(text) > 3}:
+    for how in {"temperature": 0}, {"seed": 2, "stop": "."}, {"seed": 2, "stop_when": lambda text: len(text) > 3}:
         plain = lm.generate("The cat!\nsat.!\n", 9, **how)
         assert lm.chat(messages, 9, variables={"mood": "!"}, **how) == plain
         assert "".join(lm.stream_chat(messages, 9, variables={"mood": "!"}, **how)) == plain

@@ -76,8 +76,8 @@ def evaluate(model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: 
     """
     length = model.config.context_length
     stride = stride or max(1, length // 2)
-    if not 1 <= stride <= length:
-        raise UserError(f"stride is {stride}: it must be from 1 to the context length, {length}")
+    if not isinstance(stride, int) or not 1 <= stride <= length:
+        raise UserError(f"stride is {stride!r}: it must be from 1 to the context length, {length}")
     if len(tokens) < 2:
         raise UserError("the text has fewer than two tokens, so that nothing can be predicted: give it more text")
 

@@ -63,11 +63,22 @@ class Sampling:
         UserError names the field where this is impossible, or where a number is given as text."""
         for name, kind in fields.hints(type(self)).items():
             value, inner = getattr(self, name), {kind, *get_args(kind)}
+            if getattr(value, "ndim", None) == 0:  # a scalar of numpy or torch
+                value = value.item()
             if get_origin(kind) is tuple and (callable(value) or (isinstance(value, str) and str in inner)):
                 value = (value,)
             if isinstance(value, str) and inner & {int, float}:
                 raise UserError(f"{name} is {value!r}: it takes {fields.describe(kind)}")
+            if fields.only_in_python(kind):
+                self.check_callable(name, value)
             object.__setattr__(self, name, fields.convert(kind, value, name))
+
+    @staticmethod
+    def check_callable(name: str, value: Any) -> None:
+        """A UserError unless a value is a function, several functions or None."""
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if one is not None and not callable(one):
+                raise UserError(f"{name} is {value!r}: it takes functions")
 
     def at_least(self, low: int, *names: str) -> None:
         """A UserError for the first of these fields that is below `low`, infinite or NaN."""

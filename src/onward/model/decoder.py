@@ -95,6 +95,7 @@ class Decoder(nn.Module):
         last position must be its greatest. A ValueError tells of a call that the cache or the learned
         positions cannot hold.
         """
+        check_tokens(tokens, self.config)
         check(self.config, positions, tokens.size(1), cache)
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         x = self.embed_norm(self.embed_scale(self.embed_in(x)))
@@ -144,6 +145,21 @@ def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: C
         raise UserError(f"position {real if first >= 0 else first} is outside the {limit} that there are")
     if cache and last >= cache.end:
         raise UserError(f"position {last}, pads included, is past the slots of this view of a cache ({cache.end})")
+
+
+def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
+    """A UserError unless tokens are ids (B, T) or vectors (B, T, D); ids out of range are found on the CPU only."""
+    if not isinstance(tokens, Tensor):
+        raise UserError(f"tokens are {type(tokens).__name__}: give a tensor of ids (B, T), or of vectors (B, T, D)")
+    is_ids, shape = tokens.dtype in (torch.int64, torch.int32), tuple(tokens.shape)
+    if not ((is_ids and len(shape) == 2) or (tokens.is_floating_point() and shape[2:] == (config.d_embed,))):
+        raise UserError(
+            f"tokens are {str(tokens.dtype).removeprefix('torch.')} {shape}: give ids (B, T) as int64, or vectors "
+            f"(B, T, {config.d_embed}) in place of their embeddings"
+        )
+    if is_ids and tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
+        least, greatest = tokens.aminmax()
+        check_ids(int(least), int(greatest), config)
 
 
 def check_ids(least: int, greatest: int, config: DecoderConfig) -> None:

@@ -30,7 +30,7 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> dict[str, st
     if tokenizer is None:
         return nothing
     most = min(TOKENS, c.context_length, max(2, math.isqrt(CELLS // (c.n_layers * c.n_heads))))
-    tokens = encode(tokenizer, passage(tokenizer, text, most))
+    tokens = tokenizer.begin(tokenizer.encode(passage(tokenizer, text, most)))
     shown = tokens[:most]
     if len(shown) < 2:
         return nothing
@@ -64,18 +64,12 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> dict[str, st
     }
 
 
-def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text, after the beginning token where the tokenizer has one."""
-    tokens, begin = tokenizer.encode(text), tokenizer.bos_id
-    return tokens if begin is None or tokens[:1] == [begin] else [begin, *tokens]
-
-
 def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
     """The first whole sentences of one paragraph of a text that make FEWEST to `most` tokens together.
 
     A text of at most `most` tokens is taken as it is. Where no sentences fit, the text is cut at white space.
     """
-    count = lambda part: len(encode(tokenizer, part))
+    count = lambda part: len(tokenizer.begin(tokenizer.encode(part)))
     text = text[: 64 * TOKENS]
     if count(text) <= most:
         return text

@@ -66,10 +66,12 @@ class Chat:
         self.typed = {self.inner.token_to_id(mark) or 0: name for name, mark in self.marks.items()}
 
     def encode(
-        self, messages: str | Sequence[Message], add_generation_prompt: bool = True, **variables: Any
+        self, messages: str | Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
         """The tokens that stand for messages, or for one of the user; `variables` are for the template."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        if not isinstance(given, Sequence):
+            raise UserError(f"messages are {given!r}: give a text or a list of messages")
         if not given:
             raise UserError("there are no messages: give at least one")
         for message in given:

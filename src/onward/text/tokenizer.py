@@ -98,6 +98,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The ids of a text, with the control tokens that this tokenizer puts around a text unless told otherwise."""
+        if not isinstance(text, str):
+            raise UserError(f"text is {text!r}: a tokenizer encodes text")
         if special and not self.cuttable:  # a tokenizer that adds control tokens is never cuttable
             return self.inner.encode(SURROGATE.sub(UNKNOWN, text)).ids
         return self.encode_batch([text])[0]
