@@ -1,4 +1,4 @@
-"""Where to compute."""
+"""The device to compute on."""
 
 import torch
 
@@ -6,11 +6,21 @@ from onward.errors import UserError
 
 
 def choose_device(name: str | torch.device | None = None) -> torch.device:
-    """The device of that name or, for None and `auto`, the best there is: CUDA, Apple's MPS, the CPU."""
+    """The device of that name; for None and `auto`, CUDA, Apple's MPS or the CPU, the first that there is. A UserError
+    if there is no such device."""
     if name is None or name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        torch.empty(0, device=name).tolist()  # the device meta holds nothing
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise UserError(f"device is {str(name)!r}: choose auto, cpu, cuda or mps") from None
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        there = f"only cuda:0 to cuda:{count - 1} are there" if count else "no GPU found that this PyTorch can use"
+        raise UserError(f"device is {str(name)!r}: {there}; choose auto or cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"device is {str(name)!r}: no Apple GPU found; choose auto or cpu")
+    try:
+        torch.empty(0, device=device).tolist()  # the device meta holds no values
     except (RuntimeError, AssertionError, NotImplementedError):
         raise UserError(f"device {str(name)!r} cannot be used here: choose auto, cpu, cuda or mps") from None
-    return torch.device(name)
+    return device

@@ -39,6 +39,7 @@ from onward.text.chat import Message, chat_of
 from onward.text.stream import LOOK_BACK
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
+from onward.training.progress import Progress
 from onward.training.run import Event, Run
 
 Prompt = str | Sequence[int]  # a text, or its token ids
@@ -521,17 +522,18 @@ def save(lm: LanguageModel, folder: str | Path, *, shard_bytes: float = 5e9) -> 
 def train(
     sources: str | Sequence[str],
     out: str | Path,
-    on_event: Callable[[Event], object] = lambda event: None,
+    on_event: Callable[[Event], object] | None = None,
     **config: Any,
 ) -> LanguageModel:
     """Train a fresh model on texts into the run folder `out`, and return it.
 
     `config` are the fields of RunConfig, such as tokenizer="char", steps=100 or model={"n_layers": 2}; `on_event` is
-    called with a Step after each step and with a Validation after each validation. A run that was stopped goes on with
-    `onward train --resume`.
+    called with a Step after each step and with a Validation after each validation; by default it shows the progress on
+    standard error, if that is a terminal or a notebook. `onward train --resume` continues a run that was stopped.
     """
     values = {"sources": [sources] if isinstance(sources, str) else list(sources), "out": str(out)} | config
     run = Run.start(build(RunConfig, values))
+    on_event = on_event or Progress(run.config.steps)
     for event in run.train():
         on_event(event)
     conclude(run)

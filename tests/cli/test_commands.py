@@ -12,7 +12,7 @@ import pytest
 
 from onward.cli import COMMANDS, main
 from onward.model.config import Alibi, Rotary
-from onward.training.config import RunConfig
+from onward.training.config import RunConfig, seconds
 from onward.training.run import Run
 
 SMALL = "--tokenizer char --steps 6 --batch-size 2 --precision fp32 --device cpu --model.d-model 16 --model.n-layers 1"
@@ -222,3 +222,38 @@ def test_a_reader_that_goes_away_is_no_error(tiny_run: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 0
+
+
+def test_train_in_a_folder_skips_its_own_runs_and_says_so(
+    story: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "story.txt").write_text(story)
+    tokens = []
+    for name in "first", "second":
+        assert main(["train", ".", "--out", f"runs/{name}", *SMALL.split()]) == 0
+        printed = capsys.readouterr().err
+        tokens.append(json.loads((tmp_path / f"runs/{name}/data/data.json").read_text())["sources"][0])
+    assert tokens[0] == tokens[1]
+    assert ".: skipped 1 folders of runs or tokens in it, such as runs/first\n" in printed
+
+
+@pytest.mark.parametrize("words", ["--time 2 seconds", "--time 2 sec", "--time 2s"])
+def test_a_duration_is_read_in_one_word_or_two(words: str) -> None:
+    from onward.cli.train import join_duration
+
+    assert seconds(join_duration(["a.txt", *words.split(), "--steps"])[2]) == 2
+
+
+def test_missing_library_of_a_tracker_is_refused_before_anything_is_made(
+    story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from onward.training import track
+
+    words = ["train", str(story_file), "--out", str(tmp_path / "run"), *SMALL.split()]
+    monkeypatch.setattr(track, "find_spec", lambda name: None)
+    assert main([*words, "--track", "wandb"]) == 2
+    assert "pip install 'onward[track]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main(words) == 0, "the next try is in nobody's way"

@@ -1,26 +1,39 @@
 """The live picture of a run."""
 
+import re
 from pathlib import Path
 
 from rich.console import Console
 
 from onward.cli.display import Display
-from onward.training.config import RunConfig
 from onward.training.run import Run
+
+from support.runs import config
 
 
 def test_the_picture_shows_figures_bar_and_the_continued_prompt_in_its_frame(story_file: Path, tmp_path: Path) -> None:
-    model = {"d_model": 16, "n_layers": 1, "n_heads": 2, "context_length": 16}
-    config = RunConfig(sources=(str(story_file),), out=str(tmp_path / "run"), tokenizer="char", steps=4, model=model)
-    run = Run.start(config)
+    run = Run.start(config(story_file, tmp_path / "run", steps=4))
     console = Console(width=80)
     with Display(run) as display:
         for event in run.train():
             display.show(event)
         with console.capture() as shown:
             console.print(display.picture())
-    names, values, _, top, *_, bottom = shown.get().splitlines()
+    names, values, _, top, *_, bottom, last = shown.get().splitlines()
     assert names.split() == ["step", "loss", "validation", "loss", "tokens/s", "time", "left"]
     assert values.startswith("4 of 4 ")
     assert top.startswith("╭─ the same prompt, continued ─")
     assert bottom.startswith("╰─")
+    assert len(last.rstrip()) < 70, "there is room for the ^C of a terminal, without which it begins a new line"
+
+
+def test_piped_output_begins_with_the_figures_that_are_known(story_file: Path, tmp_path: Path, capsys) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2))
+    with Display(run) as display:
+        for event in run.train():
+            display.show(event)
+    first, second, third = (line for line in capsys.readouterr().err.splitlines() if line.startswith("step"))
+    assert first == "step 0 of 4"
+    for step, line in ((2, second), (4, third)):
+        names = ["loss", "validation loss", "tokens/s", "time left"]
+        assert re.fullmatch(rf"step {step} of 4" + "".join(rf" \| {name} [0-9.,:]+" for name in names), line)

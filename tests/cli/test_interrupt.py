@@ -41,6 +41,7 @@ def test_a_signal_saves_says_how_to_go_on_and_that_works(
         said = process.stderr.read()
         assert process.wait() == status
     assert "Traceback" not in said
+    assert {"report.html", "loss.svg"} <= {path.name for path in run.iterdir()}
     command = said.splitlines()[-1].partition("To go on: onward ")[2]
     assert command.startswith("train --resume")
     at = max(json.loads((save / "progress.json").read_text())["step"] for save in (run / "checkpoints").iterdir())

@@ -1,4 +1,4 @@
-"""A training run as one watches it: where it is, how well it does, and the same prompt continued again and again."""
+"""The live display of a run: figures, a progress bar, and the same prompt continued at each validation."""
 
 from collections import deque
 from statistics import fmean
@@ -19,10 +19,11 @@ from onward.training.trainer import Step
 from onward.training.validation import Validation
 
 SAMPLE_TOKENS = 64
+REFRESH_SECONDS = 0.2
 
 
 class Display:
-    """Shows the events of a run; on a terminal as a picture that changes, elsewhere line by line."""
+    """Shows the events of a run: on a terminal as a picture that is redrawn, elsewhere as lines at each validation."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -31,7 +32,7 @@ class Display:
         self.samples = Journal(run.folder / "samples.jsonl")
         self.losses: deque[float] = deque(maxlen=20)  # of the last steps
         self.validation: float | None = None
-        self.rate = 0.0  # tokens per second
+        self.tokens_per_second = 0.0
         self.sample = Text()
         self.step, self.shown = run.step, 0.0
         self.began, self.first = perf_counter(), run.step
@@ -59,52 +60,55 @@ class Display:
         return " ".join(words[:4])
 
     def show(self, event: Event) -> None:
-        """Take note of an event."""
+        """Show an event."""
         if isinstance(event, Step):
             self.step = event.step
             self.losses.append(event.loss)
-            rate = event.tokens / event.seconds
-            self.rate = rate if not self.rate else 0.95 * self.rate + 0.05 * rate
+            speed = event.tokens / event.seconds
+            self.tokens_per_second = 0.95 * self.tokens_per_second + 0.05 * speed if self.tokens_per_second else speed
         if isinstance(event, Validation):
             self.validation = event.validation_loss
             self.continue_prompt()
         if self.live:
-            if perf_counter() - self.shown > 0.2:
+            if perf_counter() - self.shown > REFRESH_SECONDS:
                 self.shown = perf_counter()
                 self.live.update(self.picture(), refresh=True)
         elif isinstance(event, Validation):
             self.print()
 
     def print(self) -> None:
-        """Where the run is, as lines."""
-        console.print(" | ".join(f"{name} {value}" for name, value in self.figures().items()), soft_wrap=True)
+        """Print the figures that are known, and the sample, as lines."""
+        known = {name: value for name, value in self.figures().items() if value}
+        console.print(" | ".join(f"{name} {value}" for name, value in known.items()), soft_wrap=True)
         console.print(Text("  ") + self.sample, soft_wrap=True)
 
     def continue_prompt(self) -> None:
-        """Let the model write on from the same prompt with the same draws, and keep what it wrote."""
+        """Generate from the prompt, with the same random numbers each time, and record the text in samples.jsonl."""
         with self.run.averaged():
             text = self.lm.generate(self.prompt, SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)
         self.sample = Text(printable(self.prompt), style="bold").append(printable(text), style="not bold")
         self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})
 
     def figures(self) -> dict[str, str]:
-        """What to read off, as text."""
-        steps = self.run.config.steps
-        done = self.step - self.first
+        """The figures by name, as text; "" for one that is not known yet."""
+        steps, done = self.run.config.steps, self.step - self.first
         left = (perf_counter() - self.began) / done * (steps - self.step) if done else 0.0
         return {
             "step": f"{self.step:,} of {steps:,}",
-            "loss": f"{fmean(self.losses):.3f}" if self.losses else "-",
-            "validation loss": "-" if self.validation is None else f"{self.validation:.3f}",
-            "tokens/s": f"{self.rate:,.0f}",
-            "time left": f"{int(left) // 60}:{int(left) % 60:02}",
+            "loss": f"{fmean(self.losses):.3f}" if self.losses else "",
+            "validation loss": "" if self.validation is None else f"{self.validation:.3f}",
+            "tokens/s": f"{self.tokens_per_second:,.0f}" if done else "",
+            "time left": f"{int(left) // 60}:{int(left) % 60:02}" if done else "",
         }
 
     def picture(self) -> RenderableType:
+        """The figures, the bar, the sample, and a short last line."""
         figures = self.figures()
         table = Table.grid(padding=(0, 3))
         table.add_row(*(Text(name, style="dim") for name in figures))
-        table.add_row(*(Text(value, style="bold") for value in figures.values()))
+        table.add_row(*(Text(value or "-", style="bold") for value in figures.values()))
         bar = Table.grid(expand=True)  # a bar by itself does not end its line
         bar.add_row(ProgressBar(total=self.run.config.steps, completed=self.step))
-        return Group(table, bar, Panel(self.sample, title="the same prompt, continued", title_align="left", height=9))
+        sample = Panel(self.sample, title="the same prompt, continued", title_align="left", height=9)
+        # a terminal writes ^C at the end of the last line; in a full line it would wrap, and move the next picture down
+        return Group(table, bar, sample, Text("Ctrl-C saves and stops.", style="dim"))

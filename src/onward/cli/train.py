@@ -1,6 +1,7 @@
 """onward train: a model from text."""
 
 import dataclasses
+import re
 import signal
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,10 @@ from rich.markup import escape
 from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console, print_json, print_next
+from onward.data.sources import output_folders
 from onward.errors import UserError
 from onward.files import read_json
-from onward.training.config import RunConfig
+from onward.training.config import NUMBER, UNITS, RunConfig
 from onward.training.presets import merge, unnamed_changes
 
 if TYPE_CHECKING:
@@ -45,13 +47,13 @@ newest save, and gives the weights that it would have given.
 tokenizer's vocabulary. Where its width or its heads change, what follows from them does too.
 
 A TOML file for --config holds the same names: learning_rate = 1e-3, [model] n_layers = 8,
-[model.position] kind = "rotary", theta = 500000.0. What is given on the command line counts before it.
+[model.position] kind = "rotary", theta = 500000.0. Options of the command line take precedence over it.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(RunConfig):
-    """A run's configuration, and where else to take it from."""
+    """A run's configuration, or where to read it from."""
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     config: str = ""  # a TOML file with any of these options
@@ -61,7 +63,7 @@ class Options(RunConfig):
 
 def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
-    values = read(Options, argv, prog="onward train", about=ABOUT)
+    values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if not values.get("sources"):
         values.pop("sources", None)
@@ -90,15 +92,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def train(run: "Run") -> int:
-    """Train with a display until the end or a signal; returns the exit status."""
+    """Train with a display until the end or a signal, and write the report; return the exit status."""
     from onward.cli.display import Display
-    from onward.reports.write import conclude
+    from onward.reports.write import conclude, write_reports
     from onward.training.run import Notice, Rollback
 
     folder, inputs, first = run.folder, run.inputs, not run.processes.rank
     say = console.print if first else lambda *_, **__: None
     if unknown := inputs.unknown_characters:
         say(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
+    for source in run.config.sources:
+        if found := skipped_folders(source, folder):
+            say(f"{source}: skipped {len(found)} folders of runs or tokens in it, such as {found[0]}", markup=False)
     parameters = sum(p.numel() for p in run.model.parameters())
     say(
         f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {run.config.steps:,} steps, "
@@ -109,8 +114,8 @@ def train(run: "Run") -> int:
         say(f"beside your changes, the preset is changed in: {'; '.join(unnamed)}", markup=False, soft_wrap=True)
     for check in run.checks():
         say(f"{'[green]ok[/]   ' if check.ok else '[red]look[/] '} {escape(check.sentence)}", soft_wrap=True)
-    with signals() as wishes, Display(run) if first else nullcontext() as display:
-        for event in run.train(wishes.stop, wishes.save):
+    with signals() as requests, Display(run) if first else nullcontext() as display:
+        for event in run.train(requests.stop, requests.save):
             if isinstance(event, Notice):
                 say(event.sentence, markup=False, soft_wrap=True)
             elif isinstance(event, Rollback):
@@ -123,12 +128,11 @@ def train(run: "Run") -> int:
             elif display:
                 display.show(event)
     if run.step < run.config.steps:
-        say(
-            f"\nStopped and saved at step {run.step:,}. To go on: onward train --resume {quote(str(folder))}",
-            markup=False,
-            soft_wrap=True,
-        )
-        return 128 + wishes.signal
+        say(f"\nStopped and saved at step {run.step:,}.")
+        if first and run.step:
+            say(f"report: {write_reports(folder, device=run.device)}", markup=False, soft_wrap=True)
+        say(f"To go on: onward train --resume {quote(str(folder))}", markup=False, soft_wrap=True)
+        return 128 + requests.signal
     if not first:
         return 0
     if result := conclude(run):
@@ -137,12 +141,17 @@ def train(run: "Run") -> int:
             f"{result.bits_per_byte:.4f} | {run.seconds:.0f} s",
             soft_wrap=True,
         )
+        say(
+            f"(over all {result.tokens:,} validation tokens in fp32; during the run over about "
+            f"{min(result.tokens, run.config.validation_tokens):,} of them in {run.config.precision})",
+            soft_wrap=True,
+        )
     say(f"report: {folder / 'report.html'}", markup=False, soft_wrap=True)
     return 0
 
 
-class Wishes:
-    """What signals have asked for: SIGINT and SIGTERM to save and stop, SIGUSR1 to save and go on."""
+class Requests:
+    """Requests by signals: SIGINT and SIGTERM to save and stop, SIGUSR1 to save and go on."""
 
     def __init__(self) -> None:
         self.signal, self.saving = 0, False
@@ -166,19 +175,40 @@ class Wishes:
 
 
 @contextmanager
-def signals() -> Iterator[Wishes]:
-    """Note signals instead of dying of them; Ctrl-C pressed twice interrupts at once."""
-    wishes = Wishes()
-    before = {number: signal.signal(number, wishes.note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+def signals() -> Iterator[Requests]:
+    """Turn signals into requests; a second Ctrl-C interrupts at once."""
+    requests = Requests()
+    before = {
+        number: signal.signal(number, requests.note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    }
     try:
-        yield wishes
+        yield requests
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
+def join_duration(argv: Sequence[str]) -> list[str]:
+    """The words of a command, with a duration that was given as two words as one: --time 10 seconds."""
+    words = list(argv)
+    for i in range(len(words) - 2, 0, -1):
+        number, unit = words[i], words[i + 1]
+        if words[i - 1] == "--time" and re.fullmatch(NUMBER, number) and unit in UNITS and not Path(unit).exists():
+            words[i : i + 2] = [f"{number} {unit}"]
+    return words
+
+
+def skipped_folders(source: str, run: Path) -> list[Path]:
+    """The folders of other runs and of prepared tokens inside a source that is a folder: they are not trained on."""
+    if not (root := Path(source)).is_dir():
+        return []
+    outputs = output_folders(path.relative_to(root) for path in root.rglob("*.json"))
+    outermost = sorted(root / folder for folder in outputs if outputs.isdisjoint(folder.parents))
+    return [folder for folder in outermost if folder.resolve() != run.resolve()]
+
+
 def from_toml(path: Path) -> dict[str, Any]:
-    """The options in a TOML file; a number can stand for text (time = 100), and one source for several."""
+    """The options in a TOML file. A number is accepted for a text (time = 100), and a text for a list of texts."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -195,6 +225,6 @@ def from_toml(path: Path) -> dict[str, Any]:
 
 
 def default_name(source: str) -> str:
-    """What a run is called after its first source: the file or, of a glob, the folder it looks in."""
+    """The name of a run after its first source: the file or, of a glob, the folder it looks in."""
     parts = (part for part in Path(source).parts if not {"*", "?"} & set(part))
     return "stdin" if source == "-" else Path(*parts).name.split(".")[0] or "run"

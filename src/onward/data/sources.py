@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyarrow import Schema
 
 TEXT = {".txt", ".md", ".rst", ".text", ".jsonl", ".py", ".tex", ".html", ".xml", ".csv", ".json", ".org", ""}
+OUTPUTS = "run.json", "inputs.json", "data.json"  # beside tokenizer.json: a folder of a run, or of prepared tokens
 PIECE = 1 << 24  # characters, about, that are handled together
 BLOCK = 1 << 20  # bytes read from a file at a time
 ROWS = 64  # read from a table at a time
@@ -151,12 +152,23 @@ def provenance(source: str) -> dict[str, Any]:
     return {"name": source, "files": len(found), "size": sum(stat.st_size for _, stat in found), "listing": digest}
 
 
+def output_folders(files: Iterable[Path]) -> set[Path]:
+    """The folders of runs and of prepared tokens among the parents of files, as relative paths, the root left out."""
+    found: dict[Path, set[str]] = {}
+    for file in files:
+        if file.name in OUTPUTS or file.name == "tokenizer.json":
+            found.setdefault(file.parent, set()).add(file.name)
+    return {folder for folder, names in found.items() if len(names) > 1 and folder != Path()}
+
+
 def paths(source: str) -> list[Path]:
-    """The files that a source means."""
+    """The files of a source; of a folder without those in folders of runs and of prepared tokens below it."""
     path = Path(source)
     if os.path.isdir(path):
-        inside = (p.relative_to(path) for p in path.rglob("*"))
-        names = [p for p in inside if not any(part.startswith(".") for part in p.parts)]
+        inside = [p.relative_to(path) for p in path.rglob("*")]
+        outputs = output_folders(inside)
+        hidden = lambda p: any(part.startswith(".") or part.endswith(".unfinished") for part in p.parts)
+        names = [p for p in inside if not hidden(p) and outputs.isdisjoint(p.parents)]
         kinds = ((p, Path(str(p).removesuffix(".gz")).suffix.lower()) for p in names)
         found = sorted(path / p for p, kind in kinds if kind in TEXT or kind == ".parquet")
         found = [p for p in found if p.is_file() and p.stat().st_size]

@@ -144,9 +144,16 @@ NOT_NEGATIVE = (
 )
 
 
+NUMBER = r"[0-9]+\.?[0-9]*"
+UNITS = {"": 1}
+UNITS |= dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1)
+UNITS |= dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60)
+UNITS |= dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600)
+
+
 def seconds(text: str) -> float:
-    """A duration such as 100s, 5m, 2h or 100 in seconds."""
-    match = re.fullmatch(r"(\d+\.?\d*)\s*([smh]?)", text.strip())
-    if not match or float(match[1]) <= 0:
-        raise UserError(f"time is {text!r}: write it like 100s, 5m or 2h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    """A duration such as 100s, "5 minutes" or 2h, in seconds; a number without a unit is in seconds."""
+    match = re.fullmatch(rf"({NUMBER})\s*([a-z]*)", text.strip().lower())
+    if not match or match[2] not in UNITS or float(match[1]) <= 0:
+        raise UserError(f"time is {text!r}: write a number with s, m or h (or sec, minutes, hours, ...), like 100s")
+    return float(match[1]) * UNITS[match[2]]
