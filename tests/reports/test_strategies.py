@@ -1,4 +1,4 @@
-"""What each strategy makes of one distribution, in figures, as a table and as a picture."""
+"""One distribution under each sampling strategy: its probabilities, table and picture."""
 
 import re
 from pathlib import Path
@@ -40,14 +40,14 @@ def random_logits() -> Tensor:
         ("forced_tokens bed", {"bed": 1, "mat": 0}),
     ],
 )
-def test_the_worked_example(strategy: str, expected: dict[str, float]) -> None:
+def test_strategies_change_the_worked_example_as_defined(strategy: str, expected: dict[str, float]) -> None:
     found = worked()
-    shares = dict(zip(found.tokens, found.shares[strategy]))
+    shares = dict(zip(found.tokens, found.probabilities[strategy]))
     assert {name: shares[name] for name in expected} == pytest.approx(expected, abs=5e-4)
 
 
-def test_penalties_and_biases_change_the_odds_by_their_formulas() -> None:
-    found, odds = worked().shares, {}
+def test_penalties_and_biases_change_the_log_odds_by_their_formulas() -> None:
+    found, odds = worked().probabilities, {}
     for strategy, shares in found.items():
         if min(shares) > 0:
             odds[strategy] = torch.tensor(shares).log() - torch.tensor(found["as it is"]).log()
@@ -59,43 +59,45 @@ def test_penalties_and_biases_change_the_odds_by_their_formulas() -> None:
     assert odds["repetition_penalty 1.5"][1:3].tolist() == pytest.approx((0.5 * logits[1:3]).tolist(), abs=1e-5)
 
 
-def test_every_strategy_gives_a_distribution_of_which_the_last_row_holds_the_rest() -> None:
+def test_probabilities_of_each_strategy_sum_to_one_with_the_others() -> None:
     found = compare(random_logits(), str, most=6)
     assert found.tokens[-1] == "others"
     assert len(found.tokens) == 7
-    for shares in found.shares.values():
+    for shares in found.probabilities.values():
         assert sum(shares) == pytest.approx(1, abs=1e-5)
 
 
-def test_the_table_of_the_page_is_what_the_code_computes() -> None:
+def test_table_in_the_docs_is_what_the_code_computes() -> None:
     page = (DOCS / "generation.md").read_text(encoding="utf-8")
     assert worked().markdown() in page, f"put this into docs/generation.md:\n{worked().markdown()}"
 
 
-def test_the_bars_of_the_picture_are_as_long_as_the_probabilities() -> None:
+def test_bars_of_the_picture_are_as_long_as_the_probabilities() -> None:
     found = compare(random_logits(), str)
     root = ElementTree.fromstring(found.svg())
     panels = root.findall("{*}g")
-    assert len(panels) == len(found.shares)
-    for panel, (name, shares) in zip(panels, found.shares.items()):
+    assert len(panels) == len(found.probabilities)
+    for panel, (name, shares) in zip(panels, found.probabilities.items()):
         title, *texts = panel.findall("{*}text")
         assert title.text == name
-        for kind, wanted in ("before", found.shares["as it is"]), ("after", shares):
+        for kind, wanted in ("before", found.probabilities["as it is"]), ("after", shares):
             drawn = panel.find(f"{{*}}path[@class='{kind}']").get("d")
             lengths = [float(n) for n in re.findall(rf"h({NUMBER})", drawn)]
             assert lengths == pytest.approx([p * BAR for p in wanted if p], abs=0.051)
         assert [text.text for text in texts[::2]] == found.tokens
 
 
-def test_any_token_can_be_named_in_table_and_picture() -> None:
+def test_table_and_picture_escape_any_token() -> None:
     names = ["<b>&", "a|b", " the", "\n", "\x00", "internationalisation", '"', "é"]
     found = compare(random_logits()[:8], names.__getitem__)
     labels = [text.text for text in ElementTree.fromstring(found.svg()).iterfind(".//{*}text[@text-anchor]")]
     assert {"<b>&", "a|b", "·the", "↵", r"\x00", "interna…", '"', "é"} <= set(labels)
-    assert {line.replace(r"\|", "").count("|") for line in found.markdown().splitlines()} == {len(found.shares) + 2}
+    assert {line.replace(r"\|", "").count("|") for line in found.markdown().splitlines()} == {
+        len(found.probabilities) + 2
+    }
 
 
-def test_the_picture_of_the_page_is_what_stories_260k_expects(shared: Path) -> None:
+def test_picture_in_the_docs_is_that_of_stories_260k(shared: Path) -> None:
     lm = onward.load(shared / "stories260K")
     with torch.inference_mode():
         logits = lm.model(torch.tensor([lm.tokenizer.encode("The cat sat on the")]))[0, -1]

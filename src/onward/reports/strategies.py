@@ -1,4 +1,4 @@
-"""What each way of choosing tokens makes of one distribution, as a table and as a picture.
+"""One next-token distribution under each sampling strategy, as a table and as a picture.
 
 Shapes: V vocabulary.
 """
@@ -23,23 +23,23 @@ WIDTH, COLUMNS, ROW, LEFT, BAR = 860, 5, 15, 50, 80  # of the picture, in it; of
 
 @dataclass(frozen=True)
 class Comparison:
-    """One distribution as it is and as each strategy makes it."""
+    """One distribution unchanged, and as each strategy changes it."""
 
-    tokens: list[str]  # the likeliest first; the last stands for all others, where there are more
-    shares: dict[str, list[float]]  # strategy -> the probability of each of them
+    tokens: list[str]  # the most probable first; "others" at the end stands for all the rest, where there is a rest
+    probabilities: dict[str, list[float]]  # strategy -> the probability of each token
 
     def markdown(self) -> str:
-        """A table with a row per token and a column per strategy."""
-        rows = [["", *self.shares], ["---", *["---:"] * len(self.shares)]]
+        """A Markdown table with a row for each token and a column for each strategy."""
+        rows = [["", *self.probabilities], ["---", *["---:"] * len(self.probabilities)]]
         for i, token in enumerate(self.tokens):
-            rows.append([token, *(share(each[i]) for each in self.shares.values())])
+            rows.append([token, *(share(each[i]) for each in self.probabilities.values())])
         return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
 
     def svg(self) -> str:
-        """A picture with a panel per strategy: its bars upon those of the distribution as it is."""
-        height, before = 34 + ROW * len(self.tokens), next(iter(self.shares.values()))
+        """An SVG with a panel for each strategy: its probabilities as bars over those of the unchanged distribution."""
+        height, before = 34 + ROW * len(self.tokens), next(iter(self.probabilities.values()))
         panels = []
-        for i, (name, after) in enumerate(self.shares.items()):
+        for i, (name, after) in enumerate(self.probabilities.items()):
             place = 12 + i % COLUMNS * (WIDTH - 12) // COLUMNS, 8 + i // COLUMNS * height
             texts = [f'<text class="name" y="14">{visible(name)}</text>']
             for row, (token, old, new) in enumerate(zip(self.tokens, before, after)):
@@ -53,7 +53,7 @@ class Comparison:
                 f'<g transform="translate{place}"><path class="before" d="{bars(before, ROW - 2)}"/>'
                 f'<path class="after" d="{bars(after, ROW - 8)}"/>{"".join(texts)}</g>'
             )
-        total = 8 + -(-len(self.shares) // COLUMNS) * height
+        total = 8 + -(-len(self.probabilities) // COLUMNS) * height
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total}" role="img" '
             f'aria-label="What each strategy makes of one distribution"><style>{COLORS}{STYLE}</style>'
@@ -62,16 +62,16 @@ class Comparison:
 
 
 def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Comparison:
-    """What strategies make of the distribution of these logits (V,), for the `most` likeliest tokens.
+    """The distribution of logits (V,) under each strategy, for the `most` most probable tokens.
 
-    `name` gives a token's text. For penalties, the second likeliest token, the third and again the second are taken to
-    have been generated before.
+    `name` gives the text of a token id. For the penalties, the second most probable token, the third and the second
+    again count as generated before.
     """
     ids = logits.argsort(descending=True, stable=True)[:most].tolist()
     first, second, third, fourth = ids[:4]
     names = [readable(name(i), MARKS) for i in ids]
     generated = second, third, second
-    ways = {
+    strategies = {
         "as it is": Sampling(temperature=1),
         "temperature 0": Sampling(temperature=0),
         "temperature 0.5": Sampling(temperature=0.5),
@@ -88,25 +88,28 @@ def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Compar
         f"suppress_tokens {names[0]}": Sampling(temperature=1, suppress_tokens=(first,)),
         f"forced_tokens {names[2]}": Sampling(temperature=1, forced_tokens=(*generated, third)),
     }
-    count = len(ways)
-    found = next_token_distribution(logits.expand(count, -1), [*ways.values()], [generated] * count, [0] * count).cpu()
-    shares = found[:, ids].tolist()
+    count = len(strategies)
+    changed = next_token_distribution(
+        logits.expand(count, -1), [*strategies.values()], [generated] * count, [0] * count
+    ).cpu()
+    probabilities = changed[:, ids].tolist()
     if len(ids) < len(logits):
-        found[:, ids] = 0
-        shares = [[*of, rest] for of, rest in zip(shares, found.sum(-1).tolist())]
+        changed[:, ids] = 0
+        rests = changed.sum(-1).tolist()
+        probabilities = [[*of_tokens, rest] for of_tokens, rest in zip(probabilities, rests)]
         names.append("others")
-    return Comparison(names, dict(zip(ways, shares)))
+    return Comparison(names, dict(zip(strategies, probabilities)))
 
 
 def share(p: float) -> str:
-    """A probability in three digits, or a dash for none."""
+    """A probability in three digits, or a dash for 0."""
     return f"{p:.3f}".removeprefix("0") if p else "–"
 
 
-def bars(shares: Sequence[float], height: int) -> str:
-    """The path of a bar per share."""
+def bars(probabilities: Sequence[float], height: int) -> str:
+    """An SVG path with a bar for each probability."""
     return "".join(
         f"M{LEFT} {20 + ROW * row + (ROW - height) / 2:g}h{BAR * p:.1f}v{height}H{LEFT}z"
-        for row, p in enumerate(shares)
+        for row, p in enumerate(probabilities)
         if p
     )
