@@ -19,9 +19,10 @@ from onward.families import families
 from onward.fields import Part, hints
 from onward.generation.beam import beam_search
 from onward.generation.contrastive import contrastive_search
+from onward.generation.keywords import BeamKeywords, ContrastiveKeywords
 from onward.generation.options import OptionKeywords
 from onward.generation.sampling import SamplingKeywords
-from onward.language_model import BeamKeywords, ContrastiveKeywords, EngineKeywords, LanguageModel
+from onward.language_model import EngineKeywords, LanguageModel
 from onward.model.part_types import DecoderPart
 
 SEARCH_ARGUMENTS = {  # of the functions, which the facade passes

@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypedDict, Union, Unpack, cast, get_args, get_origin, get_type_hints, overload
+from typing import Any, TypedDict, Unpack, cast, overload
 
 import numpy as np
 import torch
@@ -19,31 +18,34 @@ from onward.device import choose_device
 from onward.errors import UserError
 from onward.evaluation.score import Evaluation
 from onward.evaluation.text import Score, evaluate_texts, evaluate_tokens, score_text
-from onward.fields import build, hints, nearest
+from onward.fields import build
 from onward.generation.answer import Answer
-from onward.generation.beam import EarlyStopping, beam_search
-from onward.generation.constraint import constraint
+from onward.generation.beam import beam_search
 from onward.generation.contrastive import contrastive_search
 from onward.generation.engine import Engine
+from onward.generation.keywords import (
+    BeamKeywords,
+    BeamSearchKeywords,
+    ContrastiveKeywords,
+    ContrastiveSearchKeywords,
+    split,
+)
 from onward.generation.options import GenerationOptions, OptionKeywords
 from onward.generation.prompt_cache import PromptCache
-from onward.generation.request import Request, random_seed
+from onward.generation.prompts import Prompt, continued, default_new_tokens, prompt_tokens, prompts_of, submit
+from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
-from onward.generation.sampling import SamplingKeywords
 from onward.generation.speculation import Draft, LookupDraft, ModelDraft
 from onward.model.cache import Cache
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.reports.write import conclude
 from onward.text.chat import Message, chat_of
-from onward.text.stream import LOOK_BACK
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.progress import Progress
 from onward.training.run import Event, Run
 
-Prompt = str | Sequence[int]  # a text, or its token ids
-DEFAULT_NEW_TOKENS = 256
 DEFAULT = GenerationOptions()
 UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 
@@ -63,77 +65,6 @@ class GenerationKeywords(OptionKeywords, EngineKeywords, total=False):
     """The keyword arguments of the methods that generate."""
 
     options: GenerationOptions
-
-
-class SearchKeywords(SamplingKeywords, total=False):
-    """The keyword arguments of both searches."""
-
-    options: GenerationOptions
-    min_new_tokens: int
-    stop_token_ids: Sequence[int]
-
-
-class BeamKeywords(TypedDict, total=False):
-    """The parameters of `generation.beam.beam_search` that are its own."""
-
-    beams: int
-    groups: int
-    diversity: float
-    length_penalty: float
-    early_stopping: EarlyStopping
-
-
-class BeamSearchKeywords(SearchKeywords, BeamKeywords, total=False):
-    """The keyword arguments of `LanguageModel.beam_search`."""
-
-    n: int
-
-
-class ContrastiveKeywords(TypedDict, total=False):
-    """The parameters of `generation.contrastive.contrastive_search` that are its own."""
-
-    alpha: float
-    k: int
-
-
-class ContrastiveSearchKeywords(SearchKeywords, ContrastiveKeywords, total=False):
-    """The keyword arguments of `LanguageModel.contrastive_search`."""
-
-
-def split(
-    keywords: Mapping[str, Any], own: type, default: GenerationOptions
-) -> tuple[GenerationOptions, dict[str, Any]]:
-    """The options among keyword arguments, and the keyword arguments that the TypedDict `own` declares.
-
-    The fields of GenerationOptions replace those of the keyword argument `options`, or of the default. A value of None
-    counts as not given. A UserError names an unknown keyword.
-    """
-    base = keywords.get("options", default)
-    if not isinstance(base, GenerationOptions):
-        raise UserError(f"options is {base!r}: it takes GenerationOptions")
-    given = {name: value for name, value in keywords.items() if value is not None and name != "options"}
-    known = hints(GenerationOptions)
-    for name in given:
-        if name not in known and name not in own.__annotations__:
-            raise UserError(f"{name} is not an option of this method: {nearest(name, {*known, *own.__annotations__})}")
-    changes = {name: value for name, value in given.items() if name in known}
-    rest = {name: value for name, value in given.items() if name not in known}
-    types = get_type_hints(own)
-    for name, value in rest.items():
-        if not fits(types[name], value):
-            raise UserError(f"{name} is {value!r}: it takes {own.__annotations__[name].__forward_arg__}")
-    return replace(base, **changes) if changes else base, rest
-
-
-def fits(kind: Any, value: object) -> bool:
-    """Whether a value is of a type, a union of types or a Literal; an int is a float too, a bool is neither."""
-    if get_origin(kind) in (Union, UnionType):
-        return any(fits(inner, value) for inner in get_args(kind))
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if kind in (int, float):
-        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    return isinstance(value, kind)
 
 
 @dataclass
@@ -302,14 +233,10 @@ class LanguageModel:
         """
         options, own = split({**keywords, "max_new_tokens": max_new_tokens}, BeamKeywords, UNCHANGED)
         prompts, shared = self.search_arguments(prompt, options)
+        found = beam_search(self.model, prompts, n=options.n, **shared, **own)
         return [
-            [
-                SearchResult(
-                    self.continued(tokens, h.tokens), h.tokens, "stop" if h.finished else "length", h.score, h.logprob
-                )
-                for h in hypotheses
-            ]
-            for tokens, hypotheses in zip(prompts, beam_search(self.model, prompts, n=options.n, **shared, **own))
+            [self.search_result(tokens, h.tokens, h.finished, h.score, h.logprob) for h in hypotheses]
+            for tokens, hypotheses in zip(prompts, found)
         ]
 
     def contrastive_search(
@@ -329,10 +256,7 @@ class LanguageModel:
         prompts, shared = self.search_arguments(prompt, options)
         found = contrastive_search(self.model, prompts, **shared, **own)
         most = shared["max_new_tokens"]
-        return [
-            SearchResult(self.continued(tokens, new), new, "stop" if len(new) < most else "length")
-            for tokens, new in zip(prompts, found)
-        ]
+        return [self.search_result(tokens, new, len(new) < most) for tokens, new in zip(prompts, found)]
 
     def score(self, text: str) -> Score:
         """The log-probability of each token of a text, and of the whole; see `evaluation.text`."""
@@ -389,33 +313,7 @@ class LanguageModel:
     def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:
         """Add n requests for each prompt to an engine of this model; return each with its text, which grows as the
         engine steps."""
-        tokenizer = self.text()
-        ends = {*self.stop_token_ids, *options.stop_token_ids}
-        form = constraint(tokenizer, self.config.vocab_size, ends, options)
-        answers: dict[Request, Answer] = {}
-        for prompt in prompts:
-            tokens = self.prompt_tokens(prompt)
-            room = DEFAULT_NEW_TOKENS if engine.slide else engine.length - len(tokens)
-            first, before = None, tokenizer.decode(tokens[-LOOK_BACK:])
-            for _ in range(options.n):
-                answer = Answer(tokenizer, tokens, options.stop, options.stop_when)
-                request = Request(
-                    tokens,
-                    options,
-                    default_new_tokens(room) if options.max_new_tokens is None else options.max_new_tokens,
-                    answer.push,
-                    form and form.after(before),
-                    options.min_new_tokens,
-                    frozenset(options.stop_token_ids),
-                    random_seed() if options.seed is None else options.seed + len(answers),
-                    options.logprobs,
-                    shares_prompt_with=first,
-                )
-                first = first or request
-                answers[request] = answer
-        for request in answers:
-            engine.add(request)
-        return answers
+        return submit(engine, self.text(), prompts, options)
 
     def search_arguments(
         self, prompt: str | Sequence[Prompt], options: GenerationOptions
@@ -424,7 +322,7 @@ class LanguageModel:
         for name in "stop", "stop_when", "logprobs", "regex", "json_schema":
             if getattr(options, name) != getattr(GenerationOptions, name):
                 raise UserError(f"{name} is given, which a search cannot use: leave it out")
-        prompts = list(map(self.prompt_tokens, prompts_of(prompt)))
+        prompts = [prompt_tokens(self.text(), one) for one in prompts_of(prompt)]
         room = self.config.context_length - max(map(len, prompts), default=0)
         return prompts, {
             "sampling": options,
@@ -434,17 +332,10 @@ class LanguageModel:
             "allowed": self.allowed(),
         }
 
-    def prompt_tokens(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt; of an empty one the beginning-of-text token."""
-        tokens = self.text().encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return tokens or self.text().begin([])
-
-    def continued(self, before: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text of tokens that follow the tokens `before`."""
-        answer = Answer(self.text(), before)
-        for token in tokens:
-            answer.push(token)
-        return answer.finish()
+    def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
+        """The result of a search that found tokens to follow those before; `finished` by a stop token."""
+        text = continued(self.text(), before, tokens)
+        return SearchResult(text, tokens, "stop" if finished else "length", *scores)
 
     @property
     def stop_token_ids(self) -> list[int]:
@@ -462,23 +353,6 @@ class LanguageModel:
         if self.tokenizer is None:
             raise UserError("this model came without a tokenizer.json, which text needs: put one into its folder")
         return self.tokenizer
-
-
-def default_new_tokens(room: int) -> int:
-    """The most new tokens where none are given and the context has room for `room`."""
-    return max(1, min(DEFAULT_NEW_TOKENS, room))
-
-
-def prompts_of(prompt: object) -> list[Prompt]:
-    """One text or several prompts as a list; a UserError where it is neither."""
-    prompts = [prompt] if isinstance(prompt, str) else prompt
-    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
-        raise UserError(f"prompt is {prompt!r}: give a text, or a list of texts")
-    for one in prompts:
-        is_ids = isinstance(one, Sequence) and not isinstance(one, bytes) and all(isinstance(i, int) for i in one)
-        if not isinstance(one, str) and not is_ids:
-            raise UserError(f"a prompt is {one!r}: give a text")
-    return list(prompts)
 
 
 def folder_of(folder: object) -> Path:

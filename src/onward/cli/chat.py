@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from onward import fields
@@ -18,41 +18,41 @@ if TYPE_CHECKING:
     from onward.model.paged import PagedCache
 
 ABOUT = """\
-Talk with a model, turn by turn; from a pipe, each line is a message.
+Talk with a model, turn by turn; each line that is piped in is a message.
 
 examples:
   onward chat runs/mybook
   onward chat models/assistant --system "Answer in one sentence." --temperature 0
   echo "What is a cat?" | onward chat models/assistant --json
 
-Ctrl-C stops an answer, which is kept as far as it came; Ctrl-D or /exit leaves. /help lists what else can be typed.
+Ctrl-C stops an answer and keeps the text so far; Ctrl-D or /exit leaves. /help lists the other commands.
 """
 
 HELP = """\
-/reset               forget the conversation, not the system prompt
+/reset               forget the conversation, but not the system prompt
 /undo                forget the last message and its answer
 /set                 list the settings
-/set NAME VALUE      change one, as /set temperature 0.7
+/set NAME VALUE      change a setting, as /set temperature 0.7
 /help                this list
 /exit                leave, as Ctrl-D does; Ctrl-C stops an answer
-A message that begins with / is typed with a space before it."""
+Type a space before a message that begins with /."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(GenerationOptions):
-    """What can be changed on the way."""
+    """Settings of the answers, which /set changes."""
 
-    max_new_tokens: int | None = 1024  # how many tokens an answer has at the most
+    max_new_tokens: int | None = 1024  # the most tokens of an answer; none: as many as the context holds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """With whom to talk, and how."""
+    """The model, the conversation and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: str  # folder of the model
-    system: str = ""  # a first message that tells the model what to be
-    context: int = 8192  # how many tokens of the conversation it sees at the most; its own context may be shorter
+    system: str = ""  # the system prompt: a first message that tells the model how to answer
+    context: int = 8192  # the most tokens of the conversation that the model sees; at most its own context
     device: str = "auto"  # auto, cpu, cuda, mps
     allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
     json: bool = False  # print each answer as a line of JSON
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
     if typed:
         with suppress(ImportError):
             import readline  # noqa: F401 - so that lines can be edited
-        console.print("/help lists what can be typed besides messages")
+        console.print("/help lists the commands")
     while True:
         try:
             line = input("> " if typed else "")
@@ -96,21 +96,21 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Conversation:
-    """Messages, what they are answered with, and what the model has read of them."""
+    """The messages so far, the settings, and the cache with the keys and values of the messages."""
 
     def __init__(self, lm: "LanguageModel", options: Options) -> None:
         self.lm, self.options = lm, options
         self.length = min(options.context, lm.config.context_length)
-        self.settings = Settings(**{name: getattr(options, name) for name in fields.hints(Settings)})
+        self.settings: Settings = options
         self.system = [{"role": "system", "content": options.system}] if options.system else []
-        self.turns: list[dict[str, str]] = []  # by turns of the user and of the assistant
+        self.turns: list[dict[str, str]] = []  # messages of the user and answers of the assistant, alternating
         self.cache: PagedCache | None = None
 
     def empty_cache(self) -> "PagedCache":
-        """One that holds the whole conversation."""
+        """A cache with room for the whole conversation."""
         from onward.model.paged import PagedCache
 
-        weight, size = self.lm.model.embed.weight, 16
+        model, size = self.lm.model, 16
         return PagedCache(
             self.lm.config,
             rows=1,
@@ -118,26 +118,27 @@ class Conversation:
             chunk=min(512, self.length),
             blocks=-(-self.length // size),
             block_size=size,
-            device=weight.device,
-            dtype=weight.dtype,
+            device=model.device,
+            dtype=model.dtype,
         )
 
     def answer(self, text: str) -> None:
-        """Print the answer to a message as it comes, and keep both."""
+        """Print the answer to a message as it grows, and keep both."""
         warn_of_unknown(self.lm.tokenizer, [text])
         self.turns.append({"role": "user", "content": text})
         said: list[str] = []
         show = printable if sys.stdout.isatty() else str
         self.cache = self.cache or self.empty_cache()
         try:
-            most, room = self.settings.max_new_tokens, self.room()
-            how = vars(self.settings) | {"max_new_tokens": room if most is None else min(most, room)}
-            for piece in self.lm.stream_chat([*self.system, *self.turns], **how, rows=1, cache=self.cache):
+            room = self.room()
+            new = min(self.settings.max_new_tokens or room, room)
+            messages = [*self.system, *self.turns]
+            for piece in self.lm.stream_chat(messages, new, options=self.settings, rows=1, cache=self.cache):
                 said.append(piece)
                 if not self.options.json:
                     print(show(piece), end="", flush=True)
         except KeyboardInterrupt:
-            self.cache = None  # it may have been in the middle of a change
+            self.cache = None  # a step may have been interrupted while it changed the cache
         except UserError:
             self.turns.pop()
             raise
@@ -145,8 +146,7 @@ class Conversation:
         print(json.dumps(self.turns[-1]) if self.options.json else "", flush=True)
 
     def room(self) -> int:
-        """For how many tokens there is room behind the conversation, of which half is dropped where there is too
-        little."""
+        """The number of tokens that an answer can have; drops the oldest turns if there is too little room."""
         from onward.text.chat import chat_of
 
         def left(dropped: int) -> int:
@@ -160,11 +160,13 @@ class Conversation:
             raise UserError(f"this message is {1 - left(dropped)} tokens too long for a context of {self.length}")
         if dropped:
             del self.turns[:dropped]
-            console.print(f"the context is full: its oldest part, {dropped // 2} of the turns, is dropped")
+            console.print(f"the context is full: the oldest turns, {dropped // 2}, are dropped")
         return left(0)
 
     def command(self, line: str) -> None:
-        """Do what is asked for by a line that begins with a slash."""
+        """Carry out a line that begins with a slash."""
+        kinds = fields.hints(Settings)
+        names = [name for name, kind in kinds.items() if not fields.only_in_python(kind)]
         match line.split(maxsplit=2):
             case ["/reset"]:
                 self.turns.clear()
@@ -173,17 +175,13 @@ class Conversation:
             case ["/help"]:
                 print(HELP)
             case ["/set"]:
-                for name in self.names():
+                for name in names:
                     print(f"{name} {getattr(self.settings, name)}")
             case ["/set", name, value]:
                 name = name.replace("-", "_")
-                if name not in self.names():
-                    raise UserError(f"{name} is not a setting: {fields.nearest(name, self.names())}")
-                self.settings = fields.build(Settings, vars(self.settings) | {name: value})
+                if name not in names:
+                    raise UserError(f"{name} is not a setting: {fields.nearest(name, names)}")
+                self.settings = replace(self.settings, **{name: fields.convert(kinds[name], value, name)})
             case [word, *_]:
                 known = ["/reset", "/undo", "/set", "/set NAME VALUE", "/help", "/exit"]
                 raise UserError(f"{word} cannot be used like this: {fields.nearest(line, known)}")
-
-    def names(self) -> list[str]:
-        """The settings."""
-        return [name for name, kind in fields.hints(Settings).items() if not fields.only_in_python(kind)]

@@ -1,0 +1,85 @@
+"""The options of generation as keyword arguments, which editors complete and type checkers verify."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import UnionType
+from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints
+
+from onward.errors import UserError
+from onward.fields import hints, nearest
+from onward.generation.beam import EarlyStopping
+from onward.generation.options import GenerationOptions
+from onward.generation.sampling import SamplingKeywords
+
+
+class SearchKeywords(SamplingKeywords, total=False):
+    """The keyword arguments of both searches."""
+
+    options: GenerationOptions
+    min_new_tokens: int
+    stop_token_ids: Sequence[int]
+
+
+class BeamKeywords(TypedDict, total=False):
+    """The parameters of `generation.beam.beam_search` that are its own."""
+
+    beams: int
+    groups: int
+    diversity: float
+    length_penalty: float
+    early_stopping: EarlyStopping
+
+
+class BeamSearchKeywords(SearchKeywords, BeamKeywords, total=False):
+    """The keyword arguments of `LanguageModel.beam_search`."""
+
+    n: int
+
+
+class ContrastiveKeywords(TypedDict, total=False):
+    """The parameters of `generation.contrastive.contrastive_search` that are its own."""
+
+    alpha: float
+    k: int
+
+
+class ContrastiveSearchKeywords(SearchKeywords, ContrastiveKeywords, total=False):
+    """The keyword arguments of `LanguageModel.contrastive_search`."""
+
+
+def split(
+    keywords: Mapping[str, Any], own: type, default: GenerationOptions
+) -> tuple[GenerationOptions, dict[str, Any]]:
+    """The options among keyword arguments, and the keyword arguments that the TypedDict `own` declares.
+
+    The fields of GenerationOptions replace those of the keyword argument `options`, or of the default. A value of None
+    counts as not given. A UserError names an unknown keyword.
+    """
+    base = keywords.get("options", default)
+    if not isinstance(base, GenerationOptions):
+        raise UserError(f"options is {base!r}: it takes GenerationOptions")
+    given = {name: value for name, value in keywords.items() if value is not None and name != "options"}
+    known = hints(GenerationOptions)
+    for name in given:
+        if name not in known and name not in own.__annotations__:
+            raise UserError(f"{name} is not an option of this method: {nearest(name, {*known, *own.__annotations__})}")
+    changes = {name: value for name, value in given.items() if name in known}
+    rest = {name: value for name, value in given.items() if name not in known}
+    types = get_type_hints(own)
+    for name, value in rest.items():
+        if not fits(types[name], value):
+            raise UserError(f"{name} is {value!r}: it takes {own.__annotations__[name].__forward_arg__}")
+    return replace(base, **changes) if changes else base, rest
+
+
+def fits(kind: Any, value: object) -> bool:
+    """Whether a value is of a type, a union of types or a Literal; an int is a float too, a bool is neither."""
+    if get_origin(kind) in (Union, UnionType):
+        return any(fits(inner, value) for inner in get_args(kind))
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, kind)

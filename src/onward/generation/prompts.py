@@ -1,0 +1,84 @@
+"""From prompts to requests, and from tokens back to text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onward.errors import UserError
+from onward.generation.answer import Answer
+from onward.generation.constraint import constraint
+from onward.generation.engine import Engine
+from onward.generation.options import GenerationOptions
+from onward.generation.request import Request, random_seed
+from onward.text.stream import LOOK_BACK
+from onward.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]  # a text, or its token ids
+DEFAULT_NEW_TOKENS = 256
+
+
+def default_new_tokens(room: int) -> int:
+    """The most new tokens where none are given and the context has room for `room`."""
+    return max(1, min(DEFAULT_NEW_TOKENS, room))
+
+
+def prompts_of(prompt: object) -> list[Prompt]:
+    """One text or several prompts as a list; a UserError where it is neither."""
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
+        raise UserError(f"prompt is {prompt!r}: give a text, or a list of texts")
+    for one in prompts:
+        is_ids = isinstance(one, Sequence) and not isinstance(one, bytes) and all(isinstance(i, int) for i in one)
+        if not isinstance(one, str) and not is_ids:
+            raise UserError(f"a prompt is {one!r}: give a text")
+    return list(prompts)
+
+
+def prompt_tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+    """The token ids of a prompt; of an empty one the beginning-of-text token."""
+    tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    return tokens or tokenizer.begin([])
+
+
+def continued(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text of tokens that follow the tokens `before`."""
+    answer = Answer(tokenizer, before)
+    for token in tokens:
+        answer.push(token)
+    return answer.finish()
+
+
+def submit(
+    engine: Engine, tokenizer: Tokenizer, prompts: Sequence[Prompt], options: GenerationOptions
+) -> dict[Request, Answer]:
+    """Add n requests for each prompt to an engine; return each with its text, which grows as the engine steps.
+
+    Request i, counted over all prompts, has the seed options.seed + i, or a random one. Requests with one prompt share
+    its prefill. By default an answer has at most DEFAULT_NEW_TOKENS tokens, or as many as the context has room for.
+    """
+    ends = {*engine.stop_token_ids, *options.stop_token_ids}
+    form = constraint(tokenizer, engine.model.config.vocab_size, ends, options)
+    answers: dict[Request, Answer] = {}
+    for prompt in prompts:
+        tokens = prompt_tokens(tokenizer, prompt)
+        room = DEFAULT_NEW_TOKENS if engine.slide else engine.length - len(tokens)
+        first, before = None, tokenizer.decode(tokens[-LOOK_BACK:])
+        for _ in range(options.n):
+            answer = Answer(tokenizer, tokens, options.stop, options.stop_when)
+            request = Request(
+                tokens,
+                options,
+                default_new_tokens(room) if options.max_new_tokens is None else options.max_new_tokens,
+                answer.push,
+                form and form.after(before),
+                options.min_new_tokens,
+                frozenset(options.stop_token_ids),
+                random_seed() if options.seed is None else options.seed + len(answers),
+                options.logprobs,
+                shares_prompt_with=first,
+            )
+            first = first or request
+            answers[request] = answer
+    for request in answers:
+        engine.add(request)
+    return answers
