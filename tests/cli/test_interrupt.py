@@ -42,6 +42,7 @@ def test_a_signal_saves_says_how_to_go_on_and_that_works(
         assert process.wait() == status
     assert "Traceback" not in said
     assert {"report.html", "loss.svg"} <= {path.name for path in run.iterdir()}
+    assert f"report: {run / 'report.html'}\n" in said
     command = said.splitlines()[-1].partition("To go on: onward ")[2]
     assert command.startswith("train --resume")
     at = max(json.loads((save / "progress.json").read_text())["step"] for save in (run / "checkpoints").iterdir())

@@ -46,7 +46,7 @@ def fresh(**changes: Any) -> Decoder:
 def test_the_windows_of_a_run_have_the_next_token_as_target(pack: str) -> None:
     check = shifted(batch(pack))
     assert check.ok
-    told = re.fullmatch(r"(\d+) of (\d+) targets are the token one place on", check.sentence)
+    told = re.fullmatch(r"(\d+) of (\d+) targets are the next token", check.sentence)
     assert told
     assert told[1] == told[2]
     assert (int(told[2]) == 8 * 31) == (pack == "stream")  # the last of a document has none
@@ -145,7 +145,7 @@ BORDER = 190_000
 def test_text_held_out_is_apart_and_text_from_inside_is_not() -> None:
     train, held = Tokens.of(TEXT[:BORDER]), Tokens.of(TEXT[BORDER:])
     assert apart([train], held) == Check(
-        "validation", True, "0 of 32 passages of the validation text stand in the training text as well"
+        "validation", True, "0 of 32 passages of the validation text are in the training text too"
     )
     for first, last in (0, 1000), (70_000, 70_040), (BORDER - 5000, BORDER):
         check = apart([train], Tokens.of(TEXT[first:last]))

@@ -130,7 +130,8 @@ def train(run: "Run") -> int:
     if run.step < run.config.steps:
         say(f"\nStopped and saved at step {run.step:,}.")
         if first and run.step:
-            say(f"report: {write_reports(folder, device=run.device)}", markup=False, soft_wrap=True)
+            write_reports(folder, device=run.device)
+            say(f"report: {folder / 'report.html'}", markup=False, soft_wrap=True)
         say(f"To go on: onward train --resume {quote(str(folder))}", markup=False, soft_wrap=True)
         return 128 + requests.signal
     if not first:

@@ -53,13 +53,13 @@ class Batch:
 class Windows:
     """The windows of T tokens that a run trains on, epoch after epoch.
 
-    Window i is a pure function of the seed and i, and takes no memory that grows with their number. An epoch has every
-    window once, in a shuffled order and cut at other places than in the epoch before. Without `weights` the sources are
-    one text. With weights, one for each source, every BLOCK windows have exactly that share of each, evenly spread, and
-    each source has its own epochs. With pack "documents" positions begin anew in each document and the last token of
-    one has no target, so that none sees another; with "stream" documents are one text.
+    Window i is a pure function of the seed and i, and needs no memory that grows with i. An epoch has every window
+    once, in shuffled order, and cuts the text at other places than the epoch before. Without `weights` the sources are
+    one text. With weights, one per source, every BLOCK windows have exactly that share of each source, evenly spread,
+    and each source has its own epochs. With pack "documents" positions restart at 0 in each document and the last
+    token of a document has no target, so no token sees another document; with "stream" the documents are one text.
 
-    A UserError tells of weights that do not fit the sources, and of a source that is shorter than one window.
+    A UserError if the weights do not fit the sources, or if a source is shorter than one window.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Windows:
                 f"{'a source' if weights else 'the text'} has {least} tokens, and one window takes "
                 f"{context_length + 1}: give it more text or a smaller --model.context-length"
             )
-        # one window less than fit leaves room to cut at other places
+        # one window fewer than would fit, so that epochs can cut at other places
         counts = np.maximum(1, (sizes - 1) // context_length - 1)
         self.counts = counts.astype(np.uint64)
-        self.room = (sizes - counts * context_length).astype(np.uint64)  # places where an epoch can begin
+        self.room = (sizes - counts * context_length).astype(np.uint64)  # number of tokens at which an epoch can begin
         self.shares = shares(weights or [1.0], len(self.sources))
-        # in the order of (k + 1/2) / share, the k-th of each source, they are spread as evenly as can be
+        # the k-th window of a source is at place (k + 1/2) / share: as evenly spread as possible
         ranks = [np.arange(share) for share in self.shares]
         order = np.argsort(np.concatenate([(k + 0.5) / len(k) for k in ranks]), kind="stable")
         self.source = np.repeat(np.arange(len(ranks)), self.shares)[order]
@@ -109,7 +109,7 @@ class Windows:
 
 
 class ValidationWindows:
-    """Windows that do not overlap and cover a text: each token but the first is a target once."""
+    """Windows that cover a text without overlap: each token but the first is a target once."""
 
     def __init__(self, tokens: Tokens, context_length: int, pack: Packing = "stream") -> None:
         self.tokens, self.length, self.pack = tokens, context_length, pack
@@ -127,7 +127,7 @@ class ValidationWindows:
 
 
 def cut(places: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
-    """The windows that begin at these places; beyond the end of a text there are tokens 0 without targets."""
+    """The windows that begin at these places, padded after the end of a text with token 0 and IGNORE_INDEX."""
     tokens = np.zeros((len(places), length), np.int64)
     targets = np.full((len(places), length), IGNORE_INDEX)
     for row, (text, start) in enumerate(places):
@@ -136,7 +136,7 @@ def cut(places: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Bat
         targets[row, : len(found) - 1] = found[1:]
     if pack == "stream":
         return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))
-    begins = np.zeros((len(places), length + 1), np.int64)  # where a document begins its place, else 0
+    begins = np.zeros((len(places), length + 1), np.int64)  # the index in the window where a document begins, else 0
     for row, (text, start) in enumerate(places):
         documents = text.starts(start, min(start + length + 1, len(text)))
         begins[row, documents] = documents
@@ -146,10 +146,10 @@ def cut(places: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Bat
 
 
 def shares(weights: Sequence[float], sources: int) -> NDArray[np.int64]:
-    """How many of BLOCK windows come from each source, by largest remainders."""
+    """The number of windows of each source in BLOCK windows, by largest remainders."""
     if len(weights) != sources:
         raise UserError(f"there are {len(weights)} weights for {sources} sources: give one for each")
-    if not min(weights) * BLOCK > sum(weights):  # nor if one is nan
+    if not min(weights) * BLOCK > sum(weights):  # false for nan, too
         raise UserError(f"weights are {tuple(weights)}: each must be positive, and above 1/{BLOCK:,} of them all")
     exact = np.array(weights) / sum(weights) * BLOCK
     found = np.floor(exact).astype(np.int64)
@@ -171,14 +171,14 @@ def hashed(*parts: Numbers | int) -> Numbers:
     return x
 
 
-ROUNDS = 8  # with fewer, neighbors in a range of six are not independent
+ROUNDS = 8  # with fewer rounds, neighbors in a range of six are not independent
 
 
 def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
-    """Where the permutation of range(size) that a key chooses takes x, elementwise.
+    """The image of x under a permutation of range(size), selected by a key; elementwise.
 
-    A Feistel network (Luby and Rackoff 1988) permutes a rectangle that just holds the range; what it takes out of the
-    range goes on until it is back (cycle walking, Black and Rogaway 2002).
+    A Feistel network (Luby and Rackoff 1988) permutes the smallest rectangle that holds the range; a value outside of
+    the range is permuted again until it is inside (cycle walking, Black and Rogaway 2002).
     """
     width = np.ceil(np.sqrt(size)).astype(np.uint64)
     height = (size + width - 1) // width
@@ -195,8 +195,8 @@ def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
 
 
 def take(position: int, number: int, skipped: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """The next `number` windows from `position` on that lie in none of the half-open ranges `skipped`, and where to go
-    on behind them."""
+    """The numbers of the next `number` windows from `position` on that are in none of the half-open ranges `skipped`,
+    and the position after them."""
     left = (i for i in count(position) if not any(first <= i < end for first, end in skipped))
     taken = list(islice(left, number))
     return taken, taken[-1] + 1 if taken else position

@@ -1,4 +1,4 @@
-"""Keeping the experts of a mixture equally busy.
+"""Load balancing: experts of a mixture get about equally many tokens.
 
 Shapes: X experts, K experts per token, N tokens.
 """
@@ -14,15 +14,15 @@ from onward.model.experts import ExpertsModule, SigmoidRoutingModule
 
 
 class Balance:
-    """Watches which experts a decoder's tokens visit while it trains, and evens the visits out.
+    """Counts the tokens that a decoder's routers assign to each expert in training, and balances them.
 
     Softmax routers get an auxiliary loss (Switch Transformer, Fedus et al. 2021, section 2.2), sigmoid routers a
-    correction of their choice (DeepSeek-V3, DeepSeek-AI 2024, section 2.1.2). A decoder without experts is left alone.
-    `counts` are the visits (X,) in each layer with experts since the last `step`; several processes may sum them.
+    routing bias (DeepSeek-V3, DeepSeek-AI 2024, section 2.1.2). A decoder without experts has nothing to balance.
+    `counts` are the assignments (X,) in each layer with experts since the last `step`; processes may sum them.
     """
 
     def __init__(self, model: Decoder, loss: float, bias: float) -> None:
-        """`loss` weighs the auxiliary loss, `bias` is how far a correction moves in a step; 0 turns each off."""
+        """`loss` is the weight of the auxiliary loss, `bias` the change of a routing bias per step; 0: off."""
         self.loss, self.bias = loss, bias
         mlps = {layer: getattr(block, "mlp", None) for layer, block in enumerate(model.blocks)}
         self.routers: dict[int, Any] = {
@@ -32,49 +32,49 @@ class Balance:
             torch.zeros(len(router.weight), dtype=torch.long, device=router.weight.device)
             for router in self.routers.values()
         ]
-        self.visits: list[Tensor] = []  # (X,) for each layer that the loss helps, and its mean shares, (X,)
+        self.assignments: list[Tensor] = []  # (X,) for each layer with an auxiliary loss, and its mean shares, (X,)
         self.shares: list[Tensor] = []
         for router, counts in zip(self.routers.values(), self.counts):
-            helped = bool(loss) and not isinstance(router, SigmoidRoutingModule)
-            router.register_forward_hook(partial(self.watch, counts, helped))
-            if helped:
+            has_loss = bool(loss) and not isinstance(router, SigmoidRoutingModule)
+            router.register_forward_hook(partial(self.watch, counts, has_loss))
+            if has_loss:
                 router.scoring.register_forward_hook(self.watch_shares)
 
-    def watch(self, counts: Tensor, helped: bool, router: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
-        """Count the visits of a forward."""
+    def watch(self, counts: Tensor, has_loss: bool, router: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
+        """Count the assignments of a forward."""
         if learning(router):
-            visits = torch.bincount(output[1].flatten(), minlength=len(counts))
-            counts += visits
-            if helped:
-                self.visits.append(visits)
+            assignments = torch.bincount(output[1].flatten(), minlength=len(counts))
+            counts += assignments
+            if has_loss:
+                self.assignments.append(assignments)
 
     def watch_shares(self, module: nn.Module, _: Any, shares: Tensor) -> None:
-        """Keep the mean of a softmax's output (N, X)."""
+        """Keep the mean over the tokens of a softmax's output (N, X)."""
         if learning(module):
             self.shares.append(shares.mean(0))
 
     def auxiliary(self) -> Tensor | float:
         """The auxiliary loss of the forwards in training mode since the last call, with gradient; 0 if there is none.
 
-        loss * X * sum over experts of f * P, averaged over the layers: f is an expert's share of the visits, P its mean
-        share in the softmax. It is `loss` where the experts are visited alike.
+        loss * X * sum over experts of f * P, averaged over the layers: f is an expert's share of the assignments, P its
+        mean share in the softmax. It equals `loss` if all experts have the same share.
         """
-        terms = [len(f) * (f.to(p.dtype) / f.sum() * p).sum() for f, p in zip(self.visits, self.shares)]
-        self.visits.clear()
+        terms = [len(f) * (f.to(p.dtype) / f.sum() * p).sum() for f, p in zip(self.assignments, self.shares)]
+        self.assignments.clear()
         self.shares.clear()
         return self.loss * torch.stack(terms).mean() if terms else 0.0
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move the corrections in favor of the experts visited less than the mean, and count anew."""
+        """Raise the routing bias of experts with fewer assignments than the mean, lower the others; reset counts."""
         for router, counts in zip(self.routers.values(), self.counts):
             if isinstance(router, SigmoidRoutingModule):
-                visits = counts.float()
-                router.routing_bias.add_((visits.mean() - visits).sign(), alpha=self.bias)
+                load = counts.float()
+                router.routing_bias.add_((load.mean() - load).sign(), alpha=self.bias)
             counts.zero_()
 
     def loads(self) -> dict[str, float]:
-        """For each layer with experts, the visits to the busiest one over the mean, since the last `step`."""
+        """For each layer with experts, the largest count over the mean count, since the last `step`."""
         if not self.counts:
             return {}
         ratios = torch.stack([counts.max() / counts.float().mean() for counts in self.counts])
@@ -82,5 +82,5 @@ class Balance:
 
 
 def learning(module: nn.Module) -> bool:
-    """Whether a forward is one of training, and not its repetition in the backward."""
+    """Whether a forward is one of training, and not its recomputation in the backward."""
     return module.training and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1

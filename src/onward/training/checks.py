@@ -1,4 +1,4 @@
-"""What must be right before training is worth its time: a line each at the start of a run.
+"""Checks of data and model before training: each prints a line at the start of a run.
 
 Shapes: B windows, T tokens of each, V vocabulary.
 """
@@ -15,17 +15,17 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
 from onward.training.loss import CrossEntropy
 
-TOKENS, SEEN = 128, 1024  # of a window that are changed, and of windows whose loss is taken
-FAR = 0.5  # nats per token between a fresh model's loss and that of guessing, beside what its width makes of chance
-PROBES, LENGTH = 32, 32  # passages of the validation text that are looked for, and tokens of each
+CAUSAL_TOKENS, LOSS_TOKENS = 128, 1024  # tokens of which half are changed, and tokens of which the first loss is taken
+MAX_GAP = 0.5  # nats per token between the loss of a fresh model and ln V, beside the part that its width explains
+PROBES, LENGTH = 32, 32  # passages of the validation text that are searched for, and tokens of each
 SCANNED = 1 << 26  # the most training tokens that are searched, in stretches of CHUNK
 CHUNK = 1 << 18
-COMMON = 0.1  # the share of passages found that is put down to texts that resemble each other
+COMMON = 0.1  # the share of passages that may be found, since similar texts share phrases
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, whether it is as it should be, and a sentence that says it with numbers."""
+    """The result of a check, with a sentence that gives its numbers."""
 
     name: str
     ok: bool
@@ -35,8 +35,8 @@ class Check:
 def start_checks(
     model: Decoder, batch: Batch, train: Sequence[Tokens], validation: Tokens | None, *, fresh: bool
 ) -> Iterator[Check]:
-    """The checks one after the other: targets, causality, the first loss where the model is `fresh`, and, where there
-    is a validation text, that it is not part of the training text. `batch` is one to train on."""
+    """The checks, one after the other: targets, causality, the first loss if the model is `fresh`, and, if there is a
+    validation text, that the training text does not contain it. `batch` is a batch to train on."""
     yield shifted(batch)
     yield causal(model, batch)
     if fresh:
@@ -46,46 +46,46 @@ def start_checks(
 
 
 def shifted(batch: Batch) -> Check:
-    """Whether the targets are the tokens one place on, but for those ignored."""
+    """Whether each target that is not IGNORE_INDEX is the next token."""
     targets, following = batch.targets[:, :-1], batch.tokens[:, 1:]
     counted = targets != IGNORE_INDEX
     total, right = int(counted.sum()), int((targets == following)[counted].sum())
-    told = f"{right:,} of {total:,} targets are the token one place on"
-    return Check("targets", right == total and batch.num_targets > 0, told)
+    sentence = f"{right:,} of {total:,} targets are the next token"
+    return Check("targets", right == total and batch.num_targets > 0, sentence)
 
 
 @torch.no_grad()
 def causal(model: Decoder, batch: Batch) -> Check:
     """Whether changing the second half of a text changes no logit of the first, beyond rounding."""
-    tokens, half = batch.tokens[:1, :TOKENS], min(batch.tokens.size(1), TOKENS) // 2
-    positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
+    tokens, half = batch.tokens[:1, :CAUSAL_TOKENS], min(batch.tokens.size(1), CAUSAL_TOKENS) // 2
+    positions = None if batch.positions is None else batch.positions[:1, :CAUSAL_TOKENS]
     changed = torch.cat([tokens[:, :half], (tokens[:, half:] + 1) % model.config.vocab_size], 1)
     with without_dropout(model), torch.compiler.set_stance("force_eager"):
         before, after = (model(t, positions)[:, :half] for t in (tokens, changed))
     difference, largest = (x.abs().max().item() if half else 0.0 for x in (after - before, before))
     rounding = 100 * torch.finfo(before.dtype).eps * largest
-    told = f"changing later tokens changes earlier logits by {difference:.1e} at most, of {largest:.1e}"
-    return Check("causality", difference <= rounding, told)
+    sentence = f"changing later tokens changes earlier logits by {difference:.1e} at most, of {largest:.1e}"
+    return Check("causality", difference <= rounding, sentence)
 
 
 @torch.no_grad()
 def first_loss(model: Decoder, batch: Batch) -> Check:
-    """Whether a model that has learned nothing guesses: its loss is near ln V. Fresh logits have a variance of about
-    0.02² D, of which half is added to the loss."""
-    few = slice(max(1, SEEN // batch.tokens.size(1)))
+    """Whether the loss of a fresh model is near ln V, that of a uniform guess. Fresh logits have a variance of about
+    0.02² D, half of which adds to the loss."""
+    few = slice(max(1, LOSS_TOKENS // batch.tokens.size(1)))
     positions = None if batch.positions is None else batch.positions[few]
     some = replace(batch, tokens=batch.tokens[few], targets=batch.targets[few], positions=positions)
     with without_dropout(model), torch.compiler.set_stance("force_eager"):
         loss = CrossEntropy()(model, some)[1].item() / max(1, some.num_targets)
     c, guessing = model.config, math.log(model.config.vocab_size)
     chance = 0.5 * 0.02**2 * c.d_embed * c.logit_scale**2
-    told = f"the first loss is {loss:.2f}, and guessing among {c.vocab_size:,} tokens costs {guessing:.2f}"
-    return Check("first loss", abs(loss - guessing) < FAR + chance, told)
+    sentence = f"the first loss is {loss:.2f}, and guessing among {c.vocab_size:,} tokens costs {guessing:.2f}"
+    return Check("first loss", abs(loss - guessing) < MAX_GAP + chance, sentence)
 
 
 def apart(train: Sequence[Tokens], validation: Tokens) -> Check:
-    """Whether passages of the validation text are missing from the training text, of which as much is searched as takes
-    about a second."""
+    """Whether the training text does not contain passages of the validation text. As much of the training text is
+    searched as takes about a second."""
     text, length = Tokens.join(train), min(LENGTH, len(validation))
     starts = np.linspace(0, len(validation) - length, PROBES).astype(int)
     probes = np.unique([np.asarray(validation[i : i + length], np.uint32) for i in starts.tolist()], axis=0)
@@ -94,19 +94,19 @@ def apart(train: Sequence[Tokens], validation: Tokens) -> Check:
     for first in (chosen * CHUNK).tolist():
         stretch = np.asarray(text[first : first + CHUNK + length - 1], np.uint32)
         found[~found] = search(stretch, probes[~found])
-    told = f"{found.sum()} of {len(found)} passages of the validation text stand in the training text as well"
+    sentence = f"{found.sum()} of {len(found)} passages of the validation text are in the training text too"
     if len(chosen) < chunks:
-        told += f", of which {len(chosen) / chunks:.1%} was searched"
-    return Check("validation", float(found.mean()) <= COMMON, told)
+        sentence += f", of which {len(chosen) / chunks:.1%} was searched"
+    return Check("validation", float(found.mean()) <= COMMON, sentence)
 
 
 MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)  # odd, so that no bit is lost
 
 
 def search(tokens: np.ndarray, probes: np.ndarray) -> np.ndarray:
-    """Which of the probes (P, L) stand somewhere in tokens (N,), all uint32: (P,) of bool.
+    """Which of the probes (P, L) occur in tokens (N,), all uint32: (P,) of bool.
 
-    A hash of four tokens tells in one pass which places are worth comparing.
+    A hash of four tokens selects, in one pass, the places that are compared with the probes.
     """
     length = probes.shape[1]
     places = len(tokens) - length + 1

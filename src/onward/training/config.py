@@ -1,4 +1,4 @@
-"""What a training run is, as a value: data, model, and how to train. Does not import torch."""
+"""The configuration of a training run: data, model, updates, computation. Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from onward.training.track import TRACKERS
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What to train on. A source is a text or a folder that `onward data prepare` made."""
+    """The data. A source is a text or a folder that `onward data prepare` made."""
 
     sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, .jsonl, .gz, .parquet, hf://, -, a corpus's name
-    weights: tuple[float, ...] = ()  # what share of the windows each source gives, in order; (): as large as they are
-    tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; "": that of prepared sources, else bpe:4096
+    weights: tuple[float, ...] = ()  # share of the windows from each source, in order; (): by their sizes
+    tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; "": the one of prepared sources, else bpe:4096
     validation: str = "0.1"  # a file, the share at the end of each source (of at most 4 million tokens), or none
     field: str = "text"  # the field of each record of .jsonl, .parquet and hf:// that holds the text
     encoding: str = "utf-8"  # of the text files
@@ -29,52 +29,52 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How weights are updated. The objective and the optimizer."""
+    """How weights are updated: the loss and the optimizer."""
 
     optimizer: str = "adamw"  # adamw, muon (for matrices, AdamW for the rest) or module:Class of a library
     learning_rate: float | None = None  # the highest, after the warm-up; none: 0.5 / d_model
     schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"  # wsd: warm-up, stable, then linear decay
-    warmup: float = 0.05  # share of the steps in which the learning rate rises
-    decay: float = 0.2  # share of the steps in which it falls, with wsd
-    min_lr_ratio: float = 0.05  # of the learning rate, at the last step
+    warmup: float = 0.05  # share of the steps over which the learning rate rises
+    decay: float = 0.2  # share of the steps over which it falls, with wsd
+    min_lr_ratio: float = 0.05  # factor of the learning rate at the last step
     weight_decay: float = 0.1  # of matrices; norms and biases have none
     beta1: float = 0.9  # decay of the mean of gradients
     beta2: float = 0.99  # decay of the mean of squared gradients
-    clip: float = 1.0  # the greatest norm of the gradient; 0: any
+    clip: float = 1.0  # the largest norm of the gradient; 0: no limit
     label_smoothing: float = 0.0  # share of the target's probability that is spread over the vocabulary
     z_loss: float = 0.0  # weight of the squared log of the softmax's denominator (PaLM: 1e-4)
     balance_loss: float = 0.01  # weight of the loss that evens out the load of experts chosen by softmax
-    balance_bias: float = 0.001  # step by which the correction of experts chosen by sigmoid is moved
-    average: float = 0.0  # decay of the moving average of the weights, which is then the model; 0: none
+    balance_bias: float = 0.001  # change per step of the routing bias of experts chosen by sigmoid
+    average: float = 0.0  # decay of the moving average of the weights, which then make the model; 0: none
 
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """How it is computed. Changes results by rounding at most."""
+    """How training is computed. Changes results by rounding at most."""
 
     device: str = "auto"  # auto, cpu, cuda, mps
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # of products; auto times those the device has
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # of matrix products; auto times those there are
     compile: bool = False  # compile the blocks with torch.compile: a slow start, then faster steps
-    recompute: bool = False  # keep no activations inside blocks and compute them again: less memory, a third slower
-    loss_chunk: int = 0  # tokens whose logits stand in memory at a time; 0: as many as fit into 128 MB
-    experts: Literal["auto", "loop", "grouped"] = "auto"  # how experts are computed; auto times both once
+    recompute: bool = False  # recompute activations inside blocks in the backward: less memory, a third slower
+    loss_chunk: int = 0  # tokens whose logits are in memory at once; 0: as many as fit into 128 MB
+    experts: Literal["auto", "loop", "grouped"] = "auto"  # backend of experts; auto times both
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What is watched and kept. None of it changes what is learned unless something goes wrong."""
+    """What is measured and saved. It changes the weights only if a step fails."""
 
     validate_every: int = 0  # steps between validations and saves; 0: twenty of them in the run
-    validation_tokens: int = 16_384  # how much of the validation text is used during the run; at the end it is all
-    keep: int = 2  # how many of the last saves are kept, beside the best
-    spike: float = 8.0  # a loss this many deviations above the last ones undoes the steps since the save; 0: none does
+    validation_tokens: int = 16_384  # tokens of the validation text that are used during the run; at the end, all
+    keep: int = 2  # number of the last saves that are kept, beside the best
+    spike: float = 8.0  # a loss this many deviations above the last ones fails a step; 0: only one that is not finite
     track: tuple[str, ...] = ()  # tensorboard and wandb, beside metrics.jsonl
-    prompt: str = ""  # continued again and again in the display; "": the beginning of the validation text
+    prompt: str = ""  # continued at each validation, in the display; "": the beginning of the validation text
 
 
 @dataclass(frozen=True)
 class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
-    """Everything that decides what a run computes. A UserError tells of values out of range or in contradiction."""
+    """Everything that determines what a run computes. A UserError for values out of range or in contradiction."""
 
     out: str = ""  # folder of the run; "": runs/ and the name of the first source
     preset: str = "mini"  # tiny, mini, small, medium or a release (see `onward models`); --model.* changes its fields
@@ -82,9 +82,9 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     imports: tuple[str, ...] = ()  # modules to import first, which define parts of your own
     steps: int = 0  # optimizer steps; 0: as many as --time or --epochs allow
     time: str = ""  # how long to train, such as 100s, 5m or 2h; fixed to a number of steps after a short timing
-    epochs: float = 0.0  # how often to see all of the training text
+    epochs: float = 0.0  # passes over the training text
     batch_size: int = 8  # windows of context_length tokens in one forward and backward
-    accumulation: int = 1  # batches whose gradients make one step, shared out over the processes
+    accumulation: int = 1  # batches whose gradients make one step, divided among the processes
     seed: int = 0  # of the weights, the order of windows and dropout
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
             raise UserError("no text to train on: name files or folders, or the corpus `embedded`")
 
     def decoder(self, vocab_size: int) -> DecoderConfig:
-        """The model, for a vocabulary."""
+        """The configuration of the model, for a vocabulary size."""
         return presets.decoder(self.preset, vocab_size, self.model)
 
     def peak_learning_rate(self, d_model: int) -> float:

@@ -1,4 +1,4 @@
-"""How a training run is doing: losses that jump, attention that collapses, units that died, weights that hardly move.
+"""Health of a training run: spikes of the loss, entropy of attention, dead units, size of updates.
 
 Shapes: B windows, T tokens of each, N tokens, H heads, D d_model, F feed-forward units, X experts, A active experts.
 """
@@ -18,26 +18,26 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.model.experts import ExpertsModule
 from onward.model.feedforward import PlainModule
 
-LATE, FEWEST = 64, 16  # how many losses are remembered, and how many it takes to judge another by them
-TOKENS = 128  # of one window, whose attention is measured
-DEAD = 1e-5  # units that stay below this share of the layer's largest activation are dead
+REMEMBERED, FEWEST = 64, 16  # losses that are kept, and losses that are needed before one can be called a spike
+TOKENS = 128  # of one window, of which attention is measured
+DEAD = 1e-5  # a unit is dead if it stays below this share of the layer's largest activation
 
 
 class Spikes:
-    """Tells a step that went wrong by its loss and gradient.
+    """Decides by loss and gradient norm whether a step failed.
 
-    A loss is a spike where it exceeds the median of the last 64 by more than `limit` deviations and by more than twice
-    what the highest of them did. A deviation is 1.4826 times the median absolute deviation (what it is of normal
-    noise), but at least 5 % of the median and 0.05 nats. So batches that differ in kind, of which some are much harder,
-    are no spikes, nor is a loss that rises step by step. `limit` 0 lets any finite loss pass.
+    A loss is a spike if it exceeds the median of the last 64 by more than `limit` deviations and by more than twice
+    the largest excess among those 64. A deviation is 1.4826 times the median absolute deviation (the standard
+    deviation of normal noise), but at least 5 % of the median and 0.05 nats. So a source of which some batches are
+    much harder causes no spikes, nor does a loss that rises step by step. With `limit` 0 any finite loss passes.
     """
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
-        self.state: list[float] = []  # the last healthy losses; saved with a run and given back when it resumes
+        self.state: list[float] = []  # the last losses that were no spikes; part of a trainer's state
 
     def check_step(self, loss: float, grad_norm: float) -> str:
-        """What is wrong with a step, in words; "" where nothing is."""
+        """The reason why a step with this loss and gradient norm fails; "" if it does not."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         if not math.isfinite(grad_norm):
@@ -47,22 +47,22 @@ class Spikes:
         usual = median(self.state)
         deviation = max(1.4826 * median(abs(known - usual) for known in self.state), 0.05 * usual, 0.05)
         if loss - usual > max(self.limit * deviation, 2 * (max(self.state) - usual)):
-            return f"the loss {loss:.2f} is far above the {usual:.2f} of late"
+            return f"the loss {loss:.2f} is far above the {usual:.2f} of the last steps"
         return ""
 
     def note(self, loss: float) -> None:
-        """Remember the loss of a healthy step."""
-        self.state = [*self.state, loss][-LATE:]
+        """Remember the loss of a step that was made."""
+        self.state = [*self.state, loss][-REMEMBERED:]
 
 
 @torch.no_grad()
 def measure(model: Decoder, batch: Batch) -> dict[str, float]:
-    """How the insides of a model do on a batch, without a trace in it: no dropout, no gradients, no random numbers.
+    """Measurements of a model's layers on a batch. They change no state: no dropout, gradients or random numbers.
 
-    attention_entropy/LAYER  mean over heads and tokens of the entropy of what a token reads, in nats (what a sink takes
-                             counts as one more choice), over the first 128 tokens of the first window: ln(t + 1) at
-                             place t where it reads all alike, 0 where it reads one
-    dead_units/LAYER         share of the feed-forward's units (of experts: of those visited) that stay below 1e-5 of
+    attention_entropy/LAYER  entropy of the attention weights of a token, in nats, averaged over heads and the first 128
+                             tokens of the first window; the weight of a sink counts as one more. ln(t + 1) at position
+                             t for uniform weights, 0 for a weight of 1
+    dead_units/LAYER         share of the feed-forward's units (of experts: those with tokens) that stay below 1e-5 of
                              the layer's largest activation at every token of the batch
     """
     positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
@@ -92,7 +92,7 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
 
 
 def entropy(weights: Tensor, sinks: bool) -> float:
-    """The mean entropy, in nats, of attention weights (..., T); with sinks, what is missing from 1 is a choice too."""
+    """The mean entropy, in nats, of attention weights (..., T); with sinks, what is missing from 1 is one more."""
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     found = torch.special.entr(weights).sum(-1)
     if sinks:
@@ -101,7 +101,7 @@ def entropy(weights: Tensor, sinks: bool) -> float:
 
 
 def watch_units(module: nn.Module, peaks: list[Tensor]) -> Sequence[torch.utils.hooks.RemovableHandle]:
-    """Have a feed-forward add to `peaks` the largest activation of each of its units, (F,), at every call."""
+    """Hooks that append, at every call of a feed-forward, the largest activation of each unit, (F,), to `peaks`."""
 
     def note(units: Tensor) -> None:
         peaks.append(units.detach().abs().flatten(0, -2).amax(0).float())
@@ -126,7 +126,7 @@ def matrices(model: nn.Module) -> list[Tensor]:
 
 
 def update_ratio(before: Sequence[Tensor], model: nn.Module) -> float:
-    """How far the trainable matrices moved: the norm of their change over their norm, given clones of `matrices(model)`
-    from before. About 1e-3 is usual; much less learns slowly, much more is unsteady."""
+    """The norm of the change of the trainable matrices over their norm, given clones of `matrices(model)` from before
+    the update. About 1e-3 is usual; much less learns slowly, much more is unstable."""
     norm = lambda tensors: math.hypot(*(tensor.norm(dtype=torch.float32).item() for tensor in tensors))
     return norm(now - then for now, then in zip(matrices(model), before, strict=True)) / (norm(before) or 1.0)

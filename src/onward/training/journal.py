@@ -1,4 +1,4 @@
-"""Lines of JSON that outlive a full disk."""
+"""Files of JSON lines that are complete even after the disk was full."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class Journal:
-    """A file of JSON lines. Where the disk is full, lines wait in memory until there is room again."""
+    """A file of JSON lines. While the disk is full, lines are kept in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.waiting = path, ""
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a line, or have it wait."""
+        """Append a row as a line, after the lines that are still in memory."""
         self.waiting += json.dumps(row) + "\n"
         data = self.waiting.encode()
         try:
@@ -29,13 +29,13 @@ class Journal:
                     self.waiting = ""
                 else:
                     file.truncate(end)
-        except OSError:  # the folder is gone, say
+        except OSError:  # for example, the folder was removed
             pass
 
     def cut(self, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Keep the rows up to the first that `keep` does not; a line that a kill left unfinished goes in any case."""
+        """Keep the rows before the first for which `keep` is false; remove a line that a kill left unfinished."""
         self.waiting = "".join(takewhile(lambda line: keep(json.loads(line)), self.waiting.splitlines(keepends=True)))
         if self.path.exists():
             lines = self.path.read_bytes().splitlines(keepends=True)
             kept = takewhile(lambda line: line.endswith(b"\n") and keep(json.loads(line)), lines)
-            os.truncate(self.path, sum(map(len, kept)))  # takes no room on the disk
+            os.truncate(self.path, sum(map(len, kept)))  # works on a full disk

@@ -18,8 +18,8 @@ def optimizers(
     """The optimizers that together train a decoder's trainable parameters.
 
     "adamw" (Loshchilov and Hutter 2019); "muon", with AdamW for embeddings, head and vectors; or "module:Class", any
-    torch.optim.Optimizer of a library. Matrices decay, stacks of them too; vectors do not. A UserError tells of a
-    name that is none of these.
+    torch.optim.Optimizer of a library. Weight decay applies to matrices and stacks of matrices, not to vectors. A
+    UserError for any other name.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if name == "adamw":
@@ -34,25 +34,25 @@ def optimizers(
     try:
         return [found(groups(trained, weight_decay), lr=learning_rate, **options)]
     except (TypeError, ValueError) as error:
-        raise UserError(f"the optimizer {name} cannot be made as Onward makes them: {error}") from None
+        raise UserError(f"the optimizer {name} does not take the arguments (parameters, lr, betas): {error}") from None
 
 
 def adamw(
     parameters: dict[str, nn.Parameter], learning_rate: float, weight_decay: float, betas: tuple[float, float]
 ) -> torch.optim.AdamW:
-    """AdamW in torch's fused form."""
+    """torch's AdamW, fused."""
     return torch.optim.AdamW(groups(parameters, weight_decay), lr=learning_rate, betas=betas, fused=True)
 
 
 def groups(parameters: dict[str, nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Those that decay, and those that do not."""
+    """Two parameter groups: with weight decay, and without."""
     matrices = [p for name, p in parameters.items() if is_matrix(name, p)]
     vectors = [p for name, p in parameters.items() if not is_matrix(name, p)]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a matrix or a stack of them; the biases of experts are a stack of vectors."""
+    """Whether a parameter is a matrix or a stack of matrices; the biases of experts are a stack of vectors."""
     return parameter.ndim >= 2 and not name.endswith("bias")
 
 
@@ -71,10 +71,10 @@ def library_class(name: str) -> Callable[..., torch.optim.Optimizer]:
 
 
 class Muon(torch.optim.Optimizer):
-    """Steps along the momentum with all its singular values made about 1 (Jordan et al. 2024), for matrices (O, I) and
-    stacks of them (X, O, I), each matrix by itself.
+    """The update is the momentum with all singular values set to about 1 (Jordan et al. 2024), for matrices (O, I) and
+    for stacks (X, O, I), matrix by matrix.
 
-    Steps are as large as AdamW's, by root mean square, so that one learning rate and one decay serve both (Liu et al.
+    Updates have the root mean square of AdamW's, so that both use the same learning rate and weight decay (Liu et al.
     2025, section 2.2).
     """
 
@@ -85,7 +85,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step, with Nesterov's momentum."""
+        """Make one update, with Nesterov momentum."""
         for group in self.param_groups:
             rate, momentum = group["lr"], group["momentum"]
             for p in group["params"]:
@@ -101,9 +101,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Matrices (..., O, I), at most one dimension more, with their singular values brought near 1, in bf16.
+    """Matrices (O, I) or (X, O, I) with their singular values moved near 1, in bf16.
 
-    Five steps of Newton and Schulz with the coefficients of Jordan et al.: values between about 0.7 and 1.2.
+    Five steps of Newton-Schulz with the coefficients of Jordan et al., which leave values between about 0.7 and 1.2.
     """
     x = matrices.bfloat16()
     tall = x.size(-2) > x.size(-1)
