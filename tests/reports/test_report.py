@@ -340,6 +340,6 @@ def test_second_run_is_drawn_over_the_first_and_compared(tmp_path: Path) -> None
     }
     assert rows["validation loss"] == ["2.7500", "3.3000"]
     assert rows["optimizer"] == ["adamw", "muon"]
-    assert rows["model.n_layers"] == ["2", "3"]
+    assert rows["layers"] == ["2 of width 16, context 64", "3 of width 16, context 64"]
     assert "schedule" not in rows
     assert "vocabularies differ" in parsed.text

@@ -19,7 +19,7 @@ const plots = [...document.querySelectorAll("figure.curve, figure.chart")].map(f
   const readout = figure.querySelector(".readout"), many = figure.classList.contains("chart")
   const heights = [...paths].map(path => [...path.getAttribute("d").matchAll(/[ML][\d.-]+ ([\d.-]+)/g)].map(m => +m[1]))
   const [left, right] = data.x, [top, bottom] = data.y
-  svg.insertAdjacentHTML("beforeend", `<line class="cursor" y1="${top}" y2="${bottom}" x1="-9" x2="-9"/><circle class="dot" r="3.5" cx="-9"/>`)
+  svg.insertAdjacentHTML("beforeend", `<line class="cursor" y1="${top}" y2="${bottom}"/><circle class="dot" r="3.5"/>`)
   const cursor = svg.querySelector(".cursor"), dot = svg.querySelector(".dot")
   let axis = 0, log = 0
 
@@ -53,6 +53,7 @@ const plots = [...document.querySelectorAll("figure.curve, figure.chart")].map(f
     if (many) found = [found.reduce((a, b) => b.distance < a.distance ? b : a)]
     const { i, j, series } = many ? found[0] : found.find(one => one.series.name.startsWith("training")) ?? found[0]
     const places = data.places[series.places]
+    svg.classList.add("pointed")
     cursor.setAttribute("x1", x(places[axis][j])); cursor.setAttribute("x2", x(places[axis][j]))
     dot.setAttribute("cx", x(places[axis][j])); dot.setAttribute("cy", heights[i][j])
     if (many) paths.forEach((path, k) => path.classList.toggle("lit", k === i && data.series.length > 2))
@@ -67,7 +68,7 @@ const plots = [...document.querySelectorAll("figure.curve, figure.chart")].map(f
   const note = readout.textContent
   if (many) svg.onpointerleave = () => {
     readout.textContent = note
-    for (const mark of [cursor, dot]) for (const place of ["x1", "x2", "cx"]) mark.setAttribute(place, -9)
+    svg.classList.remove("pointed")
     paths.forEach(path => path.classList.remove("lit"))
   }
   else read(right, 0)

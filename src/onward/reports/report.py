@@ -16,7 +16,7 @@ from onward.fields import text as in_text
 from onward.files import written_whole
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
-from onward.planning.descriptions import describe, describe_parts, differences
+from onward.planning.descriptions import describe, describe_parts
 from onward.planning.releases import find
 from onward.reports.charts import charts
 from onward.reports.curve import loss_figure
@@ -160,21 +160,13 @@ def comparison(record: Record, figures: Figures, config: DecoderConfig, other: R
         "training time": [f.seconds and duration(f.seconds) for f in both],
     }
     rows = [(name, *(value or "–" for value in values)) for name, values in shown.items()]
-    options = [
-        {name: value for name, value, _ in options_in_effect(one.options, c.d_model)}
+    settings = [
+        dict(describe_parts(c)) | {name: value for name, value, _ in options_in_effect(one.options, c.d_model)}
         for one, c in ((record, config), (other, theirs))
     ]
-    names = dict.fromkeys([*options[0], *options[1]])
-    rows += [
-        (name, *(of_run.get(name, "–") for of_run in options))
-        for name in names
-        if name != "out" and len({o.get(name) for o in options}) > 1
-    ]
-    rows += [
-        (f"model.{change.what}", in_text(change.before) or "–", in_text(change.after) or "–")
-        for change in differences(config, theirs)
-        if "parameters" not in change.what
-    ]
+    names = dict.fromkeys([*settings[0], *settings[1]])
+    pairs = [(name, *(of_run.get(name, "–") for of_run in settings)) for name in names if name != "out"]
+    rows += [row for row in pairs if row[1] != row[2]]
     note = (
         ""
         if config.vocab_size == theirs.vocab_size
