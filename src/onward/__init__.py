@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.evaluation.score import Evaluation
     from onward.evaluation.text import Score
     from onward.generation.answer import Answer
+    from onward.generation.blocks import BlockManager
+    from onward.generation.cache_manager import CacheManager
     from onward.generation.distribution import next_token_distribution
     from onward.generation.engine import Engine
     from onward.generation.options import GenerationOptions
@@ -25,10 +27,10 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.generation.results import Completion, SearchResult
     from onward.generation.sampling import Sampling
     from onward.language_model import LanguageModel, load, save, train
-    from onward.model.cache import Cache
+    from onward.model.cache import KVCache
     from onward.model.config import DecoderConfig
     from onward.model.decoder import Decoder
-    from onward.model.paged import PagedCache
+    from onward.model.paged import PagedKVCache
     from onward.model.part_types import Attention, Block, FeedForward, Norm, Position
     from onward.model.parts import (
         Alibi,
@@ -75,8 +77,9 @@ __all__ = [
     "AttentionOnly",
     "Batch",
     "Block",
+    "BlockManager",
     "BranchNorm",
-    "Cache",
+    "CacheManager",
     "Completion",
     "Decoder",
     "DecoderConfig",
@@ -87,6 +90,7 @@ __all__ = [
     "FeedForward",
     "Gated",
     "GenerationOptions",
+    "KVCache",
     "LanguageModel",
     "LatentAttention",
     "LayerNorm",
@@ -98,7 +102,7 @@ __all__ = [
     "NoPosition",
     "Norm",
     "Notice",
-    "PagedCache",
+    "PagedKVCache",
     "Parallel",
     "Plain",
     "Position",

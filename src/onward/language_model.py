@@ -21,7 +21,9 @@ from onward.evaluation.text import Score, evaluate_texts, evaluate_tokens, score
 from onward.fields import build
 from onward.generation.answer import Answer
 from onward.generation.beam import beam_search
+from onward.generation.cache_manager import CacheManager
 from onward.generation.contrastive import contrastive_search
+from onward.generation.drafts import Draft, LookupDraft, ModelDraft
 from onward.generation.engine import Engine
 from onward.generation.keywords import (
     BeamKeywords,
@@ -31,12 +33,10 @@ from onward.generation.keywords import (
     split,
 )
 from onward.generation.options import GenerationOptions, OptionKeywords
-from onward.generation.prompt_cache import PromptCache
+from onward.generation.prefix_files import PrefixFiles
 from onward.generation.prompts import Prompt, continued, default_new_tokens, prompt_tokens, prompts_of, submit
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
-from onward.generation.speculation import Draft, LookupDraft, ModelDraft
-from onward.model.cache import Cache
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.reports.write import conclude
@@ -57,7 +57,7 @@ class EngineKeywords(TypedDict, total=False):
     draft: LanguageModel | None
     lookup: int
     rows: int | None
-    cache: Cache | None
+    cache: CacheManager | None
     prompt_cache: str | Path | None
 
 
@@ -122,9 +122,11 @@ class LanguageModel:
     ) -> str | list[str] | list[list[str]]:
         """The text that continues a prompt; for a list of prompts a list; with n > 1 a list of n for each prompt.
 
-        Arguments as of `complete`.
+        Arguments as of `complete`. Raises the error of an answer that failed, once the others are done.
         """
         completions = self.complete(prompt, max_new_tokens, n=n, **keywords)
+        if failed := [answer.error for answers in completions for answer in answers if answer.error]:
+            raise failed[0]
         texts = [[answer.text for answer in answers] for answers in completions]
         if all(len(answers) == 1 for answers in texts):
             return texts[0][0] if isinstance(prompt, str) else [answers[0] for answers in texts]
@@ -142,7 +144,8 @@ class LanguageModel:
 
         By default an answer has at most 256 tokens, or as many as the context has room for. Keyword arguments are the
         fields of GenerationOptions and the parameters of `engine`. Answer i of a call, counted over all prompts, uses
-        seed + i.
+        seed + i. An answer that failed (its logits are NaN, no token is allowed, a processor raised) has the
+        finish_reason "error" and an `error`; the others are as they would be without it.
         """
         given = {**keywords, "n": n, "max_new_tokens": max_new_tokens}
         options, rest = split(given, EngineKeywords, DEFAULT)
@@ -160,6 +163,7 @@ class LanguageModel:
                 request.steps,
                 request.num_drafted,
                 request.num_accepted,
+                request.error,
             )
             for request, answer in answers.items()
         ]
@@ -179,13 +183,15 @@ class LanguageModel:
         if options.n > 1:
             raise UserError(f"n is {options.n}: a stream is of one answer, so leave it out")
         engine = self.engine(**cast(EngineKeywords, rest))
-        [answer] = self.submit(engine, prompts_of([prompt]), options).values()
+        [(request, answer)] = self.submit(engine, prompts_of([prompt]), options).items()
         for _ in engine.run():
             if piece := answer.take():
                 yield piece
         answer.finish()
         if piece := answer.take():
             yield piece
+        if request.error:
+            raise request.error
 
     def chat(
         self,
@@ -199,7 +205,7 @@ class LanguageModel:
 
         The chat template that came with the tokenizer turns them into tokens, see `text.chat`; `variables` are values
         for the template (as `{"enable_thinking": False}`). Other arguments as of `stream`. With `rows=1` and
-        `cache=` the same PagedCache in each call, tokens that the cache holds are not computed again.
+        `cache=` the same BlockManager in each call, tokens that the cache holds are not computed again.
         """
         return "".join(self.stream_chat(messages, max_new_tokens, variables=variables, **keywords))
 
@@ -283,7 +289,7 @@ class LanguageModel:
         draft: LanguageModel | None = None,
         lookup: int = 0,
         rows: int | None = None,
-        cache: Cache | None = None,
+        cache: CacheManager | None = None,
         prompt_cache: str | Path | None = None,
     ) -> Engine:
         """An engine for this model and tokenizer; `slide`, `rows` and `cache` as of `generation.engine.Engine`.
@@ -307,7 +313,7 @@ class LanguageModel:
             allowed=self.allowed(),
             slide=slide,
             draft=proposals,
-            prompts=PromptCache(Path(prompt_cache), self.model) if prompt_cache else None,
+            files=PrefixFiles(Path(prompt_cache), self.model) if prompt_cache else None,
         )
 
     def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:

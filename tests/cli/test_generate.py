@@ -107,7 +107,7 @@ def test_prompts_come_from_standard_input_and_from_another_field(said, monkeypat
 
 def test_many_prompts_run_together_through_one_engine(said, lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rows_of, step = [], Engine.step
-    monkeypatch.setattr(Engine, "step", lambda engine: (step(engine), rows_of.append(len(engine.active)))[0])
+    monkeypatch.setattr(Engine, "step", lambda engine: (step(engine), rows_of.append(len(engine.scheduler.active)))[0])
     prompts = [f"{who} {does}" for who in ("The cat", "A dog", "The old king") for does in ("sat", "slept", "sang")]
     Path("many.txt").write_text("\n".join(prompts))
     out, _ = said("--prompts", "many.txt", *SEEDED)
@@ -281,7 +281,7 @@ def test_what_was_printed_stays_when_it_breaks_off(
     step, prompts = Engine.step, ["The"] * 17  # one more than there are rows
 
     def break_off(engine: Engine) -> object:
-        if not engine.waiting and len(engine.active) == 1:
+        if not engine.scheduler.waiting and len(engine.scheduler.active) == 1:
             raise error
         return step(engine)
 

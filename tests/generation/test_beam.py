@@ -130,7 +130,7 @@ def test_a_prompt_is_searched_the_same_alone_and_in_company(
     options["diversity"] = 0.3 * (groups > 1)
     alone = [beam_search(model, [prompt], **options)[0] for prompt in PROMPTS]
     monkeypatch.setattr("onward.generation.search.CHUNK", 3)  # prompts are read, and caches grow, in pieces
-    monkeypatch.setattr("onward.generation.search.STEP", 2)
+    monkeypatch.setattr("onward.generation.engine.STEP", 2)
     for found, wanted in zip(beam_search(model, PROMPTS, **options), alone):
         assert_same(found, wanted)
 

@@ -214,7 +214,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_one_sentence_for(case: str) -> None:
     how, message = BAD[case]
     with pytest.raises(UserError, match=re.escape(message)) as caught:
-        lm("char").complete("a", 9, **how)
+        lm("char").generate("a", 9, **how)
     assert "\n" not in str(caught.value)
 
 

@@ -50,7 +50,7 @@ def test_tokens_are_those_of_the_formula_alone_and_in_company(
     for prompt, tokens in zip(PROMPTS, wanted):
         assert contrastive_search(model, [prompt], max_new_tokens=new, alpha=alpha, k=k) == [tokens]
     monkeypatch.setattr("onward.generation.search.CHUNK", 3)  # prompts are read, and caches grow, in pieces
-    monkeypatch.setattr("onward.generation.search.STEP", 2)
+    monkeypatch.setattr("onward.generation.engine.STEP", 2)
     assert contrastive_search(model, PROMPTS, max_new_tokens=new, alpha=alpha, k=k) == wanted
 
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,17 +12,19 @@ import pytest
 import torch
 
 from onward.errors import UserError
-from onward.generation import engine as engine_module
+from onward.generation.blocks import BlockManager
+from onward.generation.cache_manager import CacheManager
 from onward.generation.distribution import draw, next_token_distribution, uniform
+from onward.generation.drafts import Draft, LookupDraft, ModelDraft
 from onward.generation.engine import Engine, generate
-from onward.generation.prompt_cache import PromptCache
+from onward.generation.prefix_files import PrefixFiles
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.generation.speculation import DRAW, Draft, LookupDraft, ModelDraft
-from onward.model.cache import Cache
+from onward.generation.speculation import DRAW
+from onward.model.cache import KVCache
 from onward.model.config import Alibi, DecoderConfig, Learned, SelfAttention
 from onward.model.decoder import Decoder
-from onward.model.paged import PagedCache
+from onward.model.paged import PagedKVCache
 
 GREEDY, WARM = Sampling(temperature=0), Sampling(temperature=1.3, top_k=20, top_p=0.95)
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -138,13 +139,12 @@ def test_sliding_in_company_changes_nothing() -> None:
     assert run(model, make(), slide=True) == alone
 
 
-def test_prompts_longer_than_a_chunk_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    monkeypatch.setattr(engine_module, "CHUNK", 3)
-    for kind in CONFIGS:
-        model = decoder(kind)
-        requests = [Request(p, GREEDY, 10) for p in PROMPTS]
-        assert run(model, requests) == [plainly(model, request) for request in requests]
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_prompts_longer_than_a_chunk_are_prefilled_in_pieces(kind: str) -> None:
+    model = decoder(kind)
+    cache = CacheManager(KVCache(model.config, 4, 24, 3))
+    found = run(model, [Request(p, GREEDY, 10) for p in PROMPTS], cache=cache)
+    assert found == [plainly(model, Request(p, GREEDY, 10)) for p in PROMPTS]
 
 
 def test_without_a_seed_each_run_is_another() -> None:
@@ -202,12 +202,12 @@ def requests_of(random: Random) -> list[Request]:
     return result
 
 
-def cache_of(model: Decoder, random: Random, rows: int, chunk: int) -> Cache:
+def cache_of(model: Decoder, random: Random, rows: int, chunk: int) -> CacheManager:
     kind = random.choice(["whole", "growing", "paged", "scarce"])
     if kind in ("whole", "growing"):
-        return Cache(model.config, rows, 24, chunk, step=5 if kind == "growing" else 0)
+        return CacheManager(KVCache(model.config, rows, 24, chunk, step=5 if kind == "growing" else 0))
     blocks = 24 // 4 + chunk // 4 + 2 if kind == "scarce" else 200  # hardly more than one request needs
-    return PagedCache(model.config, rows, 24, chunk, blocks=blocks, block_size=4)
+    return BlockManager(PagedKVCache(model.config, rows, 24, chunk, blocks=blocks, block_size=4))
 
 
 @pytest.mark.parametrize("mix", range(200))
@@ -226,7 +226,7 @@ def test_a_request_has_the_same_tokens_in_every_company_cache_and_chunking(mix: 
             list(engine.run())
     engine = Engine(model, rows=rows, cache=cache_of(model, random, rows, chunk), draft=DRAFTS[draft]())
     waiting = list(together)
-    while waiting or engine.waiting or engine.active:  # they come at different times
+    while waiting or engine.busy:  # they come at different times
         for _ in range(random.randint(0, 2)):
             if waiting:
                 engine.add(waiting.pop(0))
@@ -241,11 +241,11 @@ def test_a_cancelled_request_leaves_its_row_at_once_and_the_others_go_on() -> No
     first, second, third = (engine.add(Request(p, GREEDY, 12)) for p in PROMPTS[:3])
     for _ in range(4):
         engine.step()
-    assert [r in engine.active for r in (first, second, third)] == [True, True, False]
+    assert [r in engine.scheduler.active for r in (first, second, third)] == [True, True, False]
     engine.cancel(first)
     assert first.finish_reason == "cancelled"
     engine.step()
-    assert third in engine.active
+    assert third in engine.scheduler.active
     list(engine.run())
     assert [second.tokens, third.tokens] == [plainly(model, request) for request in (second, third)]
     assert first.tokens == plainly(model, first)[: len(first.tokens)]
@@ -255,7 +255,7 @@ def test_samples_of_one_prompt_share_its_reading() -> None:
     model, calls = MODELS["rotary"], []
     hook = model.embed.register_forward_pre_hook(lambda module, inputs: calls.append(inputs[0].numel()))
     first = Request(PROMPTS[1], WARM, 6)
-    rest = [Request(PROMPTS[1], WARM, 6, seed=6 + i, shares_prompt_with=first) for i in range(3)]
+    rest = [Request(PROMPTS[1], WARM, 6, seed=6 + i) for i in range(3)]
     run(model, [first, *rest])
     hook.remove()
     assert sum(calls) == len(PROMPTS[1]) + 3 + 4 * 5
@@ -264,10 +264,12 @@ def test_samples_of_one_prompt_share_its_reading() -> None:
 
 def test_a_cache_too_small_for_one_request_is_one_sentence() -> None:
     model = MODELS["rotary"]
-    engine = Engine(model, rows=2, cache=PagedCache(model.config, 2, 24, 8, blocks=2, block_size=4))
+    engine = Engine(model, rows=2, cache=BlockManager(PagedKVCache(model.config, 2, 24, 8, blocks=2, block_size=4)))
     engine.add(Request([1] * 5, GREEDY, 10))
-    with pytest.raises(UserError, match="no room for"):
-        list(engine.run())
+    request = engine.scheduler.waiting[0]
+    list(engine.run())
+    assert request.finish_reason == "error"
+    assert "no room for" in str(request.error)
 
 
 def test_logits_that_are_not_numbers_name_the_module_that_made_the_first() -> None:
@@ -293,7 +295,7 @@ def test_a_prompt_on_disk_is_not_read_again_and_changes_no_token(kind: str, tmp_
     for prompt, new in (PROMPTS[1], 7), (PROMPTS[1], 1), (longer, 2), (longer, 1):
         read.clear()
         request = Request(prompt, WARM, 5)
-        assert run(model, [request], prompts=PromptCache(tmp_path, model)) == [plainly(model, request)]
+        assert run(model, [request], files=PrefixFiles(tmp_path, model)) == [plainly(model, request)]
         assert read[0] == new
     hook.remove()
 
@@ -311,20 +313,30 @@ def test_a_draft_whose_vocabulary_is_padded_otherwise_proposes_all_the_same(voca
 def test_a_sample_that_comes_late_does_not_share_what_windows_have_passed(paged: bool) -> None:
     model = MODELS["windows"]
     first = Request(PROMPTS[1], WARM, 6)
-    requests = [first, *(Request(PROMPTS[1], WARM, 3 + i, seed=i, shares_prompt_with=first) for i in range(8))]
-    kind = partial(PagedCache, blocks=40, block_size=4) if paged else Cache
-    engine = Engine(model, cache=kind(model.config, 2, 24, 3))
+    requests = [first, *(Request(PROMPTS[1], WARM, 3 + i, seed=i) for i in range(8))]
+    blocks = lambda: BlockManager(PagedKVCache(model.config, 2, 24, 3, blocks=40, block_size=4))
+    engine = Engine(model, cache=blocks() if paged else CacheManager(KVCache(model.config, 2, 24, 3)))
     for request in requests:
         engine.add(request)
     list(engine.run())
     assert [r.tokens for r in requests] == [plainly(model, r) for r in requests]
 
 
+def small_cache(model: Decoder, chunk: int = 8) -> CacheManager:
+    return CacheManager(KVCache(model.config, 2, 24, chunk))
+
+
 IMPOSSIBLE = {
     "no rows": ({"rows": 0}, "rows is 0"),
-    "more rows than the cache": ({"rows": 9, "cache": Cache(MODELS["rotary"].config, 2, 24, 8)}, "rows is 9"),
-    "another model's cache": ({"cache": Cache(DRAFTER.config, 2, 24, 8)}, "belongs to another model"),
-    "a short chunk": ({"cache": Cache(MODELS["rotary"].config, 2, 24, 4), "draft": LookupDraft(4)}, "needs 5"),
+    "more rows than the cache": (
+        {"rows": 9, "cache": small_cache(MODELS["rotary"])},
+        "rows is 9",
+    ),
+    "another model's cache": ({"cache": small_cache(DRAFTER)}, "belongs to another model"),
+    "a short chunk": (
+        {"cache": small_cache(MODELS["rotary"], 4), "draft": LookupDraft(4)},
+        "needs 5",
+    ),
     "a draft with a short context": (
         {"draft": ModelDraft(decoder("learned", context_length=9))},
         "the draft has 9 positions",

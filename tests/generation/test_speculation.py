@@ -11,9 +11,11 @@ from torch import Tensor
 
 from onward.generation import speculation
 from onward.generation.distribution import draw, next_token_distribution, uniform
+from onward.generation.drafts import LookupDraft, LookupIndex
 from onward.generation.request import Request
+from onward.generation.sampler import Sampler
 from onward.generation.sampling import Sampling
-from onward.generation.speculation import DRAFT, LookupDraft, Proposal, expected_tokens, verify
+from onward.generation.speculation import DRAFT, Proposal, expected_tokens
 
 V, LONG, AHEAD, N = 4, 3, 2, 12_000
 RANDOM = torch.Generator().manual_seed(0)
@@ -59,7 +61,8 @@ def sample(s: Sampling, kind: str) -> list[tuple[int, ...]]:
     while open_:
         drafts = proposals(open_, kind)
         texts = [r.prompt + r.tokens + d.tokens[:j] for r, d in zip(open_, drafts) for j in range(1 + len(d.tokens))]
-        for request, new in zip(open_, verify(after(TARGET, texts), open_, drafts, None, None)):  # type: ignore[arg-type]
+        for request, new in zip(open_, Sampler().sample(after(TARGET, texts), open_, drafts)[0]):
+            assert isinstance(new, list)
             request.tokens += new
         open_ = [r for r in open_ if len(r.tokens) < LONG]
     return [tuple(r.tokens[:LONG]) for r in requests]
@@ -85,23 +88,27 @@ def test_speculation_has_the_distribution_of_the_model(name: str, kind: str) -> 
     assert_follows_the_model(name, kind)
 
 
-def wrong_acceptance(p: Tensor, places: Any, proposals: Any, at: Tensor) -> list[int]:
-    return right_accepted(p * 1.5, places, proposals, at)
+def wrong_acceptance(p: Tensor, *rest: Any) -> Tensor:
+    return right_accepted(p * 1.5, *rest)
 
 
-def greedy_acceptance(p: Tensor, places: Any, proposals: Any, at: Tensor) -> list[int]:
-    return right_accepted(p, places, proposals, torch.full_like(at, 0.5))
+def greedy_acceptance(p: Tensor, proposals: Any, first: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
+    return right_accepted(p, proposals, first, torch.zeros_like(seeds), torch.zeros_like(index))
 
 
 right_accepted = speculation.accepted
 MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "too much is accepted": ("accepted", wrong_acceptance),
     "a coin is not thrown": ("accepted", greedy_acceptance),
-    "a refused place is drawn from p": ("residual", lambda p, proposal, k: p),
+    "a refused place is drawn from p": ("residual", lambda p, proposal, kept: p),
     "the residual is not normalized": (
         "residual",
-        lambda p, proposal, k: (rest := (p - proposal.distributions[k]).clamp(min=0)).index_add(
-            0, torch.tensor([V - 1]), 1 - rest.sum(0, keepdim=True)
+        lambda p, proposal, kept: (
+            p
+            if kept == len(proposal.tokens)
+            else (rest := (p - proposal.distributions[kept]).clamp(min=0)).index_add(
+                0, torch.tensor([V - 1]), 1 - rest.sum(0, keepdim=True)
+            )
         ),
     ),
 }
@@ -116,16 +123,21 @@ def test_the_proof_notices(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_proposal_that_is_wholly_accepted_gives_one_token_more() -> None:
     request, sure = Request([0], Sampling(temperature=0), 9), torch.eye(V)[[1, 2, 3]]
-    assert verify(sure, [request], [Proposal([1, 2])], None, None) == [[1, 2, 3]]  # type: ignore[arg-type]
-    assert verify(sure, [request], [Proposal([1, 3])], None, None) == [[1, 2]]  # type: ignore[arg-type]
-    assert verify(sure[:1], [request], [Proposal()], None, None) == [[1]]  # type: ignore[arg-type]
+    sample = lambda logits, tokens: Sampler().sample(logits, [request], [Proposal(tokens)])[0]
+    assert sample(sure, [1, 2]) == [[1, 2, 3]]
+    assert sample(sure, [1, 3]) == [[1, 2]]
+    assert sample(sure[:1], []) == [[1]]
 
 
 def test_a_look_up_proposes_what_followed_the_longest_run() -> None:
-    draft = LookupDraft(num_draft_tokens=3, ngram=2)
-    assert draft.find([1, 2, 3, 9, 2, 4, 1, 2]) == [3, 9, 2]
-    assert draft.find([5, 7, 1, 7]) == [1, 7]
-    assert draft.find([1, 2, 3]) == []
+    cases = {(1, 2, 3, 9, 2, 4, 1, 2): [3, 9, 2], (5, 7, 1, 7): [1, 7], (1, 2, 3): [], (4,): []}
+    for text, found in cases.items():
+        index = LookupIndex(ngram=2)
+        index.extend(text)
+        assert index.find(3) == found
+        request = Request(list(text[:1]), HOT, 9, tokens=list(text[1:]))
+        draft = LookupDraft(num_draft_tokens=3, ngram=2)
+        assert [p.tokens for p in draft.propose([request], [2])] == [found[:2]]
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(0.0, 1.0), (0.5, 1.875), (0.8, 2.952), (1.0, 4.0)])

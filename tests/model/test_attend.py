@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.model import cache as cache_module
-from onward.model.attention import Attend, attention_weights
-from onward.model.cache import views
+from onward.model import context
+from onward.model.attention import Attend
+from onward.model.backends import attention_weights
 from onward.model.config import Alibi, DecoderConfig, Rotary, SelfAttention, at
+from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
 from onward.model.positions import SinusoidalModule, alibi_slopes, rotate
 
@@ -67,12 +68,11 @@ def assert_equals_plain_loops(name: str, layer: int) -> None:
     sinks = None if attend.sinks is None else attend.sinks.normal_().tolist()
     q = torch.randn(2, 9, config.n_heads, config.d_head, dtype=torch.float64)
     k, v = torch.randn(2, 2, 9, config.n_kv_heads, config.d_head, dtype=torch.float64)
-    view = views(config, q, POSITIONS, None)[layer]
+    seen = attention_contexts(config, q.dtype, POSITIONS, None, plain=False)[layer]
     weights = in_plain_loops(config, layer, q, k, sinks)
     wanted = torch.einsum("bhts,bshe->bthe", weights, v.repeat_interleave(config.n_heads // config.n_kv_heads, 2))
-    assert_close(attend.weights(q, k, view), weights, 1e-10)
-    assert_close(attend.written_out(q, k, v, view), wanted, 1e-10)
-    assert_close(attend(q, k, v, view), wanted, 1e-10)
+    assert_close(attend.weights(q, k, seen), weights, 1e-10)
+    assert_close(attend(q, k, v, seen), wanted, 1e-10)
 
 
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
@@ -82,15 +82,15 @@ def test_attention_equals_plain_loops(name: str, layer: int) -> None:
 
 @pytest.mark.parametrize("by", [1, -1])
 def test_the_proof_notices_a_window_off_by_one(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = cache_module.visible
-    monkeypatch.setattr(cache_module, "visible", lambda q, k, window: right(q, k, window + by if window else 0))
+    right = context.visible
+    monkeypatch.setattr(context, "visible", lambda q, k, window: right(q, k, window + by if window else 0))
     with pytest.raises(AssertionError):
         assert_equals_plain_loops("gemma2", 0)
 
 
 def test_the_proof_notices_wrong_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Attend.weights
-    monkeypatch.setattr(Attend, "weights", lambda self, q, k, view: right(self, q, k.flip(2), view))
+    monkeypatch.setattr(Attend, "weights", lambda self, q, k, context: right(self, q, k.flip(2), context))
     with pytest.raises(AssertionError):
         assert_equals_plain_loops("llama", 0)
 

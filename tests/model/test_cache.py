@@ -5,9 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.model.cache import Cache, quantize
+from onward.generation.cache_manager import CacheManager
+from onward.model.cache import KVCache, quantize
 from onward.model.config import LatentAttention, Learned, SelfAttention
-from onward.model.paged import PagedCache
+from onward.model.paged import PagedKVCache
 
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids
 
@@ -16,30 +17,30 @@ ROWS, LENGTH, CHUNK = 3, 12, 4
 
 def test_full_layers_have_length_and_chunk_slots_and_window_layers_window_and_chunk() -> None:
     c = config(n_layers=3, n_kv_heads=2, attention=(SelfAttention(window=3), SelfAttention(), SelfAttention(window=99)))
-    cache = Cache(c, ROWS, LENGTH, CHUNK, dtype=torch.bfloat16)
-    assert [store.slots for store in cache.layers] == [3 + CHUNK, LENGTH + CHUNK, LENGTH + CHUNK]
+    cache = KVCache(c, ROWS, LENGTH, CHUNK, dtype=torch.bfloat16)
+    assert [layer.slots for layer in cache.layers] == [3 + CHUNK, LENGTH + CHUNK, LENGTH + CHUNK]
     assert cache.layers[0].entries["k"].shape == (ROWS, 3 + CHUNK, c.n_kv_heads, c.d_head)
 
 
 WINDOWS = config(n_kv_heads=2, attention=(SelfAttention(window=3), SelfAttention()))  # 2 * 2 * 4 numbers per token
 LATENTS = config(attention=LatentAttention(d_latent=40, d_rope=6))  # 46 numbers per token
 MEMORY = {  # a cache and, for each layer, slots times bytes of an entry in each
-    "windows": (lambda: Cache(WINDOWS, 3, 12, 4, dtype=torch.bfloat16), 3 * (7 * 16 * 2 + 16 * 16 * 2)),
-    "in fp32": (lambda: Cache(WINDOWS, 3, 12, 4), 3 * (7 * 16 * 4 + 16 * 16 * 4)),
-    "latents": (lambda: Cache(LATENTS, 3, 12, 4, dtype=torch.float16), 2 * 3 * 16 * 46 * 2),
-    "growing": (lambda: Cache(WINDOWS, 3, 12, 4, step=5, dtype=torch.bfloat16), 3 * (5 * 16 * 2 + 5 * 16 * 2)),
+    "windows": (lambda: KVCache(WINDOWS, 3, 12, 4, dtype=torch.bfloat16), 3 * (7 * 16 * 2 + 16 * 16 * 2)),
+    "in fp32": (lambda: KVCache(WINDOWS, 3, 12, 4), 3 * (7 * 16 * 4 + 16 * 16 * 4)),
+    "latents": (lambda: KVCache(LATENTS, 3, 12, 4, dtype=torch.float16), 2 * 3 * 16 * 46 * 2),
+    "growing": (lambda: KVCache(WINDOWS, 3, 12, 4, step=5, dtype=torch.bfloat16), 3 * (5 * 16 * 2 + 5 * 16 * 2)),
     "quantized": (  # 4 vectors of 4 numbers
-        lambda: Cache(WINDOWS, 3, 12, 4, quantized=True, dtype=torch.bfloat16),
+        lambda: KVCache(WINDOWS, 3, 12, 4, quantized=True, dtype=torch.bfloat16),
         3 * (7 * 4 * (4 + 2) + 16 * 4 * (4 + 2)),
     ),
-    "quantized latents": (lambda: Cache(LATENTS, 3, 12, 4, quantized=True), 2 * 3 * 16 * (46 + 2 * 4)),
-    "paged": (  # and a bin; the rows hold at most 3 * 5 blocks of the window
-        lambda: PagedCache(WINDOWS, 3, 12, 4, blocks=19, block_size=2, dtype=torch.bfloat16),
-        (1 + 3 * 4) * 2 * 16 * 2 + (1 + 19) * 2 * 16 * 2,
+    "quantized latents": (lambda: KVCache(LATENTS, 3, 12, 4, quantized=True), 2 * 3 * 16 * (46 + 2 * 4)),
+    "paged": (  # and two blocks more: null and padding; the rows hold at most 3 * 5 blocks of the window
+        lambda: PagedKVCache(WINDOWS, 3, 12, 4, blocks=19, block_size=2, dtype=torch.bfloat16),
+        (2 + 3 * 4) * 2 * 16 * 2 + (2 + 19) * 2 * 16 * 2,
     ),
     "quantized, paged": (
-        lambda: PagedCache(LATENTS, 3, 12, 4, blocks=19, block_size=2, quantized=True),
-        2 * (1 + 19) * 2 * (46 + 2 * 4),
+        lambda: PagedKVCache(LATENTS, 3, 12, 4, blocks=19, block_size=2, quantized=True),
+        2 * (2 + 19) * 2 * (46 + 2 * 4),
     ),
 }
 
@@ -49,7 +50,7 @@ def test_memory_is_entries_times_slots_times_bytes_and_all_that_is_allocated(kin
     make, wanted = MEMORY[kind]
     cache = make()
     assert cache.nbytes() == wanted
-    assert sum(t.untyped_storage().nbytes() for store in cache.layers for t in store.entries.values()) == wanted
+    assert sum(t.untyped_storage().nbytes() for layer in cache.layers for t in layer.entries.values()) == wanted
 
 
 def test_a_token_of_plain_layers_takes_2_layers_kv_heads_d_head_bytes() -> None:
@@ -58,18 +59,18 @@ def test_a_token_of_plain_layers_takes_2_layers_kv_heads_d_head_bytes() -> None:
     for c, dtype in (gpt2_large, torch.bfloat16), (grouped, torch.float32):
         per_token = 2 * c.n_layers * c.n_kv_heads * c.d_head * dtype.itemsize
         for rows, length, chunk in (1, 1024, 0), (1, 1024, 1), (3, 100, 8):
-            cache = Cache(c, rows, length, chunk, device="meta", dtype=dtype)
+            cache = KVCache(c, rows, length, chunk, device="meta", dtype=dtype)
             assert cache.nbytes() == rows * (length + chunk) * per_token
-    without_room_for_a_chunk = Cache(gpt2_large, 1, 1024, 0, device="meta", dtype=torch.float16)
+    without_room_for_a_chunk = KVCache(gpt2_large, 1, 1024, 0, device="meta", dtype=torch.float16)
     assert without_room_for_a_chunk.nbytes() == 188_743_680
 
 
 def test_a_growing_cache_has_the_slots_that_were_asked_for_in_steps() -> None:
-    cache = Cache(WINDOWS, ROWS, LENGTH, CHUNK, step=5)
+    cache = KVCache(WINDOWS, ROWS, LENGTH, CHUNK, step=5)
     wanted = {0: (5, 5), 4: (5, 5), 5: (7, 10), 9: (7, 10), 10: (7, 15), 3: (7, 15), 12: (7, 15)}  # one is for pads
     for end, slots in wanted.items():
-        assert cache.extend(0, max(0, end - 1), end)
-        assert tuple(store.slots for store in cache.layers) == slots
+        assert CacheManager(cache).reserve(0, max(0, end - 1), end)
+        assert tuple(layer.slots for layer in cache.layers) == slots
 
 
 @given(
@@ -94,8 +95,8 @@ def test_what_is_no_number_stays_none_when_it_is_quantized() -> None:
 
 
 def test_views_share_the_memory_of_the_cache() -> None:
-    cache = Cache(DECODERS["llama"], ROWS, LENGTH, CHUNK)
-    view = cache.rows(1, 2).upto(5)
+    cache = KVCache(DECODERS["llama"], ROWS, LENGTH, CHUNK)
+    view = cache.view(1, 2, 5)
     view.layers[0].entries["k"].fill_(1)
     k = cache.layers[0].entries["k"]
     assert k[1, :5].all()
@@ -108,7 +109,7 @@ MODELS = [decoder(DECODERS[name]) for name in ("gemma2", "alibi in windows", "ev
 @given(model=st.sampled_from(MODELS), data=st.data())
 @torch.inference_mode()
 def test_any_interleaving_of_chunks_roll_backs_and_new_rows_equals_the_plain_run(model, data) -> None:  # type: ignore[no-untyped-def]
-    cache = Cache(model.config, ROWS, LENGTH, CHUNK)
+    cache = KVCache(model.config, ROWS, LENGTH, CHUNK)
     texts: list[list[int]] = [[] for _ in range(ROWS)]
     furthest = [0] * ROWS  # the end of what was ever written to each row, pads included
     for _ in range(data.draw(st.integers(1, 8), "calls")):
@@ -126,7 +127,7 @@ def test_any_interleaving_of_chunks_roll_backs_and_new_rows_equals_the_plain_run
         starts = torch.tensor([len(text) for text in texts])
         positions = starts[:, None] + torch.arange(width)
         end = int(positions.max()) + 1
-        logits = model(tokens, positions, cache.upto(end) if data.draw(st.booleans(), "upto") else cache)
+        logits = model(tokens, positions, cache.view(length=end) if data.draw(st.booleans(), "upto") else cache)
         for row, (text, new) in enumerate(zip(texts, fresh)):
             furthest[row] = max(furthest[row], len(text) + width)
             text += new
@@ -135,10 +136,10 @@ def test_any_interleaving_of_chunks_roll_backs_and_new_rows_equals_the_plain_run
 
 def call(positions: list[int] | None, view: str = "whole") -> None:
     model = decoder(DECODERS["llama"])
-    cache = Cache(model.config, 1, LENGTH, CHUNK)
-    cache = {"whole": cache, "upto": cache.upto(6)}[view]
+    cache = KVCache(model.config, 1, LENGTH, CHUNK)
+    seen = {"whole": cache.view(), "upto": cache.view(length=6)}[view]
     tokens = token_ids(model.config, 1, len(positions or [0]))
-    model(tokens, None if positions is None else torch.tensor([positions]), cache)
+    model(tokens, None if positions is None else torch.tensor([positions]), seen)
 
 
 @pytest.mark.parametrize(

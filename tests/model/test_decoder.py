@@ -9,16 +9,14 @@ import pytest
 import torch
 
 from onward import fields
-from onward.model import cache as cache_module
 from onward.model import config as parts
-from onward.model.attention import Attend
-from onward.model.cache import Cache
+from onward.model.cache import KVCache, LayerCache
 from onward.model.config import DecoderConfig, Experts, at
 from onward.model.routing import Routing
 from onward.model.scaling import Scaling
 
-from support.decoders import DECODERS, LENGTH, assert_close, decoder, token_ids
-from support.ways import WAYS, assert_equals_the_plain_run, positions
+from support.decoders import DECODERS, LENGTH, decoder, token_ids
+from support.ways import WAYS, assert_equals_the_plain_run
 
 every_decoder = pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
 
@@ -80,53 +78,47 @@ def test_every_way_to_run_gives_the_logits_of_the_plain_run(config: DecoderConfi
     assert_equals_the_plain_run(config, way)
 
 
-@torch.inference_mode()
-@every_decoder
-def test_the_fused_kernel_computes_the_reference(config: DecoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tokens = decoder(config, torch.float64), token_ids(config)
-    twice = positions(tokens).reshape(1, -1)  # documents too
-    default = model(tokens), model(tokens.view(1, -1), twice)
-    monkeypatch.setattr(Attend, "fused", Attend.written_out)
-    for got, wanted in zip(default, (model(tokens), model(tokens.view(1, -1), twice))):
-        assert_close(got, wanted, 1e-10)
-
-
 MUTANTS: dict[str, tuple[str, Any, str, str]] = {  # what is broken: its place, what it becomes, where it must show
-    "documents see each other": ("documents", lambda p: torch.zeros_like(p), "llama", "packed"),
+    "documents see each other": ("context.segment_ids", lambda p: torch.zeros_like(p), "llama", "packed"),
     "a window forgets its last token": (
-        "held",
+        "cache.slot_positions",
         lambda slots, last: last - (last - torch.arange(slots)) % slots - 1,
         "gemma2",
         "one by one",
     ),
     "unreached slots are seen": (
-        "visible",
+        "context.visible",
         lambda query, key, window: key <= query,
         "llama",
         "in chunks",
     ),
-    "slots see the future": ("visible", lambda query, key, window: key >= 0, "llama", "rolled back"),
+    "slots see the future": (
+        "context.visible",
+        lambda query, key, window: (key >= 0) & (query >= 0),
+        "llama",
+        "rolled back",
+    ),
 }
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_proof_notices_when(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place, broken, name, way = MUTANTS[mutant]
-    monkeypatch.setattr(cache_module, place, broken)
+    monkeypatch.setattr(f"onward.model.{place}", broken)
     with pytest.raises(AssertionError):
         assert_equals_the_plain_run(DECODERS[name], way)
 
 
 def test_the_proof_notices_a_window_store_without_room_for_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Cache.__init__
+    whole = KVCache.__init__
 
-    def tight(self: Cache, *args: Any, **kwargs: Any) -> None:
+    def tight(self: KVCache, *args: Any, **kwargs: Any) -> None:
         whole(self, *args, **kwargs)
         for layer, store in enumerate(self.layers):
             if window := at(DECODERS["gemma2"].attention, layer).window:
-                store.entries = {name: t[:, :window] for name, t in store.entries.items()}
+                self.layers[layer] = LayerCache({name: t[:, :window] for name, t in store.entries.items()}, window)
 
-    monkeypatch.setattr(Cache, "__init__", tight)
+    monkeypatch.setattr(KVCache, "__init__", tight)
     for way in "in chunks", "rolled back", "ragged":
         with pytest.raises((AssertionError, RuntimeError)):
             assert_equals_the_plain_run(DECODERS["gemma2"], way)

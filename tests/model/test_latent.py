@@ -1,15 +1,14 @@
 """Latent attention has two forms: they are one computation, and the one with fewer multiplications is taken."""
 
-import math
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from onward.model.attention import Attend
-from onward.model.cache import View, views
+from onward.model.backends import reference
 from onward.model.config import LatentAttention
+from onward.model.context import AttentionContext, AttentionMask, attention_contexts
 from onward.model.latent import LatentAttentionModule
 
 from support.decoders import assert_close, config
@@ -30,10 +29,10 @@ def module(part: LatentAttention) -> LatentAttentionModule:
     return made
 
 
-def last_of(seen: int, tokens: int) -> View:
+def last_of(seen: int, tokens: int) -> AttentionContext:
     """What the last so many tokens of a row know: each sees all up to itself."""
-    bias = torch.zeros(1, 1, seen, seen, dtype=torch.float64).masked_fill(torch.ones(seen, seen).triu(1) > 0, -math.inf)
-    return View(torch.arange(seen)[None, -tokens:], None, bias[:, :, -tokens:], None)
+    positions = torch.arange(seen)[None]
+    return AttentionContext(AttentionMask(positions[:, -tokens:], positions))
 
 
 def inputs(part: LatentAttention, tokens: int, seen: int) -> Any:
@@ -60,11 +59,11 @@ def test_absorbed_values_and_gradients_are_those_of_the_expanded_form(
 @every_part
 def test_a_layer_learns_the_same_in_either_form(part: LatentAttention, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = module(part), torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True)
-    view = views(config(attention=part), x, None, None)[0]
+    context = attention_contexts(config(attention=part), x.dtype, torch.arange(7)[None], None, plain=True)[0]
     results = []
     for absorb in False, True:
         monkeypatch.setattr(layer, "absorbing_is_cheaper", lambda *sizes, absorb=absorb: absorb)
-        y = layer(x, view)
+        y = layer(x, context)
         results.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
     for got, wanted in zip(*results):
         assert_close(got, wanted, 1e-12)
@@ -72,7 +71,7 @@ def test_a_layer_learns_the_same_in_either_form(part: LatentAttention, monkeypat
 
 @every_part
 def test_the_form_with_fewer_multiplications_is_taken(part: LatentAttention, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Attend, "fused", Attend.written_out)  # whose products can be counted
+    monkeypatch.setattr("onward.model.attention.attend", reference)  # whose products can be counted
     layer = module(part)
 
     def count(form: Any, tokens: int, seen: int) -> int:

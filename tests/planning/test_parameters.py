@@ -7,7 +7,7 @@ import pytest
 
 from onward.errors import UserError
 from onward.families import preset
-from onward.model.cache import Cache
+from onward.model.cache import KVCache
 from onward.model.config import DecoderConfig, Experts, Gated, LayerNorm, NoNorm, RMSNorm, SelfAttention
 from onward.model.decoder import Decoder
 from onward.planning.parameters import active_parameters, biases, cache_bytes_per_token, modules, parameters
@@ -62,7 +62,7 @@ def test_cache_bytes_are_those_of_keys_and_values(name: str, expected: int) -> N
 @pytest.mark.parametrize("name", DECODERS)
 def test_cache_bytes_are_those_that_a_cache_takes(name: str) -> None:
     c = DECODERS[name]
-    cache = Cache(c, rows=1, length=c.context_length, chunk=1)
+    cache = KVCache(c, rows=1, length=c.context_length, chunk=1)
     held = [tensor.nbytes // tensor.size(1) for store in cache.layers for tensor in store.entries.values()]
     assert cache_bytes_per_token(c, bytes_per_number=4) == sum(held)
 

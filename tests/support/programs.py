@@ -6,9 +6,11 @@ from random import Random
 
 import torch
 
-from onward.model.cache import Cache
+from onward.generation.blocks import BlockManager
+from onward.generation.cache_manager import CacheManager
+from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.model.paged import BIN, PagedCache
+from onward.model.paged import NULL_BLOCK
 
 from support.decoders import assert_close
 
@@ -27,26 +29,26 @@ class Row:
 class Program:
     """Requests that come, go on, are rolled back, copied, moved and leave, as `random` says."""
 
-    def __init__(self, model: Decoder, cache: Cache, random: Random) -> None:
-        self.model, self.cache, self.random = model, cache, random
+    def __init__(self, model: Decoder, manager: CacheManager, random: Random) -> None:
+        self.model, self.manager, self.random = model, manager, random
         self.rows: list[Row | None] = [None] * ROWS
         self.texts: list[list[int]] = [[]]  # what new requests may begin with
-        self.shared = self.refused = 0  # tokens found by open, and times that there was no room
+        self.shared = self.refused = 0  # tokens found by allocate, and times that there was no room
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             row = self.random.randrange(ROWS)
-            taken = [self.feed] * 4 + [self.fork, self.move, self.reorder, self.close]
-            self.random.choice(taken if self.rows[row] else [self.open])(row)
-            check_blocks(self.cache)
+            taken = [self.feed] * 4 + [self.fork, self.move, self.reorder, self.free]
+            self.random.choice(taken if self.rows[row] else [self.allocate])(row)
+            check_blocks(self.manager)
 
     def tokens(self, most: int) -> list[int]:
         return [self.random.randrange(2) for _ in range(self.random.randint(1, most))]  # two of them, to be alike often
 
-    def open(self, row: int) -> None:
+    def allocate(self, row: int) -> None:
         text = self.random.choice(self.texts[-5:])
         prompt = [*text[: self.random.randint(0, len(text))], *self.tokens(8)][: LENGTH - 1]
-        held = self.cache.open(row, prompt, self.random.choice([LENGTH, LENGTH, 7]))
+        held = self.manager.allocate(row, prompt, self.random.choice([LENGTH, LENGTH, 7]))
         if held is None:
             self.refused += 1
         else:
@@ -64,7 +66,7 @@ class Program:
             if self.random.random() < 0.3:
                 start, waiting = self.random.randint(state.low, start), []
             piece = (waiting or self.tokens(CHUNK))[: min(CHUNK, LENGTH - start)]
-            if not piece or not self.cache.extend(r, start, start + len(piece)):
+            if not piece or not self.manager.reserve(r, start, start + len(piece)):
                 self.refused += bool(piece)
                 break
             state.text, state.waiting, state.low = state.text[:start] + piece, waiting[len(piece) :], start
@@ -75,45 +77,43 @@ class Program:
         width = max(map(len, pieces))
         tokens = torch.tensor([[*piece, *[0] * (width - len(piece))] for piece in pieces])
         positions = torch.tensor(starts)[:, None] + torch.arange(width)
-        cache = self.cache.rows(row, row + len(pieces))
-        if self.random.random() < 0.5:
-            cache = cache.upto(int(positions.max()) + 1)
-        logits = self.model(tokens, positions, cache)
+        length = int(positions.max()) + 1 if self.random.random() < 0.5 else None
+        logits = self.model(tokens, positions, self.manager.cache.view(row, row + len(pieces), length))
         for r, piece, found in zip(range(row, ROWS), pieces, logits):
             state = self.rows[r]
             assert state
             assert_close(found[: len(piece)], self.plain(state.text, r)[-len(piece) :])
             if self.random.random() < 0.5:
                 self.texts.append(list(state.text))
-                self.cache.commit(r, self.texts[-1])
+                self.manager.register_prefix(r, self.texts[-1])
 
     def plain(self, text: list[int], row: int) -> torch.Tensor:
         """The logits by a cache that is used once, since the rope_length of the row may be longer than the text."""
-        cache = Cache(self.model.config, 1, LENGTH, len(text))
-        cache.rope_length[0] = self.cache.rope_length[row]
+        cache = KVCache(self.model.config, 1, LENGTH, len(text))
+        cache.rope_length[0] = self.manager.cache.rope_length[row]
         return self.model(torch.tensor([text]), torch.arange(len(text))[None], cache)[0]
 
     def fork(self, row: int) -> None:
         target, state = self.random.randrange(ROWS), self.state(row)
         length = self.random.randint(state.low, len(state.text))
         if target != row and length:
-            self.cache.fork(row, target, length)
+            self.manager.fork(row, target, length)
             self.rows[target] = Row(state.text[:length], [], state.low)
 
     def move(self, row: int) -> None:
         target = self.random.randrange(ROWS)
         if self.rows[target] is None:
-            self.cache.move(row, target)
+            self.manager.move(row, target)
             self.rows[target], self.rows[row] = self.rows[row], None
 
     def reorder(self, row: int) -> None:
         index = [self.random.randrange(ROWS) for _ in range(row + 1)]
-        self.cache.reorder(index)
+        self.manager.reorder(index)
         states = [self.rows[i] for i in index]
         self.rows[: len(index)] = [s and Row(list(s.text), list(s.waiting), s.low) for s in states]
 
-    def close(self, row: int) -> None:
-        self.cache.close(row)
+    def free(self, row: int) -> None:
+        self.manager.free(row)
         self.rows[row] = None
 
     def state(self, row: int) -> Row:
@@ -122,15 +122,17 @@ class Program:
         return state
 
 
-def check_blocks(cache: Cache) -> None:
-    """No block is lost, freed while it is held, or found by two names."""
-    if not isinstance(cache, PagedCache):
+def check_blocks(manager: CacheManager) -> None:
+    """No block is lost, free while a row has it, or found by two hashes."""
+    if not isinstance(manager, BlockManager):
         return
-    for group in cache.groups.values():
-        users = Counter(block for blocks in group.held for block in blocks if block != BIN)
-        assert group.users == [users[block] for block in range(len(group.users))]
-        assert set(group.free) == {block for block in range(1, len(group.users)) if not users[block]}
-        assert group.found == {key: block for block, key in enumerate(group.keys) if key is not None}
-        for blocks, table in zip(group.held, group.table.tolist()):
-            assert table == blocks + [BIN] * (len(table) - len(blocks))
-            assert len(blocks) - blocks.count(BIN) <= group.most
+    for pool in manager.pools.values():
+        counts = Counter(block for blocks in pool.row_blocks for block in blocks if block != NULL_BLOCK)
+        assert pool.ref_counts == [counts[block] for block in range(len(pool.ref_counts))]
+        assert set(pool.free) == {block for block in range(1, len(pool.ref_counts)) if not counts[block]}
+        assert pool.hash_to_block == {
+            found: block for block, found in enumerate(pool.block_hashes) if found is not None
+        }
+        for blocks, table in zip(pool.row_blocks, pool.table.tolist()):
+            assert table == blocks + [NULL_BLOCK] * (len(table) - len(blocks))
+            assert len(blocks) - blocks.count(NULL_BLOCK) <= pool.limit

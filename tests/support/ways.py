@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.model.cache import Cache
+from onward.generation.blocks import BlockManager
+from onward.generation.cache_manager import CacheManager
+from onward.model.cache import KVCache
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
-from onward.model.paged import PagedCache
+from onward.model.paged import PagedKVCache
 
 from support.decoders import LENGTH, assert_close, decoder, token_ids
 
@@ -19,17 +21,17 @@ def positions(tokens: Tensor, start: int = 0) -> Tensor:
     return torch.arange(start, start + tokens.size(1)).expand_as(tokens)
 
 
-def new_cache(model: Decoder, chunk: int, kind: str = "contiguous") -> Cache:
-    """A cache of some kind for 2 rows of LENGTH tokens."""
+def new_cache(model: Decoder, chunk: int, kind: str = "contiguous") -> CacheManager:
+    """The manager of a cache of some kind for 2 rows of LENGTH tokens."""
     options: dict[str, Any] = {"dtype": model.embed.weight.dtype, "quantized": kind.startswith("quantized")}
     if kind.endswith("paged"):
-        return PagedCache(model.config, 2, LENGTH, chunk, blocks=LENGTH, block_size=2, **options)
-    return Cache(model.config, 2, LENGTH, chunk, step=3 if kind == "growing" else 0, **options)
+        return BlockManager(PagedKVCache(model.config, 2, LENGTH, chunk, blocks=LENGTH, block_size=2, **options))
+    return CacheManager(KVCache(model.config, 2, LENGTH, chunk, step=3 if kind == "growing" else 0, **options))
 
 
 def feed(
     model: Decoder,
-    cache: Cache,
+    manager: CacheManager,
     tokens: Tensor,
     starts: int | list[int],
     lengths: list[int] | None = None,
@@ -40,10 +42,9 @@ def feed(
     rows, width = tokens.shape
     starts = [starts] * rows if isinstance(starts, int) else starts
     for i, (start, length) in enumerate(zip(starts, lengths or [width] * rows), row):
-        assert cache.extend(i, start, start + length)
+        assert manager.reserve(i, start, start + length)
     where = torch.tensor(starts)[:, None] + torch.arange(width)
-    view = cache.rows(row, row + rows)
-    return model(tokens, where, view.upto(int(where.max()) + 1) if upto else view)
+    return model(tokens, where, manager.cache.view(row, row + rows, int(where.max()) + 1 if upto else None))
 
 
 def in_steps(model: Decoder, tokens: Tensor, kind: str, chunk: int, upto: bool = False) -> Tensor:
@@ -77,8 +78,8 @@ def reused(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
     cache, out = new_cache(model, 5, kind), []
     for texts in tokens.flip(1), tokens:
         for row in 0, 1:
-            cache.close(row)
-            assert cache.open(row, texts[row].tolist(), LENGTH) == 0
+            cache.free(row)
+            assert cache.allocate(row, texts[row].tolist(), LENGTH) == 0
         out = [feed(model, cache, texts[:, s : s + 5], s) for s in range(0, LENGTH, 5)]
     return torch.cat(out, 1)
 

@@ -14,8 +14,8 @@ from onward.errors import UserError
 from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:
+    from onward.generation.blocks import BlockManager
     from onward.language_model import LanguageModel
-    from onward.model.paged import PagedCache
 
 ABOUT = """\
 Talk with a model, turn by turn; each line that is piped in is a message.
@@ -104,14 +104,15 @@ class Conversation:
         self.settings: Settings = options
         self.system = [{"role": "system", "content": options.system}] if options.system else []
         self.turns: list[dict[str, str]] = []  # messages of the user and answers of the assistant, alternating
-        self.cache: PagedCache | None = None
+        self.cache: BlockManager | None = None
 
-    def empty_cache(self) -> "PagedCache":
+    def empty_cache(self) -> "BlockManager":
         """A cache with room for the whole conversation."""
-        from onward.model.paged import PagedCache
+        from onward.generation.blocks import BlockManager
+        from onward.model.paged import PagedKVCache
 
         model, size = self.lm.model, 16
-        return PagedCache(
+        cache = PagedKVCache(
             self.lm.config,
             rows=1,
             length=self.length,
@@ -121,6 +122,7 @@ class Conversation:
             device=model.device,
             dtype=model.dtype,
         )
+        return BlockManager(cache)
 
     def answer(self, text: str) -> None:
         """Print the answer to a message as it grows, and keep both."""

@@ -168,7 +168,7 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
             printed = Printed(prompts[prompt_index], number, len(answers))
             while not request.done:
                 engine.step()
-                bar.update(task, completed=len(answers) - len(engine.waiting) - len(engine.active))
+                bar.update(task, completed=sum(one.done for one in answers))
                 if not options.json:
                     printed.add(answer.take())
             text = answer.finish()
@@ -181,6 +181,9 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
                 print_table([*likely(request.logprobs, lm.text())])
     if not options.json:
         tell_cut(list(answers))
+    for request in answers:
+        if request.error:
+            raise request.error
     if engine.draft:
         report(list(answers), engine.draft.num_draft_tokens)
 
@@ -213,6 +216,8 @@ def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dic
         "finish_reason": request.finish_reason,
         "seed": request.seed,
     }
+    if request.error:
+        found["error"] = str(request.error)
     if request.num_logprobs is not None:
         one = lambda token, value: {"token": token, "text": tokenizer.piece(token), "logprob": value}
         found["logprobs"] = [

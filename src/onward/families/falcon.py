@@ -15,6 +15,7 @@ from onward.model.config import DecoderConfig, LayerNorm, Parallel, Plain, PreNo
 from onward.model.part_types import Block, Position
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 ARCHITECTURES = {"falcon": "FalconForCausalLM"}
@@ -54,11 +55,13 @@ class FalconAlibi(Position, kind="falcon_alibi", internal=True):
     """ALiBi as the Falcon RW models were trained with it: slopes, positions and their products rounded to bf16, and
     scaled like the scores. Rounded, a product depends on the position of the key and not on the distance alone."""
 
-    def bias(self, config: DecoderConfig, query: Tensor, key: Tensor) -> Tensor:
+    def slopes(self, config: DecoderConfig, device: torch.device) -> Tensor:
         from onward.model.positions import alibi_slopes
 
-        slopes = alibi_slopes(config.n_heads).to(query.device).bfloat16()
-        return (slopes[:, None, None] * key[:, None, None].bfloat16()).to(query) * config.d_head**-0.5
+        return alibi_slopes(config.n_heads).to(device).bfloat16()
+
+    def score_bias(self, config: DecoderConfig, slope: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (slope * key.bfloat16()).to(query) * config.d_head**-0.5
 
 
 def config(hf: HF) -> DecoderConfig:

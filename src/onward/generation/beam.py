@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from onward.errors import UserError
-from onward.generation.distribution import process_logits
-from onward.generation.request import Request
+from onward.generation.distribution import History, process_logits
+from onward.generation.sampler import blame
 from onward.generation.sampling import Sampling
-from onward.generation.search import UNCHANGED, check_prompts, follow, read, without
-from onward.generation.speculation import blame
+from onward.generation.search import UNCHANGED, check_prompts, prefill, without
 from onward.model.decoder import Decoder, without_dropout
 
 EarlyStopping = bool | Literal["never"]
@@ -162,7 +161,7 @@ def beam_search(
         return [[Hypothesis([], 0.0, 0.0, False)] for _ in prompts]
     rules = Rules(beams // groups, frozenset(stop_token_ids), max_new_tokens, length_penalty, early_stopping)
     with without_dropout(model):
-        cache, states = read(model, prompts, max_new_tokens, len(prompts) * beams)
+        held, states = prefill(model, prompts, max_new_tokens, len(prompts) * beams)
         hidden = torch.stack([pieces[-1][-1] for pieces in states])
         rows = [(prompt, Beam(row, [])) for row, prompt in enumerate(prompts)]
         searches = [[Group([beam]) for _ in range(groups)] for _, beam in rows]
@@ -171,7 +170,9 @@ def beam_search(
             texts, lengths = [prompt + beam.tokens for prompt, beam in rows], [len(prompt) for prompt, _ in rows]
             few = len(rows[0][1].tokens) < min_new_tokens  # all have as many tokens
             mask = without(stop_token_ids, allowed, logits) if few else allowed
-            log_p = process_logits(logits.float().log_softmax(-1), [sampling] * len(rows), texts, lengths, mask)
+            log_p = process_logits(
+                logits.float().log_softmax(-1), [sampling] * len(rows), History(texts, lengths), mask
+            )
             for search in searches:
                 penalty = torch.zeros_like(log_p[0])
                 for group in search:
@@ -179,13 +180,12 @@ def beam_search(
                         penalty[token] += diversity
             stuck = any(not (group.running or group.finished) for search in searches for group in search)
             if stuck or bool(log_p.isnan().any()):
-                requests = [Request(prompt, sampling, max_new_tokens, tokens=beam.tokens) for prompt, beam in rows]
-                raise blame(logits, log_p.softmax(-1), requests, model)
+                raise blame(logits, texts, model)
             rows = [(p, beam) for p, search in zip(prompts, searches) for group in search for beam in group.running]
             if rows:
-                cache.reorder([beam.row for _, beam in rows])
+                held.manager.reorder([beam.row for _, beam in rows])
                 for row, (_, beam) in enumerate(rows):
                     beam.row = row
                 starts = [len(prompt) + len(beam.tokens) - 1 for prompt, beam in rows]
-                hidden = follow(model, cache, [beam.tokens[-1:] for _, beam in rows], starts)[:, 0]
+                hidden = held.forward([beam.tokens[-1:] for _, beam in rows], starts)[:, 0]
     return [ranked([h for group in search for h in group.finished])[:n] for search in searches]

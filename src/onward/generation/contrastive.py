@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onward.errors import UserError
-from onward.generation.distribution import process_logits
-from onward.generation.request import Request
+from onward.generation.distribution import History, process_logits
+from onward.generation.sampler import blame
 from onward.generation.sampling import Sampling
-from onward.generation.search import UNCHANGED, check_prompts, follow, read, without
-from onward.generation.speculation import blame
+from onward.generation.search import UNCHANGED, check_prompts, prefill, without
 from onward.model.decoder import Decoder, without_dropout
 
 
@@ -53,26 +52,25 @@ def contrastive_search(
         return answers
     k = min(k, model.config.vocab_size)
     with without_dropout(model):
-        cache, states = read(model, prompts, max_new_tokens, len(prompts) * k)
+        held, states = prefill(model, prompts, max_new_tokens, len(prompts) * k)
         past = torch.nn.utils.rnn.pad_sequence([torch.cat(pieces) for pieces in states], batch_first=True)
         past = F.pad(F.normalize(past.float(), dim=-1), (0, 0, 0, max_new_tokens))  # (B, S, D)
         last = torch.stack([pieces[-1][-1] for pieces in states])
-        cache.reorder([row for row in range(len(prompts)) for _ in range(k)])
+        held.manager.reorder([row for row in range(len(prompts)) for _ in range(k)])
         live = list(range(len(prompts)))
         while live:
             texts, lengths = [prompts[i] + answers[i] for i in live], [len(prompts[i]) for i in live]
             logits = model.logits(last)
             few = len(answers[live[0]]) < min_new_tokens  # all have as many tokens
             mask = without(stop_token_ids, allowed, logits) if few else allowed
-            p = process_logits(logits, [sampling] * len(live), texts, lengths, mask).softmax(-1)
+            p = process_logits(logits, [sampling] * len(live), History(texts, lengths), mask).softmax(-1)
             if not bool(p.isfinite().all()):
-                requests = [Request(prompts[i], sampling, max_new_tokens, tokens=answers[i]) for i in live]
-                raise blame(logits, p, requests, model)
+                raise blame(logits, texts, model)
             chances, tokens = p.topk(k)  # (B, K)
             # the token before comes again in all rows, so that no row has to become a copy of another
             pieces = [[text[-1], token] for text, row in zip(texts, tokens.tolist()) for token in row]
             starts = [len(text) - 1 for text in texts for _ in range(k)]
-            hidden = follow(model, cache, pieces, starts)[:, 1].unflatten(0, (-1, k))  # (B, K, D)
+            hidden = held.forward(pieces, starts)[:, 1].unflatten(0, (-1, k))  # (B, K, D)
             likeness = F.normalize(hidden.float(), dim=-1) @ past.mT  # (B, K, S)
             size = torch.tensor([len(text) for text in texts], device=p.device)
             unseen = torch.arange(past.size(1), device=p.device) >= size[:, None, None]
@@ -89,6 +87,6 @@ def contrastive_search(
                     if len(answer) < max_new_tokens:
                         going.append(place)
             if 0 < len(going) < len(live):
-                cache.reorder([place * k + i for place in going for i in range(k)])
+                held.manager.reorder([place * k + i for place in going for i in range(k)])
             live, last, past = [live[place] for place in going], last[going], past[going]
     return answers

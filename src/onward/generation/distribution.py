@@ -4,7 +4,7 @@ Shapes: B rows, V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,21 +31,49 @@ def next_token_distribution(
     typical_p.
     """
     rows = [samplings] * len(logits) if isinstance(samplings, Sampling) else list(samplings)
-    texts = [()] * len(rows) if history is None else history
-    lengths = [len(text) for text in texts] if prompt_lengths is None else prompt_lengths
-    return process_logits(logits, rows, texts, lengths, allowed).softmax(-1)
+    return process_logits(logits, rows, History(history or [()] * len(rows), prompt_lengths), allowed).softmax(-1)
+
+
+class History:
+    """The tokens before each row's next token, of which the first `prompt_lengths` are its prompt, by default all."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int] | None = None) -> None:
+        self.texts = texts
+        self.prompt_lengths = [len(text) for text in texts] if prompt_lengths is None else prompt_lengths
+
+    def num_generated(self) -> list[int]:
+        """How many tokens each row has generated."""
+        return [len(text) - length for text, length in zip(self.texts, self.prompt_lengths)]
+
+    def text(self, row: int) -> Sequence[int]:
+        """The tokens of a row."""
+        return self.texts[row]
+
+    def seen(self, like: Tensor) -> Tensor:
+        """Which tokens a row holds, (B, V)."""
+        return counts(like, self.texts) > 0
+
+    def generated(self, like: Tensor) -> Tensor:
+        """How often a row has generated each token, (B, V)."""
+        return counts(like, [text[length:] for text, length in zip(self.texts, self.prompt_lengths)])
+
+    def repeats(self, row: int, size: int) -> Iterable[int]:
+        """The tokens that would complete a sequence of `size` tokens for the second time."""
+        return p.repeats(self.texts[row], size)
 
 
 def process_logits(
     logits: Tensor,
     rows: Sequence[Sampling],
-    texts: Sequence[Sequence[int]],
-    lengths: Sequence[int],
+    history: History,
     allowed: Tensor | None,
+    errors: dict[int, Exception] | None = None,
 ) -> Tensor:
-    """The logits whose softmax is the distribution; arguments as of `next_token_distribution`."""
+    """The logits whose softmax is the distribution; arguments as of `next_token_distribution`.
+
+    What a processor of a row raises goes into `errors`, if it is given, under the row.
+    """
     z = logits.float()
-    new = [len(text) - length for text, length in zip(texts, lengths)]  # how many tokens each row has generated
 
     def asked(name: str) -> bool:  # by any row
         return any(getattr(row, name) != getattr(DEFAULT, name) for row in rows)
@@ -59,20 +87,20 @@ def process_logits(
             if sampling.logit_bias:
                 z[row, list(sampling.logit_bias)] += z.new_tensor(list(sampling.logit_bias.values()))
     if asked("repetition_penalty"):
-        z = p.penalize_repetition(z, each("repetition_penalty"), counts(z, texts) > 0)
+        z = p.penalize_repetition(z, each("repetition_penalty"), history.seen(z))
     if asked("frequency_penalty") or asked("presence_penalty"):
-        generated = counts(z, [text[length:] for text, length in zip(texts, lengths)])
-        z = p.penalize_counts(z, each("frequency_penalty"), each("presence_penalty"), generated)
+        z = p.penalize_counts(z, each("frequency_penalty"), each("presence_penalty"), history.generated(z))
     if asked("no_repeat_ngram_size"):
-        z = p.ban(z, [sorted(p.repeats(text, row.no_repeat_ngram_size)) for text, row in zip(texts, rows)])
+        z = p.ban(z, [sorted(history.repeats(i, row.no_repeat_ngram_size)) for i, row in enumerate(rows)])
     if asked("suppress_tokens"):
         z = p.ban(z, each("suppress_tokens"))
     if allowed is not None:
         z = z.masked_fill(~allowed, -math.inf)
     if asked("forced_tokens"):
+        new = history.num_generated()
         z = p.force(z, [row.forced_tokens[n] if n < len(row.forced_tokens) else None for row, n in zip(rows, new)])
     if asked("processors"):
-        z = torch.stack([own(row, text, one) for row, text, one in zip(rows, texts, z)])
+        z = torch.stack([processed(sampling, history, i, z[i], errors) for i, sampling in enumerate(rows)])
     z = p.apply_temperature(z, each("temperature"))
     for name, keep in KEEP.items():
         if asked(name):
@@ -89,13 +117,20 @@ KEEP: dict[str, Callable[[Tensor, Sequence[Any]], Tensor]] = {
 }
 
 
-def own(sampling: Sampling, text: Sequence[int], logits: Tensor) -> Tensor:
-    """The user's changes to the logits (V,) of a row."""
-    for processor in sampling.processors:
-        changed = processor(text, logits.clone())  # which may be changed in place
-        if not isinstance(changed, Tensor) or changed.shape != logits.shape:
-            raise UserError(f"a processor gave {getattr(changed, 'shape', changed)!r}: it must return logits (V,)")
-        logits = changed
+def processed(
+    sampling: Sampling, history: History, row: int, logits: Tensor, errors: dict[int, Exception] | None
+) -> Tensor:
+    """The logits (V,) of a row after the user's processors."""
+    try:
+        for processor in sampling.processors:
+            changed = processor(history.text(row), logits.clone())  # which may be changed in place
+            if not isinstance(changed, Tensor) or changed.shape != logits.shape:
+                raise UserError(f"a processor gave {getattr(changed, 'shape', changed)!r}: it must return logits (V,)")
+            logits = changed
+    except Exception as error:
+        if errors is None:
+            raise
+        errors[row] = error
     return logits
 
 

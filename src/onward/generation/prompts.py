@@ -62,7 +62,7 @@ def submit(
     for prompt in prompts:
         tokens = prompt_tokens(tokenizer, prompt)
         room = DEFAULT_NEW_TOKENS if engine.slide else engine.length - len(tokens)
-        first, before = None, tokenizer.decode(tokens[-LOOK_BACK:])
+        before = tokenizer.decode(tokens[-LOOK_BACK:])
         for _ in range(options.n):
             answer = Answer(tokenizer, tokens, options.stop, options.stop_when)
             request = Request(
@@ -75,9 +75,7 @@ def submit(
                 frozenset(options.stop_token_ids),
                 random_seed() if options.seed is None else options.seed + len(answers),
                 options.logprobs,
-                shares_prompt_with=first,
             )
-            first = first or request
             answers[request] = answer
     for request in answers:
         engine.add(request)

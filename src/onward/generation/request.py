@@ -63,12 +63,12 @@ class Request:
     num_logprobs: int | None = None  # alternatives per token in `logprobs`; None: no logprobs
     tokens: list[int] = field(default_factory=list)  # generated tokens, without the stop token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of each generated token, if num_logprobs is given
-    finish_reason: str = ""  # why it ended: stop (an end token, a stop text, a full constraint), length or cancelled
+    finish_reason: str = ""  # stop (an end token, a stop text, a full constraint), length, cancelled or error
+    error: Exception | None = None  # why it failed; a UserError, or what a function of the user raised
     start: int = 0  # where in prompt and tokens the context begins
     num_cached: int = 0  # how many tokens of the context the cache holds
     num_draft_cached: int = 0  # and how many the draft's cache
     arrival: int = 0  # arrival order
-    shares_prompt_with: Request | None = None  # a request with the same prompt, whose reading is shared
     steps: int = 0  # how many times a token or more was chosen
     num_drafted: int = 0  # drafted tokens that were looked at
     num_accepted: int = 0  # and those that were taken
@@ -87,9 +87,24 @@ class Request:
         return self.max_new_tokens - len(self.tokens)
 
     @property
+    def last_token(self) -> int:
+        """The last token of prompt and answer."""
+        return self.tokens[-1] if self.tokens else self.prompt[-1]
+
+    @property
+    def num_context_tokens(self) -> int:
+        """The length of `context`."""
+        return len(self.prompt) + len(self.tokens) - self.start
+
+    @property
     def context(self) -> list[int]:
-        """The tokens that the next one follows from."""
-        return (self.prompt + self.tokens)[self.start :]
+        """The tokens that the next one follows from, as a new list."""
+        return self.context_from(0)
+
+    def context_from(self, index: int) -> list[int]:
+        """The tokens of the context from this index on; as cheap as they are few."""
+        index += self.start - len(self.prompt)
+        return self.tokens[index:] if index >= 0 else self.prompt[index:] + self.tokens
 
 
 def check(request: Request, config: DecoderConfig, length: int, slide: bool | None) -> None:

@@ -13,12 +13,13 @@ class Completion:
 
     text: str
     tokens: list[int]  # without the stop token, but with those of a stop text
-    finish_reason: str  # stop (a stop token, a stop text, a constraint that is met), length or cancelled
+    finish_reason: str  # stop (a stop token, a stop text, a constraint that is met), length, cancelled or error
     seed: int  # the same prompt and options with this seed give this answer
     logprobs: list[TokenLogprob]  # of each token; empty unless `logprobs` is given
     steps: int  # decoding steps: forward passes that gave a token or more
     num_drafted: int  # tokens that a draft proposed and the model verified (speculative decoding)
     num_accepted: int  # of these, the tokens that were accepted
+    error: Exception | None  # why it failed
 
 
 @dataclass(frozen=True)

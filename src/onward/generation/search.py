@@ -1,4 +1,4 @@
-"""What the searches share: what they cannot do, and prompts that are read once into the rows of a cache.
+"""What beam search and contrastive search share: checks, and prompts that are prefilled into rows of a cache.
 
 Shapes: T tokens, D d_model.
 """
@@ -10,11 +10,10 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from onward.generation.engine import CHUNK, STEP
+from onward.generation.engine import CHUNK, growing_cache
 from onward.generation.request import Request, check
+from onward.generation.runner import Runner
 from onward.generation.sampling import Sampling
-from onward.generation.speculation import feed
-from onward.model.cache import Cache
 from onward.model.decoder import Decoder
 
 UNCHANGED = Sampling(temperature=1.0)  # the model's own probabilities
@@ -42,27 +41,34 @@ def without(tokens: Collection[int], allowed: Tensor | None, like: Tensor) -> Te
     return mask
 
 
-def read(model: Decoder, prompts: Sequence[list[int]], new: int, rows: int) -> tuple[Cache, list[list[Tensor]]]:
-    """A cache of so many rows, with room for `new` tokens after each prompt, which holds prompt i in row i; and the
-    hidden states of each prompt, in pieces (T, D)."""
-    weight, longest = model.embed.weight, max(map(len, prompts))
-    chunk = min(CHUNK, longest + new)
-    cache = Cache(model.config, rows, longest + new, chunk, step=STEP, device=weight.device, dtype=weight.dtype)
+class SearchRows:
+    """Rows of a growing cache for the hypotheses of a search."""
+
+    def __init__(self, model: Decoder, rows: int, length: int) -> None:
+        self.manager = growing_cache(model, rows, length, min(CHUNK, length))
+        self.runner = Runner(model, self.manager.cache)
+
+    def forward(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        """The hidden states (B, T, D) of tokens at positions from `starts` on, in the first rows."""
+        for row, (piece, start) in enumerate(zip(pieces, starts)):
+            self.manager.reserve(row, start, start + len(piece))
+        return self.runner.forward_rows(0, pieces, starts)
+
+
+def prefill(model: Decoder, prompts: Sequence[list[int]], new: int, rows: int) -> tuple[SearchRows, list[list[Tensor]]]:
+    """Rows with room for `new` tokens after each prompt, of which row i holds prompt i; and the hidden states of each
+    prompt, in pieces (T, D)."""
+    longest = max(map(len, prompts))
+    search = SearchRows(model, rows, longest + new)
     for row, prompt in enumerate(prompts):
-        cache.open(row, prompt, len(prompt) + new)
+        search.manager.allocate(row, prompt, len(prompt) + new)
     states: list[list[Tensor]] = [[] for _ in prompts]
+    chunk = search.manager.cache.chunk
     for start in range(0, longest, chunk):
-        starts = [min(start, len(prompt) - 1) for prompt in prompts]  # where one is read, its last token comes again
+        starts = [min(start, len(prompt) - 1) for prompt in prompts]  # a prompt that is read feeds its last token again
         pieces = [prompt[begin : start + chunk] for begin, prompt in zip(starts, prompts)]
-        hidden = follow(model, cache, pieces, starts)
+        hidden = search.forward(pieces, starts)
         for row, piece in enumerate(pieces):
             if start < len(prompts[row]):
                 states[row].append(hidden[row, : len(piece)])
-    return cache, states
-
-
-def follow(model: Decoder, cache: Cache, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-    """`feed` for the first rows, once there is room."""
-    for row, (piece, start) in enumerate(zip(pieces, starts)):
-        cache.extend(row, start, start + len(piece))
-    return feed(model, cache, 0, pieces, starts)
+    return search, states

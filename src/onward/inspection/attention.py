@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from onward.model.attention import Attend
-from onward.model.cache import View
+from onward.model.backends import Keys
+from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder, without_dropout
 
 
@@ -30,9 +31,9 @@ def capture_attention(model: Decoder) -> Iterator[list[Tensor]]:
     maps: list[Tensor] = []
 
     @torch.no_grad()
-    def capture(attend: Attend, inputs: tuple[Tensor, Tensor, Tensor, View], _: Tensor) -> None:
-        q, k, _, view = inputs
-        maps.append(attend.weights(q, k, view))
+    def capture(attend: Attend, inputs: tuple[Tensor, Keys, Keys, AttentionContext], _: Tensor) -> None:
+        q, keys, _values, context = inputs
+        maps.append(attend.weights(q, keys, context))
 
     hooks = [attend.register_forward_hook(capture) for attend in attend_modules(model)]
     try:

@@ -1,92 +1,38 @@
-"""Self-attention, and Attend: the one place that chooses how it is computed.
+"""Self-attention, in steps that a variant may override one by one.
 
 Shapes: B batch, T tokens in this call, S tokens that can be seen, H heads, K key/value heads, E d_head.
 """
 
-import math
+from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from onward.model.cache import View
+from onward.model.backends import Keys, attend, attention_weights, gathered
 from onward.model.config import DecoderConfig, SelfAttention, at
+from onward.model.context import AttentionContext
 from onward.model.norms import HeadNorms
-from onward.model.positions import rotate
-
-
-def attention_weights(
-    q: Tensor,
-    k: Tensor,
-    *,
-    scale: float,
-    cap: float | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """How much each token reads from each other, (B, H, T, S), for q (B, T, H, E) and k (B, S, K, E), written out.
-
-    `bias` (B, 1 or H, T, S) is added to the scores, -inf where a token does not see another; None stands for the plain
-    causal mask. `sinks` (H,) are scores that take part in the softmax and are then left out. The softmax is computed in
-    at least fp32 and rounded once.
-    """
-    if bias is None:
-        bias = q.new_full((q.size(1), k.size(1)), -math.inf).triu(1)
-    k = k.permute(0, 2, 3, 1)  # (B, K, E, S)
-    folded = (q * scale).unflatten(2, (k.size(1), -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, K, H / K * T, E)
-    scores = (folded @ k).view(q.size(0), q.size(2), q.size(1), k.size(-1))
-    if cap is not None:
-        scores = cap * torch.tanh(scores / cap)
-    scores = scores + bias.type_as(scores)
-    if sinks is None:
-        return scores.softmax(-1)
-    column = sinks.type_as(scores)[:, None, None].expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
 
 
 class Attend(nn.Module):
-    """Softmax attention over what a view lets each token see. A module of its own so that it can be watched.
+    """Softmax attention by the backend that suits. A module of its own so that hooks can see its inputs."""
 
-    Written out it is the reference; the fused kernel is taken where it computes the same thing faster.
-    """
-
-    def __init__(self, scale: float, dropout: float, cap: float | None = None, sinks: int = 0) -> None:
+    def __init__(self, scale: float, dropout: float, softcap: float | None = None, sinks: int = 0) -> None:
         super().__init__()
-        self.scale, self.dropout, self.cap = scale, dropout, cap
+        self.scale, self.dropout, self.softcap = scale, dropout, softcap
         self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
-        """q (B, T, H, E) and the keys (B, S, K, E) and values (B, S, K, F) they may see -> (B, T, H, F)."""
-        fused = self.cap is None and self.sinks is None and not written_out_is_faster(q, k)
-        return (self.fused if fused else self.written_out)(q, k, v, view)
-
-    def written_out(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
-        """The reference: every step in the open."""
-        with torch.autocast(q.device.type, enabled=False):
-            weights = F.dropout(self.weights(q, k, view), self.dropout, self.training)
-            v = v.transpose(1, 2)  # (B, K, S, E)
-            y = weights.unflatten(1, (v.size(1), -1)).flatten(2, 3) @ v  # a group of query heads shares its values
-            return y.view(q.size(0), q.size(2), q.size(1), v.size(-1)).transpose(1, 2)
-
-    def weights(self, q: Tensor, k: Tensor, view: View) -> Tensor:
-        """The attention weights (B, H, T, S)."""
-        return attention_weights(q, k, scale=self.scale, cap=self.cap, bias=view.bias, sinks=self.sinks)
-
-    def fused(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
-        """The same through torch's fused kernel."""
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        bias = None if view.bias is None else view.bias.type_as(q)
+    def forward(self, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
+        """q (B, T, H, E) and keys (B, S, K, E) and values (B, S, K, F), or their entries in the cache
+        -> (B, T, H, F)."""
         dropout = self.dropout if self.training else 0.0
-        grouped = q.size(1) != k.size(1)
-        y = F.scaled_dot_product_attention(
-            q, k, v, bias, dropout, is_causal=bias is None, scale=self.scale, enable_gqa=grouped
-        )
-        return y.transpose(1, 2)
+        return attend(q, k, v, context.mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout)
 
-
-def written_out_is_faster(q: Tensor, k: Tensor) -> bool:
-    """Training in bf16 on a CPU over short contexts: its fused backward is slower than plain matrix products."""
-    return q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad and k.size(1) <= 512
+    def weights(self, q: Tensor, k: Keys, context: AttentionContext) -> Tensor:
+        """The attention weights (B, H, T, S), by the reference."""
+        bias = None if context.mask.causal_only else context.mask.dense(q.dtype)
+        k = gathered(k, q.dtype)
+        return attention_weights(q, k, scale=self.scale, softcap=self.softcap, bias=bias, sinks=self.sinks)
 
 
 class SelfAttentionModule(nn.Module):
@@ -115,12 +61,14 @@ class SelfAttentionModule(nn.Module):
         self.out: nn.Module = nn.Linear(wide, config.d_model, bias=part.out_bias) if part.out else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        q, k, v = self.project(x)
+        keys, values = context.update(k=context.rotate(k), v=v)
+        return self.dropout(self.out(self.attend(context.rotate(q), keys, values, context).flatten(-2)))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, T, H, E), keys and values (B, T, K, E) of x (B, T, D), before any rotation."""
         heads = (*x.shape[:2], -1, self.d_head)
         q = self.q_norm(self.clip(self.q(x)).unflatten(-1, (-1, self.q_group))).view(heads)
         k = self.k_norm(self.clip(self.k(x)).unflatten(-1, (-1, self.k_group))).view(heads)
-        v = self.clip(self.v(x)).view(heads)
-        if view.rotation:
-            q, k = rotate(q, *view.rotation), rotate(k, *view.rotation)
-        k, v = view.remember(k=k, v=v)
-        return self.dropout(self.out(self.attend(q, k, v, view).flatten(-2)))
+        return q, k, self.clip(self.v(x)).view(heads)

@@ -5,8 +5,8 @@ Shapes: x (B, T, D) -> (B, T, D).
 
 from torch import Tensor, nn
 
-from onward.model.cache import View
 from onward.model.config import DecoderConfig, at
+from onward.model.context import AttentionContext
 
 
 class PreNormModule(nn.Module):
@@ -20,8 +20,8 @@ class PreNormModule(nn.Module):
         self.mlp_norm = norm.build(config, layer)
         self.mlp = at(config.mlp, layer).build(config, layer)
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
-        x = x + self.attn(self.attn_norm(x), view)
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), context)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -32,16 +32,16 @@ class ScaledModule(PreNormModule):
         super().__init__(config, layer)
         self.scale = scale
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
-        x = x + self.attn(self.attn_norm(x), view) * self.scale
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), context) * self.scale
         return x + self.mlp(self.mlp_norm(x)) * self.scale
 
 
 class PostNormModule(PreNormModule):
     """The sum is normalized."""
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
-        x = self.attn_norm(x + self.attn(x, view))
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        x = self.attn_norm(x + self.attn(x, context))
         return self.mlp_norm(x + self.mlp(x))
 
 
@@ -54,8 +54,8 @@ class SandwichModule(PreNormModule):
         self.attn_post_norm = norm.build(config, layer)
         self.mlp_post_norm = norm.build(config, layer)
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
-        x = x + self.attn_post_norm(self.attn(self.attn_norm(x), view))
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        x = x + self.attn_post_norm(self.attn(self.attn_norm(x), context))
         return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
 
 
@@ -66,16 +66,16 @@ class BranchNormModule(SandwichModule):
         super().__init__(config, layer)
         del self.attn_norm, self.mlp_norm
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
-        x = x + self.attn_post_norm(self.attn(x, view))
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        x = x + self.attn_post_norm(self.attn(x, context))
         return x + self.mlp_post_norm(self.mlp(x))
 
 
 class ParallelModule(PreNormModule):
     """Both branches read the same x, each through its own norm."""
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
-        return x + self.attn(self.attn_norm(x), view) + self.mlp(self.mlp_norm(x))
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        return x + self.attn(self.attn_norm(x), context) + self.mlp(self.mlp_norm(x))
 
 
 class SharedNormModule(PreNormModule):
@@ -85,9 +85,9 @@ class SharedNormModule(PreNormModule):
         super().__init__(config, layer)
         del self.mlp_norm
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         y = self.attn_norm(x)
-        return x + self.attn(y, view) + self.mlp(y)
+        return x + self.attn(y, context) + self.mlp(y)
 
 
 class AttentionOnlyModule(nn.Module):
@@ -98,5 +98,5 @@ class AttentionOnlyModule(nn.Module):
         self.attn_norm = at(config.norm, layer).build(config, layer)
         self.attn = at(config.attention, layer).build(config, layer)
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
-        return x + self.attn(self.attn_norm(x), view)
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        return x + self.attn(self.attn_norm(x), context)

@@ -1,94 +1,118 @@
-"""State outside the model: the keys and values of past tokens, and what a layer knows of one call.
+"""The KV cache: the memory of past tokens, outside the model, and views of it for single calls.
 
-Shapes: B rows, T tokens in this call, S slots, H heads, K key/value heads, E d_head.
+Shapes: B rows, T tokens in this call, S slots, K key/value heads, E d_head, P blocks of a row.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from onward.model.config import DecoderConfig, at
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where the tokens of a call lie in the stores of all layers that are alike."""
-
-    write: tuple[Tensor, Tensor]  # the first two indices of each token, (B, T)
-    held: Tensor  # (B or 1, S): the position that each slot read holds once they are written
-    pages: Tensor | None = None  # which parts are read, along the first dimension, (B, P); None: all
-
-
-class Store:
-    """What one layer keeps: tensors (B, S, ...), with position p of a row in slot p % S.
-
-    While there are fewer slots than the `most` it may get, positions do not wrap, and the last slot takes what lies
-    beyond: pads, which nothing but pads can see.
-    """
-
-    def __init__(self, entries: dict[str, Tensor], window: int, most: int) -> None:
-        self.entries, self.window, self.most = entries, window, most
-        self.wraps = self.slots >= most
-
-    @property
-    def slots(self) -> int:
-        return next(iter(self.entries.values())).size(1)
-
-    def index(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Where positions (B, T) are kept, as the first two indices of the entries."""
-        slot = positions % self.slots if self.wraps else positions.clamp(max=self.slots - 1)
-        return torch.arange(positions.size(0), device=positions.device)[:, None], slot
-
-    @torch.inference_mode(False)
-    def grow(self, slots: int) -> None:
-        """Get so many slots; what is kept stays."""
-        for name, old in self.entries.items():
-            self.entries[name] = old.new_zeros(old.size(0), slots, *old.shape[2:])
-            self.entries[name][:, : old.size(1)] = old
-        self.wraps = slots >= self.most
-
-    def place(self, positions: Tensor) -> Place:
-        """Where a call with positions (B, T) writes and reads."""
-        last = positions[:, -1:]
-        return Place(self.index(positions), held(self.slots, last if self.wraps else last.clamp(max=self.slots - 1)))
-
-    def write(self, place: Place, **new: Tensor) -> None:
-        """Keep the vectors (B, T, ...) of the tokens in a call."""
-        for name, vectors in new.items():
-            scales = self.entries.get(name + SCALE)
-            if scales is not None:
-                vectors, scale = quantize(vectors, scales.dtype)
-                scales[place.write] = scale
-            self.entries[name][place.write] = vectors.to(self.entries[name].dtype)
-
-    def read(self, name: str, place: Place, dtype: torch.dtype) -> Tensor:
-        """The vectors (B, S, ...) of one entry in all slots."""
-        parts = [self.entries[n] for n in (name, name + SCALE) if n in self.entries]
-        if place.pages is not None:
-            chosen, rows = place.pages.flatten(), place.pages.size(0)  # flat, since that is three times as fast
-            parts = [part.index_select(0, chosen).view(rows, -1, *part.shape[2:]) for part in parts]
-        vectors, *scale = (part.to(dtype) for part in parts)
-        return vectors.mul_(scale[0]) if scale else vectors
-
-
 SCALE = ".scale"  # ends the name of the entry that holds the scales of a quantized one
 
 
+@dataclass(frozen=True, eq=False)
+class SlotIndices:
+    """Where the tokens of a call lie in every layer whose slots are alike."""
+
+    write: tuple[Tensor, Tensor]  # the first two indices into the entries for each token, each (B, T)
+    key_positions: Tensor  # (B or 1, S): the position that each slot holds after the write, negative where none
+    blocks: Tensor | None = None  # paged: the blocks that are read, (B, P); None: all slots of the row
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCache:
+    """The entries of one layer, each (rows, S, ...): position p of a row lies in slot p % S.
+
+    While a cache has fewer slots than it may get (`wraps` False) positions do not wrap: the last slot takes those
+    beyond, which are padding that only padding sees. `window` is that of the layer, 0 for none.
+    """
+
+    entries: dict[str, Tensor]
+    window: int
+    wraps: bool = True
+
+    @property
+    def slots(self) -> int:
+        """Slots of a row."""
+        return next(iter(self.entries.values())).size(1)
+
+    def locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The first two indices into the entries for positions (B, T)."""
+        slot = positions % self.slots if self.wraps else positions.clamp(max=self.slots - 1)
+        return torch.arange(positions.size(0), device=positions.device)[:, None], slot
+
+    def slot_indices(self, positions: Tensor) -> SlotIndices:
+        """Where a call with positions (B, T) writes, and what it reads."""
+        last = positions[:, -1:]
+        if not self.wraps:
+            last = last.clamp(max=self.slots - 1)
+        return SlotIndices(self.locate(positions), slot_positions(self.slots, last))
+
+    def update(self, name: str, vectors: Tensor, indices: SlotIndices) -> CacheEntry:
+        """Write the vectors (B, T, ...) of this call's tokens to the entry `name`; returns the entry, to be read."""
+        scales = self.entries.get(name + SCALE)
+        if scales is not None:
+            vectors, scale = quantize(vectors, scales.dtype)
+            scales[indices.write] = scale
+        self.entries[name][indices.write] = vectors.to(self.entries[name].dtype)
+        return CacheEntry(self, name, indices)
+
+
+@dataclass(frozen=True, eq=False)
+class CacheEntry:
+    """One entry of a layer, as a backend of attention receives it: gathered and dequantized only on demand."""
+
+    cache: LayerCache
+    name: str
+    indices: SlotIndices
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """The vectors (B, S, ...) of all slots that this call reads."""
+        tensors = [self.cache.entries[n] for n in (self.name, self.name + SCALE) if n in self.cache.entries]
+        blocks = self.indices.blocks
+        if blocks is not None:  # flat indices: index_select is three times as fast as advanced indexing
+            rows = blocks.size(0)
+            tensors = [t.index_select(0, blocks.flatten()).view(rows, -1, *t.shape[2:]) for t in tensors]
+        vectors, *scale = (t.to(dtype) for t in tensors)
+        return vectors.mul_(scale[0]) if scale else vectors
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the vectors are kept as int8 and scales."""
+        return self.name + SCALE in self.cache.entries
+
+    def pool_positions(self) -> Tensor:
+        """Paged: the position of each slot of the whole pool in each row, (B, blocks * size), -1 where it is not the
+        row's."""
+        blocks, size = self.indices.blocks, self.cache.slots
+        assert blocks is not None, "only a paged cache is a pool"
+        rows, count = blocks.size(0), self.cache.entries[self.name].size(0)
+        positions = self.indices.key_positions.expand(rows, -1).unflatten(1, (-1, size))
+        pool = positions.new_full((rows, count, size), -1)
+        pool.scatter_(1, blocks[:, :, None].expand_as(positions), positions)
+        pool[:, 0] = -1  # the null block
+        return pool.flatten(1)
+
+
 def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Vectors (..., E) as int8 and a scale (..., 1) of this dtype: their product is within half a scale of each."""
+    """Vectors (..., E) as int8 and one scale (..., 1) of this dtype each: every product is within half a scale of the
+    exact number."""
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     scale = (vectors.abs().amax(-1, keepdim=True) / 127).to(dtype).clamp(min=torch.finfo(dtype).tiny)
     return (vectors / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
-def allocate(
+def slot_positions(slots: int, last: Tensor) -> Tensor:
+    """The position that each slot holds once a row has reached position `last` (B, 1): (B, S), negative where none."""
+    return last - (last - torch.arange(slots, device=last.device)) % slots
+
+
+def empty_entries(
     config: DecoderConfig,
     layer: int,
     size: tuple[int, int],
@@ -96,7 +120,7 @@ def allocate(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """The entries of a layer, each (*size, ...), or its int8 form and the scales, (*size, ..., 1)."""
+    """The entries of a layer as zeros, each (*size, ...); quantized ones as int8 with their scales, (*size, ..., 1)."""
     dtype, entries = dtype or torch.get_default_dtype(), {}
     for name, shape in at(config.attention, layer).entries(config).items():
         entries[name] = torch.zeros(*size, *shape, device=device, dtype=torch.int8 if quantized else dtype)
@@ -105,27 +129,38 @@ def allocate(
     return entries
 
 
-class Cache:
-    """The past of a batch of rows: position p of a row lives in slot p % slots of that row.
+@dataclass(frozen=True, eq=False)
+class CacheView:
+    """Some rows of a cache and the slots that positions below `length` need, for calls of the model.
 
-    The mask hides the slots a row has not reached yet, so nothing is ever cleared: to roll back, or to give the row
+    It shares the memory of the cache, and nothing can be allocated on it.
+    """
+
+    layers: list[LayerCache]
+    rope_length: Tensor  # (B,)
+    length: int  # positions of real tokens are below it
+    end: int  # positions, those of padding included, are below it
+    chunk: int  # the most tokens that one call adds to a row
+
+
+class KVCache:
+    """The keys and values of a batch of rows: position p of a row lies in slot p % slots of that row.
+
+    The mask hides the slots that a row has not reached, so nothing is ever cleared: to roll back, or to give the row
     to another request, call the model with smaller positions. Rows advance independently.
 
     `length` positions fit; one call may add up to `chunk` tokens to each row, which is also how far a row may be
-    rolled back from the furthest position it was given, pads included. Full layers have length + chunk slots, since a
-    ragged call pads its shorter rows with positions beyond their last; layers with a window have window + chunk.
-    With a `step`, layers begin with that many slots and get more, step by step, as `extend` asks for them. `quantized`
+    rolled back from the furthest position it was given, padding included. Layers without a window have length + chunk
+    slots, since a ragged call pads its shorter rows with positions beyond their last token; layers with a window have
+    window + chunk. With a `step`, layers begin with that many slots, and `grow` adds more in such steps. `quantized`
     keeps every vector as int8 with a scale of its own.
 
-    `rope_length` (rows,) is the length that each row will reach at most, which rotary scalings may depend on. It is
+    `rope_length` (rows,) is the greatest length that each row will reach, on which rotary scalings may depend. It is
     `length` unless it is set when a row is given to a request, and must stay the same while the row is continued.
 
-    An engine calls `open` when it gives a row to a request, `extend` before each call of the model, `commit` when
-    tokens are in the row, and `close` when it takes the row back. Here they are formalities, unless there is a `step`;
-    other caches (`PagedCache`) find memory then. Views, by `rows` and `upto`, are for calls of the model only.
+    >>> cache = KVCache(config, rows=1, length=16, chunk=8)
+    >>> logits = model(tokens, positions, cache)
     """
-
-    block_size = 1  # how many positions get memory together
 
     @torch.inference_mode(False)  # so that the tensors can be written to in every mode
     def __init__(
@@ -140,189 +175,49 @@ class Cache:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.length, self.chunk, self.step = length, chunk, step
-        self.room = 0 if step else length  # the positions that there are slots for
-        self.end = length + chunk  # every position in a call, pads included, is below it
+        self.config, self.length, self.chunk, self.step = config, length, chunk, step
+        self.capacity = 0 if step else length  # positions that there are slots for
         self.rope_length = torch.full((rows,), length, device=device)
-        self.layers: list[Store] = []
+        self.layers: list[LayerCache] = []
+        self.max_slots: list[int] = []  # by layer
         for layer in range(config.n_layers):
             window = at(config.attention, layer).window
             most = chunk + (min(window, length) if window else length)
-            size = rows, min(step or most, most)
-            self.layers.append(Store(allocate(config, layer, size, quantized, device, dtype), window, most))
+            slots = min(step or most, most)
+            entries = empty_entries(config, layer, (rows, slots), quantized, device, dtype)
+            self.layers.append(LayerCache(entries, window, slots >= most))
+            self.max_slots.append(most)
 
-    def open(self, row: int, tokens: Sequence[int], rope_length: int) -> int | None:
-        """Give a row to a request that has these tokens so far and reaches at most `rope_length` positions.
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.rope_length.numel()
 
-        Returns how many of the first tokens the row holds already, always fewer than all, or None where there is no
-        room now."""
-        self.rope_length[row] = rope_length
-        return 0
+    @torch.inference_mode(False)
+    def grow(self, capacity: int) -> None:
+        """Make slots for positions below `capacity`, in steps; what is kept stays."""
+        for layer, (cache, most) in enumerate(zip(self.layers, self.max_slots)):
+            if cache.wraps or cache.slots > capacity:  # one slot more than positions: the last is for padding
+                continue
+            slots, entries = min(most, -(-(capacity + 1) // self.step) * self.step), {}
+            for name, old in cache.entries.items():
+                entries[name] = old.new_zeros(old.size(0), slots, *old.shape[2:])
+                entries[name][:, : old.size(1)] = old
+            self.layers[layer] = LayerCache(entries, cache.window, slots >= most)
+        self.capacity = max(self.capacity, capacity)
 
-    def extend(self, row: int, start: int, end: int) -> bool:
-        """Make ready to write positions start to end - 1 of a row, at most a chunk of them, which holds those before.
+    def view(self, start: int = 0, end: int | None = None, length: int | None = None) -> CacheView:
+        """Rows start to end - 1, by default all, with the slots that positions below `length`, padding included, need;
+        by default all."""
+        most = self.length + self.chunk
+        last = most if length is None else min(length, most)
+        layers = [self.narrow(cache, slice(start, end), last) for cache in self.layers]
+        return CacheView(layers, self.rope_length[start:end], min(self.length, self.capacity, last), last, self.chunk)
 
-        False, and nothing is changed, where there is no room."""
-        for store in self.layers:
-            if not store.wraps and store.slots <= end:  # one more than positions: the last is for pads
-                store.grow(min(store.most, -(-(end + 1) // self.step) * self.step))
-        self.room = max(self.room, end)
-        return True
-
-    def commit(self, row: int, tokens: Sequence[int]) -> None:
-        """Tell that a row holds these tokens, so that requests that begin with them may share their memory."""
-
-    def close(self, row: int) -> None:
-        """Take a row back; its memory may go to others."""
-
-    def fork(self, source: int, target: int, length: int) -> None:
-        """Row `target` becomes a copy of the first `length` positions of row `source`, and gets its rope_length."""
-        self.rope_length[target] = self.rope_length[source]
-        for store in self.layers:
-            for entry in store.entries.values():
-                entry[target, :length] = entry[source, :length]
-
-    def move(self, source: int, target: int) -> None:
-        """Row `target` becomes row `source`, which is then free."""
-        self.fork(source, target, self.end)
-
-    def reorder(self, index: Sequence[int]) -> None:
-        """The first rows become the rows of the index, in which some may be left out and others repeated."""
-        rows = torch.tensor(index, device=self.rope_length.device)
-        for tensor in [self.rope_length, *(entry for store in self.layers for entry in store.entries.values())]:
-            tensor[: len(rows)] = tensor[rows]
-
-    def rows(self, start: int, end: int) -> Self:
-        """The same memory, rows start to end only."""
-        view = self._view(slice(start, end), self.end)
-        view.rope_length = self.rope_length[start:end]
-        return view
-
-    def upto(self, length: int) -> Self:
-        """The same memory, without the slots that positions below `length`, pads included, do not need."""
-        view = self._view(slice(None), length)
-        view.length, view.end = min(length, view.length), min(length, self.end)
-        return view
-
-    def _view(self, rows: slice, slots: int) -> Self:
-        view = copy(self)
-        view.length = min(self.length, self.room)
-        view.layers = [Store({n: t[rows, :slots] for n, t in s.entries.items()}, s.window, s.most) for s in self.layers]
-        return view
-
-    def dump(self, row: int, length: int) -> dict[str, Tensor]:
-        """What a row that holds `length` tokens needs to go on, be it by its last one once more: for every layer and
-        entry the vectors (T, ...) of all of them or, with a window, of the last ones."""
-        return {
-            f"{layer}.{name}": entry[index][0]
-            for layer, store, index in self.needed(row, length)
-            for name, entry in store.entries.items()
-        }
-
-    def load(self, row: int, length: int, vectors: Mapping[str, Tensor]) -> None:
-        """Put what `dump` gave into a row that has been extended from length - 1 to `length`."""
-        for layer, store, index in self.needed(row, length):
-            for name, entry in store.entries.items():
-                entry[index] = vectors[f"{layer}.{name}"][None].to(entry.device)
-
-    def needed(self, row: int, length: int) -> Iterator[tuple[int, Store, tuple[Tensor, Tensor]]]:
-        """Each layer, its store and the indices of what is seen from the block of position length - 1 on."""
-        size = self.block_size
-        for layer, store in enumerate(self.rows(row, row + 1).layers):
-            first = max(0, (length - 1) // size * size - store.window + 1) // size * size if store.window else 0
-            yield layer, store, store.index(torch.arange(first, length, device=self.rope_length.device)[None])
+    def narrow(self, cache: LayerCache, rows: slice, slots: int) -> LayerCache:
+        """The same memory of a layer, some rows and the first slots only."""
+        return LayerCache({n: t[rows, :slots] for n, t in cache.entries.items()}, cache.window, cache.wraps)
 
     def nbytes(self) -> int:
         """Memory of all entries in bytes."""
         return sum(t.nbytes for layer in self.layers for t in layer.entries.values())
-
-
-@dataclass(frozen=True)
-class View:
-    """What one layer knows of the tokens in this call."""
-
-    positions: Tensor  # (B, T), or (1, T) where all rows are alike
-    rotation: tuple[Tensor, Tensor] | None  # cosines and sines, each (B, T, 1, rope_dim / 2)
-    bias: Tensor | None  # added to the scores, (B, 1 or H, T, S), -inf where not seen; None: all up to itself is seen
-    store: Store | None  # the past of this layer
-    place: Place | None = None  # and where this call writes and reads in it
-
-    def remember(self, **new: Tensor) -> tuple[Tensor, ...]:
-        """Keep these vectors (B, T, ...) of the tokens in this call; returns those of all tokens kept, (B, S, ...)."""
-        if not self.store or not self.place:
-            return tuple(new.values())
-        self.store.write(self.place, **new)
-        return tuple(self.store.read(name, self.place, vectors.dtype) for name, vectors in new.items())
-
-
-def rotation_key(config: DecoderConfig, rope_length: int) -> bytes:
-    """What rotations depend on in a row made for the length `rope_length`: rows with the same key turn alike."""
-    one, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
-    widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
-    found = [position.rotation(width, one, length) for position, width in dict.fromkeys(widths)]
-    return repr([[t.tolist() for t in turn] for turn in found if turn]).encode()
-
-
-def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
-    """May the token at position `query` see the one at position `key`? A slot not reached yet has key < 0."""
-    seen = (key <= query) & (key >= 0)
-    return seen & (query - key < window) if window else seen
-
-
-def held(slots: int, last: Tensor) -> Tensor:
-    """The position that each slot holds once a row has reached `last` (B, 1): (B, S), negative where none."""
-    return last - (last - torch.arange(slots, device=last.device)) % slots
-
-
-def documents(positions: Tensor) -> Tensor:
-    """Which packed document each token belongs to, (B, T): one begins where a position does not follow the last."""
-    begins = positions[:, 1:] != positions[:, :-1] + 1
-    return torch.nn.functional.pad(begins.cumsum(1), (1, 0))
-
-
-def views(config: DecoderConfig, x: Tensor, positions: Tensor | None, cache: Cache | None) -> list[View]:
-    """One View per layer for a call with embeddings x (B, T, D); layers that are alike share biases and rotations."""
-    plain = positions is None and cache is None
-    if positions is None:
-        positions = torch.arange(x.size(1), device=x.device)[None]
-    exact = positions.to(torch.promote_types(x.dtype, torch.float32))
-    rope_length = (cache.rope_length.to(exact) if cache else exact.amax(1) + 1)[:, None, None]
-    places: dict[tuple[int, int], Place | None] = {}
-    masks: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
-    rotations, biases = {}, {}
-    result = []
-    for layer in range(config.n_layers):
-        attention, position = at(config.attention, layer), at(config.position, layer)
-        store = cache.layers[layer] if cache else None
-        where = attention.window, store.slots if store else 0
-        if where not in masks:
-            place = places[where] = store.place(positions) if store else None
-            key = place.held if place else positions
-            mask = None
-            if attention.window or not plain:
-                mask = visible(positions[:, :, None], key[:, None], attention.window)
-                if not store and not plain:
-                    document = documents(positions)
-                    mask = mask & (document[:, :, None] == document[:, None])
-            masks[where] = mask, key
-        turn = position, attention.rope_width(config)
-        if turn not in rotations:
-            rotations[turn] = position.rotation(turn[1], exact, rope_length)
-        if (position, where) not in biases:
-            mask, key = masks[where]
-            biases[position, where] = score_bias(position.bias(config, exact, key.to(exact)), exact, key, mask)
-        result.append(View(positions, rotations[turn], biases[position, where], store, places[where]))
-    return result
-
-
-def score_bias(bias: Tensor | None, positions: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
-    """What is added to the scores (View.bias), for queries at positions (B, T) and keys at positions (B, S): `bias`,
-    -inf where the mask (B, T, S), by default the causal one, hides a key. `positions` have the precision to compute in.
-    """
-    if bias is None and mask is None:
-        return None
-    if mask is None:
-        mask = visible(positions[:, :, None], key[:, None], 0)
-    if bias is None:
-        bias = positions.new_zeros(mask.shape)[:, None]
-    return bias.masked_fill(~mask[:, None], -math.inf)

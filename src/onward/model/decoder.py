@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from onward.errors import UserError
-from onward.model.cache import Cache, views
+from onward.model.cache import CacheView, KVCache
 from onward.model.config import DecoderConfig, at
+from onward.model.context import attention_contexts
 from onward.model.initialize import initialize
 
 
@@ -82,11 +83,15 @@ class Decoder(nn.Module):
         """The dtype of the embedding, which is that of the residual stream and of a cache."""
         return self.embed.weight.dtype
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | CacheView | None = None
+    ) -> Tensor:
         """Logits (B, T, V) in which place t speaks of the token at t + 1. Arguments as of `hidden`."""
         return self.logits(self.hidden(tokens, positions, cache))
 
-    def hidden(self, tokens: Tensor, positions: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | CacheView | None = None
+    ) -> Tensor:
         """The normalized residual stream (B, T, D) after the last block.
 
         `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default
@@ -96,15 +101,18 @@ class Decoder(nn.Module):
         positions cannot hold.
         """
         check_tokens(tokens, self.config)
-        check(self.config, positions, tokens.size(1), cache)
+        view = cache.view() if isinstance(cache, KVCache) else cache
+        check(self.config, positions, tokens.size(1), view)
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         x = self.embed_norm(self.embed_scale(self.embed_in(x)))
-        layer_views = views(self.config, x, positions, cache)
+        plain = positions is None
+        if positions is None:
+            positions = torch.arange(x.size(1), device=x.device)[None]
         if self.position is not None:
-            x = x + self.position(layer_views[0].positions, x.dtype)
+            x = x + self.position(positions, x.dtype)
         x = self.dropout(x)
-        for block, view in zip(self.blocks, layer_views):
-            x = block(x, view)
+        for block, context in zip(self.blocks, attention_contexts(self.config, x.dtype, positions, view, plain=plain)):
+            x = block(x, context)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -114,16 +122,18 @@ class Decoder(nn.Module):
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards in the mode it was in."""
+    """The model in evaluation mode; afterwards in the mode it was in. Costs nothing where it is in that mode."""
     training = model.training
-    model.eval()
+    if training:
+        model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        if training:
+            model.train()
 
 
-def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: Cache | None) -> None:
+def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: CacheView | None) -> None:
     """Refuse positions that are not there, and a call that would write over what its own tokens still have to see."""
     limit = at(config.position, 0).limit(config)
     if cache:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from onward.model.attention import Attend
-from onward.model.cache import View
+from onward.model.backends import gathered
 from onward.model.config import DecoderConfig, LatentAttention, RMSNorm
-from onward.model.positions import rotate
+from onward.model.context import AttentionContext
 
 
 class LatentAttentionModule(nn.Module):
@@ -35,31 +35,30 @@ class LatentAttentionModule(nn.Module):
         self.out = nn.Linear(config.n_heads * part.d_value, config.d_model, bias=part.bias)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         q = self.q(self.q_norm(self.q_down(x))).unflatten(-1, (self.n_heads, -1))
-        latent, rotary = self.kv_down(x).split([self.part.d_latent, self.part.d_rope], -1)
-        latent = self.kv_norm(latent)
-        if view.rotation:
-            plain, turning = q.split([self.part.d_nope, self.part.d_rope], -1)
-            q = torch.cat([plain, rotate(turning, *view.rotation)], -1)
-            rotary = rotate(rotary[:, :, None], *view.rotation)[:, :, 0]
-        latent, rotary = view.remember(latent=latent, rotary=rotary)
-        way = self.absorbed if self.absorbing_is_cheaper(q.size(1), latent.size(1)) else self.expanded
-        return self.dropout(self.out(way(q, latent, rotary, view).flatten(-2)))
+        nope, rope = q.split([self.part.d_nope, self.part.d_rope], -1)
+        q = torch.cat([nope, context.rotate(rope)], -1)
+        latent, rope_key = self.kv_down(x).split([self.part.d_latent, self.part.d_rope], -1)
+        rope_key = context.rotate(rope_key[:, :, None])[:, :, 0]
+        entries = context.update(latent=self.kv_norm(latent), rotary=rope_key)
+        latent, rope_key = (gathered(entry, q.dtype) for entry in entries)
+        form = self.absorbed if self.absorbing_is_cheaper(q.size(1), latent.size(1)) else self.expanded
+        return self.dropout(self.out(form(q, latent, rope_key, context).flatten(-2)))
 
-    def expanded(self, q: Tensor, latent: Tensor, rotary: Tensor, view: View) -> Tensor:
+    def expanded(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
         """q (B, T, H, P + R), latents (B, S, L) and rotary keys (B, S, R) -> (B, T, H, F), by keys and values."""
         plain, v = self.kv(latent).unflatten(-1, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], -1)
-        k = torch.cat([plain, rotary[:, :, None].expand(-1, -1, self.n_heads, -1)], -1)
-        return self.attend(q, k, v, view)
+        k = torch.cat([plain, rope_key[:, :, None].expand(-1, -1, self.n_heads, -1)], -1)
+        return self.attend(q, k, v, context)
 
-    def absorbed(self, q: Tensor, latent: Tensor, rotary: Tensor, view: View) -> Tensor:
+    def absorbed(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
         """The same with the latents as the keys and values of a single head."""
         into_k, into_v = self.kv.weight.unflatten(0, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], 1)
         plain, turning = q.split([self.part.d_nope, self.part.d_rope], -1)
         q = torch.cat([torch.einsum("bthp,hpl->bthl", plain, into_k.type_as(q)), turning], -1)
-        k = torch.cat([latent, rotary], -1)[:, :, None]
-        y = self.attend(q, k, latent[:, :, None], view)
+        k = torch.cat([latent, rope_key], -1)[:, :, None]
+        y = self.attend(q, k, latent[:, :, None], context)
         return torch.einsum("bthl,hfl->bthf", y, into_v.type_as(y))
 
     def absorbing_is_cheaper(self, tokens: int, seen: int) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from onward.fields import Part, changed_fields, text
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from onward.model.config import DecoderConfig
@@ -62,10 +63,17 @@ class Position(DecoderPart):
         """
         return None
 
-    def bias(self, config: DecoderConfig, query: Tensor, key: Tensor) -> Tensor | None:
-        """The bias (B, H, T, S) of the scores of queries at positions (B, T) and keys at positions (B, S), or None.
-        Positions have the dtype to compute in, at least fp32."""
+    def slopes(self, config: DecoderConfig, device: torch.device) -> Tensor | None:
+        """One number per head, (H,), from which `score_bias` makes what is added to the scores; None: nothing is."""
         return None
+
+    def score_bias(self, config: DecoderConfig, slope: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """What is added to a score, elementwise: for the slope of a head, a query's and a key's position.
+
+        Positions are in the precision to compute in, at least fp32. The arguments broadcast: a dense bias has
+        (H, 1, 1), (B, 1, T, 1) and (B, 1, 1, S), and FlexAttention calls it with single numbers.
+        """
+        raise NotImplementedError
 
     def limit(self, config: DecoderConfig) -> float:
         """The number of positions, infinite where nothing depends on it."""
@@ -78,7 +86,7 @@ class Attention(DecoderPart):
     window: int = 0  # number of tokens that a token attends to, itself included; 0: all before it
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        """A module from x (B, T, D) and a View to (B, T, D)."""
+        """A module from x (B, T, D) and an AttentionContext to (B, T, D)."""
         raise NotImplementedError
 
     def entries(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
@@ -112,5 +120,5 @@ class Block(DecoderPart):
     additions: ClassVar[int] = 2  # number of additions to the residual stream
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        """A module from x (B, T, D) and a View to (B, T, D)."""
+        """A module from x (B, T, D) and an AttentionContext to (B, T, D)."""
         raise NotImplementedError

@@ -17,6 +17,7 @@ from onward.model.routing import Routing, SoftmaxRouting
 from onward.model.scaling import Scaling
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from onward.model.config import DecoderConfig
@@ -105,11 +106,13 @@ class Alibi(Position, kind="alibi"):
 
     steepness: float = 8.0  # the last head's slope is 2 ** -steepness
 
-    def bias(self, config: DecoderConfig, query: Tensor, key: Tensor) -> Tensor:
+    def slopes(self, config: DecoderConfig, device: torch.device) -> Tensor:
         from onward.model.positions import alibi_slopes
 
-        slopes = alibi_slopes(config.n_heads, self.steepness).to(query)
-        return slopes[:, None, None] * (key[:, None, None] - query[:, None, :, None])
+        return alibi_slopes(config.n_heads, self.steepness).to(device)
+
+    def score_bias(self, config: DecoderConfig, slope: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return slope.to(query) * (key - query)
 
 
 @dataclass(frozen=True)

@@ -7,48 +7,57 @@ import pytest
 import torch
 
 from onward.errors import UserError
-from onward.generation.prompt_cache import PromptCache
-from onward.model.cache import Cache
+from onward.generation.blocks import BlockManager
+from onward.generation.cache_manager import CacheManager
+from onward.generation.prefix_files import PrefixFiles
+from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.model.paged import PagedCache
+from onward.model.paged import PagedKVCache
 
 from support.decoders import DECODERS, LENGTH, assert_close, decoder, token_ids
 from support.disk import with_room_for
 
 NAMES = "llama", "gemma2", "everything about scores", "deepseek", "scaled turns"
 CHUNK = 3
-CACHES: dict[str, Callable[[Decoder], Cache]] = {
-    "contiguous": lambda model: Cache(model.config, 2, LENGTH, CHUNK),
-    "growing": lambda model: Cache(model.config, 2, LENGTH, CHUNK, step=2),
-    "paged": lambda model: PagedCache(model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2),
-    "quantized": lambda model: Cache(model.config, 2, LENGTH, CHUNK, quantized=True),
-    "quantized, paged": lambda model: PagedCache(
-        model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2, quantized=True
+CACHES: dict[str, Callable[[Decoder], CacheManager]] = {
+    "contiguous": lambda model: CacheManager(KVCache(model.config, 2, LENGTH, CHUNK)),
+    "growing": lambda model: CacheManager(KVCache(model.config, 2, LENGTH, CHUNK, step=2)),
+    "paged": lambda model: BlockManager(PagedKVCache(model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2)),
+    "quantized": lambda model: CacheManager(KVCache(model.config, 2, LENGTH, CHUNK, quantized=True)),
+    "quantized, paged": lambda model: BlockManager(
+        PagedKVCache(model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2, quantized=True)
     ),
 }
 TEXT = token_ids(DECODERS["llama"], 1)[0].tolist()
 
 
-def feed(model: Decoder, cache: Cache, row: int, tokens: list[int], start: int | None) -> torch.Tensor:
+def feed(model: Decoder, manager: CacheManager, row: int, tokens: list[int], start: int | None) -> torch.Tensor:
     """The logits (T, V) of the tokens from `start` on, in chunks."""
     assert start is not None
     out = []
     for begin in range(start, len(tokens), CHUNK):
         end = min(begin + CHUNK, len(tokens))
-        assert cache.extend(row, begin, end)
+        assert manager.reserve(row, begin, end)
         where = torch.arange(begin, end)[None]
-        out.append(model(torch.tensor([tokens[begin:end]]), where, cache.rows(row, row + 1))[0])
+        out.append(model(torch.tensor([tokens[begin:end]]), where, manager.cache.view(row, row + 1))[0])
     return torch.cat(out)
 
 
+def load(files: PrefixFiles, manager: CacheManager, row: int, tokens: list[int], rope_length: int) -> int:
+    """How many tokens a row holds that the files and the manager's own blocks have filled."""
+    found = manager.allocate(row, tokens, rope_length)
+    assert found is not None
+    return files.load(manager, row, tokens, rope_length, found)
+
+
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[..., PromptCache]:
+def read(tmp_path: Path) -> Callable[..., PrefixFiles]:
     """Reads TEXT up to a length by a fresh cache and keeps it in the folder."""
 
     @torch.inference_mode()
-    def made(model: Decoder, kind: str = "contiguous", length: int = 9) -> PromptCache:
-        prompts, cache = PromptCache(tmp_path, model), CACHES[kind](model)
-        held = prompts.open(cache, 1, TEXT[:length], LENGTH)
+    def made(model: Decoder, kind: str = "contiguous", length: int = 9) -> PrefixFiles:
+        prompts, cache = PrefixFiles(tmp_path, model), CACHES[kind](model)
+        held = load(prompts, cache, 1, TEXT[:length], LENGTH)
         feed(model, cache, 1, TEXT[:length], held)
         prompts.save(cache, 1, TEXT[:length])
         return prompts
@@ -61,43 +70,43 @@ def read(tmp_path: Path) -> Callable[..., PromptCache]:
 @pytest.mark.parametrize("length", [1, 4, 8, 9])
 @torch.inference_mode()
 def test_a_saved_prompt_goes_on_as_if_it_had_just_been_read(
-    name: str, kind: str, length: int, read: Callable[..., PromptCache]
+    name: str, kind: str, length: int, read: Callable[..., PrefixFiles]
 ) -> None:
     model = decoder(DECODERS[name])
     prompts, wanted = read(model, kind, length), feed(model, CACHES[kind](model), 0, TEXT, 0)
     for tokens, found in (TEXT, length), (TEXT[:length], length - 1):
         cache = CACHES[kind](model)
-        held = prompts.open(cache, 1, tokens, LENGTH)
+        held = load(prompts, cache, 1, tokens, LENGTH)
         assert held == found
         assert_close(feed(model, cache, 1, tokens, held), wanted[held : len(tokens)])
-        cache.commit(1, tokens)
+        cache.register_prefix(1, tokens)
         for end in range(1, len(tokens)):  # others may share blocks that came from disk
-            start = cache.open(0, TEXT[: end + 1], LENGTH)
+            start = cache.allocate(0, TEXT[: end + 1], LENGTH)
             assert_close(feed(model, cache, 0, TEXT[: end + 1], start), wanted[start : end + 1])
     other = [*TEXT[: length - 1], (TEXT[length - 1] + 1) % 13, 0]
-    assert prompts.open(CACHES[kind](model), 1, other, LENGTH) == 0
+    assert load(prompts, CACHES[kind](model), 1, other, LENGTH) == 0
 
 
 @torch.inference_mode()
-def test_the_longest_prompt_that_fits_is_taken(read: Callable[..., PromptCache]) -> None:
+def test_the_longest_prompt_that_fits_is_taken(read: Callable[..., PrefixFiles]) -> None:
     model = decoder(DECODERS["gemma2"])
     for length in 4, 9, 6:
         prompts = read(model, "paged", length)
-    assert prompts.open(CACHES["paged"](model), 0, TEXT[:8], LENGTH) == 6
+    assert load(prompts, CACHES["paged"](model), 0, TEXT[:8], LENGTH) == 6
 
 
-def test_nothing_is_found_for_other_weights_configs_horizons_or_caches(read: Callable[..., PromptCache]) -> None:
+def test_nothing_is_found_for_other_weights_configs_horizons_or_caches(read: Callable[..., PrefixFiles]) -> None:
     model = decoder(DECODERS["scaled turns"])
     prompts = read(model)
 
     def found(kind: str = "contiguous", rope_length: int = LENGTH) -> int | None:
-        return prompts.open(CACHES[kind](model), 0, TEXT, rope_length)
+        return load(prompts, CACHES[kind](model), 0, TEXT, rope_length)
 
     assert found() == found("growing") == 9
     assert found("paged") == found("quantized") == 0
     assert found(rope_length=LENGTH - 1) == 0  # of which the rotations know
-    other = PromptCache(prompts.folder, decoder(DECODERS["llama"]))
-    assert other.open(CACHES["contiguous"](other.model), 0, TEXT, LENGTH) == 0
+    other = PrefixFiles(prompts.folder, decoder(DECODERS["llama"]))
+    assert load(other, CACHES["contiguous"](other.model), 0, TEXT, LENGTH) == 0
     for held in 0, 9:
         model.blocks[1].mlp.down.weight.detach()[0, 0] *= -1
         assert found() == held
@@ -120,31 +129,31 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @torch.inference_mode()
-def test_a_damaged_file_is_passed_over_and_written_anew(damage: str, read: Callable[..., PromptCache]) -> None:
+def test_a_damaged_file_is_passed_over_and_written_anew(damage: str, read: Callable[..., PrefixFiles]) -> None:
     model = decoder(DECODERS["llama"])
     prompts = read(model, length=9)
     (path,) = prompts.folder.iterdir()
     read(model, length=6)
     DAMAGES[damage](path)
     cache = CACHES["contiguous"](model)
-    assert prompts.open(cache, 0, TEXT, LENGTH) == 6
+    assert load(prompts, cache, 0, TEXT, LENGTH) == 6
     if path.is_file():
         read(model, length=9)
-        assert prompts.open(cache, 0, TEXT, LENGTH) == 9
+        assert load(prompts, cache, 0, TEXT, LENGTH) == 9
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     model = decoder(DECODERS["llama"])
     cache = CACHES["contiguous"](model)
     with with_room_for(100), pytest.raises(UserError, match="cannot write"):
-        PromptCache(tmp_path, model).save(cache, 0, TEXT)
+        PrefixFiles(tmp_path, model).save(cache, 0, TEXT)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_weights_are_hashed_once_and_again_when_one_has_changed(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     model, calls = decoder(DECODERS["llama"]), []
-    prompts = PromptCache(tmp_path, model)
-    monkeypatch.setattr("onward.generation.prompt_cache.raw", lambda t: calls.append(1) or b"")
+    prompts = PrefixFiles(tmp_path, model)
+    monkeypatch.setattr("onward.generation.prefix_files.raw", lambda t: calls.append(1) or b"")
     for changes in 1, 1, 2:
         if changes == 2:
             model.double()

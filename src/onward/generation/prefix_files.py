@@ -1,4 +1,4 @@
-"""Prompts that have been read, kept on disk: one file per prompt, found again by what it begins with."""
+"""Prompts kept on disk: one file per prompt, found again by the tokens a later prompt begins with."""
 
 from __future__ import annotations
 
@@ -13,65 +13,66 @@ from safetensors.torch import save
 from torch import Tensor
 
 from onward.files import written_whole
-from onward.model.cache import Cache, rotation_key
+from onward.generation.cache_manager import CacheManager, rope_key
 from onward.model.decoder import Decoder
 
 
-class PromptCache:
-    """Rows of caches of one model in a folder, as safetensors.
+class PrefixFiles:
+    """Rows of caches of one model in a folder, as safetensors: the backend of a PrefixCache that outlives the program.
 
-    A file's name is a hash of the tokens, the weights, the config and what the cache keeps of a token. It is written
-    whole or not at all and holds a checksum; one that is damaged, or not what its name says, is passed over. Files are
-    never removed.
+    A file's name is a hash of the tokens, the weights, the config and the form of the cache's entries. A file is
+    written whole or not at all and holds a checksum; one that is damaged, or is not what its name says, is passed
+    over. Files are never removed.
     """
 
     def __init__(self, folder: Path, model: Decoder) -> None:
         self.folder, self.model = folder, model
         self.hashed: tuple[list[tuple[int, int, int]], bytes] = [], b""  # a state of the weights and its hash
 
-    def open(self, cache: Cache, row: int, tokens: Sequence[int], rope_length: int) -> int | None:
-        """As `cache.open`, but tokens may also come from the longest prompt on disk that these begin with."""
-        held = cache.open(row, tokens, rope_length)
+    def load(self, manager: CacheManager, row: int, tokens: Sequence[int], rope_length: int, found: int) -> int:
+        """Fill an allocated row, which holds the first `found` tokens, from the longest file that these tokens begin
+        with; returns how many of the tokens the row holds then, always fewer than all."""
         names, saved = {path.stem for path in self.folder.glob("*.safetensors")}, []
-        if held is None or not names:
-            return held
-        state = self.beginning(cache, rope_length)
+        if not names:
+            return found
+        state = self.name_hash(manager, rope_length)
         for n, token in enumerate(tokens, 1):
             state.update(array("q", [token]))
-            if min(n, len(tokens) - 1) > held and state.hexdigest() in names:
+            if min(n, len(tokens) - 1) > found and state.hexdigest() in names:
                 saved.append((n, state.hexdigest()))
+        chunk = manager.cache.chunk
         for n, name in reversed(saved):
             vectors = read(self.folder / f"{name}.safetensors")
             if vectors is None:
                 continue
-            starts = *range(held, n, cache.chunk), n - 1
-            if not all(cache.extend(row, start, min(n, start + cache.chunk)) for start in starts):
-                return cache.open(row, tokens, rope_length)
-            cache.load(row, n, vectors)
-            cache.commit(row, tokens[:n])
+            starts = *range(found, n, chunk), n - 1
+            if not all(manager.reserve(row, start, min(n, start + chunk)) for start in starts):
+                return manager.allocate(row, tokens, rope_length) or 0
+            manager.load(row, n, vectors)
+            manager.register_prefix(row, tokens[:n])
             return min(n, len(tokens) - 1)
-        return held
+        return found
 
-    def save(self, cache: Cache, row: int, tokens: Sequence[int]) -> Path:
-        """Keep a row that holds these tokens and no more than a chunk beyond; returns its file."""
-        state = self.beginning(cache, int(cache.rope_length[row]))
+    def save(self, manager: CacheManager, row: int, tokens: Sequence[int]) -> Path:
+        """Keep a row that holds these tokens and no more than a chunk beyond them; returns its file."""
+        state = self.name_hash(manager, int(manager.cache.rope_length[row]))
         state.update(array("q", tokens))
         path = self.folder / f"{state.hexdigest()}.safetensors"
         if read(path) is None:
-            vectors = {name: t.cpu() for name, t in cache.dump(row, len(tokens)).items()}
+            vectors = {name: t.cpu() for name, t in manager.dump(row, len(tokens)).items()}
             with written_whole(path) as new:
                 new.write_bytes(save(vectors, {"sha256": checksum(path.stem, vectors)}))
         return path
 
-    def beginning(self, cache: Cache, rope_length: int) -> hashlib._Hash:
-        """The state of a name's hash before the tokens."""
-        config = self.model.config
-        kinds = [(name, t.dtype, t.shape[2:]) for store in cache.layers for name, t in store.entries.items()]
-        made_for = config, kinds, cache.block_size, self.weights(), rotation_key(config, rope_length)
+    def name_hash(self, manager: CacheManager, rope_length: int) -> hashlib._Hash:
+        """The state of a file name's hash before the tokens."""
+        config, layers = self.model.config, manager.cache.layers
+        kinds = [(name, t.dtype, t.shape[2:]) for layer in layers for name, t in layer.entries.items()]
+        made_for = config, kinds, manager.block_size, self.weights(), rope_key(config, rope_length)
         return hashlib.sha256(repr(made_for).encode())
 
     def weights(self) -> bytes:
-        """A hash of all weights, worked out again when one of them has changed."""
+        """A hash of all weights, computed again when one of them has changed."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         tracked = not any(t.is_inference() for t in tensors)  # those do not tell whether they have changed
         state = [(id(t), t.data_ptr(), t._version) for t in tensors] if tracked else []
@@ -89,7 +90,7 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
-    """What a file of this name must hold, as a hash."""
+    """A hash of the name and the tensors that a file of this name holds."""
     digest = hashlib.sha256(name.encode())
     for key in sorted(vectors):
         digest.update(key.encode())
@@ -98,7 +99,7 @@ def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
 
 
 def read(path: Path) -> dict[str, Tensor] | None:
-    """What a file holds, or None where it is not there, damaged or another's."""
+    """The tensors of a file, or None where it is missing, damaged, or holds those of another name."""
     try:
         with safe_open(path, framework="pt") as file:
             vectors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

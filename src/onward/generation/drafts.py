@@ -1,0 +1,162 @@
+"""Drafts: what proposes tokens for speculative decoding.
+
+Shapes: B requests, K proposed tokens, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onward.errors import UserError
+from onward.generation.cache_manager import CacheManager
+from onward.generation.distribution import draw, process_logits, uniform
+from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
+from onward.generation.request import Request
+from onward.generation.runner import Runner
+from onward.generation.speculation import DRAFT, Proposal
+from onward.model.cache import KVCache
+from onward.model.config import at
+from onward.model.decoder import Decoder, without_dropout
+
+
+class Draft(Protocol):
+    """Where proposals come from."""
+
+    num_draft_tokens: int  # the most tokens it proposes
+    manager: CacheManager | None  # of its own cache, with the rows of the engine's
+
+    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        """Make ready for this many rows of this length, of a model with this vocabulary."""
+
+    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        """At most `room` tokens for each request; request i is in row i."""
+        ...
+
+
+class LookupDraft:
+    """Proposes what followed the last tokens where they stood before in the text (prompt look-up, Saxena 2023)."""
+
+    manager: CacheManager | None = None
+
+    def __init__(self, num_draft_tokens: int = 8, ngram: int = 3) -> None:
+        if num_draft_tokens < 1 or ngram < 1:
+            raise UserError(f"a look-up of {num_draft_tokens} tokens by runs of {ngram}: both must be at least 1")
+        self.num_draft_tokens, self.ngram = num_draft_tokens, ngram
+        self.indices: WeakKeyDictionary[Request, LookupIndex] = WeakKeyDictionary()
+
+    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        """Nothing has to be made ready."""
+
+    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        proposals = []
+        for request, most in zip(requests, room):
+            index = self.indices.setdefault(request, LookupIndex(self.ngram))
+            index.extend(request.prompt[len(index.tokens) :])
+            index.extend(request.tokens[len(index.tokens) - len(request.prompt) :])
+            proposals.append(Proposal(index.find(self.num_draft_tokens)[:most]))
+        return proposals
+
+
+class LookupIndex:
+    """Where each sequence of at most `ngram` tokens of a text ended last, so that a token more costs no search."""
+
+    def __init__(self, ngram: int) -> None:
+        self.ngram, self.tokens, self.ends = ngram, list[int](), dict[tuple[int, ...], int]()
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Continue the text."""
+        for token in tokens:
+            end = len(self.tokens)
+            for size in range(1, min(self.ngram, end) + 1):
+                self.ends[tuple(self.tokens[end - size :])] = end
+            self.tokens.append(token)
+
+    def find(self, most: int) -> list[int]:
+        """What followed the longest sequence of last tokens where it stood last before; nothing if it is new."""
+        for size in range(min(self.ngram, len(self.tokens) - 1), 0, -1):
+            end = self.ends.get(tuple(self.tokens[-size:]))
+            if end is not None:
+                return self.tokens[end : end + most]
+        return []
+
+
+class ModelDraft:
+    """Proposes what a smaller model with the same vocabulary would say."""
+
+    def __init__(self, model: Decoder, num_draft_tokens: int = 4) -> None:
+        if num_draft_tokens < 1:
+            raise UserError(f"a draft of {num_draft_tokens} tokens: it must be at least 1")
+        self.model, self.num_draft_tokens, self.vocab_size = model, num_draft_tokens, model.config.vocab_size
+        self.manager: CacheManager | None = None
+
+    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        model, limit = self.model, at(self.model.config.position, 0).limit(self.model.config)
+        if limit < length:
+            raise UserError(f"the draft has {limit} positions and the model {length}: take one with as many")
+        self.vocab_size = vocab_size
+        self.manager = CacheManager(KVCache(model.config, rows, length, chunk, device=model.device, dtype=model.dtype))
+        self.runner = Runner(model, self.manager.cache)
+        self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
+
+    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        seeds, room = torch.tensor([r.seed for r in requests]), list(room)
+        tokens: list[list[int]] = [[] for _ in requests]
+        found: list[Tensor] = []
+        with without_dropout(self.model):
+            last = self.catch_up(requests)
+            for step in range(max(room)):
+                p = self.distribution(last, requests, tokens)
+                index = torch.tensor([len(r.tokens) + step for r in requests])
+                found.append(p)
+                finite = p.isfinite().all(-1).tolist()
+                room = [most if ok else min(most, step) for most, ok in zip(room, finite)]
+                for new, token in zip(tokens, draw(p, uniform(seeds, index, DRAFT)).tolist()):
+                    new.append(min(token, self.vocab_size - 1))
+                if step + 1 < max(room):
+                    # a row without room for more is fed its last token once again
+                    more = [step + 1 < most for most in room]
+                    pieces = [new[-1:] if on else [r.last_token] for on, r, new in zip(more, requests, tokens)]
+                    starts = [r.num_context_tokens + (step if on else -1) for on, r in zip(more, requests)]
+                    last = self.forward(pieces, starts)
+        for request, most in zip(requests, room):
+            request.num_draft_cached = request.num_context_tokens + max(0, most - 1)
+        return [
+            Proposal(new[:most], torch.stack([p[i] for p in found[:most]]) if most else None)
+            for i, (new, most) in enumerate(zip(tokens, room))
+        ]
+
+    def distribution(self, last: Tensor, requests: Sequence[Request], proposed: Sequence[Sequence[int]]) -> Tensor:
+        """The draft's distributions (B, V) from hidden states (B, 1, D), shaped as each request asks."""
+        logits = self.model.logits(last)[:, 0, : self.vocab_size]  # vocabularies differ in their padding
+        logits = F.pad(logits, (0, self.vocab_size - logits.size(1)), value=-math.inf)
+        history = RequestHistory(requests, list(enumerate(proposed)), self.counts, self.ngrams)
+        errors: dict[int, Exception] = {}  # what fails here fails again where proposals are verified
+        return process_logits(logits, [r.sampling for r in requests], history, None, errors).softmax(-1).cpu()
+
+    def catch_up(self, requests: Sequence[Request]) -> Tensor:
+        """The hidden states (B, 1, D) of the last tokens, once all that is new has been fed."""
+        assert self.manager is not None
+        cached = [min(r.num_draft_cached, r.num_cached) for r in requests]  # proposals that were refused do not count
+        last: list[Tensor] = []
+        while not last or any(n < r.num_context_tokens for r, n in zip(requests, cached)):
+            starts = [min(n, r.num_context_tokens - 1) for r, n in zip(requests, cached)]  # the last may come again
+            pieces = [r.context_from(n)[: self.manager.cache.chunk] for r, n in zip(requests, starts)]
+            hidden = self.forward(pieces, starts)
+            last = [hidden[row, len(piece) - 1] for row, piece in enumerate(pieces)]
+            cached = [n + len(piece) for n, piece in zip(starts, pieces)]
+        return torch.stack(last)[:, None]
+
+    def forward(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        """The hidden states of tokens; those that the draft does not know are read as its last token."""
+        assert self.manager is not None
+        unknown = self.model.config.vocab_size - 1
+        for row, (piece, start) in enumerate(zip(pieces, starts)):
+            self.manager.reserve(row, start, start + len(piece))
+        return self.runner.forward_rows(0, [[min(token, unknown) for token in p] for p in pieces], starts)

@@ -1,0 +1,82 @@
+"""The runner: calls of the model for rows of a cache. It owns shapes and buffers.
+
+Shapes: B rows, T tokens in one call, D d_model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from onward.generation.request import Request
+from onward.model.cache import CacheView, KVCache
+from onward.model.decoder import Decoder
+
+BUCKET = 64  # cache lengths are rounded up to a multiple of it, so that the same view serves many steps
+VIEWS = 64  # views that are kept
+
+
+class Runner:
+    """Runs a model over the rows of its cache.
+
+    Rows keep their place in the cache. Views of it are made once per range of rows and bucket of length, and reused
+    from step to step. While the same rows decode, the tokens sampled last and the positions stay on the device: the
+    next step begins without a copy from the host.
+    """
+
+    def __init__(self, model: Decoder, cache: KVCache) -> None:
+        self.model, self.cache = model, cache
+        self.capacity = cache.capacity
+        self.views: dict[tuple[int, int, int], CacheView] = {}
+        self.decoding: list[Request] = []  # the rows of the step before
+        self.starts: list[int] = []  # the positions of their tokens
+        self.positions = self.sampled = torch.empty(0)  # the same on the device, and the tokens sampled, (B,)
+
+    def view(self, first: int, end: int, length: int) -> CacheView:
+        """Rows first to end - 1 of the cache, with the slots of positions below `length`."""
+        if self.capacity != self.cache.capacity or len(self.views) >= VIEWS:  # a cache that grew has other tensors
+            self.views.clear()
+            self.capacity = self.cache.capacity
+        key = first, end, -(-length // BUCKET) * BUCKET
+        if key not in self.views:
+            self.views[key] = self.cache.view(*key)
+        return self.views[key]
+
+    def forward_rows(self, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        """The hidden states (B, T, D) of tokens at positions from `starts` on, in the rows from `first` on.
+
+        Shorter pieces are padded with their last token: should the model make NaN of a token, no other row gets it.
+        """
+        width, device = max(map(len, pieces)), self.model.device
+        tokens = torch.tensor([[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces], device=device)
+        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
+        view = self.view(first, first + len(pieces), max(starts) + width)
+        return self.model.hidden(tokens, positions, view)
+
+    def decode(self, requests: Sequence[Request], proposals: Sequence[Sequence[int]]) -> Tensor:
+        """The hidden states (B, T, D) of each row's last token and of the tokens proposed to follow it.
+
+        Request i is in row i.
+        """
+        starts = [request.num_cached for request in requests]
+        if not any(proposals):
+            if not self.follows(requests, starts):
+                device = self.model.device
+                self.sampled = torch.tensor([request.last_token for request in requests], device=device)
+                self.positions = torch.tensor(starts, device=device)
+            self.decoding, self.starts = list(requests), starts
+            view = self.view(0, len(requests), max(starts) + 1)
+            return self.model.hidden(self.sampled[:, None], self.positions[:, None], view)
+        self.decoding = []
+        return self.forward_rows(0, [[r.last_token, *p] for r, p in zip(requests, proposals)], starts)
+
+    def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
+        """Whether the tokens sampled last are those to feed now, one after another in the same rows."""
+        if self.decoding != list(requests) or len(self.sampled) != len(requests):
+            return False
+        if any(start != before + 1 for start, before in zip(starts, self.starts)):
+            return False
+        self.positions += 1
+        return True

@@ -1,0 +1,140 @@
+"""The sampler: from logits to the next tokens of requests, each for itself.
+
+Shapes: N places (after each request's last token, and after each proposed one), T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from onward.errors import UserError
+from onward.generation.distribution import process_logits
+from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
+from onward.generation.request import Request, TokenLogprob
+from onward.generation.speculation import Proposal, verify
+from onward.model.decoder import Decoder
+
+NOTHING_ALLOWED = "no token may come next: the constraint, bans and processors of this request leave none"
+
+
+class Sampler:
+    """Samples the next tokens of requests; the device is waited for once per call.
+
+    `allowed` (V,) is False for tokens that are never sampled.
+    """
+
+    def __init__(self, allowed: Tensor | None = None) -> None:
+        self.allowed = allowed
+        self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
+
+    def sample(
+        self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
+    ) -> tuple[list[list[int] | Exception], Tensor]:
+        """The next tokens of each request, accepted proposals and one more, or why it has none.
+
+        `logits` (N, V) are, request by request, those after its last token and after each of its proposals. Returns
+        also the last token of each request on the device, (B,).
+        """
+        places = [(i, p.tokens[:j]) for i, p in enumerate(proposals) for j in range(1 + len(p.tokens))]
+        history = RequestHistory(requests, places, self.counts, self.ngrams)
+        errors: dict[int, Exception] = {}
+        allowed = masks(requests, proposals, self.allowed, logits, errors)
+        p = process_logits(logits, [requests[i].sampling for i, _ in places], history, allowed, errors).softmax(-1)
+        p = p.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)  # whatever a ban made of it
+        device = torch.device("cpu") if p.device.type == "mps" else p.device  # fp64, of random numbers, is not on mps
+        p = p.to(device)
+        seeds, index = torch.tensor([[r.seed, len(r.tokens)] for r in requests], device=device).unbind(1)
+        kept, last, place = verify(p, proposals, seeds, index)
+        finite = p[place].isfinite().all(-1)
+        result: list[list[int] | Exception] = []
+        for i, (n, token, row, ok) in enumerate(torch.stack([kept, last, place, finite.long()], 1).tolist()):
+            failed = [error for at, error in errors.items() if places[at][0] == i and at <= row]
+            if failed or not ok:
+                nan = bool(logits[row].isnan().any())
+                result.append(failed[0] if failed else NotANumber() if nan else UserError(NOTHING_ALLOWED))
+            else:
+                result.append([*proposals[i].tokens[:n], token])
+        return result, last
+
+
+class NotANumber(Exception):
+    """The logits of a request hold NaN; `nan_error` finds out where it came from."""
+
+
+def masks(
+    requests: Sequence[Request],
+    proposals: Sequence[Proposal],
+    allowed: Tensor | None,
+    like: Tensor,
+    errors: dict[int, Exception],
+) -> Tensor | None:
+    """Which tokens may come at each place, (N, V) or the same for all, (V,); V and the device are those of `like`.
+
+    What the constraint of a request raises goes into `errors` under its place.
+    """
+    if all(r.constraint is None and len(r.tokens) >= r.min_new_tokens for r in requests):
+        return allowed
+    result: list[Tensor] = []
+    for request, proposal in zip(requests, proposals):
+        state = request.constraint and request.constraint.copy()
+        for index, token in enumerate((*proposal.tokens, None), len(request.tokens)):
+            mask = like.new_ones(like.size(-1), dtype=torch.bool) if allowed is None else allowed.clone()
+            try:
+                if state is not None:
+                    mask &= state.allowed().to(mask.device)
+                    if token is not None and not state.accept(token):
+                        state = None  # this proposal has no probability, so what follows does not matter
+            except Exception as error:
+                errors[len(result)], state = error, None
+            if index < request.min_new_tokens:
+                mask[list(request.stop_token_ids)] = False
+            result.append(mask)
+    return torch.stack(result)
+
+
+def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int | None) -> list[list[TokenLogprob]]:
+    """For each token its log-probability among logits (T, V), in a list of one; empty lists where `count` is None."""
+    if count is None:
+        return [[] for _ in tokens]
+    found = logits.float().log_softmax(-1)
+    top = found.topk(min(count, found.size(1)))
+    pairs = [list(zip(ids, values)) for ids, values in zip(top.indices.tolist(), top.values.tolist())]
+    return [[TokenLogprob(t, float(row[t]), best)] for t, row, best in zip(tokens, found, pairs)]
+
+
+def blame(logits: Tensor, contexts: Sequence[Sequence[int]], model: Decoder) -> UserError:
+    """Why there is no distribution in one of the rows of logits (N, V)."""
+    nan = logits.isnan().any(-1)
+    return nan_error(model, contexts[int(nan.int().argmax())]) if bool(nan.any()) else UserError(NOTHING_ALLOWED)
+
+
+def nan_error(model: Decoder, tokens: Sequence[int]) -> UserError:
+    """Which module of a model made the first NaN for these tokens."""
+    name = first_nan(model, torch.tensor([list(tokens)], device=model.device))
+    return UserError(f"the logits are not numbers: {name} made the first NaN")
+
+
+def first_nan(model: Decoder, tokens: Tensor) -> str:
+    """The first module of a decoder whose output holds NaN."""
+    found: list[str] = []
+
+    def look(name: str) -> object:
+        def hook(module: torch.nn.Module, inputs: object, output: object) -> None:
+            if not found and isinstance(output, Tensor) and bool(output.isnan().any()):
+                found.append(name)
+
+        return hook
+
+    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+    hooks = [module.register_forward_hook(look(name)) for name, module in leaves]  # type: ignore[arg-type]
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            model(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else "a call that could not be repeated"

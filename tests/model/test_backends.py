@@ -1,0 +1,135 @@
+"""Every backend of attention computes what the reference writes out."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onward.generation.blocks import BlockManager
+from onward.generation.cache_manager import CacheManager
+from onward.model import backends
+from onward.model.cache import KVCache
+from onward.model.config import DecoderConfig, SelfAttention, at
+from onward.model.context import AttentionContext, attention_contexts
+from onward.model.paged import PagedKVCache
+
+from support.decoders import DECODERS, assert_close
+
+PACKED = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 1, 2, 0, 1]])
+LAYERS = [
+    (name, layer)
+    for name, config in DECODERS.items()
+    for layer in range(config.n_layers)
+    if isinstance(at(config.attention, layer), SelfAttention)
+]
+BACKENDS: dict[str, Callable[..., Tensor]] = {
+    "sdpa": backends.sdpa,
+    "sdpa in blocks of 2 queries": partial(backends.sdpa_blocks, block=2),
+    "sdpa in blocks of 4 queries": partial(backends.sdpa_blocks, block=4),
+    "sdpa in one block": backends.sdpa_blocks,
+    "flex": backends.flex,
+    "the chosen one": backends.attend,
+}
+QUIET = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+
+def vectors(config: DecoderConfig, tokens: int, rows: int = 2) -> list[Tensor]:
+    """Random queries, keys and values."""
+    torch.manual_seed(1)
+    heads = config.n_heads, config.n_kv_heads, config.n_kv_heads
+    return [torch.randn(rows, tokens, h, config.d_head) for h in heads]
+
+
+@QUIET
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("positions", [PACKED, None], ids=["packed", "plain"])
+@torch.inference_mode()
+def test_backend_equals_the_reference_without_a_cache(backend: str, positions: Tensor | None) -> None:
+    for name, layer in LAYERS:
+        config = DECODERS[name]
+        where = torch.arange(9)[None] if positions is None else positions
+        mask = attention_contexts(config, torch.float32, where, None, plain=positions is None)[layer].mask
+        q, k, v = vectors(config, 9)
+        wanted = backends.reference(q, k, v, mask, scale=0.3)
+        assert_close(BACKENDS[backend](q, k, v, mask, scale=0.3), wanted, 1e-5)
+
+
+CACHES: dict[str, Callable[[DecoderConfig], CacheManager]] = {
+    "contiguous": lambda config: CacheManager(KVCache(config, 2, 12, 5)),
+    "growing": lambda config: CacheManager(KVCache(config, 2, 12, 5, step=3)),
+    "quantized": lambda config: CacheManager(KVCache(config, 2, 12, 5, quantized=True)),
+    "paged": lambda config: BlockManager(PagedKVCache(config, 2, 12, 5, blocks=30, block_size=2)),
+}
+
+
+def cached(manager: CacheManager, config: DecoderConfig, layer: int) -> tuple[AttentionContext, list[Any]]:
+    """The context of the last of three calls, and its queries and the entries of the cache."""
+    _, *keys_values = vectors(config, 11)
+    q = vectors(config, 11)[0]
+    for start, end in (0, 4), (4, 9), (9, 11):
+        for row in range(2):
+            assert manager.reserve(row, start - row * (start > 0), end - row)
+        positions = torch.arange(start, end)[None] - torch.tensor([[0], [1]]) * (start > 0)  # row 1 lags behind
+        view = manager.cache.view(length=11)
+        context = attention_contexts(config, torch.float32, positions, view, plain=False)[layer]
+        k, v = (t[:, start:end] for t in keys_values)
+        entries = context.update(k=k, v=v)
+    return context, [q[:, -2:], *entries]
+
+
+@QUIET
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("sdpa", kind) for kind in CACHES] + [("flex", kind) for kind in CACHES] + [("paged", "paged")],
+)
+@torch.inference_mode()
+def test_backend_equals_the_reference_with_a_cache(backend: str, kind: str) -> None:
+    for name, layer in LAYERS:
+        config = DECODERS[name]
+        context, inputs = cached(CACHES[kind](config), config, layer)
+        q, k, v = inputs
+        wanted = backends.reference(q, k, v, context.mask, scale=0.3)
+        assert_close(getattr(backends, backend)(q, k, v, context.mask, scale=0.3), wanted, 1e-5)
+
+
+@torch.inference_mode()
+def test_long_packed_rows_never_make_their_whole_bias() -> None:
+    config, tokens = DECODERS["llama"], 4096
+    positions = torch.arange(tokens)[None] % 500
+    context = attention_contexts(config, torch.float32, positions, None, plain=False)[0]
+    sizes: list[int] = []
+    whole = context.mask.score_bias
+
+    def counted(*args: Any) -> Tensor:
+        sizes.append((bias := whole(*args)).numel())
+        return bias
+
+    context.mask.score_bias = counted  # type: ignore[method-assign, assignment]
+    q, k, v = vectors(config, tokens, rows=1)
+    y = backends.attend(q, k, v, context.mask, scale=0.3)
+    assert max(sizes) <= backends.BLOCK * (backends.BLOCK + 500)
+    last = slice(tokens - 96, tokens)  # the last document
+    alone = attention_contexts(config, torch.float32, torch.arange(96)[None], None, plain=True)[0].mask
+    assert_close(y[:, last], backends.reference(q[:, last], k[:, last], v[:, last], alone, scale=0.3), 1e-5)
+
+
+def test_chosen_backend_has_the_gradients_of_the_reference() -> None:
+    for positions in PACKED, torch.arange(9)[None]:
+        results = []
+        chosen: list[Callable[..., Tensor]] = [
+            backends.reference,
+            backends.sdpa,
+            partial(backends.sdpa_blocks, block=4),
+        ]
+        for backend in chosen:
+            config = DECODERS["alibi in windows"]
+            mask = attention_contexts(config, torch.float64, positions, None, plain=False)[0].mask
+            inputs = [t.double().requires_grad_() for t in vectors(config, 9)]
+            y = backend(*inputs, mask, scale=0.3)
+            results.append(torch.autograd.grad(y.square().sum(), inputs))
+        for grads in results[1:]:
+            for got, wanted in zip(grads, results[0]):
+                assert_close(got, wanted, 1e-10)
