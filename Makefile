@@ -17,7 +17,7 @@ test: $(VENV)/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not long" -n auto --maxprocesses 8 --dist worksteal
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
 test-all: test
 	$(BIN)/pytest -m long

@@ -46,7 +46,7 @@ TRAIN = {
     "gone.txt": "gone.txt does not exist",
     "*.nothing": "*.nothing does not exist",
     "empty.txt": "empty.txt is empty",
-    "folder": "folder holds no text files",
+    "folder": "folder contains no text files",
     "binary.txt": "binary.txt is binary (a zero byte at offset 2)",
     "latin.txt": "byte offset 3",
     "latin.txt --encoding klingon": "--encoding klingon is unknown",

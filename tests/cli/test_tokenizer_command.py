@@ -1,4 +1,4 @@
-"""onward tokenizer, as a user types it."""
+"""The command `onward tokenizer`."""
 
 import json
 import random
@@ -31,24 +31,22 @@ def as_json(*words: str, capsys: pytest.CaptureFixture[str]) -> Any:
 @pytest.mark.parametrize(
     ("options", "spec"), [([], "bpe:4096"), (["--vocab-size", "300"], "bpe:300"), (["--kind", "char"], "char")], ids=str
 )
-def test_training_writes_the_tokenizer_that_a_run_would_learn(
-    options, spec, story, story_file, tmp_path, capsys
-) -> None:
+def test_train_writes_the_tokenizer_of_train_tokenizer(options, spec, story, story_file, tmp_path, capsys) -> None:
     out = tmp_path / "made" / "here"
     found = as_json("train", str(story_file), "--out", str(out), *options, capsys=capsys)
     assert found == {"folder": str(out), "vocabulary": Tokenizer.load(out).vocab_size}
     assert Tokenizer.load(out).inner.to_str() == train_tokenizer(spec, [story]).inner.to_str()
 
 
-def test_training_says_what_was_made_and_what_to_do_next(story_file: Path, tmp_path: Path, capsys) -> None:
+def test_train_prints_the_size_and_the_next_commands(story_file: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "my tokenizer"
     assert main(["tokenizer", "train", str(story_file), "--vocab-size", "280", "--out", str(out)]) == 0
-    said = capsys.readouterr()
-    assert said.out == f"{out}: 280 ids\n"
-    assert f"onward train {story_file} --tokenizer '{out}'" in said.err
+    output = capsys.readouterr()
+    assert output.out == f"{out}: 280 ids\n"
+    assert f"onward train {story_file} --tokenizer '{out}'" in output.err
 
 
-def test_comparing_without_data_takes_the_built_in_texts(learned: Path, capsys) -> None:
+def test_compare_without_data_uses_the_built_in_texts(learned: Path, capsys) -> None:
     found = as_json("compare", str(learned), "byte", "char", capsys=capsys)
     assert [one["name"] for one in found["tokenizers"]] == [str(learned), "byte", "char"]
     assert [one["round_trip_failures"] for one in found["tokenizers"]] == [0, 0, 0]
@@ -56,7 +54,7 @@ def test_comparing_without_data_takes_the_built_in_texts(learned: Path, capsys) 
     assert all(row["bytes_per_token"]["byte"] == 1 for row in found["texts"])
 
 
-def test_comparing_on_data_tells_by_source_script_and_kind(story_file: Path, tmp_path: Path, capsys) -> None:
+def test_compare_on_data_reports_by_source_script_and_kind(story_file: Path, tmp_path: Path, capsys) -> None:
     other = tmp_path / "talks.jsonl"
     lines = ["def main():\n    return call(1)\n" * 300, "Старый паром выходит из порта."]
     other.write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
@@ -75,13 +73,13 @@ def test_comparing_on_data_tells_by_source_script_and_kind(story_file: Path, tmp
     assert as_json("compare", "byte", "--data", str(story_file), capsys=capsys)["texts"][-1]["text"] == str(story_file)
 
 
-def test_the_table_names_tokenizers_by_letters_and_shows_what_does_not_come_back(story_file, tmp_path, capsys) -> None:
+def test_comparison_has_letters_and_shows_a_text_that_is_not_decoded(story_file, tmp_path, capsys) -> None:
     as_json("train", str(story_file), "--kind", "char", "--out", str(tmp_path / "chars"), capsys=capsys)
     assert main(["tokenizer", "compare", "byte", str(tmp_path / "chars")]) == 0
-    said = capsys.readouterr()
-    assert "by text bytes A B" in " ".join(said.out.split())
-    assert "A byte 257 1.0000 0" in " ".join(said.out.split())
-    assert f"{tmp_path / 'chars'} reads 'The old ferry leaves the harbo' and gives back 'The old fe\ufffd" in said.err
+    output = capsys.readouterr()
+    assert "by text bytes A B" in " ".join(output.out.split())
+    assert "A byte 257 1.0000 0" in " ".join(output.out.split())
+    assert f"{tmp_path / 'chars'} encodes 'The old ferry leaves the harbo' and decodes 'The old fe\ufffd" in output.err
 
 
 @pytest.mark.parametrize(
@@ -91,7 +89,7 @@ def test_the_table_names_tokenizers_by_letters_and_shows_what_does_not_come_back
         (["train", "--out", "OUT"], "no text is named"),
         (["train", "TEXT", "--out", "OUT", "--vocab-size", "256"], "above 256"),
         (["train", "no-such-file", "--out", "OUT"], "no-such-file does not exist"),
-        (["train", "TEXT", "--out", "MADE"], "is there already"),
+        (["train", "TEXT", "--out", "MADE"], "exists already"),
         (["train", "TEXT", "--out", "OUT", "--kind", "word"], "kind is 'word'"),
         (["compare"], "no tokenizer is named"),
         (["compare", "words"], "tokenizer is 'words'"),
@@ -100,19 +98,19 @@ def test_the_table_names_tokenizers_by_letters_and_shows_what_does_not_come_back
     ],
     ids=str,
 )
-def test_mistakes_are_one_sentence_and_write_nothing(words, message, story_file, learned, tmp_path, capsys) -> None:
+def test_user_errors_are_one_sentence_and_write_no_files(words, message, story_file, learned, tmp_path, capsys) -> None:
     places = {"TEXT": str(story_file), "OUT": str(tmp_path / "out"), "MADE": str(learned)}
     assert main(["tokenizer", *(places.get(word, word) for word in words)]) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.err.count("\n") == 1
-    assert not said.out
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.count("\n") == 1
+    assert not output.out
     assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("delay", [0.3, 1.5])
-def test_ctrl_c_ends_learning_at_once(delay: float, tmp_path: Path) -> None:
-    """Also while the library merges: the texts are soon read, and so many words of one kind take it much longer."""
+def test_ctrl_c_stops_training_at_once(delay: float, tmp_path: Path) -> None:
+    """Also during the merges of the library, which take much longer than reading 400,000 words."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghij", k=draw.randint(5, 15))) for _ in range(400_000)]
     (tmp_path / "words.txt").write_text("\n".join(words))
@@ -134,8 +132,8 @@ def test_ctrl_c_ends_learning_at_once(delay: float, tmp_path: Path) -> None:
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
-        _, said = process.communicate()
+        _, output = process.communicate()
     assert process.returncode == 130
-    assert said == "\nonward: interrupted\n"
+    assert output == "\nonward: interrupted\n"
     assert time.monotonic() - began < 5
     assert not (tmp_path / "out").exists()

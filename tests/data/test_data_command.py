@@ -1,4 +1,4 @@
-"""onward data prepare, from the words of a user to what is shown."""
+"""The command `onward data prepare`: its output, its exit status, its messages."""
 
 import json
 from pathlib import Path
@@ -19,25 +19,27 @@ def place(tmp_path: Path, story: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_tokens_are_made_and_reported(place: Path, story: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_prints_a_report_and_the_next_command(
+    place: Path, story: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("rows.jsonl").write_text(Path("rows.jsonl").read_text().replace("body", "text"))
     words = "data prepare story.txt rows.jsonl --tokenizer char --out prepared/mine --min-words 2"
     assert main(words.split()) == 0
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     for part in (
         *(
             "story.txt",
             f"{len(story) + 1:,}",
             "all",
-            "The longest document has",
-            "it begins, in story.txt",
+            "longest document:",
+            "in story.txt",
             "rows.jsonl: short",
         ),
-        *("Left out as duplicate: 1 documents", "Left out as min_words: 1 documents"),
+        *("dropped as duplicate: 1 documents", "dropped as min_words: 1 documents"),
     ):
-        assert part in told.out + told.err, told.out
-    assert "onward train prepared/mine" in told.err
-    assert main([*words.split(), "--json"]) == 0, "what is complete is not made again"
+        assert part in printed.out + printed.err, printed.out
+    assert "onward train prepared/mine" in printed.err
+    assert main([*words.split(), "--json"]) == 0, "a complete preparation is not repeated"
     found = json.loads(capsys.readouterr().out)
     assert found["tokens"] == sum(map(len, load_tokens(place / "prepared/mine").sources))
     assert [source["documents"] for source in found["sources"]] == [1, 1]
@@ -49,23 +51,23 @@ REFUSED = {
     "gone.txt --out o": "gone.txt does not exist",
     "rows.jsonl --out o": "rows.jsonl line 1 has no text under 'text' (it has 'body'): name it with --field",
     "story.txt --out o --tokenizer nope": "tokenizer is 'nope'",
-    "story.txt --out .": "is there already",
+    "story.txt --out .": "exists already",
     "story.txt --out o --min-wrods 3": "did you mean --min-words",
     "story.txt --out o --min-words many": "--min-words is 'many'",
-    "rows.jsonl --out o --field body --min-words 99": "no document is left (3 as min_words",
+    "rows.jsonl --out o --field body --min-words 99": "all documents are dropped (3 as min_words",
     "story.txt --out o --near 3": "near is 3",
     "story.txt --out o --workers -1": "workers is -1",
-    "story.txt --out story.txt": "is there already",
+    "story.txt --out story.txt": "exists already",
     "story.txt --out story.txt/o": "story.txt/o.unfinished",
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_mistakes_are_one_sentence_and_leave_nothing(words: str, place: Path, capsys) -> None:
+def test_user_errors_are_one_sentence_and_leave_no_files(words: str, place: Path, capsys) -> None:
     before = sorted(place.rglob("*"))
     assert main(["data", "prepare", *words.split()]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert REFUSED[words] in told.err
-    assert told.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert REFUSED[words] in printed.err
+    assert printed.err.count("\n") == 1
     assert sorted(place.rglob("*")) == before

@@ -1,4 +1,4 @@
-"""Each filter drops what it is for."""
+"""The quality filters for documents."""
 
 import re
 from collections import Counter
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.data.cleaning import GOPHER, Cleaning, Filters
-from onward.data.filters import Page, fault
+from onward.data.filters import Document, failed_filter
 from onward.fields import docs
 
 SENTENCE = (
@@ -41,52 +41,52 @@ LIMITS: dict[str, Any] = {**GOPHER}
 
 
 @pytest.mark.parametrize("name", GOPHER)
-def test_a_filter_drops_what_it_is_for_and_keeps_what_is_good(name: str) -> None:
+def test_filter_drops_its_bad_document_and_keeps_the_good_one(name: str) -> None:
     alone = Filters(**{name: LIMITS[name]})
-    assert fault(alone, BAD[name]) == name
-    assert fault(alone, GOOD) == ""
+    assert failed_filter(alone, BAD[name]) == name
+    assert failed_filter(alone, GOOD) == ""
 
 
-def test_gopher_turns_all_of_them_on_and_a_given_value_counts_before_its_own() -> None:
+def test_gopher_turns_all_filters_on_and_explicit_limits_take_precedence() -> None:
     gopher = Filters(gopher=True)
-    assert all(fault(gopher, text) for text in BAD.values())
-    assert fault(gopher, GOOD) == ""
-    assert fault(Filters(gopher=True, min_words=100), GOOD) == "min_words"
+    assert all(failed_filter(gopher, text) for text in BAD.values())
+    assert failed_filter(gopher, GOOD) == ""
+    assert failed_filter(Filters(gopher=True, min_words=100), GOOD) == "min_words"
 
 
-def test_each_filter_is_off_by_default() -> None:
-    assert not any(fault(Filters(), text) for text in BAD.values())
-    assert not Cleaning(exact=False).judges
-    asked: list[dict[str, Any]] = [
+def test_filters_are_off_by_default() -> None:
+    assert not any(failed_filter(Filters(), text) for text in BAD.values())
+    assert not Cleaning(exact=False).drops_documents
+    options: list[dict[str, Any]] = [
         {"exact": True},
         {"near": 0.8},
         {"gopher": True},
         *({name: limit} for name, limit in GOPHER.items()),
     ]
-    assert all(Cleaning(**{"exact": False} | one).judges for one in asked)
+    assert all(Cleaning(**{"exact": False} | one).drops_documents for one in options)
 
 
-def test_the_help_tells_gophers_values() -> None:
-    for name, told in docs(Filters).items():
-        if said := re.search(r"\(Gopher: (.*)\)", told):
+def test_help_states_the_limits_of_gopher() -> None:
+    for name, text in docs(Filters).items():
+        if match := re.search(r"\(Gopher: (.*)\)", text):
             values = limit if isinstance(limit := GOPHER[name], tuple) else (limit,)
-            assert tuple(map(float, said[1].split())) == tuple(map(float, values)), name
+            assert tuple(map(float, match[1].split())) == tuple(map(float, values)), name
         else:
-            assert name not in GOPHER or "the same" in told, name
+            assert name not in GOPHER, name
 
 
 @given(words=st.lists(st.sampled_from(["a", "bb", "ccc"]), max_size=12), n=st.integers(2, 5))
-def test_runs_of_words_are_measured_as_if_by_hand(words: list[str], n: int) -> None:
-    page, total = Page(" ".join(words)), sum(map(len, words))
-    runs = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-    counts = Counter(runs)
+def test_ngram_fractions_equal_a_count_by_hand(words: list[str], n: int) -> None:
+    document, total = Document(" ".join(words)), sum(map(len, words))
+    ngrams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    counts = Counter(ngrams)
     most = max(counts.values(), default=0)
-    longest = max((sum(map(len, run)) for run, count in counts.items() if count == most), default=0)
-    assert page.top(n) == pytest.approx(longest * most / total if most > 1 else 0)
-    again = {i + k for i, run in enumerate(runs) if run in runs[:i] for k in range(n)}
-    assert page.repeated(n) == pytest.approx(sum(len(words[i]) for i in again) / total if total else 0)
+    longest = max((sum(map(len, ngram)) for ngram, count in counts.items() if count == most), default=0)
+    assert document.top_ngram(n) == pytest.approx(longest * most / total if most > 1 else 0)
+    repeated = {i + k for i, ngram in enumerate(ngrams) if ngram in ngrams[:i] for k in range(n)}
+    assert document.repeated_ngrams(n) == pytest.approx(sum(len(words[i]) for i in repeated) / total if total else 0)
 
 
 @given(st.text())
-def test_any_text_can_be_measured(text: str) -> None:
-    assert fault(Filters(gopher=True), text) in GOPHER
+def test_any_text_fails_some_filter(text: str) -> None:
+    assert failed_filter(Filters(gopher=True), text) in GOPHER

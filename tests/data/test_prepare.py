@@ -1,22 +1,24 @@
-"""From texts to shards: complete, the same whoever did what, and never done twice."""
+"""Preparation of texts into shards: complete, independent of the number of workers, and no unit is done twice."""
 
 import gzip
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onward.data import prepare as module
 from onward.data import sources
 from onward.data.prepare import Cleaning, prepare
-from onward.data.sources import documents
+from onward.data.sources import Sizes, documents
+from onward.data.tokens import load_tokens
 from onward.errors import UserError
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -24,11 +26,12 @@ from support.disk import with_room_for
 
 BYTE = train_tokenizer("byte", [])
 ALL = Cleaning(exact=False)  # keeps all documents
+SMALL = Sizes(piece_chars=3000, block_bytes=500, serial_bytes=0)  # many pieces, and worker processes for any size
 
 
 def texts(folder: Path) -> list[list[str]]:
     """The documents of each source, from their tokens."""
-    data, found = module.load_tokens(folder, verify="sha256"), []
+    data, found = load_tokens(folder, verify="sha256"), []
     for tokens in data.sources:
         starts = [*tokens.starts(0, len(tokens)).tolist(), len(tokens)]
         found.append([BYTE.decode(tokens[a : b - 1].tolist()) for a, b in pairwise(starts)])
@@ -46,12 +49,8 @@ def lines(path: Path, *texts: str) -> str:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, story: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Sources of every kind, read as if a piece were small, and prepared as if they were large."""
-    monkeypatch.setattr(sources, "PIECE", 3000)
-    monkeypatch.setattr(sources, "BLOCK", 500)
-    monkeypatch.setattr(module, "PIECE", 3000)
-    monkeypatch.setattr(module, "SMALL", 0)
+def corpus(tmp_path: Path, story: str) -> list[str]:
+    """Sources of several kinds, each of several pieces of SMALL."""
     place = tmp_path / "corpus"
     (place / "many").mkdir(parents=True)
     for i in range(40):
@@ -63,17 +62,17 @@ def corpus(tmp_path: Path, story: str, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 @pytest.mark.parametrize("cleaning", [ALL, Cleaning(), Cleaning(near=0.7, min_words=9)])
-def test_who_did_what_makes_no_difference(cleaning: Cleaning, corpus: list[str], tmp_path: Path) -> None:
+def test_shards_do_not_depend_on_the_number_of_workers(cleaning: Cleaning, corpus: list[str], tmp_path: Path) -> None:
     for workers in 1, 3:
-        prepare(corpus, BYTE, tmp_path / str(workers), cleaning=cleaning, workers=workers)
+        prepare(corpus, BYTE, tmp_path / str(workers), cleaning=cleaning, workers=workers, sizes=SMALL)
     assert content(tmp_path / "1") == content(tmp_path / "3")
     assert len(list((tmp_path / "1").glob("*.bin"))) > 10
     if cleaning == ALL:
         assert texts(tmp_path / "1") == [list(documents([source])) for source in corpus]
 
 
-def test_the_tokens_are_those_of_the_documents(corpus: list[str], tmp_path: Path) -> None:
-    data = prepare(corpus, "bpe:300", tmp_path / "out", cleaning=ALL)
+def test_tokens_decode_to_the_documents(corpus: list[str], tmp_path: Path) -> None:
+    data = prepare(corpus, "bpe:300", tmp_path / "out", cleaning=ALL, sizes=SMALL)
     tokenizer = Tokenizer.load(tmp_path / "out")
     for source, tokens in zip(corpus, data.sources):
         ids = [i for text in documents([source]) for i in [*tokenizer.encode(text), tokenizer.eos_id]]
@@ -83,43 +82,39 @@ def test_the_tokens_are_those_of_the_documents(corpus: list[str], tmp_path: Path
 KILLED = """
 import sys
 from pathlib import Path
-from onward.data import prepare, sources
-prepare.PIECE = sources.PIECE = 3000
-sources.BLOCK = 500
-prepare.SMALL = 0
-prepare.prepare(sys.argv[2:], "bpe:300", Path(sys.argv[1]), workers=2)
+from onward.data.prepare import prepare
+from onward.data.sources import Sizes
+sizes = Sizes(piece_chars=3000, block_bytes=500, serial_bytes=0)
+prepare(sys.argv[2:], "bpe:300", Path(sys.argv[1]), workers=2, sizes=sizes)
 """
 
 
-def test_what_was_killed_goes_on_and_nothing_is_done_twice(corpus: list[str], tmp_path: Path) -> None:
-    choose, out, work = random.Random(0), tmp_path / "out", tmp_path / "out.unfinished"
+def test_killed_preparation_continues_without_redoing_a_unit(corpus: list[str], tmp_path: Path) -> None:
+    choose, out = random.Random(0), tmp_path / "out"
     command = [sys.executable, "-c", KILLED, str(out), *corpus]
+
+    def written() -> dict[Path, int]:
+        paths = (tmp_path / "out.unfinished" / "parts").glob("[0-9]*")
+        return {path: path.stat().st_mtime_ns for path in paths if path.suffix in (".npz", ".json")}
+
     done: dict[Path, int] = {}
-    kills, pause = 0, 0.4
-    while True:
+    for _ in range(4):
         process = subprocess.Popen(command)
-        try:
-            process.wait(pause)
-            break
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        kills += 1
-        pause += choose.random() / 4
-        if out.exists():  # whole
-            continue
-        for path, written in done.items():
-            assert path.stat().st_mtime_ns == written, "a unit that was done is left alone"
-        time.sleep(0.3)  # until its workers have noticed
-        parts = [path for path in (work / "parts").glob("[0-9]*") if path.suffix in (".npz", ".json")]
-        done = {path: path.stat().st_mtime_ns for path in parts}
-    assert kills > 1
-    assert process.returncode == 0
-    prepare(corpus, "bpe:300", tmp_path / "at once", workers=1)
+        while len(written()) == len(done):
+            assert process.poll() is None
+        time.sleep(choose.random() / 20)
+        process.kill()
+        process.wait()
+        time.sleep(0.3)  # until its workers have exited
+        now = written()
+        assert done.items() < now.items(), "a finished unit was written again"
+        done = now
+    subprocess.run(command, check=True)
+    prepare(corpus, "bpe:300", tmp_path / "at once", workers=1, sizes=SMALL)
     assert content(out) == content(tmp_path / "at once")
 
 
-def test_workers_end_with_the_process_that_started_them(corpus: list[str], tmp_path: Path) -> None:
+def test_workers_exit_with_the_process_that_started_them(corpus: list[str], tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "out"), *corpus])
     tasks = Path(f"/proc/{process.pid}/task")
     while not (workers := [int(pid) for file in tasks.glob("*/children") for pid in file.read_text().split()]):
@@ -132,18 +127,18 @@ def test_workers_end_with_the_process_that_started_them(corpus: list[str], tmp_p
         time.sleep(0.05)
 
 
-def test_what_is_complete_is_left_as_it_is(corpus: list[str], tmp_path: Path) -> None:
+def test_complete_preparation_is_not_repeated(corpus: list[str], tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     corpus = [*corpus, f"hf://json?data_files={corpus[3]}&cache_dir={tmp_path / 'cache'}"]
-    prepare(corpus, BYTE, tmp_path / "out", cleaning=ALL)
+    prepare(corpus, BYTE, tmp_path / "out", cleaning=ALL, sizes=SMALL)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     sources.dataset.cache_clear()
-    prepare(corpus, BYTE, tmp_path / "out", cleaning=ALL, workers=1)
+    prepare(corpus, BYTE, tmp_path / "out", cleaning=ALL, workers=1, sizes=SMALL)
     assert texts(tmp_path / "out")[3] == texts(tmp_path / "out")[4]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
-OTHERS: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, Any]] = {
     "tokenizer": {"tokenizer": "bpe:300"},
     "field": {"field": "body"},
     "sources, content of": {"sources": ["one.txt"]},
@@ -151,40 +146,43 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-@pytest.mark.parametrize("said", OTHERS)
-def test_other_sources_or_settings_are_named(said: str, stopped: bool, tmp_path: Path, monkeypatch) -> None:
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("names", CHANGES)
+def test_changed_sources_or_settings_are_named(names: str, interrupted: bool, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in "one.txt", "two.txt":
         Path(name).write_text(f"text {name}")
-    asked: dict[str, Any] = {"sources": ["two.txt"], "tokenizer": BYTE, "folder": Path("out")}
-    if stopped:
-        monkeypatch.setattr(module.Preparation, "index", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare(**asked)
+    options: dict[str, Any] = {"sources": ["two.txt"], "tokenizer": BYTE, "folder": Path("out")}
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            prepare(**options, progress=interrupt)
     else:
-        prepare(**asked)
-    with pytest.raises(UserError, match=rf"out(\.unfinished)? was made from something else \({said}"):
-        prepare(**asked | OTHERS[said])
+        prepare(**options)
+    with pytest.raises(UserError, match=rf"out(\.unfinished)? was prepared from other sources or settings \({names}"):
+        prepare(**options | CHANGES[names])
     Path("two.txt").write_text("other text")
-    with pytest.raises(UserError, match=r"was made from something else \(content of two\.txt differ\)"):
-        prepare(**asked)
+    with pytest.raises(UserError, match=r"was prepared from other .* \(content of two\.txt differ\)"):
+        prepare(**options)
 
 
-def test_duplicates_are_left_out_wherever_they_are(corpus: list[str], tmp_path: Path) -> None:
+def test_duplicates_are_dropped_in_all_sources(corpus: list[str], tmp_path: Path) -> None:
     long = Path(corpus[1]).read_text()
     copy = lines(tmp_path / "copies.jsonl", long[70:140], "new", long[:70], "new", "new\n")
     (tmp_path / "copy.txt").write_text(long)
     (tmp_path / "longer.txt").write_text(long + "more")
     more = [str(tmp_path / name) for name in ("copy.txt", "longer.txt")]
-    data = prepare([*corpus, copy, *more], BYTE, tmp_path / "out", workers=2)
+    data = prepare([*corpus, copy, *more], BYTE, tmp_path / "out", workers=2, sizes=SMALL)
     assert texts(tmp_path / "out") == [*(list(documents([s])) for s in corpus), ["new", "new\n"], [], [long + "more"]]
     dropped = data.info["report"]["dropped"]["duplicate"]
     samples = [(copy, long[70:140]), (copy, long[:70]), (copy, "new")]
     assert dropped == {"documents": 4, "samples": [{"file": file, "text": text} for file, text in samples]}
 
 
-def test_near_duplicates_are_left_out(tmp_path: Path, story: str) -> None:
+def test_near_duplicates_are_dropped(tmp_path: Path, story: str) -> None:
     pytest.importorskip("datasketch")
     words = [f"{word}{i % 97}" for i, word in enumerate(story.split())]
     first, other = " ".join(words[:300]), " ".join(words[300:600])
@@ -198,7 +196,7 @@ def test_near_duplicates_are_left_out(tmp_path: Path, story: str) -> None:
     assert near.startswith(dropped["near_duplicate"]["samples"][0]["text"])
 
 
-def test_the_report_tells_what_was_made_and_what_was_left_out(tmp_path: Path) -> None:
+def test_report_counts_kept_and_dropped_documents(tmp_path: Path) -> None:
     path = lines(tmp_path / "t.jsonl", "one", *["two words"] * 5, "ä longer text", "three", "four", "five")
     (tmp_path / "x.txt").write_text("x y z")
     data = prepare([path, str(tmp_path / "x.txt")], BYTE, tmp_path / "out", cleaning=Cleaning(min_words=2))
@@ -213,8 +211,8 @@ def test_the_report_tells_what_was_made_and_what_was_left_out(tmp_path: Path) ->
     assert named == [(path, 2, 25), (str(tmp_path / "x.txt"), 1, 6)]
 
 
-def test_the_longest_document_may_lie_in_several_pieces(corpus: list[str], tmp_path: Path) -> None:
-    report = prepare(corpus[1:], BYTE, tmp_path / "out").info["report"]
+def test_longest_document_may_span_several_pieces(corpus: list[str], tmp_path: Path) -> None:
+    report = prepare(corpus[1:], BYTE, tmp_path / "out", sizes=SMALL).info["report"]
     assert report["longest"]["tokens"] == len(next(documents([corpus[1]])).encode()) + 1
     assert report["longest"]["file"] == corpus[1]
 
@@ -223,7 +221,7 @@ def test_standard_input_is_prepared_like_a_file(tmp_path: Path, story: str) -> N
     program = "from onward.cli import main; main(['data', 'prepare', '-', '--tokenizer', 'byte', '--out', 'out'])"
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, input=story.encode(), check=True, capture_output=True)
     assert texts(tmp_path / "out") == [[story]]
-    with pytest.raises(UserError, match="out is there already"):
+    with pytest.raises(UserError, match="out exists already"):
         prepare(["-"], BYTE, tmp_path / "out")
 
 
@@ -231,68 +229,82 @@ WRONG = {
     "gone.txt": "gone.txt does not exist",
     "latin.txt": "latin.txt is not utf-8 at byte offset 3",
     "bad.jsonl": r"bad.jsonl line 2 has no text under 'text' \(it has 'body'\)",
-    "short.jsonl": r"no document is left \(1 as min_words\)",
+    "short.jsonl": r"all documents are dropped \(1 as min_words\)",
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bad_source_is_one_sentence_and_nothing_is_left_behind(
-    name: str, workers: int, tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr(module, "SMALL", 0)
+def test_bad_source_is_a_user_error_and_leaves_no_files(name: str, workers: int, tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"body": "b"}')
     (tmp_path / "short.jsonl").write_text('{"text": "a"}')
+    cleaning = Cleaning(min_words=2)
     with pytest.raises(UserError, match=WRONG[name]):
-        prepare([str(tmp_path / name)], BYTE, tmp_path / "o", cleaning=Cleaning(min_words=2), workers=workers)
+        prepare([str(tmp_path / name)], BYTE, tmp_path / "o", cleaning=cleaning, workers=workers, sizes=SMALL)
     assert not list(tmp_path.glob("o*"))
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path, story_file: Path) -> None:
+def test_folder_with_other_files_is_not_touched(tmp_path: Path, story_file: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         prepare([str(story_file)], BYTE, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_worker_that_is_killed_is_one_sentence_and_the_work_goes_on_later(
-    corpus: list[str], tmp_path: Path, monkeypatch
-) -> None:
-    from onward.data import workers
+def test_killed_worker_is_a_user_error_and_the_work_continues_later(corpus: list[str], tmp_path: Path) -> None:
+    def kill_workers(*_: object) -> None:
+        for file in Path("/proc/self/task").glob("*/children"):
+            for pid in map(int, file.read_text().split()):
+                if b"onward.data.workers" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(workers, "COMMAND", [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
-        with pytest.raises(UserError, match="a worker was killed"):
-            prepare(corpus, BYTE, tmp_path / "out", workers=2)
-    prepare(corpus, BYTE, tmp_path / "out", workers=2)
+    with pytest.raises(UserError, match="a worker process was killed"):
+        prepare(corpus, BYTE, tmp_path / "out", workers=2, sizes=SMALL, progress=kill_workers)
+    prepare(corpus, BYTE, tmp_path / "out", workers=2, sizes=SMALL)
     assert texts(tmp_path / "out")[1] == [Path(corpus[1]).read_text()]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_is_one_sentence_and_the_work_goes_on_later(
-    workers: int, corpus: list[str], tmp_path: Path, monkeypatch
+def test_full_disk_is_a_user_error_and_the_work_continues_later(
+    workers: int, corpus: list[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "PIECE", 12_000)
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "sources": corpus,
         "tokenizer": BYTE,
         "folder": tmp_path / "out",
         "cleaning": ALL,
         "workers": workers,
+        "sizes": replace(SMALL, piece_chars=12_000),
     }
     with with_room_for(20_000), pytest.raises(UserError, match=r"cannot write .*\.bin"):
-        prepare(**asked)
-    prepare(**asked)
+        prepare(**options)
+    prepare(**options)
     assert not list((tmp_path / "out").glob(".*"))
     assert texts(tmp_path / "out")[:2] == [list(documents([source])) for source in corpus[:2]]
 
 
+def test_progress_is_reported_for_each_pass_up_to_the_total(corpus: list[str], tmp_path: Path, capfd) -> None:
+    calls: list[tuple[str, int, int]] = []
+    prepare(corpus, "bpe:300", tmp_path / "out", workers=2, sizes=SMALL, progress=lambda *call: calls.append(call))
+    total = sum(path.stat().st_size for path in (tmp_path / "corpus").rglob("*") if path.is_file())
+    assert list(dict.fromkeys(task for task, _, _ in calls)) == [
+        "learning the tokenizer",
+        "inspecting documents",
+        "encoding",
+    ]
+    for task in "inspecting documents", "encoding":
+        done = [amount for name, amount, _ in calls if name == task]
+        assert done == sorted(done)
+        assert done[-1] == total
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "gz"])
-def test_a_gigabyte_is_prepared_within_a_gigabyte(kind: str) -> None:
+def test_gigabyte_is_prepared_in_less_than_a_gigabyte(kind: str) -> None:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "benchmarks.prepare", "--size", "1024", "--kind", kind]
-    told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
-    peak = int(told.split(" MiB of memory")[0].split()[-1].replace(",", ""))
-    assert peak < 1024, told
+    printed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    peak = int(printed.split(" MiB of memory")[0].split()[-1].replace(",", ""))
+    assert peak < 1024, printed

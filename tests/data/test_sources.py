@@ -1,4 +1,4 @@
-"""Documents from every kind of source, and one sentence for every bad one."""
+"""Documents from every kind of source, and a UserError for every bad source."""
 
 import gzip
 import io
@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.data import sources
-from onward.data.sources import cut, documents, pieces, read
+from onward.data.sources import Sizes, documents, pieces, read, split
 from onward.errors import UserError
 
 TABLE = {"text": ["p", None, "q\r\n"], "body": ["b", "c", "d"], "number": [1, 2, 3]}
@@ -51,34 +50,34 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_documents_come_from(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_are_read_from(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     sources, expected = CASES[case]
     assert list(documents(sources)) == expected
 
 
 @pytest.mark.parametrize(("name", "found"), [("b.jsonl", ["y", "\u2028"]), ("f.parquet", ["b", "c", "d"])])
-def test_the_field_of_records_can_be_named(name: str, found: list[str], folder: Path) -> None:
+def test_field_selects_the_text_of_a_row(name: str, found: list[str], folder: Path) -> None:
     assert list(documents([str(folder / name)], field="body")) == found
 
 
-def test_standard_input_is_a_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO("piped é".encode())))
     assert list(documents(["-"])) == ["piped é"]
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-32", "UTF_16"])
-def test_another_encoding_can_be_named(encoding: str, tmp_path: Path) -> None:
+def test_text_is_decoded_with_the_given_encoding(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes("café\n".encode(encoding))
     assert list(documents([str(tmp_path / "t.txt")], encoding=encoding)) == ["café\n"]
 
 
-def test_a_file_with_brackets_in_its_name_is_not_a_glob(tmp_path: Path) -> None:
+def test_file_name_with_brackets_is_not_a_glob(tmp_path: Path) -> None:
     (tmp_path / "book [1].txt").write_text("text")
     assert list(documents([str(tmp_path / "book [1].txt")])) == ["text"]
 
 
-def test_half_a_character_in_json_becomes_an_unknown_one(tmp_path: Path) -> None:
+def test_lone_surrogate_in_json_becomes_a_replacement_character(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"text": "a\\ud800b"}')
     assert list(documents([str(tmp_path / "t.jsonl")])) == ["a\ufffdb"]
 
@@ -88,31 +87,28 @@ LONG = ["word " * 40, "line\n" * 40, "a\n\nb\r\n" * 30, "x" * 200, "ä\r\n" * 60
 
 @pytest.mark.parametrize(("size", "block"), [(1, 1), (7, 2), (64, 15), (64, 64)])
 @pytest.mark.parametrize("text", LONG)
-def test_a_file_is_read_in_pieces_that_make_the_whole(
-    text: str, size: int, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "PIECE", size)
-    monkeypatch.setattr(sources, "BLOCK", block)
+def test_pieces_of_a_file_join_to_its_documents(text: str, size: int, block: int, tmp_path: Path) -> None:
+    sizes = Sizes(piece_chars=size, block_bytes=block)
     (tmp_path / "t.txt.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": f"{text}{i}"}) + "\n" for i in range(5)))
     for name, expected in ("t.txt.gz", [text.replace("\r\n", "\n")]), ("t.jsonl", [f"{text}{i}" for i in range(5)]):
-        found = list(pieces([str(tmp_path / name)], "text", "utf-8"))
+        found = list(pieces([str(tmp_path / name)], "text", "utf-8", sizes))
         assert len(found) > 1
-        assert list(documents([str(tmp_path / name)])) == expected
+        assert list(documents([str(tmp_path / name)], sizes=sizes)) == expected
 
 
 @given(text=st.text("ab \n\r\u3000"), size=st.integers(1, 9))
-def test_passages_make_the_whole_and_are_short(text: str, size: int) -> None:
-    parts = list(cut(text, size))
+def test_passages_join_to_the_text_and_are_short(text: str, size: int) -> None:
+    parts = list(split(text, size))
     assert "".join(parts) == text
     assert max(map(len, parts)) <= size
 
 
-def test_a_text_is_cut_behind_a_line_that_another_follows() -> None:
-    assert list(cut("one two\nthree\n\nfour five", 17)) == ["one two\n", "three\n\nfour five"]
+def test_text_is_split_after_a_line_that_another_line_follows() -> None:
+    assert list(split("one two\nthree\n\nfour five", 17)) == ["one two\n", "three\n\nfour five"]
 
 
-BAD = {  # name, bytes, what the sentence names
+BAD: dict[str, tuple[str, bytes | None, list[str]]] = {  # name, content, parts of the message
     "no such file": ("gone.txt", None, ["gone.txt does not exist"]),
     "a glob without a match": ("*.nothing", None, ["*.nothing does not exist"]),
     "a name too long": ("x" * 5000, None, ["does not exist"]),
@@ -120,7 +116,7 @@ BAD = {  # name, bytes, what the sentence names
     "a file of spaces": ("t.txt", b" \n\t", ["t.txt is empty"]),
     "a binary file": ("t.txt", b"abc\0def", ["t.txt is binary", "offset 3"]),
     "not UTF-8": ("t.txt", b"ab\nc\xff", ["t.txt is not utf-8", "offset 4", "line 2", "--encoding"]),
-    "a cut .gz": ("t.txt.gz", gzip.compress(b"text" * 99)[:-9], ["t.txt.gz is cut off"]),
+    "a cut .gz": ("t.txt.gz", gzip.compress(b"text" * 99)[:-9], ["t.txt.gz is truncated"]),
     "not a .gz": ("t.gz", b"plain text", ["t.gz", "not a .gz"]),
     "a broken line": ("t.jsonl", b'{"text": "a"}\n\n{"text": ', ["t.jsonl line 3 is not JSON"]),
     "a line without the field": ("t.jsonl", b'{"body": "a"}', ["t.jsonl line 1", "'text'", "body", "--field"]),
@@ -134,7 +130,7 @@ BAD = {  # name, bytes, what the sentence names
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_one_sentence_names(case: str, tmp_path: Path) -> None:
+def test_bad_source_is_one_sentence(case: str, tmp_path: Path) -> None:
     name, content, expected = BAD[case]
     if content is not None:
         (tmp_path / name).write_bytes(content)
@@ -146,7 +142,7 @@ def test_one_sentence_names(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["gone", "number"])
 @pytest.mark.parametrize("source", ["f.parquet", "hf://parquet?data_files=f.parquet&cache_dir=cache"])
-def test_a_table_without_the_field_names_those_it_has(
+def test_table_without_the_field_names_its_columns(
     source: str, field: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -154,7 +150,7 @@ def test_a_table_without_the_field_names_those_it_has(
         list(documents([source], field=field))
 
 
-def test_a_file_that_vanishes_is_one_sentence(folder: Path) -> None:
+def test_file_that_vanishes_is_a_user_error(folder: Path) -> None:
     found = documents([str(folder)])
     next(found)
     (folder / "deep/e.jsonl.gz").unlink()
@@ -162,9 +158,9 @@ def test_a_file_that_vanishes_is_one_sentence(folder: Path) -> None:
         list(found)
 
 
-def test_a_folder_without_text_and_no_source_at_all_are_told(tmp_path: Path) -> None:
+def test_sources_without_any_text_are_user_errors(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"\0")
-    with pytest.raises(UserError, match="holds no text files"):
+    with pytest.raises(UserError, match="contains no text files"):
         list(documents([str(tmp_path)]))
     with pytest.raises(UserError, match="no text is named"):
         list(documents([]))
@@ -185,17 +181,17 @@ LINES = st.lists(st.dictionaries(st.sampled_from(["text", "b"]), st.text() | st.
     name=st.sampled_from(["x.txt", "x.jsonl"]),
     encoding=ENCODINGS,
 )
-def test_any_bytes_are_documents_or_one_sentence(data: bytes, name: str, encoding: str) -> None:
+def test_any_bytes_are_documents_or_a_user_error(data: bytes, name: str, encoding: str) -> None:
     try:
         found = [text for piece in read(name, io.BytesIO(data), encoding) for text in piece.documents("text")]
     except UserError:
         return
     for text in found:
-        text.encode()  # nothing that UTF-8 cannot hold
+        text.encode()  # no lone surrogate
 
 
 @given(st.binary())
-def test_any_bytes_named_gz_are_documents_or_one_sentence(data: bytes) -> None:
+def test_any_bytes_named_gz_are_a_user_error(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.gz"
         path.write_bytes(b"\x1f\x8b\x08" + data)

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.data.prepare import Cleaning, prepare
-from onward.data.tokens import PASSAGE, Tokens, encode, is_prepared, load_tokens
+from onward.data.tokens import PASSAGE_CHARS, Tokens, encode, is_prepared, load_tokens
 from onward.errors import UserError
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 CHAR = train_tokenizer("char", ["abc\n"])
-SOURCES = st.lists(st.lists(st.integers(1, 6), max_size=4), max_size=3)  # of documents of so many tokens
+SOURCES = st.lists(st.lists(st.integers(1, 6), max_size=4), max_size=3)  # the lengths of the documents of each source
 PLACE = st.integers(0, 40)
 
 
 @given(sources=SOURCES, a=PLACE, b=PLACE, c=PLACE, d=PLACE)
-def test_sources_are_one_sequence_that_knows_where_documents_begin(
+def test_tokens_of_several_sources_know_where_documents_begin(
     sources: list[list[int]], a: int, b: int, c: int, d: int
 ) -> None:
     begins = np.cumsum([0, *(length for lengths in sources for length in lengths)])
@@ -35,22 +35,24 @@ def test_sources_are_one_sequence_that_knows_where_documents_begin(
     smaller = part.part(c, d)
     assert smaller.starts(0, len(smaller)).tolist() == here
     joined = Tokens.join([smaller])
-    assert joined.starts(0, len(joined)).tolist() == sorted({*here, 0} if len(joined) else here), "a source begins one"
+    assert joined.starts(0, len(joined)).tolist() == sorted({*here, 0} if len(joined) else here), (
+        "a document begins with each source"
+    )
 
 
 @pytest.mark.parametrize("end", [CHAR.eos_id, None])
-def test_each_document_is_followed_by_the_end_token_if_there_is_one(end: int | None) -> None:
+def test_documents_are_followed_by_the_end_token_if_there_is_one(end: int | None) -> None:
     tokenizer = CHAR if end else Tokenizer(CHAR.inner, eos=None)
-    texts = ["abc", "", "cab\n" * (PASSAGE // 2), "a"]
-    behind = [] if end is None else [end]
-    documents = [tokenizer.encode(text) + behind for text in texts]
+    texts = ["abc", "", "cab\n" * (PASSAGE_CHARS // 2), "a"]
+    after = [] if end is None else [end]
+    documents = [tokenizer.encode(text) + after for text in texts]
     ids, ends = encode(tokenizer, iter(texts))
     assert ids.dtype == np.uint16
     assert ids.tolist() == [i for document in documents for i in document]
     assert ends.tolist() == np.cumsum([len(document) for document in documents]).tolist()
 
 
-def test_ids_above_sixteen_bits_are_kept(tmp_path: Path) -> None:
+def test_ids_above_16_bits_are_stored(tmp_path: Path) -> None:
     large = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 70_000}, unk_token="a")))
     (tmp_path / "t.jsonl").write_text('{"text": "b"}\n{"text": "a"}\n{"text": "b"}')
     data = prepare([str(tmp_path / "t.jsonl")], large, tmp_path / "out", cleaning=Cleaning(exact=False))
@@ -65,7 +67,7 @@ def prepared(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("file", ["00000.bin", "00000.ends"])
-def test_a_shard_that_is_not_what_it_was_is_one_sentence(file: str, prepared: Path) -> None:
+def test_changed_shard_is_a_user_error(file: str, prepared: Path) -> None:
     path, content = prepared / file, (prepared / file).read_bytes()
     load_tokens(prepared, verify="sha256")
     path.write_bytes(bytes(255 - byte for byte in content))
@@ -81,13 +83,13 @@ def test_a_shard_that_is_not_what_it_was_is_one_sentence(file: str, prepared: Pa
 @pytest.mark.parametrize(
     "index", ["{}", "[]", "no JSON", '{"dtype": "object", "sources": []}', '{"dtype": "uint16", "sources": [3]}']
 )
-def test_an_index_that_is_none_is_one_sentence(index: str, prepared: Path) -> None:
+def test_invalid_index_is_a_user_error(index: str, prepared: Path) -> None:
     (prepared / "data.json").write_text(index)
     with pytest.raises(UserError, match=r"data\.json"):
         load_tokens(prepared)
 
 
-def test_a_shard_lies_in_its_folder_whatever_the_index_says(prepared: Path) -> None:
+def test_shard_outside_of_its_folder_is_not_read(prepared: Path) -> None:
     info = json.loads((prepared / "data.json").read_text())
     info["sources"][0]["shards"][0]["file"] = "../../t.bin"
     (prepared / "data.json").write_text(json.dumps(info))
@@ -96,7 +98,7 @@ def test_a_shard_lies_in_its_folder_whatever_the_index_says(prepared: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["", ".", "-", "*.txt", "embedded", "x" * 5000])
-def test_what_is_no_prepared_folder_is_not_taken_for_one(name: str, tmp_path: Path) -> None:
+def test_other_paths_are_not_prepared_folders(name: str, tmp_path: Path) -> None:
     assert not is_prepared(Path(name))
-    with pytest.raises(UserError, match="holds no prepared tokens"):
+    with pytest.raises(UserError, match="contains no prepared tokens"):
         load_tokens(Path(name))

@@ -22,7 +22,7 @@ def prepared(story_file: Path, tmp_path: Path) -> Path:
     """The story as tokens of another tokenizer, from two sources."""
     other = tmp_path / "other.txt"
     other.write_text("A queen sailed to an island.\n" * 60)
-    prepare([str(story_file), str(other)], "bpe:300", tmp_path / "prepared", workers=1, progress=False)
+    prepare([str(story_file), str(other)], "bpe:300", tmp_path / "prepared", workers=1)
     return tmp_path / "prepared"
 
 

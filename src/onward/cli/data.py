@@ -1,4 +1,4 @@
-"""onward data: texts as tokens to train on, and well-known texts."""
+"""onward data: prepare texts for training, and list or download corpora."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -13,7 +13,7 @@ from onward.data.cleaning import Cleaning
 from onward.errors import UserError
 
 ABOUT = """\
-Make tokens of texts of any size, or list and fetch well-known texts.
+Encode texts of any size into token shards on disk, or list and download corpora.
 
 examples:
   onward data prepare mybook.txt notes/ talks.jsonl.gz --field body --out prepared/mine
@@ -23,48 +23,51 @@ examples:
   onward data list
   onward data get tinyshakespeare
 
-A preparation that was interrupted goes on when the same command is given again.
+An interrupted preparation continues when the same command is run again.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Cleaning):
-    """What to do with which texts."""
+    """Options of `onward data`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "sources")
     action: Literal["prepare", "list", "get"]  # prepare SOURCES, list, or get NAME
-    sources: tuple[str, ...] = ()  # files, folders, globs, .jsonl, .parquet, .gz, hf://NAME, - or a corpus
-    tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY, or a path to one
-    out: str = ""  # the folder for the tokens
-    field: str = "text"  # the field of each record that holds the text
-    encoding: str = "utf-8"  # of the text files
-    workers: int = 0  # processes; 0: one for each core
+    sources: tuple[str, ...] = ()  # files, folders, globs, .jsonl, .parquet, .gz, hf://NAME, - or the name of a corpus
+    tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY_SIZE, or the path of a tokenizer
+    out: str = ""  # folder for the shards
+    field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
+    encoding: str = "utf-8"  # encoding of text files
+    workers: int = 0  # number of processes; 0: one per core
     json: bool = False  # print the result as JSON
 
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward data", about=ABOUT)
-    {"prepare": prepare, "list": known, "get": get}[options.action](options)
+    {"prepare": prepare, "list": list_corpora, "get": get}[options.action](options)
 
 
 def prepare(options: Options) -> None:
-    """Make tokens, and report what was made."""
+    """Encode texts into shards, and print the report."""
+    from onward.cli.progress import progress_bars
     from onward.data.prepare import prepare
 
     if not options.out:
         raise UserError("no folder to write to: name one with --out")
     try:
-        data = prepare(
-            options.sources,
-            options.tokenizer,
-            Path(options.out),
-            field=options.field,
-            encoding=options.encoding,
-            cleaning=Cleaning(**{field.name: getattr(options, field.name) for field in fields(Cleaning)}),
-            workers=options.workers,
-        )
+        with progress_bars() as progress:
+            data = prepare(
+                options.sources,
+                options.tokenizer,
+                Path(options.out),
+                field=options.field,
+                encoding=options.encoding,
+                cleaning=Cleaning(**{field.name: getattr(options, field.name) for field in fields(Cleaning)}),
+                workers=options.workers,
+                progress=progress,
+            )
     except KeyboardInterrupt:
-        console.print("\nstopped; the same command goes on from here")
+        console.print("\nstopped; run the same command again to continue")
         raise
     report = data.info["report"]
     sources = [{key: source[key] for key in COUNTS} for source in data.info["sources"]]
@@ -74,14 +77,14 @@ def prepare(options: Options) -> None:
     rows = [*sources, {"name": "all", **report}] if len(sources) > 1 else sources
     print_table([{key: row[key] for key in COUNTS} | density(row) for row in rows])
     longest = report["longest"]
-    print(f"\nThe longest document has {longest['tokens']:,} tokens; it begins, in {longest['file']}:")
-    print(f"  {shown(longest['text'])}")
+    print(f"\nlongest document: {longest['tokens']:,} tokens, in {longest['file']}")
+    print(f"  {first_words(longest['text'])}")
     for reason, entry in report["dropped"].items():
-        print(f"\nLeft out as {reason}: {entry['documents']:,} documents, such as")
+        print(f"\ndropped as {reason}: {entry['documents']:,} documents")
         for sample in entry["samples"]:
-            print(f"  {sample['file']}: {shown(sample['text'])}")
+            print(f"  {sample['file']}: {first_words(sample['text'])}")
     if unknown := report["unknown_characters"]:
-        console.print(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
+        console.print(f"{unknown:,} characters are unknown to the tokenizer and were encoded as \ufffd")
     print_next(f"onward train {quote(options.out)} --out runs/{quote(Path(options.out).name)}")
 
 
@@ -92,18 +95,18 @@ def density(row: Mapping[str, Any]) -> dict[str, float]:
     return {"bytes_per_token": row["bytes"] / max(1, row["tokens"])}
 
 
-def shown(text: str) -> str:
-    """The beginning of a text in one line."""
+def first_words(text: str) -> str:
+    """The first 100 characters of a text, in one line."""
     return printable(" ".join(text.split()))[:100]
 
 
-def known(options: Options) -> None:
-    """The well-known texts."""
-    built_in = {"name": "embedded", "bytes": "about 2.2 MB", "what": "the documentation inside this Python"}
+def list_corpora(options: Options) -> None:
+    """Print the corpora that can be used by name."""
+    built_in = {"name": "embedded", "bytes": "about 2.2 MB", "content": "the documentation of this Python"}
     rows = [built_in | {"license": "PSF", "from": "no network needed"}]
-    for name, corpus in corpora.KNOWN.items():
+    for name, corpus in corpora.DOWNLOADS.items():
         own = asdict(corpus)
-        rows.append({"name": name, **{key: own[key] for key in ("bytes", "what", "license")}, "from": corpus.url})
+        rows.append({"name": name, **{key: own[key] for key in ("bytes", "content", "license")}, "from": corpus.url})
     if options.json:
         print_json(rows)
     else:
@@ -112,11 +115,14 @@ def known(options: Options) -> None:
 
 
 def get(options: Options) -> None:
-    """Fetch a well-known text."""
+    """Download a corpus."""
+    from onward.cli.progress import progress_bars
+
     if len(options.sources) != 1:
-        raise UserError(f"onward data get takes the name of a corpus: {', '.join(corpora.KNOWN)}")
+        raise UserError(f"onward data get takes the name of a corpus: {', '.join(corpora.DOWNLOADS)}")
     (name,) = options.sources
-    path = corpora.get(name)
+    with progress_bars() as progress:
+        path = corpora.get(name, progress=progress)
     if options.json:
         print_json({"name": name, "path": str(path)})
     else:

@@ -1,4 +1,4 @@
-"""Known texts: one that every Python brings along, and well-known ones to fetch. Imports nothing heavy."""
+"""Corpora by name: one that is part of every Python installation, and one to download. Imports nothing heavy."""
 
 import ast
 import hashlib
@@ -8,17 +8,18 @@ import os
 import platform
 import sysconfig
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from onward.data.progress import Progress, silent
 from onward.errors import UserError
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents with a name, a version and a hash."""
+    """Documents in memory, with a version and a checksum."""
 
     name: str
     version: str
@@ -27,18 +28,18 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class Known:
-    """A corpus that can be fetched."""
+class Download:
+    """A corpus that can be downloaded."""
 
     url: str
     bytes: int
     sha256: str
-    what: str
+    content: str
     license: str
 
 
-KNOWN = {
-    "tinyshakespeare": Known(
+DOWNLOADS = {
+    "tinyshakespeare": Download(
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
         1_115_394,
         "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
@@ -46,20 +47,20 @@ KNOWN = {
         "public domain",
     ),
 }
-NAMES = ", ".join(["embedded", *KNOWN])
+NAMES = ", ".join(["embedded", *DOWNLOADS])
 
 
 @cache
 def embedded() -> Corpus:
-    """The documentation inside this Python: the topics of its help, and the docstrings of its standard library.
+    """The documentation of this Python: the topics of `help()` and the docstrings of the standard library (2.2 MB).
 
-    Read from the source files with `ast`, without importing them. It differs from one Python version to the next.
+    The docstrings are parsed from source files; nothing is imported. The text differs between Python versions.
     """
     library = Path(sysconfig.get_path("stdlib"))
     texts = [*topics(library / "pydoc_data" / "topics.py"), *docstrings(library)]
-    found = dict.fromkeys(text for text in texts if len(text) > 40)
-    digest = hashlib.sha256("\0".join(found).encode()).hexdigest()
-    return Corpus("embedded", f"Python {platform.python_version()}", digest, tuple(found))
+    documents = tuple(dict.fromkeys(text for text in texts if len(text) > 40))
+    digest = hashlib.sha256("\0".join(documents).encode()).hexdigest()
+    return Corpus("embedded", f"Python {platform.python_version()}", digest, documents)
 
 
 def topics(path: Path) -> Iterator[str]:
@@ -72,16 +73,16 @@ def topics(path: Path) -> Iterator[str]:
 
 
 def docstrings(folder: Path) -> Iterator[str]:
-    """The docstrings of all modules, classes and functions in a folder, tests left out."""
+    """The docstrings of all modules, classes and functions below a folder, without those of tests."""
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(set(folders) - SKIPPED)
+        folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
         for name in sorted(name for name in names if name.endswith(".py")):
             try:
                 tree = ast.parse(Path(parent, name).read_text(encoding="utf-8"))
             except (SyntaxError, ValueError, OSError):
                 continue
             nodes: list[ast.AST] = [tree]
-            for node in nodes:  # grows: statements within statements; expressions hold no docstrings
+            for node in nodes:  # the list grows by nested statements; expressions have no docstrings
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                     yield ast.get_docstring(node) or ""
                 for part in ("body", "orelse", "handlers", "finalbody", "cases"):
@@ -89,62 +90,61 @@ def docstrings(folder: Path) -> Iterator[str]:
                     nodes += inside if isinstance(inside, list) else []
 
 
-SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
-def home() -> Path:
-    """The folder of fetched corpora: $ONWARD_HOME or ~/.cache/onward."""
+def cache_folder() -> Path:
+    """The folder of downloaded corpora: $ONWARD_HOME, or ~/.cache/onward by default."""
     return Path(os.environ.get("ONWARD_HOME") or Path.home() / ".cache" / "onward")
 
 
-def get(name: str, folder: Path | None = None) -> Path:
-    """The file of a known corpus, fetched if it is not there yet, its checksum verified.
-
-    An interrupted download goes on where it stopped. A UserError tells that there is no network or another file.
-    """
+def get(name: str, folder: Path | None = None, progress: Progress = silent) -> Path:
+    """The file of a corpus of DOWNLOADS in `folder` (default: `cache_folder()`), downloaded if it is missing."""
     from onward.fields import nearest
 
-    if name not in KNOWN:
-        raise UserError(f"{name!r} is not a corpus that can be fetched: {nearest(name, KNOWN)}")
-    known, path = KNOWN[name], (folder or home()) / f"{name}.txt"
-    if path.exists() and sha256(path) == known.sha256:
+    if name not in DOWNLOADS:
+        raise UserError(f"{name!r} is not a corpus that can be downloaded: {nearest(name, DOWNLOADS)}")
+    return fetch(DOWNLOADS[name], (folder or cache_folder()) / f"{name}.txt", progress)
+
+
+def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
+    """Download a corpus to `path`, unless it is there; an interrupted download is continued.
+
+    Raises UserError if the server cannot be reached or the checksum differs.
+    """
+    if path.exists() and sha256(path) == wanted.sha256:
         return path
     part = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        download(known, part, name)
+        download(wanted, part, lambda done: progress(f"downloading {path.stem}", done, wanted.bytes))
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise UserError(
-            f"{name} cannot be fetched from {known.url} ({reason}): try again with a network, or train on the corpus "
-            "`embedded`, which needs none"
+            f"{path.stem} cannot be downloaded from {wanted.url} ({reason}): try again with a network, or train on the "
+            "corpus `embedded`, which needs none"
         ) from None
-    if sha256(part) != known.sha256:
+    if sha256(part) != wanted.sha256:
         part.unlink()
-        raise UserError(f"{known.url} is not the file it was (its checksum differs): try again, or use `embedded`")
+        raise UserError(f"{wanted.url} has changed (its checksum differs): try again, or use the corpus `embedded`")
     part.replace(path)
     return path
 
 
-def download(known: Known, part: Path, name: str) -> None:
-    """Fetch into `part`, going on behind what is there."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+def download(wanted: Download, part: Path, progress: Callable[[int], None]) -> None:
+    """Download into `part`, behind the bytes that an earlier attempt has left there."""
     done = part.stat().st_size if part.exists() else 0
-    if done >= known.bytes:
+    if done >= wanted.bytes:
         return
-    request = urllib.request.Request(known.url, headers={"Range": f"bytes={done}-"} if done else {})
-    progress = Progress(console=Console(stderr=True), transient=True)
-    with urllib.request.urlopen(request, timeout=30) as answer, progress:
+    request = urllib.request.Request(wanted.url, headers={"Range": f"bytes={done}-"} if done else {})
+    with urllib.request.urlopen(request, timeout=30) as answer:
         resumed = answer.status == 206
-        task = progress.add_task(name, total=known.bytes, completed=done if resumed else 0)
         with open(part, "ab" if resumed else "wb") as file:
             while block := answer.read(1 << 16):
                 file.write(block)
-                progress.advance(task, len(block))
-    if part.stat().st_size < known.bytes:
-        raise ConnectionError("the connection broke; what came is kept")
+                progress(file.tell())
+    if part.stat().st_size < wanted.bytes:
+        raise ConnectionError("the connection was closed early; what arrived is kept")
 
 
 def sha256(path: Path) -> str:

@@ -1,5 +1,5 @@
-"""Which documents are worth learning from: the filters of Gopher (Rae et al. 2021, section A1), which RefinedWeb
-(Penedo et al. 2023) takes over. Words are what white space separates.
+"""Quality filters for documents: those of Gopher (Rae et al. 2021, section A1), also used by RefinedWeb (Penedo et al.
+2023). Words are separated by white space.
 """
 
 import re
@@ -11,33 +11,33 @@ import numpy as np
 from onward.data.cleaning import GOPHER, Filters
 
 
-def fault(filters: Filters, text: str) -> str:
+def failed_filter(filters: Filters, text: str) -> str:
     """The name of the first filter that drops a document, or ""."""
-    page = Page(text)
-    for name, measure, limit in checks(filters):
-        value = measure(page)
+    document = Document(text)
+    for name, measure, limit in active_filters(filters):
+        value = measure(document)
         if value < limit if name.startswith("min") else value > limit:
             return name
     return ""
 
 
 @cache
-def checks(filters: Filters) -> list[tuple[str, Callable[["Page"], float], float]]:
+def active_filters(filters: Filters) -> list[tuple[str, Callable[["Document"], float], float]]:
     """The name, the measure and the limit of each filter that is on."""
-    found: list[tuple[str, Callable[[Page], float], float]] = []
+    active: list[tuple[str, Callable[[Document], float], float]] = []
     for name, measure in MEASURES.items():
         limit = getattr(filters, name)
         limit = GOPHER[name] if filters.gopher and limit in (None, ()) else limit
-        if isinstance(limit, tuple):  # one for each length of runs of words, from the smallest that Gopher looks at
+        if isinstance(limit, tuple):  # one limit for each n, from the smallest n that Gopher uses
             first = 2 if name == "max_top_ngrams" else 5
-            found += [(name, partial(measure, n=n), one) for n, one in enumerate(limit, first)]
+            active += [(name, partial(measure, n=n), one) for n, one in enumerate(limit, first)]
         elif limit is not None:
-            found.append((name, measure, limit))
-    return found
+            active.append((name, measure, limit))
+    return active
 
 
-class Page:
-    """A document and its words, lines and paragraphs."""
+class Document:
+    """A text, its W words, its lines and its paragraphs."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -56,74 +56,75 @@ class Page:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """The characters of each word, (W,)."""
+        """The number of characters of each word, (W,)."""
         return np.fromiter(map(len, self.words), np.int64, len(self.words))
 
-    def runs(self, n: int) -> np.ndarray:
-        """A hash of the n words from each place on, (W - n + 1,) or empty."""
+    def ngram_hashes(self, n: int) -> np.ndarray:
+        """A hash of each n-gram, (W - n + 1,), empty if there are fewer than n words."""
         count = max(0, len(self.words) - n + 1)
         keys = np.zeros(count, np.uint64)
         for i in range(n):
-            keys = keys * np.uint64(0x9E3779B97F4A7C15) + self.numbers[i : i + count]
+            keys = keys * np.uint64(0x9E3779B97F4A7C15) + self.word_ids[i : i + count]
         return keys
 
     @cached_property
-    def numbers(self) -> np.ndarray:
-        """A number for each word, the same for equal ones."""
-        known = {word: number for number, word in enumerate(dict.fromkeys(self.words), 1)}
-        return np.fromiter(map(known.__getitem__, self.words), np.uint64, len(self.words))
+    def word_ids(self) -> np.ndarray:
+        """A number for each word, equal for equal words, (W,)."""
+        ids = {word: number for number, word in enumerate(dict.fromkeys(self.words), 1)}
+        return np.fromiter(map(ids.__getitem__, self.words), np.uint64, len(self.words))
 
-    def top(self, n: int) -> float:
-        """The share of the characters that is in the commonest run of n words, 0 if none is there twice."""
-        _, places, counts = np.unique(self.runs(n), return_index=True, return_counts=True)
+    def top_ngram(self, n: int) -> float:
+        """The fraction of the characters in the most frequent n-gram; 0 if no n-gram occurs twice."""
+        _, first, counts = np.unique(self.ngram_hashes(n), return_index=True, return_counts=True)
         if counts.max(initial=1) == 1:
             return 0.0
-        common = places[counts == counts.max()]
+        common = first[counts == counts.max()]
         return max(int(self.lengths[i : i + n].sum()) for i in common) * int(counts.max()) / int(self.lengths.sum())
 
-    def repeated(self, n: int) -> float:
-        """The share of the characters that is in runs of n words that were there before, each counted once."""
-        keys = self.runs(n)
-        again = np.ones(len(keys), bool)
-        again[np.unique(keys, return_index=True)[1]] = False
+    def repeated_ngrams(self, n: int) -> float:
+        """The fraction of the characters in n-grams that repeat an earlier n-gram; each character counts once."""
+        hashes = self.ngram_hashes(n)
+        repeated = np.ones(len(hashes), bool)
+        repeated[np.unique(hashes, return_index=True)[1]] = False
         inside = np.zeros(len(self.words), bool)
         for i in range(n):
-            inside[i : i + len(keys)] |= again
-        return share(int(self.lengths[inside].sum()), int(self.lengths.sum()))
+            inside[i : i + len(hashes)] |= repeated
+        return fraction(int(self.lengths[inside].sum()), int(self.lengths.sum()))
 
 
-def share(part: float, whole: float) -> float:
+def fraction(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def again(parts: Sequence[str]) -> float:
-    """The share of the parts that were there before."""
-    return share(len(parts) - len(set(parts)), len(parts))
+def repeated(parts: Sequence[str]) -> float:
+    """The fraction of the parts that repeat an earlier part."""
+    return fraction(len(parts) - len(set(parts)), len(parts))
 
 
-def text_again(parts: Sequence[str]) -> float:
-    """The share of the parts' characters in those that were there before."""
+def repeated_text(parts: Sequence[str]) -> float:
+    """The fraction of the characters in parts that repeat an earlier part."""
     whole = sum(map(len, parts))
-    return share(whole - sum(map(len, set(parts))), whole)
+    return fraction(whole - sum(map(len, set(parts))), whole)
 
 
 STOP_WORDS = {"the", "be", "to", "of", "and", "that", "have", "with"}
 BULLETS = tuple("-*•‣▪●◦")
 ELLIPSES = "...", "…"
+# The value that each filter compares with its limit.
 MEASURES: dict[str, Callable[..., float]] = {
-    "min_words": lambda page: len(page.words),
-    "max_words": lambda page: len(page.words),
-    "min_word_length": lambda page: share(int(page.lengths.sum()), len(page.words)),
-    "max_word_length": lambda page: share(int(page.lengths.sum()), len(page.words)),
-    "max_symbols": lambda page: share(max(page.text.count("#"), sum(map(page.text.count, ELLIPSES))), len(page.words)),
-    "max_bullets": lambda page: share(sum(line.startswith(BULLETS) for line in page.lines), len(page.lines)),
-    "max_ellipses": lambda page: share(sum(line.endswith(ELLIPSES) for line in page.lines), len(page.lines)),
-    "min_alphabetic": lambda page: share(sum(any(map(str.isalpha, w)) for w in page.words), len(page.words)),
-    "min_stop_words": lambda page: len(STOP_WORDS & set(map(str.lower, page.words))),
-    "max_repeated_lines": lambda page: again(page.lines),
-    "max_repeated_line_text": lambda page: text_again(page.lines),
-    "max_repeated_paragraphs": lambda page: again(page.paragraphs),
-    "max_repeated_paragraph_text": lambda page: text_again(page.paragraphs),
-    "max_top_ngrams": Page.top,
-    "max_repeated_ngrams": Page.repeated,
+    "min_words": lambda doc: len(doc.words),
+    "max_words": lambda doc: len(doc.words),
+    "min_word_length": lambda doc: fraction(int(doc.lengths.sum()), len(doc.words)),
+    "max_word_length": lambda doc: fraction(int(doc.lengths.sum()), len(doc.words)),
+    "max_symbols": lambda doc: fraction(max(doc.text.count("#"), sum(map(doc.text.count, ELLIPSES))), len(doc.words)),
+    "max_bullets": lambda doc: fraction(sum(line.startswith(BULLETS) for line in doc.lines), len(doc.lines)),
+    "max_ellipses": lambda doc: fraction(sum(line.endswith(ELLIPSES) for line in doc.lines), len(doc.lines)),
+    "min_alphabetic": lambda doc: fraction(sum(any(map(str.isalpha, w)) for w in doc.words), len(doc.words)),
+    "min_stop_words": lambda doc: len(STOP_WORDS & set(map(str.lower, doc.words))),
+    "max_repeated_lines": lambda doc: repeated(doc.lines),
+    "max_repeated_line_text": lambda doc: repeated_text(doc.lines),
+    "max_repeated_paragraphs": lambda doc: repeated(doc.paragraphs),
+    "max_repeated_paragraph_text": lambda doc: repeated_text(doc.paragraphs),
+    "max_top_ngrams": Document.top_ngram,
+    "max_repeated_ngrams": Document.repeated_ngrams,
 }

@@ -1,8 +1,8 @@
-"""From texts to tokens on disk, in units of work of which each is done once, by whatever process.
+"""Encode texts into token shards on disk, in units of work that are distributed over processes.
 
-While FOLDER is made it is called FOLDER.unfinished, and in its `parts` lies what is known of each unit, so that a
-preparation that was stopped goes on from there. A unit becomes a shard: who did what makes no difference. Where
-documents may be left out, all are looked at before the first is encoded.
+Each unit becomes one shard, so the result does not depend on the number of processes. The work happens in
+FOLDER.unfinished, whose subfolder `parts` holds the results of each unit; an interrupted preparation continues from
+them. If documents can be dropped, there are two passes: the first inspects all documents, the second encodes.
 """
 
 import hashlib
@@ -17,31 +17,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from onward.data.cleaning import GOPHER, Cleaning
 from onward.data.corpora import sha256
-from onward.data.duplicates import INSIDE, KEPT, PERMUTATIONS, Judged, fingerprint, signature
-from onward.data.filters import fault
-from onward.data.sources import PIECE, Piece, passages, pieces, provenance
+from onward.data.duplicates import CONTINUED, KEPT, PERMUTATIONS, Verdicts, fingerprint, signature
+from onward.data.filters import failed_filter
+from onward.data.progress import Progress, silent
+from onward.data.sources import SIZES, Piece, Sizes, download_corpora, passages, pieces, provenance
 from onward.data.tokens import INDEX, TokenData, encode, is_prepared, load_tokens
-from onward.data.workers import spread
+from onward.data.workers import run_tasks
 from onward.errors import UserError
 from onward.files import flush, read_json, remove_leftovers, write_json, written_whole
 from onward.text.fast import Encoder, encoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
-REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # why a document is left out, by its verdict
-USUAL = Cleaning()
-VERSION = 1  # of the format, and of the way in which sources are cut into units
-SMALL = 1 << 22  # bytes that are encoded sooner than other processes have started
-SAMPLES, SHOWN = 3, 200  # documents in the report for each reason, characters of each
+REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # why a document is dropped, by its verdict
+EXACT = Cleaning()  # drops exact duplicates
+VERSION = 2  # of the format of a prepared folder, and of how sources are divided into units
+SAMPLES, SAMPLE_CHARS = 3, 200  # dropped documents shown in the report per reason, and characters of each
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Documents of about PIECE characters together, or a part of a larger one."""
+    """Documents of about `Sizes.piece_chars` characters in total, or a part of a larger document."""
 
     number: int
     source: int
@@ -62,13 +60,14 @@ class Unit:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is to be done, and where. Worker processes get a copy of it."""
+    """The work on one folder. Each worker process gets a copy."""
 
     sources: Sequence[str]
-    folder: Path
+    folder: Path  # FOLDER.unfinished
     field: str
     encoding: str
     cleaning: Cleaning
+    sizes: Sizes
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -82,13 +81,13 @@ class Preparation:
         return self.folder / "parts" / f"{unit.number:05}{suffix}"
 
     def units(self) -> Iterator[Unit]:
-        """All units, in order. A part of a document is a unit of its own."""
+        """All units, in order. A part of a split document is a unit by itself."""
         number = 0
         for index, source in enumerate(self.sources):
             held: list[Piece] = []
             size = 0
-            for piece in pieces([source], self.field, self.encoding):
-                if held and (size + len(piece) > PIECE or not piece.begins or not held[-1].ends):
+            for piece in pieces([source], self.field, self.encoding, self.sizes):
+                if held and (size + len(piece) > self.sizes.piece_chars or not piece.begins or not held[-1].ends):
                     yield Unit(number, index, held)
                     number, held, size = number + 1, [], 0
                 held.append(piece)
@@ -97,15 +96,15 @@ class Preparation:
             number += 1
 
     def documents(self, unit: Unit) -> list[tuple[str, str]]:
-        """The documents of a unit, each behind the name of its file."""
+        """The documents of a unit: (name of the file, text)."""
         return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.field)]
 
-    def judge(self, unit: Unit) -> None:
-        """Write down what must be known of each document before any is left out; see `data.duplicates`."""
+    def inspect(self, unit: Unit) -> None:
+        """Write the filter verdicts, hashes and MinHash signatures of a unit's documents; see `data.duplicates`."""
         texts = [text for _, text in self.documents(unit)]
-        verdicts = np.full(len(texts), INSIDE, np.uint8)
+        verdicts = np.full(len(texts), CONTINUED, np.uint8)
         if unit.begins:
-            verdicts[:] = [REASONS.index(fault(self.cleaning, text)) for text in texts]
+            verdicts[:] = [REASONS.index(failed_filter(self.cleaning, text)) for text in texts]
         if self.cleaning.near is not None:
             signatures = np.zeros((len(texts), PERMUTATIONS), np.uint32)
             for i in np.flatnonzero(verdicts == KEPT):
@@ -117,18 +116,22 @@ class Preparation:
             np.savez(new, verdicts=verdicts, hashes=hashes)
 
     def encode(self, unit: Unit) -> None:
-        """Write the shard of a unit, if any of it is kept, and then what there is to say about it."""
+        """Write the shard of a unit, unless all of it is dropped, and then its record (NUMBER.json)."""
         documents = self.documents(unit)
-        verdicts = np.load(self.part(unit, ".verdicts.npy")) if self.cleaning.judges else np.zeros(len(documents), int)
+        verdicts = (
+            np.load(self.part(unit, ".verdicts.npy"))
+            if self.cleaning.drops_documents
+            else np.zeros(len(documents), int)
+        )
         if len(verdicts) != len(documents):
-            raise UserError(f"{unit.pieces[0].name} has changed while it was read: begin again with what it is now")
+            raise UserError(f"{unit.pieces[0].name} has changed while it was read: run the same command again")
         dropped: dict[str, dict[str, Any]] = {}
         for (name, text), verdict in zip(documents, verdicts):
             if verdict != KEPT:
                 entry = dropped.setdefault(REASONS[verdict], {"documents": 0, "samples": []})
                 entry["documents"] += int(unit.ends)
                 if unit.begins and len(entry["samples"]) < SAMPLES:
-                    entry["samples"].append({"file": name, "text": text[:SHOWN]})
+                    entry["samples"].append({"file": name, "text": text[:SAMPLE_CHARS]})
         kept = [document for document, verdict in zip(documents, verdicts) if verdict == KEPT]
         ids, ends = encode(self.tokenizer, (text for _, text in kept), self.encoder)
         if kept and not unit.ends:
@@ -139,7 +142,7 @@ class Preparation:
             if len(ids):
                 with written_whole((self.folder / shard["file"]).with_suffix(suffix)) as new:
                     array.tofile(new)
-        said = {
+        record = {
             "source": unit.source,
             "begins": unit.begins,
             "shard": shard,
@@ -150,38 +153,38 @@ class Preparation:
         if kept:
             lengths = np.diff(ends, prepend=np.uint64(0)) if unit.ends else np.array([len(ids)])
             name, text = kept[at := int(lengths.argmax())]
-            said["longest"] = {"tokens": int(lengths[at]), "file": name, "text": text[:SHOWN]}
-        write_json(self.part(unit, ".json"), said)
+            record["longest"] = {"tokens": int(lengths[at]), "file": name, "text": text[:SAMPLE_CHARS]}
+        write_json(self.part(unit, ".json"), record)
 
-    def index(self, units: int, made: dict[str, Any]) -> dict[str, Any]:
-        """The index of what was made of all units, with a report."""
-        known = [read_json(self.folder / "parts" / f"{unit:05}.json") for unit in range(units)]
+    def index(self, units: int, settings: dict[str, Any]) -> dict[str, Any]:
+        """The content of data.json: the shards of all units, and a report."""
+        records = [read_json(self.folder / "parts" / f"{unit:05}.json") for unit in range(units)]
         sources = []
-        for number, name in enumerate(made["sources"]):
-            own = [said for said in known if said["source"] == number]
-            shards = [said["shard"] for said in own if said["shard"]["tokens"]]
+        for number, name in enumerate(settings["sources"]):
+            own = [record for record in records if record["source"] == number]
+            shards = [record["shard"] for record in own if record["shard"]["tokens"]]
             counts = {key: sum(shard[key] for shard in shards) for key in ("documents", "tokens")}
-            counts |= {key: sum(said[key] for said in own) for key in ("bytes", "unknown_characters")}
-            sources.append({**made[f"content of {name}"], **counts, "shards": shards})
+            counts |= {key: sum(record[key] for record in own) for key in ("bytes", "unknown_characters")}
+            sources.append({**settings[f"content of {name}"], **counts, "shards": shards})
         report: dict[str, Any] = {
             key: sum(source[key] for source in sources)
             for key in ("documents", "tokens", "bytes", "unknown_characters")
         }
         report["bytes_per_token"] = report["bytes"] / max(1, report["tokens"])
-        report["longest"] = long = {"tokens": 0}
+        report["longest"] = document = {"tokens": 0}  # a document may continue over several units
         dropped: dict[str, dict[str, Any]] = {}
-        for said in known:
-            here = said.get("longest", {"tokens": 0})
-            long = here if said["begins"] else long | {"tokens": long["tokens"] + here["tokens"]}
-            report["longest"] = max(report["longest"], long, key=lambda one: one["tokens"])
-            for reason, entry in said["dropped"].items():
-                whole = dropped.setdefault(reason, {"documents": 0, "samples": []})
-                whole["documents"] += entry["documents"]
-                whole["samples"] = (whole["samples"] + entry["samples"])[:SAMPLES]
+        for record in records:
+            part = record.get("longest", {"tokens": 0})
+            document = part if record["begins"] else document | {"tokens": document["tokens"] + part["tokens"]}
+            report["longest"] = max(report["longest"], document, key=lambda one: one["tokens"])
+            for reason, entry in record["dropped"].items():
+                total = dropped.setdefault(reason, {"documents": 0, "samples": []})
+                total["documents"] += entry["documents"]
+                total["samples"] = (total["samples"] + entry["samples"])[:SAMPLES]
         report["dropped"] = {reason: dropped[reason] for reason in REASONS if reason in dropped}
         dtype = "uint16" if self.tokenizer.vocab_size <= 1 << 16 else "uint32"
-        kind = {"version": VERSION, "dtype": dtype, "tokenizer": sha256(self.folder / "tokenizer.json")}
-        return kind | {"sources": sources, "report": report, "made": made}
+        header = {"version": VERSION, "dtype": dtype, "tokenizer": sha256(self.folder / "tokenizer.json")}
+        return header | {"sources": sources, "report": report, "settings": settings}
 
 
 def prepare(
@@ -191,40 +194,44 @@ def prepare(
     *,
     field: str = "text",
     encoding: str = "utf-8",
-    cleaning: Cleaning = USUAL,
+    cleaning: Cleaning = EXACT,
     workers: int = 0,
-    progress: bool = True,
+    progress: Progress = silent,
+    sizes: Sizes = SIZES,
 ) -> TokenData:
-    """Encode texts into a folder of shards, which is there in the end whole or not at all.
+    """Encode texts into a folder of token shards, and return them memory-mapped.
 
-    For `sources`, `field` and `encoding` see `documents`; `tokenizer` may be what `train_tokenizer` takes, to be
-    learned from the sources; 0 `workers` are one process per core. The result does not depend on their number. Memory
-    holds a few pieces of 16 MB for each, however large a file is; a record of a table or a .jsonl is held whole, and a
-    document in several pieces is judged by its first.
+    For `sources`, `field` and `encoding` see `documents`. A `tokenizer` given as text (see `train_tokenizer`) is
+    learned from the sources. `workers` is the number of processes (0: one per core); the result does not depend on it.
+    Each process holds a few pieces of `sizes.piece_chars` characters in memory; only a row of a table or a line of a
+    .jsonl is never split. A document in several pieces is filtered by its first piece. `progress` is called with the
+    description of the running task, the bytes done, and the bytes in all.
 
-    What was interrupted goes on, and what is complete is left as it is. A UserError tells what differs if the sources
-    or settings are others then, and what is wrong with a source.
+    The folder appears when all shards are complete. An interrupted preparation continues if the same arguments are
+    given again, and a complete one is returned as it is. Raises UserError if a source cannot be read, or if the folder
+    was prepared from other sources or settings.
     """
     if workers < 0:
         raise UserError(f"workers is {workers}: it is a number of processes, or 0 for one per core")
+    download_corpora(sources, progress)
     folder = Path(folder)
     work = folder.parent / f"{folder.name}.unfinished"
     parts, spec = work / "parts", tokenizer if isinstance(tokenizer, str) else digest(tokenizer)
-    made = {"version": VERSION, "sources": list(sources), "tokenizer": spec, "field": field, "encoding": encoding}
-    made |= asdict(cleaning) | {f"content of {source}": provenance(source) for source in sources}
-    made = json.loads(json.dumps(made))
+    settings = {"version": VERSION, "sources": list(sources), "tokenizer": spec, "field": field, "encoding": encoding}
+    settings |= asdict(cleaning) | {f"content of {source}": provenance(source) for source in sources}
+    settings = json.loads(json.dumps(settings))
     if is_prepared(folder) and "-" not in sources:
-        compare(read_json(folder / INDEX).get("made", {}), made, folder)
+        check_settings(read_json(folder / INDEX).get("settings", {}), settings, folder)
     else:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{folder} is there already: choose another folder, or remove it")
+            raise UserError(f"{folder} exists already: choose another folder, or remove it")
         files = [str(parts / "stdin.txt") if source == "-" else source for source in sources]
-        job = Preparation(files, work, field, encoding, cleaning)
-        begin(work, made)
+        preparation = Preparation(files, work, field, encoding, cleaning, sizes)
+        open_work_folder(work, settings)
         try:
-            run(job, tokenizer, made, workers, progress)
+            run(preparation, tokenizer, settings, workers, progress)
         except UserError:
-            if not any(parts.glob("[0-9]*")):  # nothing that it would be worth going on from
+            if not any(parts.glob("[0-9]*")):  # no unit is done: nothing to continue from
                 shutil.rmtree(work, ignore_errors=True)
             raise
         os.replace(work, folder)
@@ -233,75 +240,79 @@ def prepare(
     return load_tokens(folder)
 
 
-def begin(work: Path, made: dict[str, Any]) -> None:
-    """Make the folder to work in, or make sure that it is for the same and take away what was half-written."""
+def open_work_folder(work: Path, settings: dict[str, Any]) -> None:
+    """Create FOLDER.unfinished, or check that it has the same settings and remove half-written files."""
     plan = work / "parts" / "plan.json"
     if plan.exists():
-        compare(read_json(plan), made, work)
+        check_settings(read_json(plan), settings, work)
         remove_leftovers(work)
         remove_leftovers(plan.parent)
     else:
-        write_json(plan, made)
-    if "-" in made["sources"] and not (stored := plan.with_name("stdin.txt")).exists():
+        write_json(plan, settings)
+    if "-" in settings["sources"] and not (stored := plan.with_name("stdin.txt")).exists():
         with written_whole(stored) as new, open(new, "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
 
 
-def run(job: Preparation, tokenizer: Tokenizer | str, made: dict[str, Any], workers: int, progress: bool) -> None:
-    """Do all the work that is left, and write the index."""
-    console = Console(stderr=True)
-    total = sum(provenance(source)["size"] for source in job.sources)
-    workers = workers if total > SMALL else 1
-    with Progress(console=console, transient=True, disable=not (progress and console.is_terminal)) as bars:
+def run(
+    preparation: Preparation, tokenizer: Tokenizer | str, settings: dict[str, Any], workers: int, progress: Progress
+) -> None:
+    """Do the work that is left in FOLDER.unfinished, and write the index last."""
+    folder = preparation.folder
+    total = sum(provenance(source)["size"] for source in preparation.sources)
+    workers = workers if total > preparation.sizes.serial_bytes else 1
 
-        def each(what: str, work: Callable[[Unit], None], suffix: str) -> int:
-            """Do one kind of work on the units that lack its part; returns the number of all units."""
-            bar, count = bars.add_task(what, total=total or None), 0
-            advance = lambda unit: bars.advance(bar, unit.size)
+    def process(task: str, work: Callable[[Unit], None], suffix: str) -> int:
+        """Call `work` on each unit without a file of this suffix; returns the number of all units."""
+        done, count = 0, 0
 
-            def left() -> Iterator[Unit]:
-                nonlocal count
-                for unit in job.units():
-                    count = unit.number + 1
-                    if job.part(unit, suffix).exists():
-                        advance(unit)
-                    else:
-                        yield unit
+        def advance(unit: Unit) -> None:
+            nonlocal done
+            done += unit.size
+            progress(task, done, total)
 
-            spread(work, left(), workers, advance)
-            return count
+        def pending() -> Iterator[Unit]:
+            nonlocal count
+            for unit in preparation.units():
+                count = unit.number + 1
+                if preparation.part(unit, suffix).exists():
+                    advance(unit)
+                else:
+                    yield unit
 
-        if not (job.folder / "tokenizer_config.json").exists():  # the last of its files
-            learning = bars.add_task("learning the tokenizer", total=None)
-            if isinstance(tokenizer, str):
-                texts = passages(job.sources, field=job.field, encoding=job.encoding)
-                tokenizer = train_tokenizer(tokenizer, texts)
-            tokenizer.save(job.folder)
-            bars.remove_task(learning)
-        if job.cleaning.judges and not (judged := job.folder / "parts" / "judged.json").exists():
-            units = each("looking at all documents", job.judge, ".npz")
-            Judged(job.folder / "parts", units).decide(job.cleaning.exact, job.cleaning.near)
-            write_json(judged, {"units": units})
-        index = job.index(each("encoding", job.encode, ".json"), made)
-    trouble = ""
+        run_tasks(work, pending(), workers, advance)
+        return count
+
+    if not (folder / "tokenizer_config.json").exists():  # the last file that Tokenizer.save writes
+        if isinstance(tokenizer, str):
+            progress("learning the tokenizer", 0, 0)
+            texts = passages(preparation.sources, field=preparation.field, encoding=preparation.encoding)
+            tokenizer = train_tokenizer(tokenizer, texts)
+        tokenizer.save(folder)
+    if preparation.cleaning.drops_documents and not (decided := folder / "parts" / "decided.json").exists():
+        units = process("inspecting documents", preparation.inspect, ".npz")
+        Verdicts(folder / "parts", units).drop_duplicates(preparation.cleaning.exact, preparation.cleaning.near)
+        write_json(decided, {"units": units})
+    index = preparation.index(process("encoding", preparation.encode, ".json"), settings)
+    problem = ""
     if not index["report"]["tokens"]:
-        left_out = ", ".join(f"{entry['documents']} as {name}" for name, entry in index["report"]["dropped"].items())
-        trouble = f"no document is left ({left_out}): choose milder filters"
-    if any(provenance(name) != made[f"content of {name}"] for name in made["sources"]):
-        trouble = "the sources have changed while they were read: begin again"
-    if trouble:
-        shutil.rmtree(job.folder)
-        raise UserError(trouble)
-    write_json(job.folder / INDEX, index)
+        counts = ", ".join(f"{entry['documents']} as {name}" for name, entry in index["report"]["dropped"].items())
+        problem = f"all documents are dropped ({counts}): choose less strict filters"
+    if any(provenance(name) != settings[f"content of {name}"] for name in settings["sources"]):
+        problem = "the sources have changed while they were read: run the same command again"
+    if problem:
+        shutil.rmtree(folder)
+        raise UserError(problem)
+    write_json(folder / INDEX, index)
 
 
-def compare(known: dict[str, Any], made: dict[str, Any], folder: Path) -> None:
-    """A UserError if a folder was made, or begun, from something else."""
-    differ = [name for name in known | made if known.get(name) != made.get(name)]
+def check_settings(earlier: dict[str, Any], settings: dict[str, Any], folder: Path) -> None:
+    """Raise UserError if a folder was prepared from other sources or settings."""
+    differ = [name for name in earlier | settings if earlier.get(name) != settings.get(name)]
     if differ:
         raise UserError(
-            f"{folder} was made from something else ({', '.join(differ)} differ): give what was given then, or remove "
-            "it to begin anew"
+            f"{folder} was prepared from other sources or settings ({', '.join(differ)} differ): give the same again, "
+            "or remove the folder to start over"
         )
 
 

@@ -1,4 +1,4 @@
-"""The same work on many tasks, in several processes that end with the one that started them."""
+"""One function applied to many tasks by worker processes, which exit when the process that started them does."""
 
 import os
 import pickle
@@ -21,16 +21,18 @@ T = TypeVar("T")
 COMMAND = [sys.executable, "-P", "-c", "from onward.data.workers import serve; serve()"]
 
 
-def spread(work: Callable[[T], None], tasks: Iterator[T], workers: int, done: Callable[[T], None]) -> None:
-    """Do `work` on each task, in `workers` processes (0: one per core), and call `done` on it afterwards.
+def run_tasks(work: Callable[[T], None], tasks: Iterator[T], workers: int, done: Callable[[T], None]) -> None:
+    """Call `work` on each task in `workers` processes (0: one per core), then `done` on the task in this process.
 
-    Tasks are taken when a process is free, so that few are in memory; a single one is done in this process. Unlike
-    those of `multiprocessing`, the processes do not run the main program again, so that it needs no guard, and they end
-    when their input does, so that none is left behind when this process is killed.
+    A task is taken from the iterator when a process is free, so few tasks are in memory. A single task runs in this
+    process. Unlike the processes of `multiprocessing`, workers do not import the main program again, so it needs no
+    `if __name__ == "__main__"`; and they exit when their standard input ends, so none survives this process.
+
+    Raises the first error of a task, and UserError if a worker is killed.
     """
     first = list(islice(tasks, 2))
     tasks = chain(first, tasks)
-    workers = workers or cores()
+    workers = workers or available_cores()
     if len(first) < 2 or workers == 1:
         for task in tasks:
             work(task)
@@ -41,7 +43,9 @@ def spread(work: Callable[[T], None], tasks: Iterator[T], workers: int, done: Ca
 
     def serve_one() -> None:
         try:
-            with subprocess.Popen([*COMMAND, str(os.getpid())], stdin=PIPE, stdout=PIPE, env=environment()) as process:
+            with subprocess.Popen(
+                [*COMMAND, str(os.getpid())], stdin=PIPE, stdout=PIPE, env=worker_environment()
+            ) as process:
                 processes.append(process)
                 assert process.stdin
                 assert process.stdout
@@ -55,9 +59,10 @@ def spread(work: Callable[[T], None], tasks: Iterator[T], workers: int, done: Ca
                     process.stdin.flush()
                     if error := pickle.load(process.stdout):
                         raise error
-                    done(task)
+                    with lock:
+                        done(task)
         except (EOFError, BrokenPipeError):
-            raise UserError("a worker was killed, perhaps for lack of memory: try fewer --workers") from None
+            raise UserError("a worker process was killed, perhaps for lack of memory: try fewer --workers") from None
 
     with ThreadPoolExecutor(workers) as threads:
         try:
@@ -71,37 +76,37 @@ def spread(work: Callable[[T], None], tasks: Iterator[T], workers: int, done: Ca
 
 
 def serve() -> None:
-    """Be a worker: read the work and then tasks from standard input, answer each with None or an error."""
-    Thread(target=watch, args=[int(sys.argv[1])], daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and the first one ends the others
+    """Run a worker: read the function and then tasks from standard input; answer each with None or its error."""
+    Thread(target=exit_with_parent, args=[int(sys.argv[1])], daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent stops its workers
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not come between the answers
-    with suppress(EOFError, BrokenPipeError):  # the first one has ended
+    os.dup2(2, 1)  # libraries that print must not write between the answers
+    with suppress(EOFError, BrokenPipeError):  # the parent has exited
         work = pickle.load(sys.stdin.buffer)
         while True:
             task = pickle.load(sys.stdin.buffer)
             try:
                 error = work(task)
-            except (UserError, MemoryError) as known:
-                error = known
+            except (UserError, MemoryError) as expected:
+                error = expected
             except Exception:
                 error = RuntimeError(traceback.format_exc())
             pickle.dump(error, answers)
             answers.flush()
 
 
-def watch(parent: int) -> None:
-    """End this process when the one that started it has, so that no work is done twice."""
+def exit_with_parent(parent: int) -> None:
+    """Exit when the parent process has, even in the middle of a task, so that no task is done twice."""
     while os.getppid() == parent:
         time.sleep(0.1)
     os._exit(1)
 
 
-def cores() -> int:
-    """How many this process may use."""
+def available_cores() -> int:
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def environment() -> dict[str, str]:
-    """That of a worker: it finds what this process finds, and takes one core."""
+def worker_environment() -> dict[str, str]:
+    """The environment of a worker: the same import path, and one core."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENIZERS_PARALLELISM": "false"}
