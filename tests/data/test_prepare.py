@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -114,10 +115,20 @@ def test_killed_preparation_continues_without_redoing_a_unit(corpus: list[str], 
     assert content(out) == content(tmp_path / "at once")
 
 
+def worker_ids(process: int) -> list[int]:
+    """The ids of the worker processes that a process has started."""
+    found = []
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        with suppress(OSError):  # the thread or the worker has exited
+            for pid in (thread / "children").read_text().split():
+                if b"onward.data.workers" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(int(pid))
+    return found
+
+
 def test_workers_exit_with_the_process_that_started_them(corpus: list[str], tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "out"), *corpus])
-    tasks = Path(f"/proc/{process.pid}/task")
-    while not (workers := [int(pid) for file in tasks.glob("*/children") for pid in file.read_text().split()]):
+    while not (workers := worker_ids(process.pid)):
         assert process.poll() is None
     process.kill()
     process.wait()
@@ -254,10 +265,8 @@ def test_folder_with_other_files_is_not_touched(tmp_path: Path, story_file: Path
 
 def test_killed_worker_is_a_user_error_and_the_work_continues_later(corpus: list[str], tmp_path: Path) -> None:
     def kill_workers(*_: object) -> None:
-        for file in Path("/proc/self/task").glob("*/children"):
-            for pid in map(int, file.read_text().split()):
-                if b"onward.data.workers" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+        for pid in worker_ids(os.getpid()):
+            os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(UserError, match="a worker process was killed"):
         prepare(corpus, BYTE, tmp_path / "out", workers=2, sizes=SMALL, progress=kill_workers)

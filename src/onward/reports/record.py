@@ -66,7 +66,7 @@ class Record:
     @cached_property
     def data(self) -> dict[str, Any]:
         """The index of the run's tokens, without the options they were prepared with."""
-        return {k: v for k, v in read_table(self.folder / "data/data.json").items() if k != "made"}
+        return {k: v for k, v in read_table(self.folder / "data/data.json").items() if k != "settings"}
 
     @cached_property
     def result(self) -> dict[str, float]:
