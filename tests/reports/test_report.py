@@ -181,6 +181,13 @@ PARTIAL = {
         "metrics.jsonl": '{"reason": 1}\n{"reason": "x", "step": "y"}\n{"reason": [], "failed_step": 2, "skipped": 3}\n'
         '{"step": 1, "loss": 0, "grad_norm": 0}\n{"step": 2, "loss": 0, "grad_norm": 0, "dead_units/": -1}\n'
     },
+    "numbers out of range": {
+        "metrics.jsonl": '{"step": 1, "loss": 1e308, "grad_norm": 1e99, "tokens": -5, "seconds": -1}\n'
+        f'{{"step": 2, "loss": {"9" * 400}, "grad_norm": 1e-99, "tokens": 1e99, "seconds": 1e99}}\n'
+        '{"step": 7e9, "loss": 2, "grad_norm": -3}\n{"step": 1.5, "loss": -2, "learning_rate": Infinity}\n',
+        "run.json": '{"steps": 1e999}',
+        "result.json": f'{{"loss": {"9" * 400}, "seconds": -1}}',
+    },
     "equal losses": {"metrics.jsonl": '{"step": 1, "loss": 2}\n{"step": 2, "loss": 2, "learning_rate": 0.0}\n'},
 }
 

@@ -12,7 +12,7 @@ KINDS = {  # name in metrics.jsonl (without "/LAYER"): title, logarithmic axis, 
     "learning_rate": ("learning rate", False, "the size of the optimizer's steps"),
     "grad_norm": ("gradient norm", True, "before clipping; a jump often precedes a loss spike"),
     "update_ratio": ("update ratio", True, "norm of an update over norm of the weights; about 0.001 is usual"),
-    "attention_entropy": ("attention entropy", False, "nats; 0: each token reads one token; high: all alike"),
+    "attention_entropy": ("attention entropy", False, "nats; 0: a token attends to one token; high: to all alike"),
     "dead_units": ("dead units", False, "share of the feed-forward units that are never active"),
     "expert_load": ("expert load", False, "tokens of the busiest expert over the mean; 1 is even"),
 }

@@ -1,6 +1,5 @@
 """The loss curve of a run: on its page, where a second run can lie over it, and as loss.svg."""
 
-import html
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from onward.files import written_whole
-from onward.reports.markup import embedded
+from onward.reports.markup import embedded, visible
 from onward.reports.metrics import Metrics, read_metrics, sample, smoothed
 from onward.reports.plot import COLORS, STYLE, Frame, Heights, Series, plot
 
@@ -120,6 +119,6 @@ def legend(run: Curves, rollbacks: bool, other_name: str) -> str:
     names += [("validation-name", "&#9679; validation")] * bool(len(run.validations))
     names += [("", "&#9650; learning rate")]
     names += [("validation-name", "&#9475; rollback")] * rollbacks
-    names += [("other-name", f"&#9644; {html.escape(other_name)}")] * bool(other_name)
+    names += [("other-name", f"&#9644; {visible(other_name)}")] * bool(other_name)
     spans = "".join(f'<tspan class="{style}" dx="16">{name}</tspan>' for style, name in names)
     return f'<text x="4" y="14">loss, nats per token{spans}</text>'

@@ -1,7 +1,6 @@
 """Read metrics.jsonl, in which a run records a row per step, per validation and per rollback."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+LARGEST = 1e100
 AXES = "step", "seconds", "tokens"  # what a curve can be drawn against; seconds and tokens add up over the steps
 
 
@@ -67,8 +67,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a row."""
-    return {key: value for key, value in row.items() if isinstance(value, int | float) and math.isfinite(value)}
+    """The finite numbers of a row, without those that no plot can scale."""
+    return {key: value for key, value in row.items() if isinstance(value, int | float) and abs(value) < LARGEST}
 
 
 def smoothed(values: Sequence[float]) -> np.ndarray:
