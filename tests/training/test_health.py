@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.data.windows import Batch
+from onward.errors import UserError
 from onward.families.gpt_oss import ClampedExperts
 from onward.model.attention import Attend
 from onward.model.blocks import AttentionOnlyModule
@@ -301,7 +302,7 @@ def test_measuring_changes_no_bit_of_training_and_leaves_nothing_behind(name: st
 
 def test_a_model_that_fails_is_left_without_hooks() -> None:
     model = decoder(config())
-    with pytest.raises(IndexError):
+    with pytest.raises(UserError, match="out of range"):
         measure(model, Batch(torch.full((1, 4), 99), torch.zeros(1, 4, dtype=torch.long)))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
