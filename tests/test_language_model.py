@@ -212,7 +212,7 @@ BAD = {
     "a text longer than the context": (lambda lm: lm.score("a b c d e f " * 9), "use evaluate, which slides"),
     "a temperature below 0": (lambda lm: lm.generate("The", temperature=-1), "temperature is -1"),
     "a device that is not there": (lambda lm: onward.load("x", device="tpu9"), "device is 'tpu9'"),
-    "a folder that is not there": (lambda lm: onward.load("no/such"), r"there is no config\.json"),
+    "a folder that is not there": (lambda lm: onward.load("no/such"), r"there is no folder no/such"),
     "a text of one token": (lambda lm: lm.evaluate(np.array([3])), "fewer than two tokens"),
     "an unknown option": (lambda lm: onward.train("x", "y", step=3), "did you mean steps"),
 }

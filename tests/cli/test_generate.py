@@ -249,7 +249,7 @@ BAD = {
     "The --prompts gone.txt": "gone.txt does not exist",
     "--prompts empty.txt": "empty.txt is empty",
     "--prompts rows.jsonl": "rows.jsonl line 1 has no text under 'prompt' (it has 'body')",
-    "The --draft nowhere": "there is no config.json in nowhere",
+    "The --draft nowhere": "there is no folder nowhere",
     "The --json-schema @gone.json": "gone.json: No such file",
     "The --json-schema nope.json": "write @nope.json for a file",
     "The --logprobs -1": "logprobs is -1",

@@ -34,7 +34,7 @@ def test_the_catalogue_has_every_family_and_release() -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("llama2-7b", "did you mean llama-2-7b"), ("no/such", "there is no config.json in no/such")],
+    [("llama2-7b", "did you mean llama-2-7b"), ("no/such", "there is no folder no/such")],
 )
 def test_a_name_that_is_unknown_is_one_sentence(name: str, said: str) -> None:
     with pytest.raises(UserError, match=said):

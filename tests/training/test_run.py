@@ -187,8 +187,8 @@ def test_what_cannot_be_trained_is_one_sentence_and_leaves_nothing(case: str, st
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3 with biases and its own head": {"attention": {"bias": True, "out_bias": True}, "tied": False},
-    "llama": {"attention": "self"},
-    "llama, untied": {"attention": "self", "tied": False},
+    "llama": {"attention": "self(qk_norm=none)"},
+    "llama, untied": {"attention": "self(qk_norm=none)", "tied": False},
 }
 
 

@@ -17,7 +17,7 @@ from onward.checkpoint.names import to_ours, to_theirs
 from onward.checkpoint.quantized import dequantized
 from onward.checkpoint.weights import INDEX, OURS, Stored, fill, refuse_pickles, split, stored_tensors
 from onward.errors import UserError
-from onward.families import HF, express, family, keys_of, read
+from onward.families import HF, express, family, keys_of, presets, read
 from onward.files import flush, read_json, written_whole
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
@@ -45,6 +45,26 @@ class Outline(TorchFunctionMode):
         return result
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a model's folder; a UserError says what the name is if it is no such folder."""
+    refuse_pickles(folder)
+    if folder.is_dir():
+        return read_json(folder / "config.json")
+    name, ours = str(folder), "name the folder of a model, such as runs/mybook"
+    if folder.exists():
+        raise UserError(f"{name} is a file: name its folder, with a config.json beside the weights")
+    if re.match(r"https?:/", name):
+        raise UserError(f"{name} is an address: download the model's files into a folder, and name that")
+    if name in presets():
+        raise UserError(f"{name} is a published release, and there is no folder {name}: download its files into one")
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) and not folder.parent.exists():
+        raise UserError(
+            f"there is no folder {name}: {ours}, or, if this is a name on the Hugging Face hub, download it first with "
+            f"hf download {name} --local-dir {folder.name}"
+        )
+    raise UserError(f"there is no folder {name}: {ours}")
+
+
 def load_model(
     folder: Path,
     dtype: torch.dtype | None = None,
@@ -58,8 +78,7 @@ def load_model(
     Weights are mapped into memory where they can stay as they are; writing to them never reaches the files. Those that
     are not finite are a UserError unless `allow_nonfinite`.
     """
-    refuse_pickles(folder)
-    hf = read_json(folder / "config.json")
+    hf = read_config(folder)
     stored = dequantized(hf, stored_tensors(folder))
     kind, config, model = outline(hf, stored)
     wanted = dict(model.named_parameters())  # a tied head is not among them

@@ -21,7 +21,6 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from torch.optim import Optimizer
 from onward.checkpoint.folder import load_model, save_weights
 from onward.checkpoint.weights import SINGLE, fill, read_tensors
 from onward.errors import UserError
-from onward.files import read_json, remove_leftovers, remove_whole, write_json, written_whole
+from onward.files import file_sha256, read_json, remove_leftovers, remove_whole, write_json, written_whole
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 
@@ -293,7 +292,7 @@ def write_save(
         save_weights(config, weights, new, hf)
         fill(new / STATE, state, state.items())
         (new / PROGRESS).write_text(json.dumps(progress))
-        sums = {path.name: sha256(path) for path in sorted(new.iterdir())}
+        sums = {path.name: file_sha256(path) for path in sorted(new.iterdir())}
         (new / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")
 
 
@@ -313,14 +312,8 @@ def damage(folder: Path) -> str:
     try:
         sums = read_json(folder / name)
         for name in CONFIG, SINGLE, STATE, PROGRESS:
-            if sums.get(name) != sha256(folder / name):
+            if sums.get(name) != file_sha256(folder / name):
                 return f"{name} is not as it was written"
     except (UserError, OSError):
         return f"{name} is missing or cannot be read"
     return ""
-
-
-def sha256(path: Path) -> str:
-    """The sha256 of a file, read from the page cache where the file has just been written."""
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from onward.data.progress import Progress, silent
 from onward.errors import UserError
+from onward.files import file_sha256
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
 
     Raises UserError if the server cannot be reached or the checksum differs.
     """
-    if path.exists() and sha256(path) == wanted.sha256:
+    if path.exists() and file_sha256(path) == wanted.sha256:
         return path
     part = path.with_suffix(".part")
     try:
@@ -124,7 +125,7 @@ def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
             f"{path.stem} cannot be downloaded from {wanted.url} ({reason}): try again with a network, or train on the "
             "corpus `embedded`, which needs none"
         ) from None
-    if sha256(part) != wanted.sha256:
+    if file_sha256(part) != wanted.sha256:
         part.unlink()
         raise UserError(f"{wanted.url} has changed (its checksum differs): try again, or use the corpus `embedded`")
     part.replace(path)
@@ -145,8 +146,3 @@ def download(wanted: Download, part: Path, progress: Callable[[int], None]) -> N
                 progress(file.tell())
     if part.stat().st_size < wanted.bytes:
         raise ConnectionError("the connection was closed early; what arrived is kept")
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

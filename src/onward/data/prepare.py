@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from onward.data.cleaning import GOPHER, Cleaning
-from onward.data.corpora import sha256
 from onward.data.duplicates import CONTINUED, KEPT, PERMUTATIONS, Verdicts, fingerprint, signature
 from onward.data.filters import failed_filter
 from onward.data.progress import Progress, silent
@@ -27,7 +26,7 @@ from onward.data.sources import SIZES, Piece, Sizes, download_corpora, passages,
 from onward.data.tokens import INDEX, TokenData, encode, is_prepared, load_tokens
 from onward.data.workers import run_tasks
 from onward.errors import UserError
-from onward.files import flush, read_json, remove_leftovers, write_json, written_whole
+from onward.files import file_sha256, flush, read_json, remove_leftovers, write_json, written_whole
 from onward.text.fast import Encoder, encoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -183,7 +182,7 @@ class Preparation:
                 total["samples"] = (total["samples"] + entry["samples"])[:SAMPLES]
         report["dropped"] = {reason: dropped[reason] for reason in REASONS if reason in dropped}
         dtype = "uint16" if self.tokenizer.vocab_size <= 1 << 16 else "uint32"
-        header = {"version": VERSION, "dtype": dtype, "tokenizer": sha256(self.folder / "tokenizer.json")}
+        header = {"version": VERSION, "dtype": dtype, "tokenizer": file_sha256(self.folder / "tokenizer.json")}
         return header | {"sources": sources, "report": report, "settings": settings}
 
 

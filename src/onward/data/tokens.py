@@ -16,10 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from onward.data.corpora import sha256
 from onward.data.sources import split
 from onward.errors import UserError
-from onward.files import read_json
+from onward.files import file_sha256, read_json
 from onward.text.fast import Encoder, encoder
 from onward.text.tokenizer import Tokenizer
 
@@ -171,7 +170,11 @@ def spans(folder: Path, shards: Sequence[dict[str, Any]], dtype: np.dtype[Any], 
         ends = ids.with_suffix(".ends")
         sizes = {ids: shard["tokens"] * dtype.itemsize, ends: shard["documents"] * 8}
         for (path, size), digest in zip(sizes.items(), (shard["sha256"], shard["ends_sha256"])):
-            if not path.is_file() or path.stat().st_size != size or (verify == "sha256" and sha256(path) != digest):
+            if (
+                not path.is_file()
+                or path.stat().st_size != size
+                or (verify == "sha256" and file_sha256(path) != digest)
+            ):
                 raise UserError(f"{path} is missing or has changed since it was written: prepare the tokens again")
         read = partial(memory_map, ids.absolute(), dtype, shard["sha256"])
         read_ends = partial(memory_map, ends.absolute(), np.dtype(np.uint64), shard["ends_sha256"])

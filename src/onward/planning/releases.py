@@ -6,8 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from onward.checkpoint.folder import read_config
 from onward.families import modules, preset, presets, read
-from onward.files import read_json
 from onward.model.config import DecoderConfig
 from onward.planning.descriptions import differences, sentence
 from onward.planning.parameters import active_parameters, parameters
@@ -17,7 +17,7 @@ def find(name: str) -> tuple[Any, DecoderConfig]:
     """The family and the decoder of a release or of a model's folder; a UserError for any other name."""
     path = Path(name)
     if name not in presets() and (path.exists() or len(path.parts) > 1):
-        return read(read_json(path / "config.json"))
+        return read(read_config(path))
     found = preset(name)
     return modules()[found.family], found.config
 

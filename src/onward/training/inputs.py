@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 from onward import fields
-from onward.data.corpora import sha256
 from onward.data.prepare import Cleaning, prepare
 from onward.data.sources import passages
 from onward.data.tokens import INDEX, Tokens, is_prepared, load_tokens
 from onward.data.windows import Windows
 from onward.errors import UserError
-from onward.files import read_json, write_json, written_whole
+from onward.files import file_sha256, read_json, write_json, written_whole
 from onward.model.config import DecoderConfig
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.config import RunConfig
@@ -59,8 +58,8 @@ def prepare_inputs(config: RunConfig, folder: Path) -> Tokenizer:
     tokenizer.save(folder)
     numbers = iter(range(len(raw)))
     places = [(str(apart[s].resolve()), None) if s in apart else ("data", next(numbers)) for s in sources]
-    files = {name: sha256(folder / name / INDEX) for name in {*(name for name, _ in places), held} - {""}}
-    record = {"train": places, "validation": held, "data": files, "tokenizer": sha256(folder / "tokenizer.json")}
+    files = {name: file_sha256(folder / name / INDEX) for name in {*(name for name, _ in places), held} - {""}}
+    record = {"train": places, "validation": held, "data": files, "tokenizer": file_sha256(folder / "tokenizer.json")}
     write_json(folder / "inputs.json", record | {"model": fields.plain(config.decoder(tokenizer.vocab_size))})
     return tokenizer
 
@@ -94,9 +93,9 @@ def check_inputs(folder: Path, model: DecoderConfig) -> None:
     differ = [
         f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")
         for name, known in record["data"].items()
-        if not (index := folder / name / INDEX).exists() or sha256(index) != known
+        if not (index := folder / name / INDEX).exists() or file_sha256(index) != known
     ]
-    if not (path := folder / "tokenizer.json").exists() or sha256(path) != record["tokenizer"]:
+    if not (path := folder / "tokenizer.json").exists() or file_sha256(path) != record["tokenizer"]:
         differ.append("the tokenizer")
     now, then = fields.plain(model), record["model"]
     differ += [f"model.{name} ({then.get(name)} then, {now[name]} now)" for name in now if now[name] != then.get(name)]
