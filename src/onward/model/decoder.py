@@ -71,7 +71,7 @@ class Decoder(nn.Module):
         self.logit_softcap = Cap(c.logit_softcap) if c.logit_softcap else nn.Identity()
         if c.tied:
             self.head.weight = self.embed.weight
-        initialize(self)
+        initialize(self, c)
 
     @property
     def device(self) -> torch.device:

@@ -1,31 +1,25 @@
-"""Fresh weights, all in one function."""
-
-from typing import TYPE_CHECKING
+"""Initialization of the weights, in one function."""
 
 import torch
 from torch import nn
 
-from onward.model.config import at
-
-if TYPE_CHECKING:
-    from onward.model.decoder import Decoder
+from onward.model.config import DecoderConfig, at
 
 
 @torch.no_grad()
-def initialize(model: "Decoder", std: float = 0.02) -> None:
+def initialize(model: nn.Module, config: DecoderConfig, std: float = 0.02) -> None:
     """Draw the weights of a decoder from torch's default generator.
 
-    | parameters                                    | values                                                   |
-    | --------------------------------------------- | -------------------------------------------------------- |
-    | `attn.out`, `mlp.down` (the ends of branches)  | normal, std / sqrt(N), N additions to the residual stream |
-    | every other matrix, embeddings, stacks of experts | normal, std                                         |
-    | biases, sinks                                  | 0                                                        |
-    | norms                                          | as made: 1 (0 where 1 is added), biases 0                |
+    | parameters                                        | values                                                    |
+    | ------------------------------------------------- | --------------------------------------------------------- |
+    | `attn.out`, `mlp.down` (the ends of branches)     | normal, std / sqrt(N), N additions to the residual stream |
+    | every other matrix, embeddings, stacks of experts | normal, std                                               |
+    | biases, sinks                                     | 0                                                         |
+    | norms                                             | unchanged: weights 1 - offset, biases 0                   |
 
     A block with attention and feed-forward adds 2 to N. The division keeps the variance of the residual stream from
     growing with depth (Radford et al. 2019, section 2.3).
     """
-    config = model.config
     additions = sum(at(config.block, layer).additions for layer in range(config.n_layers))
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
