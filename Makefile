@@ -1,6 +1,7 @@
-# make quickstart   train a small decoder and watch it learn
+# make quickstart   train a small decoder and watch it learn; QUICKSTART="--time 20s" passes options
+# make quick        lint, types and the tests of what a change usually breaks
 # make test         lint, types and tests
-# make test-all     also the proofs that take minutes
+# make test-all     also the tests that take minutes, and the cases that `make test` leaves out
 # TORCH_BACKEND=cpu|auto|cu128|... lets uv choose the build of torch; without it pip takes the package index's
 
 PYTHON ?= python3
@@ -8,19 +9,29 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test test-all
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+QUICK := tests/test_fields.py tests/test_files.py tests/model tests/generation/test_engine.py tests/training/test_loss.py \
+  tests/training/test_optimizer.py tests/data/test_tokens.py tests/data/test_windows.py tests/checkpoint/test_folder.py \
+  tests/text/test_tokenizer.py tests/evaluation tests/planning/test_parameters.py tests/test_language_model.py
+
+.PHONY: quickstart lint quick test test-all
 quickstart: $(VENV)/.installed
-	$(BIN)/onward quickstart
+	$(BIN)/onward quickstart $(QUICKSTART)
 	@echo; echo "The command onward is in $(BIN); to use it by name: source $(BIN)/activate"
 
-test: $(VENV)/.tested
+lint: $(VENV)/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+
+quick: lint
+	$(PYTEST) -x $(QUICK)
+
+test: lint
+	$(PYTEST)
 
 test-all: test
-	$(BIN)/pytest -m long
+	$(PYTEST) -m long
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Onward needs Python 3.11 or newer: make PYTHON=python3.12"; exit 2; }

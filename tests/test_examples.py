@@ -2,12 +2,13 @@
 
 import ast
 import importlib.util
+import io
 import math
-import os
 import re
 import runpy
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 
@@ -19,17 +20,28 @@ EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 NUMBER = r"(-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"
 
 
-def call(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # on a busy machine two threads wait for each other
-    return subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT, env=environment)
+def call(name: str, *arguments: str) -> tuple[object, str, str]:
+    """Run an example as a program in this process: its exit status, standard output and standard error."""
+    path = str(ROOT / "examples" / f"{name}.py")
+    out, err, threads = io.StringIO(), io.StringIO(), torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err), torch.enable_grad():
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", [path, *arguments])
+        try:
+            runpy.run_path(path, run_name="__main__")
+            status: object = 0
+        except SystemExit as exit:
+            status = exit.code or 0
+        finally:
+            torch.set_num_threads(threads)
+    return status, out.getvalue(), err.getvalue()
 
 
 @cache
 def printed(name: str, *arguments: str) -> str:
-    done = call(name, *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    status, out, err = call(name, *arguments)
+    assert status == 0, err
+    return out
 
 
 def numbers(pattern: str, text: str) -> list[float]:
@@ -56,10 +68,15 @@ def test_help_says_what_the_example_shows(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["char_model", "mini_gpt"])
 def test_a_missing_text_is_one_sentence_and_status_2(name: str) -> None:
-    done = call(name, "no_such_book.txt")
-    assert done.returncode == 2
-    assert "no_such_book.txt does not exist" in done.stderr
-    assert "Traceback" not in done.stderr
+    status, _, err = call(name, "no_such_book.txt")
+    assert status == 2
+    assert "no_such_book.txt does not exist" in err
+
+
+def test_example_runs_as_a_program() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "llama_block.py")]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, printed("llama_block"))
 
 
 class TestOneHead:

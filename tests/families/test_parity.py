@@ -37,6 +37,7 @@ from onward.model.routing import SigmoidRouting, SoftmaxRouting
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.families import CASES
+from support.grids import thinned
 from support.parity import LENGTH, assert_same_logits, publish, tensors
 from support.ways import WAYS, assert_equals_the_plain_run
 
@@ -92,8 +93,7 @@ def test_rotary_positions_are_read_in_the_words_of_transformers_4(hf: PreTrained
         assert read(old)[1] == read(new)[1]
 
 
-@every_case
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("hf", "way"), thinned(CASES, WAYS, times=2))
 def test_every_way_to_run_a_family_gives_the_logits_of_the_plain_run(hf: PreTrainedConfig, way: str) -> None:
     assert_equals_the_plain_run(read(hf.to_dict())[1], way)
 
