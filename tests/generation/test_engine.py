@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -351,3 +352,120 @@ def test_an_engine_that_cannot_be_is_one_sentence(case: str) -> None:
     options, message = IMPOSSIBLE[case]
     with pytest.raises(UserError, match=message):
         Engine(MODELS["rotary"], **options)  # type: ignore[arg-type]
+
+
+def failing(at: int) -> Callable[..., Any]:
+    """A processor or stop function that raises from its call number `at` on."""
+    calls = count()
+
+    def raise_then(*inputs: Any) -> Any:
+        if next(calls) >= at:
+            raise RuntimeError("a user's mistake")
+        return inputs[-1] if isinstance(inputs[-1], torch.Tensor) else False
+
+    return raise_then
+
+
+class Raises:
+    """A constraint that raises when it is asked for the second token."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def allowed(self) -> torch.Tensor:
+        if self.tokens:
+            raise RuntimeError("a user's mistake")
+        return torch.ones(50, dtype=torch.bool)
+
+    def accept(self, token: int) -> bool:
+        self.tokens += 1
+        return True
+
+    def copy(self) -> Any:
+        return copy(self)
+
+
+BAD_TOKEN = 41  # whose embedding is NaN
+NOT_BAD = torch.arange(50) != BAD_TOKEN
+FAILURES: dict[str, tuple[Callable[[], Request], str]] = {
+    "a processor raises": (
+        lambda: Request([1, 2], Sampling(processors=(failing(2),)), 9, seed=1),
+        "a user's mistake",
+    ),
+    "a stop function raises": (lambda: Request([1, 2], WARM, 9, stop=failing(2), seed=1), "a user's mistake"),
+    "a constraint raises": (lambda: Request([1, 2], WARM, 9, constraint=Raises(), seed=1), "a user's mistake"),
+    "no token is allowed": (
+        lambda: Request([1, 2], Sampling(suppress_tokens=tuple(range(50))), 9),
+        "no token may come next",
+    ),
+    "a token makes NaN": (lambda: Request([1, BAD_TOKEN, 2], WARM, 9, seed=1), "embed made the first NaN"),
+    "a token of a long prompt makes NaN": (
+        lambda: Request([*range(3, 12), BAD_TOKEN, 2], WARM, 9, seed=1),
+        "embed made the first NaN",
+    ),
+}
+
+
+@pytest.mark.parametrize("draft", [None, "look-up"])
+@pytest.mark.parametrize("kind", ["contiguous", "paged", "windows, paged", "windows"])
+@pytest.mark.parametrize("case", FAILURES)
+def test_request_that_cannot_go_on_fails_alone(case: str, kind: str, draft: str | None) -> None:
+    make, message = FAILURES[case]
+    model = decoder("windows" if "windows" in kind else "rotary")
+    with torch.no_grad():
+        model.embed.weight[BAD_TOKEN] = math.nan
+    memory = KVCache(model.config, 3, 24, 8)
+    paged = lambda: BlockManager(PagedKVCache(model.config, 3, 24, 8, blocks=22, block_size=4))
+    cache = paged() if "paged" in kind else CacheManager(memory)
+    look_up = LookupDraft(num_draft_tokens=3, ngram=2) if draft else None
+    engine = Engine(model, cache=cache, allowed=NOT_BAD, draft=look_up)
+    before, bad = [Request(p, GREEDY, 9) for p in PROMPTS[:2]], make()
+    after = [Request(p, GREEDY, 9) for p in PROMPTS]
+    for request in (*before, bad, *after):
+        engine.add(request)
+    list(engine.run())
+    assert bad.finish_reason == "error"
+    assert message in str(bad.error)
+    suppressed = Sampling(temperature=0, suppress_tokens=(BAD_TOKEN,))
+    for request in (*before, *after):  # also those that come into its row and its blocks
+        assert request.tokens == plainly(model, Request(request.prompt, suppressed, 9))
+        assert request.finish_reason == "length"
+
+
+@pytest.mark.parametrize("mix", range(40))
+def test_samples_over_windows_and_scarce_blocks_are_preempted_and_keep_their_tokens(mix: int) -> None:
+    random = Random(mix)
+    model = decoder("windows", attention=(SelfAttention(window=random.randint(5, 9)), SelfAttention()))
+    size, rows, chunk = random.randint(2, 4), random.randint(2, 5), random.choice([4, 5, 8])
+    prompts = [[random.randrange(50) for _ in range(random.randint(2, 14))] for _ in range(2)]
+    requests = [Request(random.choice(prompts), WARM, random.randint(2, 10), seed=i) for i in range(7)]
+    blocks = random.randint(-(-24 // size) + chunk // size + 2, 20)
+    cache = BlockManager(PagedKVCache(model.config, rows, 24, chunk, blocks=blocks, block_size=size))
+    engine = Engine(model, cache=cache)
+    waiting = list(requests)
+    while waiting or engine.busy:
+        for _ in range(random.randint(0, 3)):
+            if waiting:
+                engine.add(waiting.pop(0))
+        engine.step()
+    assert [r.tokens for r in requests] == [plainly(model, r) for r in requests]
+
+
+def test_decoding_feeds_the_tokens_that_are_on_the_device() -> None:
+    model = MODELS["rotary"]
+    engine, requests = Engine(model), [Request(p, WARM, 12, seed=i) for i, p in enumerate(PROMPTS)]
+    followed: list[bool] = []
+    follows = engine.runner.follows
+    engine.runner.follows = lambda *args: followed.append(follows(*args)) or followed[-1]  # type: ignore[method-assign, func-returns-value]
+    for request in requests:
+        engine.add(request)
+    list(engine.run())
+    assert followed.count(True) >= 8
+    assert [r.tokens for r in requests] == [plainly(model, r) for r in requests]
+
+
+def test_step_leaves_a_model_in_evaluation_mode_alone() -> None:
+    model, switched = decoder(), list[bool]()
+    model.blocks[0].train = lambda mode=True: switched.append(mode)  # type: ignore[method-assign, assignment]
+    run(model, [Request([1, 2], GREEDY, 5)])
+    assert not switched
