@@ -13,7 +13,7 @@ from onward.cli import main
 from onward.data.corpora import embedded
 from onward.data.tokens import is_prepared
 from onward.families import families
-from onward.model.part_types import Position
+from onward.model.part_types import Attention, Position
 
 families()  # all parts are known before the first page is read
 ROOT = Path(__file__).parents[1]
@@ -26,7 +26,8 @@ KINDS = {"python", "sh", "text", "toml"}  # text: what a command printed
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Position, "kinds", dict(Position.kinds))  # what a page adds goes with it
+    for slot in Position, Attention:
+        monkeypatch.setattr(slot, "kinds", dict(slot.kinds))  # parts that a page defines are forgotten with it
     text = "\n\n".join(embedded().documents[:120])
     Path("mybook.txt").write_text(text, encoding="utf-8")
     Path("other.txt").write_text(text[:4000], encoding="utf-8")

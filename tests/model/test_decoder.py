@@ -18,6 +18,7 @@ from onward.model.scaling import Scaling
 from support.decoders import DECODERS, LENGTH, decoder, token_ids
 from support.ways import WAYS, assert_equals_the_plain_run
 
+TABLE = "tests/support/decoders.py"
 every_decoder = pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
 
 
@@ -40,7 +41,7 @@ def test_the_decoders_use_every_part_and_every_option() -> None:
     classes = [part for slot in slots for part in slot.kinds.values()] + [DecoderConfig]
     classes = [cls for cls in classes if cls.__module__.startswith("onward.model.")]  # families prove their own parts
     for cls in classes:
-        assert (cls.__name__, "") in used, f"no decoder has {cls.__name__}"
+        assert (cls.__name__, "") in used, f"no decoder has {cls.__name__}: add one to {TABLE}"
         hints = fields.hints(cls)
         for field in fields_of(cls):
             values = used[cls.__name__, field.name]
@@ -48,7 +49,9 @@ def test_the_decoders_use_every_part_and_every_option() -> None:
                 continue  # sizes that are alike, and what has tests of its own
             if get_origin(hints[field.name]) is Literal and cls not in (parts.Plain, parts.Gated, Experts):
                 assert values == set(get_args(hints[field.name])), f"{cls.__name__}.{field.name}"
-            assert values - {field.default}, f"{cls.__name__}.{field.name} is always {field.default}"
+            assert values - {field.default}, (
+                f"{cls.__name__}.{field.name} is always {field.default}: vary it in {TABLE}"
+            )
     acts = set().union(*(used[cls, "act"] for cls in ("Plain", "Gated", "Experts")))
     assert acts == set(get_args(parts.Activation))
 

@@ -1,6 +1,6 @@
-"""DecoderConfig: a decoder as a value. Sizes, and one part for every choice. Does not import torch.
+"""DecoderConfig: a decoder as a value, its sizes and its parts. Does not import torch.
 
-Any part (parts.py) may be a tuple, which then repeats over the layers:
+Every part of parts.py can be imported from here. Any part may be a tuple, which then repeats over the layers:
 `attention=(SelfAttention(window=128), SelfAttention())` alternates local and global layers.
 """
 
@@ -11,94 +11,46 @@ from dataclasses import dataclass
 
 from onward.errors import UserError
 from onward.model.part_types import Attention, Block, FeedForward, Norm, P, Position, at, each
-from onward.model.parts import (
-    Activation,
-    Alibi,
-    AttentionOnly,
-    BranchNorm,
-    Experts,
-    Gated,
-    LatentAttention,
-    LayerNorm,
-    Learned,
-    NoNorm,
-    NoPosition,
-    Parallel,
-    Plain,
-    PostNorm,
-    PreNorm,
-    RMSNorm,
-    Rotary,
-    Sandwich,
-    SelfAttention,
-    SharedNorm,
-    Sinusoidal,
-)
-
-__all__ = [
-    "Activation",
-    "Alibi",
-    "AttentionOnly",
-    "BranchNorm",
-    "DecoderConfig",
-    "Experts",
-    "Gated",
-    "LatentAttention",
-    "LayerNorm",
-    "Learned",
-    "NoNorm",
-    "NoPosition",
-    "Parallel",
-    "Plain",
-    "PostNorm",
-    "PreNorm",
-    "RMSNorm",
-    "Rotary",
-    "Sandwich",
-    "SelfAttention",
-    "SharedNorm",
-    "Sinusoidal",
-    "at",
-]
+from onward.model.parts import *  # noqa: F403
+from onward.model.parts import Gated, Plain, PreNorm, RMSNorm, Rotary, SelfAttention
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
     """A decoder-only Transformer as a value.
 
-    The sizes that are 0 by default are worked out from the others when the config is made. A UserError says which
-    sizes contradict each other.
+    Sizes that are 0 by default are computed from the others. Raises UserError where sizes contradict each other.
     """
 
-    vocab_size: int  # how many token ids there are
+    vocab_size: int  # number of token ids
     d_model: int  # width of the residual stream
     n_layers: int  # number of blocks
     n_heads: int  # number of query heads
     n_kv_heads: int = 0  # number of key/value heads: 1 is multi-query; 0: n_heads
     d_head: int = 0  # width of a head; 0: d_model / n_heads
     d_ff: int = 0  # width inside the feed-forward; 0: 4 d_model, or 8/3 d_model up to a multiple of 32 where gated
-    context_length: int = 1024  # the most tokens it is made for
-    position: Position | tuple[Position, ...] = Rotary()  # how order enters
-    attention: Attention | tuple[Attention, ...] = SelfAttention()  # how a token reads from those before it
-    mlp: FeedForward | tuple[FeedForward, ...] = Gated()  # what happens to each token by itself
-    norm: Norm | tuple[Norm, ...] = RMSNorm()  # how vectors are normalized
+    context_length: int = 1024  # the longest sequence, in tokens
+    position: Position | tuple[Position, ...] = Rotary()  # how positions enter
+    attention: Attention | tuple[Attention, ...] = SelfAttention()  # how a token reads from the tokens before it
+    mlp: FeedForward | tuple[FeedForward, ...] = Gated()  # the feed-forward, applied to each token by itself
+    norm: Norm | tuple[Norm, ...] = RMSNorm()  # the norm of each branch
     block: Block | tuple[Block, ...] = PreNorm()  # the arithmetic of the residual stream
     final_norm: Norm | None = None  # the norm before the head; none: as in the blocks
     tied: bool = False  # the head uses the embedding's weights
     head_bias: bool = False  # whether the head has a bias
     d_embed: int = 0  # width of the embeddings, projected to d_model and back before the head; 0: d_model
-    embed_norm: Norm | None = None  # a norm of the embeddings; none: they are as they are
-    embed_scale: float = 1.0  # embeddings are multiplied by this
-    logit_scale: float = 1.0  # logits are multiplied by this
+    embed_norm: Norm | None = None  # the norm of the embeddings; none: they are not normalized
+    embed_scale: float = 1.0  # multiplies the embeddings
+    logit_scale: float = 1.0  # multiplies the logits
     logit_softcap: float | None = None  # logits z become cap * tanh(z / cap)
-    dropout: float = 0.0  # share dropped in training, of embeddings, attention weights and block outputs
+    dropout: float = 0.0  # dropout rate in training, of embeddings, attention weights and block outputs
 
     def __post_init__(self) -> None:
         def derive(name: str, value: Callable[[], int]) -> None:
             object.__setattr__(self, name, getattr(self, name) or value())
 
-        slots = "position", "attention", "mlp", "norm", "block"
-        for name in slots:
+        names = "position", "attention", "mlp", "norm", "block"
+        for name in names:
             if getattr(self, name) == ():
                 raise UserError(f"{name} names no part: give at least one")
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "context_length"):
@@ -106,7 +58,7 @@ class DecoderConfig:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
         for name in ("n_kv_heads", "d_head", "d_ff", "d_embed"):
             if getattr(self, name) < 0:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be positive, or 0 to be worked out")
+                raise UserError(f"{name} is {getattr(self, name)}: it must be positive, or 0 to be computed")
         if not self.d_head and self.d_model % self.n_heads:
             raise UserError(
                 f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: change one of them or give d_head"
@@ -118,22 +70,24 @@ class DecoderConfig:
         derive("d_ff", lambda: -(-8 * self.d_model // 96) * 32 if gated else 4 * self.d_model)
         if self.n_heads % self.n_kv_heads:
             raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}: change one")
-        for name in slots:
+        for name in names:
             parts = getattr(self, name)
             if isinstance(parts, tuple):  # equal decoders are written alike
                 object.__setattr__(self, name, shortest(parts, self.n_layers))
         first = at(self.position, 0)
         if any(position.added and position != first for position in each(self.position)):
-            raise UserError("position: one that is added to the embeddings must be that of the first layer")
+            raise UserError(
+                "position: a part that is added to the embeddings (learned, sinusoidal) must be the first layer's"
+            )
         if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout is {self.dropout}: it is a share, at least 0 and below 1")
-        for name in slots:
+            raise UserError(f"dropout is {self.dropout}: it must be at least 0 and below 1")
+        for name in names:
             for part in each(getattr(self, name)):
                 part.check(self)
 
 
 def shortest(parts: tuple[P, ...], n_layers: int) -> P | tuple[P, ...]:
-    """The fewest parts which, repeated, are those of all layers; one that all have, by itself."""
+    """The shortest tuple of parts that repeats over all layers; a part by itself where all layers have the same."""
     seen = [at(parts, layer) for layer in range(min(n_layers, 2 * len(parts)))]
     period = next(p for p in range(1, len(seen) + 1) if all(a == b for a, b in zip(seen, seen[p:])))
     return seen[0] if period == 1 else tuple(seen[:period])
