@@ -97,7 +97,7 @@ def assert_equal(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("averaged", [False, True], ids=["plain", "averaged"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_what_was_saved_comes_back_and_goes_on_bit_for_bit(
+def test_saved_state_is_loaded_and_continued_bit_for_bit(
     config: DecoderConfig, dtype: torch.dtype, averaged: bool, tmp_path: Path
 ) -> None:
     model = decoder(config, dtype)
@@ -210,7 +210,7 @@ def assert_loads(run: Path, step: int) -> list[str]:
     return state.messages
 
 
-def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) -> None:
+def test_save_has_the_state_at_the_time_of_its_call(tmp_path: Path) -> None:
     model = decoder(CONFIGS["llama"])
     optimizers, saver, gate = made(model), Saver(tmp_path, 1), threading.Event()
     train(model, optimizers)
@@ -287,9 +287,7 @@ def run(two: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("file", FILES)
-def test_where_the_newest_save_is_damaged_the_one_before_is_taken_and_it_says_so(
-    file: str, damage: str, run: Path
-) -> None:
+def test_damaged_save_is_moved_aside_and_the_one_before_is_loaded(file: str, damage: str, run: Path) -> None:
     harm(saves(run)[-1] / file, DAMAGES[damage])
     (sentence,) = assert_loads(run, 1)
     assert "step-0000002 is damaged (" in sentence
@@ -319,7 +317,7 @@ def test_no_byte_can_change_unnoticed(file: str, where: float, change: int, two:
     assert_loads(run, state.progress["step"])
 
 
-def test_where_no_save_is_good_it_is_one_sentence_and_nothing_is_moved(run: Path) -> None:
+def test_run_without_a_good_save_is_one_sentence_and_unchanged(run: Path) -> None:
     for save in saves(run):
         harm(save / "state.safetensors", flipped)
     with pytest.raises(UserError, match=r"has no save to resume from \(step-0000002: state.safetensors") as error:
@@ -335,7 +333,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("room", [0, 500, 16_000, 20_000])
-def test_a_full_disk_leaves_what_is_good_and_the_next_save_tries_again(room: int, run: Path) -> None:
+def test_full_disk_changes_no_save_and_the_next_save_tries_again(room: int, run: Path) -> None:
     saver, before = Saver(run, 9), everything(run)
     with with_room_for(room):
         for task in (lambda: save(saver, 3)), *((lambda: saver.best(1, -99),) if room < 5 else ()):
@@ -354,7 +352,7 @@ def test_a_full_disk_leaves_what_is_good_and_the_next_save_tries_again(room: int
     assert_loads(run, 3)
 
 
-def test_a_run_folder_that_vanishes_is_told_and_not_made_anew(run: Path) -> None:
+def test_removed_run_folder_is_reported_and_not_made_again(run: Path) -> None:
     saver = Saver(run, 1)
     run.rename(run.with_name("elsewhere"))
     save(saver, 3)
@@ -397,7 +395,7 @@ def kills(run: Path, count: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.long)])
-def test_a_killed_writer_leaves_a_whole_save_and_its_pieces_are_cleaned(count: int, tmp_path: Path) -> None:
+def test_killed_writer_leaves_a_complete_save(count: int, tmp_path: Path) -> None:
     run = saved(tmp_path / "run", 1)
     last, amid = 1, 0
     for pieces in kills(run, count):

@@ -11,7 +11,7 @@ from onward.training.run import Run
 from support.runs import config
 
 
-def test_the_picture_shows_figures_bar_and_the_continued_prompt_in_its_frame(story_file: Path, tmp_path: Path) -> None:
+def test_picture_shows_figures_bar_and_the_continued_prompt(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", steps=4))
     console = Console(width=80)
     with Display(run) as display:

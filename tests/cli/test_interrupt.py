@@ -32,7 +32,7 @@ def training(story_file: Path, run: Path) -> Iterator[subprocess.Popen]:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_says_how_to_go_on_and_that_works(
+def test_signal_saves_and_prints_the_command_that_resumes(
     number: signal.Signals, status: int, story_file: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "my run"

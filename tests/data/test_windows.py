@@ -155,7 +155,7 @@ def assert_plain(batch: Batch, lengths: Sequence[int], length: int) -> None:
 
 
 @given(lengths=LENGTHS, shard=st.integers(1, 40), length=st.integers(1, 50), seed=st.integers(0, 3))
-def test_positions_and_targets_of_packed_documents_are_the_plain_ones(
+def test_packed_documents_have_the_positions_and_targets_of_plain_ones(
     lengths: list[int], shard: int, length: int, seed: int
 ) -> None:
     tokens = sharded(lengths, shard)

@@ -23,7 +23,7 @@ def moved(model: nn.Module, average: Average, times: int) -> list[dict[str, torc
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.999])
-def test_it_is_the_mean_of_the_weights_each_counting_less_than_the_next(decay: float) -> None:
+def test_average_weighs_each_update_less_than_the_next(decay: float) -> None:
     model = decoder(DECODERS["deepseek"])
     average = Average(model, decay)
     seen = moved(model, average, 6)
@@ -33,7 +33,7 @@ def test_it_is_the_mean_of_the_weights_each_counting_less_than_the_next(decay: f
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_it_is_kept_finer_than_bf16() -> None:
+def test_average_is_kept_in_at_least_fp32() -> None:
     model = nn.Linear(1, 1, bias=False).bfloat16()
     average = Average(model, 0.999)
     for value in 1.0, 1.0, 2.0:
@@ -46,7 +46,7 @@ def test_it_is_kept_finer_than_bf16() -> None:
 
 
 @torch.inference_mode()
-def test_shown_means_inside_and_gone_afterwards() -> None:
+def test_averaged_weights_are_in_the_model_only_inside_the_context() -> None:
     model = decoder(DECODERS["gpt2"])
     tokens = token_ids(model.config)
     average = Average(model, 0.9)
@@ -59,7 +59,7 @@ def test_shown_means_inside_and_gone_afterwards() -> None:
     assert torch.equal(model(tokens), own)
 
 
-def test_given_its_state_it_goes_on_as_if_never_stopped() -> None:
+def test_average_continues_exactly_from_its_state() -> None:
     results = []
     for stop in False, True:
         torch.manual_seed(0)

@@ -70,7 +70,7 @@ def switch_loss(model: Decoder) -> Any:
 
 
 @transformed
-def test_the_auxiliary_loss_and_its_gradients_are_those_of_the_formula(
+def test_auxiliary_loss_and_gradients_follow_the_formula(
     transforms: list[Callable[[Decoder], None]],
 ) -> None:
     model = mixture(SoftmaxRouting(), torch.float64)

@@ -70,7 +70,7 @@ def test_other_targets_are_noticed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_every_decoder_is_causal_and_a_leak_of_a_thousandth_is_noticed(name: str) -> None:
+def test_decoders_are_causal_and_a_leak_of_a_thousandth_is_noticed(name: str) -> None:
     model, ids = decoder(DECODERS[name]), token_ids(DECODERS[name], 1, 13)
     given = Batch(ids[:, :-1], ids[:, 1:])
     assert causal(model, given).ok
@@ -93,7 +93,7 @@ def test_a_fresh_model_without_a_mask_is_noticed(pack: str, monkeypatch: pytest.
     assert not causal(model, batch(pack)).ok
 
 
-def test_looking_needs_no_compiling_and_leaves_a_model_in_training() -> None:
+def test_checks_compile_nothing_and_leave_a_model_in_training() -> None:
     model, ran = fresh(dropout=0.5).train(), []
     compile_blocks(model, backend=lambda graph, _: ran.append(1) or graph.forward)
     state = torch.get_rng_state()
@@ -117,7 +117,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_a_fresh_model_guesses_and_one_with_weights_too_large_does_not(name: str) -> None:
+def test_first_loss_of_fresh_weights_passes_and_of_large_weights_fails(name: str) -> None:
     model = fresh(**SIZES[name])
     ids = torch.randint(model.config.vocab_size, (4, 101), generator=torch.Generator().manual_seed(1))
     given = Batch(ids[:, :-1], ids[:, 1:])
@@ -153,7 +153,7 @@ def test_text_held_out_is_apart_and_text_from_inside_is_not() -> None:
         assert check.sentence.startswith(f"{min(32, last - first - 31)} of {min(32, last - first - 31)} passages")
 
 
-def test_text_of_any_source_and_across_the_stretches_that_are_searched_is_found(
+def test_passages_are_found_in_any_source_and_across_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checks, "CHUNK", 1000)
@@ -162,7 +162,7 @@ def test_text_of_any_source_and_across_the_stretches_that_are_searched_is_found(
         assert apart(several, Tokens.of(TEXT[first : first + 33])).sentence.startswith("2 of 2 passages")
 
 
-def test_the_share_that_is_found_is_told_and_a_little_in_common_is_no_mistake() -> None:
+def test_few_common_passages_pass_the_check_and_are_counted() -> None:
     for copied, ok in (1, True), (3, True), (8, False):
         held = TEXT[BORDER:].copy()
         length = 322 * (copied - 1) + 40  # the passages begin 321 or 322 tokens apart

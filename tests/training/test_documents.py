@@ -54,7 +54,7 @@ def test_changing_a_document_changes_no_logit_of_another(name: str) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - {"scaled turns"}))  # whose turns depend on the longest document
 @given(lengths=LENGTHS, seed=st.integers(0, 99))
-def test_the_loss_of_a_window_is_that_of_its_documents_alone(name: str, lengths: list[int], seed: int) -> None:
+def test_loss_of_a_window_is_the_sum_over_its_documents(name: str, lengths: list[int], seed: int) -> None:
     model, documents = MODELS[name], texts(lengths, seed)
     total, room = CrossEntropy()(model, window(documents))[0], LENGTH + 1
     alone = torch.zeros((), dtype=torch.float64)

@@ -64,7 +64,7 @@ HEALTHY = {
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", HEALTHY)
-def test_no_healthy_curve_is_called_a_spike(name: str, seed: int) -> None:
+def test_healthy_curves_have_no_spikes(name: str, seed: int) -> None:
     spikes, told = Spikes(LIMIT), []
     for loss in HEALTHY[name](np.random.default_rng(seed)).tolist():
         told.append(spikes.check_step(loss, 1.0))
@@ -102,7 +102,7 @@ def test_a_spike_of_the_usual_size_is_caught() -> None:
 
 @pytest.mark.parametrize("limit", [0.0, LIMIT])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_trouble_at_any_time_and_with_any_limit(bad: float, limit: float) -> None:
+def test_loss_or_gradient_that_is_not_finite_always_fails_a_step(bad: float, limit: float) -> None:
     assert Spikes(limit).check_step(bad, 1.0) == f"the loss is {bad}"
     assert Spikes(limit).check_step(3.0, bad) == "the gradient is not finite"
     assert Spikes(limit).check_step(3.0, 1.0) == ""
@@ -116,7 +116,7 @@ def test_without_a_limit_no_loss_is_too_high() -> None:
     assert spikes.check_step(1e9, 1.0)
 
 
-def test_judging_leaves_the_state_and_a_restart_from_it_equals_never_stopping() -> None:
+def test_spikes_continue_exactly_from_their_state() -> None:
     curve = mixed(np.random.default_rng(1), 4, 0.1)[:300].tolist()
     spikes = Spikes(LIMIT)
     for step, loss in enumerate(curve):
@@ -202,7 +202,7 @@ def kill(model: Decoder, units: int) -> None:
 
 
 @every_decoder
-def test_what_is_measured_follows_the_formulas_in_double_precision(name: str) -> None:
+def test_measurements_follow_the_formulas_in_double_precision(name: str) -> None:
     c = DECODERS[name]
     model, given = decoder(c, torch.float64), batch(c)
     kill(model, 2)
@@ -227,7 +227,7 @@ def test_what_is_measured_follows_the_formulas_in_double_precision(name: str) ->
 
 
 @pytest.mark.parametrize("window", [0, 3])
-def test_reading_all_alike_has_the_entropy_of_a_choice_among_what_is_there(window: int) -> None:
+def test_uniform_attention_has_the_entropy_of_a_uniform_choice(window: int) -> None:
     c = config(position=NoPosition(), attention=SelfAttention(window=window), context_length=200)
     model = decoder(c)
     block: Any
@@ -288,7 +288,7 @@ def steps(model: Decoder, given: Batch, looking: bool) -> Iterator[Tensor]:
 
 
 @every_decoder
-def test_measuring_changes_no_bit_of_training_and_leaves_nothing_behind(name: str) -> None:
+def test_measuring_changes_no_bit_of_training_and_removes_its_hooks(name: str) -> None:
     c = replace(DECODERS[name], dropout=0.3)
     found = []
     for looking in False, True:
@@ -300,7 +300,7 @@ def test_measuring_changes_no_bit_of_training_and_leaves_nothing_behind(name: st
         assert torch.equal(plain, looked)
 
 
-def test_a_model_that_fails_is_left_without_hooks() -> None:
+def test_failed_measurement_leaves_no_hooks() -> None:
     model = decoder(config())
     with pytest.raises(UserError, match="out of range"):
         measure(model, Batch(torch.full((1, 4), 99), torch.zeros(1, 4, dtype=torch.long)))
@@ -317,7 +317,7 @@ def test_compiled_blocks_are_measured_too() -> None:
     assert not any(m._forward_hooks for m in model.modules() if isinstance(m, Attend))
 
 
-def test_the_update_ratio_is_the_change_over_the_weights_of_trainable_matrices() -> None:
+def test_update_ratio_is_change_over_norm_of_trainable_matrices() -> None:
     model = decoder(config(mlp=Experts(backend="loop"), tied=True))
     model.blocks[0].attn.q.weight.requires_grad_(False)
     before = [m.clone() for m in matrices(model)]

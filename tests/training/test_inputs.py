@@ -31,7 +31,7 @@ def started(tmp_path: Path, *sources: object, **changes: object) -> Run:
     return Run.start(RunConfig(sources=tuple(map(str, sources)), out=str(tmp_path / "run"), **values))
 
 
-def test_a_prepared_folder_is_used_where_it_is_with_its_tokenizer(prepared: Path, tmp_path: Path) -> None:
+def test_prepared_folder_is_used_in_place_with_its_tokenizer(prepared: Path, tmp_path: Path) -> None:
     run = started(tmp_path, prepared)
     assert run.tokenizer.vocab_size == 300
     assert len(run.inputs.train) == 1
@@ -40,7 +40,7 @@ def test_a_prepared_folder_is_used_where_it_is_with_its_tokenizer(prepared: Path
     assert (run.folder / "model.safetensors").exists()
 
 
-def test_texts_and_prepared_folders_are_mixed_in_the_order_they_are_named(prepared: Path, tmp_path: Path) -> None:
+def test_texts_and_prepared_folders_keep_their_order(prepared: Path, tmp_path: Path) -> None:
     text = tmp_path / "third.txt"
     text.write_text("The end of it all.\n" * 50)
     run = started(tmp_path, text, prepared, weights=(0.3, 0.7))
@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_one_sentence_and_leaves_nothing(case: str, prepared: Path, tmp_path: Path) -> None:
+def test_unfit_inputs_are_one_sentence_and_leave_no_folder(case: str, prepared: Path, tmp_path: Path) -> None:
     changes, message = REFUSED[case]
     with pytest.raises(UserError, match=message):
         started(tmp_path, prepared, **changes)

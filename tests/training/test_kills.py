@@ -44,7 +44,7 @@ def saving(folder: Path) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_killed_twenty_times_equals_one_never_stopped(name: str, story_file: Path, tmp_path: Path) -> None:
+def test_run_killed_twenty_times_equals_one_never_stopped(name: str, story_file: Path, tmp_path: Path) -> None:
     settings = SETTINGS | RUNS[name]
     list(Run.start(config(story_file, tmp_path / "whole", **settings)).train())
     run, moments, kills, amid = tmp_path / "run", random.Random(name), 0, 0

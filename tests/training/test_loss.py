@@ -71,7 +71,7 @@ def test_under_autocast_chunks_differ_by_rounding_only(options: dict[str, float]
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("options", OBJECTIVES.values(), ids=OBJECTIVES)
-def test_all_logits_never_stand_in_memory(options: dict[str, float], precision: str) -> None:
+def test_all_logits_are_never_in_memory_at_once(options: dict[str, float], precision: str) -> None:
     model = decoder(config(vocab_size=20_000, tied=True))
     tokens = token_ids(model.config, rows=16)
     b, largest = Batch(tokens, tokens), {}
@@ -83,7 +83,7 @@ def test_all_logits_never_stand_in_memory(options: dict[str, float], precision: 
     assert largest[16] == 16 * 20_000 * 4  # as large as the head's gradient
 
 
-def test_by_default_logits_of_a_large_vocabulary_take_128_mib() -> None:
+def test_logits_of_a_large_vocabulary_take_128_mib_by_default() -> None:
     model = Decoder(config(vocab_size=100_000, d_model=2, n_heads=1, n_layers=1))
     tokens = token_ids(model.config, rows=40)
     with torch.inference_mode(), Allocations() as made:
@@ -93,7 +93,7 @@ def test_by_default_logits_of_a_large_vocabulary_take_128_mib() -> None:
 
 @pytest.mark.parametrize("chunk", [0, 5])
 @pytest.mark.parametrize("trained", ["", "head", "blocks", "embed_out", "head.bias"])
-def test_only_what_is_trained_gets_gradients(trained: str, chunk: int) -> None:
+def test_only_trainable_parameters_get_gradients(trained: str, chunk: int) -> None:
     model = decoder(config(head_bias=True, d_embed=6))
     wanted = results(model, CrossEntropy()(model, batch(model)))[2:]
     for name, parameter in model.named_parameters():
@@ -110,7 +110,7 @@ def test_only_what_is_trained_gets_gradients(trained: str, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_it_can_be_measured_without_gradients(mode: type) -> None:
+def test_loss_is_computed_without_gradients(mode: type) -> None:
     model = decoder(DECODERS["gpt2"])
     wanted = CrossEntropy()(model, batch(model))
     with mode():
@@ -119,7 +119,7 @@ def test_it_can_be_measured_without_gradients(mode: type) -> None:
             assert_close(got, want.detach())
 
 
-def test_where_no_target_is_there_is_no_loss() -> None:
+def test_batch_without_targets_has_zero_loss() -> None:
     model = decoder(DECODERS["llama"])
     b = batch(model)
     b.targets.fill_(IGNORE_INDEX)

@@ -79,7 +79,7 @@ def test_muon_makes_steps_as_large_as_those_of_adamw(shape: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("config", ["gpt-oss", "deepseek", "opt-350m", "statquest"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_trained_parameter_is_moved_once_and_no_frozen_one(name: str, config: str) -> None:
+def test_each_trainable_parameter_is_updated_once_and_no_frozen_one(name: str, config: str) -> None:
     model = decoder(DECODERS[config])
     model.blocks[0].requires_grad_(False)
     moved = Counter(p for o in make(model, name) for group in o.param_groups for p in group["params"])
@@ -150,6 +150,6 @@ def test_the_state_is_kept_under_the_names_of_parameters(name: str) -> None:
         (":Lion", "choose"),
     ],
 )
-def test_what_is_no_optimizer_is_told_in_a_sentence(name: str, reason: str) -> None:
+def test_name_that_is_no_optimizer_is_one_sentence(name: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         make(decoder(DECODERS["llama"]), name)

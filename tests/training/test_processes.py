@@ -67,9 +67,7 @@ def train(count: int, until: int, settings: dict[str, Any], folder: Path) -> dic
 
 
 @pytest.mark.parametrize("mlp", ["gated", pytest.param("experts(count=4, top_k=2, d_ff=16)", marks=pytest.mark.long)])
-def test_another_number_of_processes_goes_on_with_the_same_windows_and_the_same_weights(
-    mlp: str, story_file: Path, tmp_path: Path
-) -> None:
+def test_number_of_processes_changes_neither_windows_nor_weights(mlp: str, story_file: Path, tmp_path: Path) -> None:
     settings = SETTINGS | {"sources": [str(story_file)], "experts": "loop", "model": TINY | {"mlp": mlp}}
     alone, mixed = (settings | {"out": str(tmp_path / name)} for name in ("alone", "mixed"))
     whole = train(1, 12, alone | {"new": True}, tmp_path)

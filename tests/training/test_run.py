@@ -31,7 +31,7 @@ def whole(story_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_learns_and_writes_what_it_did(whole: Path) -> None:
+def test_run_learns_and_records_its_steps(whole: Path) -> None:
     rows = metrics(whole)
     steps, validations = [r for r in rows if "loss" in r], [r for r in rows if "validation_loss" in r]
     assert [r["step"] for r in steps] == list(range(1, 31))
@@ -44,9 +44,7 @@ def test_a_run_learns_and_writes_what_it_did(whole: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 10, 17, 29])
-def test_a_run_stopped_and_resumed_equals_one_that_never_stopped(
-    at: int, whole: Path, story_file: Path, tmp_path: Path
-) -> None:
+def test_resumed_run_equals_one_that_never_stopped(at: int, whole: Path, story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run"))
     for _ in run.train(stop=lambda: run.step == at):
         pass
@@ -57,7 +55,7 @@ def test_a_run_stopped_and_resumed_equals_one_that_never_stopped(
 
 
 @pytest.mark.parametrize(("at", "kind"), [(10, "Step"), (13, "Step"), (20, "Step"), (20, "Validation")])
-def test_a_killed_run_resumes_exactly(at: int, kind: str, whole: Path, story_file: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes_exactly(at: int, kind: str, whole: Path, story_file: Path, tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from onward.training.run import Run
@@ -71,7 +69,7 @@ for event in Run.start(RunConfig(sources=({str(story_file)!r},), out={str(tmp_pa
     assert_same_run(tmp_path / "run", whole)
 
 
-def test_a_run_killed_before_its_first_save_is_no_dead_end(whole: Path, story_file: Path, tmp_path: Path) -> None:
+def test_run_killed_before_its_first_save_can_be_resumed(whole: Path, story_file: Path, tmp_path: Path) -> None:
     events = Run.start(config(story_file, tmp_path / "run")).train()
     for _ in range(3):
         next(events)
@@ -118,7 +116,7 @@ def until(events: Iterator[Event], step: int) -> None:
         pass
 
 
-def test_a_disk_that_fills_up_is_told_and_training_goes_on(whole: Path, story_file: Path, tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_training_goes_on(whole: Path, story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run"))
     events = run.train()
     until(events, 10)
@@ -136,9 +134,7 @@ def test_a_disk_that_fills_up_is_told_and_training_goes_on(whole: Path, story_fi
     assert_same_run(tmp_path / "run", whole)
 
 
-def test_a_last_save_that_fails_twice_is_an_error_and_can_be_made_up_for(
-    whole: Path, story_file: Path, tmp_path: Path
-) -> None:
+def test_failed_last_save_is_an_error_and_resuming_repeats_it(whole: Path, story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run"))
     events = run.train()
     until(events, 20)
@@ -156,7 +152,7 @@ def test_resuming_a_finished_run_changes_nothing(story_file: Path, tmp_path: Pat
     assert metrics(tmp_path / "run") == before
 
 
-def test_a_run_is_not_started_over_another(whole: Path, story_file: Path) -> None:
+def test_run_is_not_started_over_another(whole: Path, story_file: Path) -> None:
     with pytest.raises(UserError, match=r"holds a run already: --resume"):
         Run.start(config(story_file, whole))
     with pytest.raises(UserError, match=r"there is no run\.json"):
@@ -176,7 +172,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_trained_is_one_sentence_and_leaves_nothing(case: str, story_file: Path, tmp_path: Path) -> None:
+def test_impossible_run_is_one_sentence_and_leaves_no_folder(case: str, story_file: Path, tmp_path: Path) -> None:
     changes, message = REFUSED[case]
     with pytest.raises(UserError, match=message) as caught:
         Run.start(config(story_file, tmp_path / "runs/run", **changes))
@@ -211,9 +207,7 @@ def test_a_trained_folder_loads_in_transformers_with_the_same_logits(
     assert torch.equal(found, lm.model(ids))
 
 
-def test_run_begins_from_a_given_model_and_trains_its_trainable_parameters(
-    whole: Path, story_file: Path, tmp_path: Path
-) -> None:
+def test_run_trains_the_trainable_parameters_of_a_given_model(whole: Path, story_file: Path, tmp_path: Path) -> None:
     lm = onward.load(whole)
     lm.model.embed.weight.requires_grad_(False)
     given = {name: p.detach().clone() for name, p in lm.model.named_parameters()}

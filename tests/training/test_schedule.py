@@ -13,7 +13,7 @@ courses = given(kind=st.sampled_from(list(FALL)), steps=st.integers(1, 500), war
 
 
 @courses
-def test_it_rises_then_falls_and_ends_exactly(
+def test_learning_rate_rises_falls_and_ends_exactly(
     kind: Schedule, steps: int, warmup: float, final: float, decay: float
 ) -> None:
     course = [lr_factor(kind, step, steps, warmup, final, decay) for step in range(steps)]

@@ -70,7 +70,7 @@ def tensorboard() -> None:
 
 @pytest.mark.usefixtures("tensorboard")
 class TestTensorBoard:
-    def test_holds_the_numbers_of_the_rows_as_soon_as_they_are_written(self, tmp_path: Path) -> None:
+    def test_tensorboard_has_each_row_as_soon_as_it_is_written(self, tmp_path: Path) -> None:
         trackers = Trackers(["tensorboard"], tmp_path, CONFIG)
         for row in rows(1, 30):
             trackers.write(row)
@@ -79,7 +79,7 @@ class TestTensorBoard:
         assert_same(from_tensorboard(tmp_path), curves(rows(1, 30)))
 
     @pytest.mark.parametrize("again", [20, 25])
-    def test_what_was_recorded_after_the_save_that_a_run_resumes_from_is_void(self, tmp_path: Path, again: int) -> None:
+    def test_resumed_run_voids_the_rows_after_its_save(self, tmp_path: Path, again: int) -> None:
         late = [row | {"lost": 1.0} for row in rows(again + 1, 33)]
         write(tmp_path, *rows(1, again), *late)
         validation = [row for row in rows(again, again) if "loss" not in row]
@@ -88,7 +88,7 @@ class TestTensorBoard:
         assert not found.pop("lost", None)
         assert_same(found, curves(rows(1, 40)))
 
-    def test_a_run_that_went_back_has_only_the_steps_it_made_again_and_tells_the_trouble(self, tmp_path: Path) -> None:
+    def test_rollback_voids_later_steps_and_records_its_reason(self, tmp_path: Path) -> None:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         trouble = {"step": 20, "failed_step": 27, "reason": "the loss is nan", "skipped": [216, 224]}
@@ -105,7 +105,7 @@ class TestTensorBoard:
         assert math.isnan(found[1])
         assert found[2] == math.inf
 
-    def test_a_folder_that_cannot_be_written_to_is_told_once_and_training_goes_on(self, tmp_path: Path) -> None:
+    def test_unwritable_folder_warns_once_and_training_goes_on(self, tmp_path: Path) -> None:
         (tmp_path / "tensorboard").write_text("in the way")
         with pytest.warns(UserWarning, match="tensorboard failed, and training goes on without it") as told:
             write(tmp_path, *rows(1, 5))
@@ -166,9 +166,7 @@ NOBODY = {"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
 @pytest.mark.parametrize(
     "environment", [{}, {"WANDB_MODE": "online"}, pytest.param(NOBODY, marks=pytest.mark.long)], ids=str
 )
-def test_wandb_writes_without_network_or_key_never_asks_and_goes_on_under_its_id(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_wandb_works_offline_without_a_key_and_keeps_its_id(tmp_path: Path, environment: dict[str, str]) -> None:
     pytest.importorskip("wandb")
     first = offline(
         tmp_path,
@@ -206,7 +204,7 @@ class Failing:
         raise AssertionError("not asked again")
 
 
-def test_a_tracker_that_fails_is_told_once_and_the_others_go_on(
+def test_failing_tracker_warns_once_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensorboard: None
 ) -> None:
     monkeypatch.setitem(track.TRACKERS, "failing", Failing)
