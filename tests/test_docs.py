@@ -1,5 +1,6 @@
 """README, docs/ and CONTRIBUTING run: every Python block, and each `onward` and `torchrun` of the shell blocks."""
 
+import io
 import re
 import shlex
 import shutil
@@ -50,7 +51,7 @@ def shortened(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_of_the_page_runs(page: Path, reader: Path) -> None:
+def test_every_block_of_the_page_runs(page: Path, reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert {kind for kind, _ in blocks} <= KINDS
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -67,6 +68,11 @@ def test_every_block_of_the_page_runs(page: Path, reader: Path) -> None:
                     assert all(f"\n{target}:" in makefile for target in targets), line
                 case ["onward"] if words[1:] != ["quickstart"] and words[1:3] != ["data", "get"]:
                     assert main(shortened(words[1:])) == 0, line
+                case ["echo"]:
+                    text, *command = line.split(" | onward ")
+                    stdin = io.TextIOWrapper(io.BytesIO(shlex.split(text)[1].encode() + b"\n"))
+                    monkeypatch.setattr("sys.stdin", stdin)
+                    assert main(shlex.split(command[0])) == 0, line
                 case ["torchrun"]:
                     at = words.index("onward") + 1
                     launched = [sys.executable, "-m", "torch.distributed.run", *words[1:at], *shortened(words[at:])]

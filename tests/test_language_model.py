@@ -285,6 +285,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::onward.text.chat.NoTemplate")
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_type_or_shape_is_one_sentence(case: str, lm: LanguageModel) -> None:
     call, message = WRONG[case]

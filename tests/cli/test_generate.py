@@ -255,7 +255,7 @@ BAD = {
     "The --logprobs -1": "logprobs is -1",
     "The --n 0": "--n is 0",
     "The --stop": "--stop",
-    "--prompts long.txt --json": "context of 32",
+    "--prompts long.txt --json": "tokens, more than the model's context of 32",
     "--prompts long.txt --max-new-tokens 5": "context of 32",
 }
 
@@ -270,6 +270,13 @@ def test_what_cannot_be_is_one_sentence_and_nothing_is_printed(words: str, said)
     assert BAD[words] in err
     assert err.startswith("onward: ")
     assert err.count("\n") == 1
+
+
+def test_a_prompt_whose_answer_fails_is_not_printed(said, lm: LanguageModel) -> None:
+    words = [word for i in range(lm.config.vocab_size) for word in ("--suppress-tokens", str(i))]
+    out, err = said("The cat", *words, status=2)
+    assert out == ""
+    assert "no token may come next" in err
 
 
 @pytest.mark.parametrize(

@@ -206,3 +206,11 @@ def test_the_bytes_of_a_token_that_was_added_as_written_are_counted() -> None:
 def test_a_batch_has_the_ids_of_its_texts(texts: list[str]) -> None:
     for tokenizer in TRAINED.values():
         assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+
+
+def test_the_beginning_token_precedes_a_document_once_where_there_is_one() -> None:
+    tokenizer = train_tokenizer("byte", [])
+    begin, tokens = tokenizer.bos_id, tokenizer.encode("ab")
+    assert tokenizer.begin(tokens) == tokenizer.begin([begin, *tokens]) == [begin, *tokens]
+    assert tokenizer.begin([]) == [begin]
+    assert Tokenizer(tokenizer.inner, None, None).begin(tokens) == tokens

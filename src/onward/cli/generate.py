@@ -176,7 +176,8 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
                 place = {"prompt_index": prompt_index, "index": index, "prompt": prompts[prompt_index]}
                 print_line(place | {"text": text} | row(request, lm.text(), speculative=bool(engine.draft)))
                 continue
-            printed.finish(answer.take())
+            if text or not request.error:
+                printed.finish(answer.take())
             if request.logprobs:
                 print_table([*likely(request.logprobs, lm.text())])
     if not options.json:

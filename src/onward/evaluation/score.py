@@ -1,6 +1,6 @@
-"""How well a model predicts text it is given.
+"""Log-probabilities, loss, perplexity and bits per byte of a model over token ids.
 
-Shapes: T tokens, V vocabulary.
+Shapes: B windows, T tokens, V vocabulary.
 """
 
 import math
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 @torch.inference_mode()
 def logprobs(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
-    """The log-probabilities, in nats, of the tokens from place `first` on in windows (B, T).
+    """The log-probabilities, in nats, of the tokens from index `first` on in windows (B, T).
 
-    Each is given those before it in its window. Returns (B, T - first) in at least fp32. A UserError tells of a
-    token id that the model does not have.
+    Each token is predicted from the tokens before it in its window. Returns (B, T - first) in at least fp32. A token
+    id outside the vocabulary is a UserError.
     """
     check_ids(int(windows.min()), int(windows.max()), model.config)
-    ids = torch.as_tensor(windows.astype(np.int64), device=model.embed.weight.device)
+    ids = torch.as_tensor(windows.astype(np.int64), device=model.device)
     with without_dropout(model):
         logits = model.logits(model.hidden(ids[:, :-1])[:, first - 1 :])
     exact = torch.promote_types(logits.dtype, torch.float32)
@@ -40,20 +40,21 @@ COUNTED = 1 << 20  # tokens whose bytes are counted at a time
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model predicts a text."""
+    """The figures of a model on a text."""
 
-    loss: float  # nats per token
+    loss: float  # mean negative log-probability of a token, in nats
     perplexity: float  # exp(loss)
     bits_per_byte: float  # comparable across tokenizers
-    tokens: int  # predicted
-    bytes: int  # of UTF-8 text
+    tokens: int  # number of predicted tokens
+    bytes: int  # of the UTF-8 text of these tokens
     context_length: int
-    stride: int
+    stride: int  # tokens by which the window moved on
 
 
 def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(start, first, end): tokens start to end go in, and those from first on are predicted; every token but the
-    very first is predicted once, with at least context_length - stride tokens before it where there are so many."""
+    """(start, first, end) of each window: tokens start to end - 1 are the input, and tokens first to end - 1 are
+    predicted. Every token but the first is predicted once, from at least context_length - stride tokens before it
+    where there are as many."""
     first = 1
     while first < count:
         end = first + stride if first > 1 else context_length + 1
@@ -69,17 +70,18 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def evaluate(model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: int = 0) -> Evaluation:
-    """Loss, perplexity and bits per byte of a text of any length, by a window that moves on by `stride` tokens.
+    """Loss, perplexity and bits per byte of tokens (T,) with a window that moves on by `stride` tokens.
 
-    The text is read as it is needed. By default the stride is half the context. A stride of the whole context makes
-    windows that do not overlap, as validation in training does.
+    The default stride is half the context. With a stride of the whole context the windows do not overlap, as in the
+    evaluation at the end of training. `n_bytes` is the length of the text of all tokens but the first, which is not
+    predicted. Tokens are read window by window.
     """
     length = model.config.context_length
     stride = stride or max(1, length // 2)
     if not isinstance(stride, int) or not 1 <= stride <= length:
         raise UserError(f"stride is {stride!r}: it must be from 1 to the context length, {length}")
     if len(tokens) < 2:
-        raise UserError("the text has fewer than two tokens, so that nothing can be predicted: give it more text")
+        raise UserError("the text has fewer than two tokens, so that no token can be predicted: give more text")
 
     def each() -> Iterator[float]:
         """The log-probability of each token."""

@@ -1,4 +1,4 @@
-"""A request: a prompt that is being continued, and what came of it."""
+"""A request: a prompt that an engine continues, and its answer."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from onward.model.decoder import check_ids
 
 
 class Constraint(Protocol):
-    """What an answer must look like, token by token."""
+    """The state of a form that an answer must have, such as a regular expression."""
 
     def allowed(self) -> Tensor:
-        """Which tokens may come next, (V,)."""
+        """A mask (V,) that is True for the tokens that may come next."""
         ...
 
     def accept(self, token: int) -> bool:
-        """Go on by a token; False where it must not come, or where nothing may follow it."""
+        """Advance by a token; False if the token was not allowed, or if no token may follow it."""
         ...
 
     def copy(self) -> Constraint:
-        """The same state, to look ahead from."""
+        """A copy, which can be advanced by drafted tokens."""
         ...
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """How likely the model found a token, by itself: before temperature, penalties and bans."""
+    """The model's log-probability of a token, before temperature, penalties and bans, in nats."""
 
     token: int
     logprob: float
@@ -41,6 +41,7 @@ class TokenLogprob:
 
 
 def random_seed() -> int:
+    """A seed for a request that is given none."""
     return secrets.randbits(63)
 
 
@@ -63,15 +64,15 @@ class Request:
     num_logprobs: int | None = None  # alternatives per token in `logprobs`; None: no logprobs
     tokens: list[int] = field(default_factory=list)  # generated tokens, without the stop token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of each generated token, if num_logprobs is given
-    finish_reason: str = ""  # stop (an end token, a stop text, a full constraint), length, cancelled or error
-    error: Exception | None = None  # why it failed; a UserError, or what a function of the user raised
-    start: int = 0  # where in prompt and tokens the context begins
-    num_cached: int = 0  # how many tokens of the context the cache holds
-    num_draft_cached: int = 0  # and how many the draft's cache
+    finish_reason: str = ""  # stop (a stop token, a stop text, a constraint that is met), length, cancelled or error
+    error: Exception | None = None  # of a request that failed: a UserError, or the exception of a user's function
+    start: int = 0  # index in prompt + tokens where the context begins
+    num_cached: int = 0  # tokens of the context that the cache holds
+    num_draft_cached: int = 0  # tokens of the context that the draft's cache holds
     arrival: int = 0  # arrival order
-    steps: int = 0  # how many times a token or more was chosen
-    num_drafted: int = 0  # drafted tokens that were looked at
-    num_accepted: int = 0  # and those that were taken
+    steps: int = 0  # steps that sampled a token or more
+    num_drafted: int = 0  # drafted tokens that were verified
+    num_accepted: int = 0  # drafted tokens that were accepted
 
     def __post_init__(self) -> None:
         self.seed %= 1 << 63
@@ -79,11 +80,12 @@ class Request:
 
     @property
     def done(self) -> bool:
+        """Whether the answer has ended."""
         return bool(self.finish_reason)
 
     @property
     def remaining(self) -> int:
-        """How many tokens may still come."""
+        """The most tokens that may still be generated."""
         return self.max_new_tokens - len(self.tokens)
 
     @property
@@ -98,20 +100,22 @@ class Request:
 
     @property
     def context(self) -> list[int]:
-        """The tokens that the next one follows from, as a new list."""
+        """The tokens from which the next one is predicted, as a new list."""
         return self.context_from(0)
 
     def context_from(self, index: int) -> list[int]:
-        """The tokens of the context from this index on; as cheap as they are few."""
+        """The tokens of the context from this index on; its cost is in proportion to their number."""
         index += self.start - len(self.prompt)
         return self.tokens[index:] if index >= 0 else self.prompt[index:] + self.tokens
 
 
 def check(request: Request, config: DecoderConfig, length: int, slide: bool | None) -> None:
-    """Refuse what cannot be continued within `length` tokens; `slide` is None where that is no choice."""
-    wanted = len(request.prompt) + request.max_new_tokens
+    """A UserError for a request that cannot be continued within `length` tokens.
+
+    `slide` says whether the context slides; None where it cannot.
+    """
     if not request.prompt:
-        raise UserError("the prompt is empty and there is no beginning token: give it at least one token")
+        raise UserError("the prompt is empty and there is no beginning-of-text token: give it at least one token")
     check_ids(min(request.prompt), max(request.prompt), config)
     sampling = request.sampling
     token_ids: dict[str, Iterable[int]] = {
@@ -130,9 +134,14 @@ def check(request: Request, config: DecoderConfig, length: int, slide: bool | No
         raise UserError(
             f"min_new_tokens is {request.min_new_tokens}, more than max_new_tokens, {request.max_new_tokens}"
         )
-    if wanted > length and not slide:
+    size, hint = len(request.prompt), ", or let the context slide (slide=True, --context-overflow slide)"
+    if size + request.max_new_tokens > length and not slide:
         raise UserError(
-            f"{len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones are more than the model's "
-            f"context of {length}: shorten them"
-            + ("" if slide is None else ", or let the context slide (slide=True, --context-overflow slide)")
+            (
+                f"the prompt has {size} tokens, more than the model's context of {length}: shorten it"
+                if size > length
+                else f"{size} prompt tokens and {request.max_new_tokens} new ones are more than the model's context of "
+                f"{length}: shorten them"
+            )
+            + ("" if slide is None else hint)
         )

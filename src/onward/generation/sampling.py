@@ -53,7 +53,7 @@ class Sampling:
         try:
             bias = {int(token): float(value) for token, value in self.logit_bias.items()}
         except (TypeError, ValueError, AttributeError):
-            raise UserError(f"logit_bias is {self.logit_bias!r}: write it as {{token id: number}}") from None
+            raise UserError("logit_bias is no table of numbers by token ids: write it as {50256: -100}") from None
         if not all(value < math.inf for value in bias.values()):  # nan is not
             raise UserError("logit_bias holds NaN or inf: use finite numbers, or -inf to ban a token")
         object.__setattr__(self, "logit_bias", bias)

@@ -20,14 +20,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from onward.errors import UserError
 from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer
 
-Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}, and what else a template knows
+Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}, and other keys that a template reads
 
 PLAIN = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ message.role | capitalize }}: {{ message.content | trim }}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-MARK = "\ufdd0"  # no character, so it is free to stand for something
+MARK = "\ufdd0"  # a noncharacter of Unicode, which no text contains
 
 
 class NoTemplate(UserWarning):
@@ -35,14 +35,14 @@ class NoTemplate(UserWarning):
 
 
 class Chat:
-    """Makes tokens from messages as transformers' `apply_chat_template` does.
+    """Turns messages into tokens as transformers' `apply_chat_template` does.
 
-    Control tokens that the template writes become control tokens; those in a message stay the plain text they are,
-    except tokens that the vocabulary holds as ordinary text, as some hold `</think>`. Around the former, tokenizers
-    that mark the beginnings of words may put a space.
+    Control tokens that the template writes become control tokens. Control tokens written in a message remain plain
+    text, except tokens that the vocabulary holds as ordinary text, such as `</think>` in some. Tokenizers that mark the
+    beginnings of words may add a space around control tokens.
 
-    A tokenizer without a template, of which a NoTemplate warns, gets a plain one: `User: ...`, and `Assistant:` with
-    the answer behind it, which ends before the next `User:`. `stop` are the texts that end an answer.
+    A tokenizer without a template gets a plain one, and a NoTemplate warning: `User: ...`, then `Assistant:` and the
+    answer, which ends before the next `User:`. `stop` are the texts that end an answer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -50,14 +50,17 @@ class Chat:
         self.stop: tuple[str, ...] = ()
         source = tokenizer.templates.get("default") or next(iter(tokenizer.templates.values()), None)
         if source is None:
-            warnings.warn(NoTemplate("this model has no chat template: it sees User: and Assistant:"), stacklevel=1)
+            warnings.warn(
+                NoTemplate("this model has no chat template: messages become User: and Assistant:"),
+                stacklevel=1,
+            )
             source, self.stop = PLAIN, ("\nUser:",)
         try:
             self.template = environment().from_string(source)
         except Exception as error:
-            raise trouble(error) from None
+            raise template_error(error) from None
         names = sorted((tokenizer.piece(i) for i in tokenizer.special), key=len, reverse=True)
-        self.marks = {name: f"{MARK}{i}{MARK}" for i, name in enumerate([MARK, *names])}  # of what messages hold
+        self.marks = {name: f"{MARK}{i}{MARK}" for i, name in enumerate([MARK, *names])}  # of control tokens
         self.marked = re.compile("|".join(map(re.escape, self.marks)))
         self.inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
         self.inner.encode_special_tokens = False
@@ -68,7 +71,7 @@ class Chat:
     def encode(
         self, messages: str | Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
-        """The tokens that stand for messages, or for one of the user; `variables` are for the template."""
+        """The token ids of messages, or of one message of the user; `variables` are those of the template."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         if not isinstance(given, Sequence):
             raise UserError(f"messages are {given!r}: give a text or a list of messages")
@@ -82,13 +85,13 @@ class Chat:
         values = self.tokenizer.names | self.mark(values) | {"add_generation_prompt": add_generation_prompt}
         try:
             text = self.template.render(values)
-        except Exception as error:  # a template may fail in every way
-            raise trouble(error) from None
+        except Exception as error:  # a template may raise anything
+            raise template_error(error) from None
         found, plain = self.inner.encode(text, add_special_tokens=False).ids, self.tokenizer.encode
         return [j for i in found for j in (plain(self.typed[i], special=False) if i in self.typed else [i])]
 
     def mark(self, value: Any) -> Any:
-        """The same plain value, with marks for control tokens in its texts."""
+        """A copy of a plain value in which marks replace the control tokens in texts."""
         if isinstance(value, str):
             return self.marked.sub(lambda found: self.marks[found[0]], SURROGATE.sub(UNKNOWN, value))
         if isinstance(value, Mapping):
@@ -102,12 +105,12 @@ class Chat:
 
 @lru_cache(maxsize=2)
 def chat_of(tokenizer: Tokenizer) -> Chat:
-    """The Chat of a tokenizer, made once."""
+    """The Chat of a tokenizer, cached."""
     return Chat(tokenizer)
 
 
 class Generation(Extension):
-    """`{% generation %}`, around what an assistant says, means nothing here."""
+    """Ignores `{% generation %}`, which marks the text of the assistant for training."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -117,7 +120,7 @@ class Generation(Extension):
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """What templates run in, with the functions that transformers gives them."""
+    """The sandbox of templates, with the functions that transformers provides."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -134,8 +137,8 @@ def environment() -> ImmutableSandboxedEnvironment:
     return result
 
 
-def trouble(error: Exception) -> UserError:
-    """What a template failed with, in one sentence."""
+def template_error(error: Exception) -> UserError:
+    """The UserError for an exception of a template."""
     line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
     said = " ".join(str(error).split()) or type(error).__name__
     return UserError(f"the chat template cannot be used for this{line}: {said}")

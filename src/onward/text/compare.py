@@ -1,5 +1,5 @@
-"""How many bytes of a text each token of a tokenizer stands for, by language, script, source and kind of text, and
-which texts do not come back. Does not import torch."""
+"""Comparison of tokenizers: bytes per token by language, script, source and kind of text, and texts that decoding does
+not restore. Does not import torch."""
 
 import re
 import unicodedata
@@ -12,9 +12,9 @@ from typing import Any
 from onward.text.fast import encoder, samples
 from onward.text.tokenizer import Tokenizer
 
-Labeled = tuple[str, Mapping[str, str]]  # a text, and what it is: {"source": "mybook.txt", "script": "Latin"}
+Labeled = tuple[str, Mapping[str, str]]  # a text and its labels: {"source": "mybook.txt", "script": "Latin"}
 
-SHARE = 0.2  # of the lines of a text make it of a kind
+SHARE = 0.2  # the fraction of lines of a kind above which a text is of that kind
 LINES = {
     "markup": re.compile(r"</?[A-Za-z!][^<>]*>|\]\(\S+\)|^\s*#{1,6} \S|\\(?:begin|section|item)\b"),
     "code": re.compile(
@@ -26,19 +26,19 @@ LINES = {
 
 
 def built_in() -> Iterator[Labeled]:
-    """Short texts of our own by their language, all of them prose, and by their kind, all of them English."""
+    """The built-in short texts: prose labeled by language, and English labeled by kind."""
     for by, texts in samples().items():
         for name, text in texts.items():
             yield text, {by: name}
 
 
 def labeled(text: str, source: str) -> Labeled:
-    """A text by source, script and kind, as far as it tells."""
+    """A text with labels for source, script and kind; script and kind are guessed."""
     return text, {"source": source, "script": script(text), "kind": kind(text)}
 
 
 def script(text: str) -> str:
-    """The script of most letters: Latin, Cyrillic, Han, ..."""
+    """The most frequent script of a text's letters: Latin, Cyrillic, Han, ..."""
     counts: Counter[str] = Counter()
     for character, count in Counter(text).items():
         if character.isalpha():
@@ -48,13 +48,13 @@ def script(text: str) -> str:
 
 @cache
 def script_of(letter: str) -> str:
-    """The script of a letter, which its name begins with."""
+    """The script of a letter: the first word of its Unicode name."""
     first = unicodedata.name(letter, "unknown").split()[0]
     return "Han" if first == "CJK" else first.capitalize()
 
 
 def kind(text: str) -> str:
-    """Whether a text looks like numbers, markup, code, dialogue, or else prose."""
+    """The kind of a text, guessed: numbers, markup, code, dialogue or prose."""
     if sum(map(str.isdigit, text)) > SHARE * sum(not c.isspace() for c in text):
         return "numbers"
     lines = [line for line in text.split("\n") if line.strip()]
@@ -65,11 +65,11 @@ def kind(text: str) -> str:
 
 
 def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> dict[str, Any]:
-    """What tokenizers make of texts.
+    """A comparison of tokenizers on texts.
 
-    `tokenizers`: for each its name, vocabulary, bytes per token, how many texts do not come back when they are decoded,
-    and of the first of these the place with what came back. `texts`: for each label its bytes and, by the tokenizers'
-    names, its bytes per token.
+    Under `tokenizers`, for each its name, vocabulary size, bytes per token, the number of texts that decoding does not
+    restore, and the first difference in such a text. Under `texts`, for each label its bytes and the bytes per token of
+    each tokenizer.
     """
     encoders = {name: encoder(tokenizer) for name, tokenizer in tokenizers.items()}
     size: Counter[tuple[str, str]] = Counter()  # bytes, by label
@@ -115,7 +115,7 @@ def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> di
 
 
 def difference(text: str, back: str) -> dict[str, str]:
-    """The first place where two texts differ, as each has it."""
+    """The first difference of a text and its decoded tokens, with some context."""
     at = next((n for n, (a, b) in enumerate(zip(text, back)) if a != b), min(len(text), len(back)))
     place = slice(max(at - 10, 0), at + 20)
     return {"text": text[place], "back": back[place]}

@@ -1,6 +1,6 @@
-"""Many texts as token ids, as fast as what is installed allows: `tiktoken` where it is proven equal, or `tokenizers`.
+"""Fast encoding of many texts: by `tiktoken` where it is installed and gives the same ids, else by `tokenizers`.
 
-Does not import torch. Nothing here can be pickled: worker processes build their encoder from the tokenizer's folder.
+Does not import torch. Encoders cannot be pickled: worker processes build theirs from the tokenizer's folder.
 """
 
 import json
@@ -23,21 +23,21 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-PATTERNS = {  # those that are tested, each with an equal one that backtracks less, which `tiktoken` matches sooner
+PATTERNS = {  # the tested patterns, each with an equivalent that backtracks less and is faster in `tiktoken`
     GPT2: r"'(?:[stmd]|re|ve|ll)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s",
     LLAMA3: (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|"
         r"\s*[\r\n]+|\s+(?!\S)|\s"
     ),
 }
-# letters, numbers and ideographs of Unicode 14 to 17, and characters whose kind changed or is disputed
+# letters, numbers and ideographs new in Unicode 14 to 17, and characters whose category changed or differs by library
 NEW = (
     "\u0870\U0001dfe5\U00011f04\U00011f50\U00031350\U0002ebf0\u1c89\U00010d40\U00016ea0\U00011de0\U000323b0"
     "\u1734\u180e\u2028\ufeff\x85\x1c"
 )
-RUN = PIECE  # characters that `tiktoken` can do without a break
-GROUP = 64 * PIECE  # characters encoded at a time, so that memory stays bounded
-WORD = re.compile(r"[^\S\x1c-\x1f][\S\x1c-\x1f]")  # its beginning; to Python alone, the separators are white space
+RUN = PIECE  # characters without a word boundary that `tiktoken` can encode
+GROUP = 64 * PIECE  # characters encoded at a time, to bound memory
+WORD = re.compile(r"[^\S\x1c-\x1f][\S\x1c-\x1f]")  # the beginning of a word; only Python takes \x1c-\x1f as space
 
 
 def encoder(tokenizer: Tokenizer) -> Encoder:
@@ -46,7 +46,7 @@ def encoder(tokenizer: Tokenizer) -> Encoder:
 
 
 def by_library(tokenizer: Tokenizer) -> Encoder:
-    """Through `tokenizers`, which takes all cores unless TOKENIZERS_PARALLELISM is false."""
+    """An encoder by `tokenizers`, which uses all cores unless TOKENIZERS_PARALLELISM is false."""
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
         parts: list[list[np.ndarray]] = [[] for _ in texts]
@@ -59,7 +59,7 @@ def by_library(tokenizer: Tokenizer) -> Encoder:
 
 
 def groups(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
-    """The pieces of texts, each with the number of its text, as many at a time as memory should hold."""
+    """The pieces of texts, each with the index of its text, in groups of about GROUP characters."""
     group: list[tuple[int, str]] = []
     size = 0
     for n, text in enumerate(texts):
@@ -73,10 +73,10 @@ def groups(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[tuple[in
 
 
 def by_tiktoken(tokenizer: Tokenizer) -> Encoder | None:
-    """Through `tiktoken`, on one core; None where it is not installed or would not give the same ids.
+    """An encoder by `tiktoken`, on one core; None where it is not installed or would not give the same ids.
 
-    Long pieces without a change between words and white space, and half characters, go through `tokenizers`:
-    `tiktoken` overflows its stack over the first and refuses the second.
+    Long pieces without a word boundary, and surrogates, are encoded by `tokenizers`: `tiktoken` overflows its stack on
+    the former and refuses the latter.
     """
     try:
         import tiktoken
@@ -107,14 +107,14 @@ def by_tiktoken(tokenizer: Tokenizer) -> Encoder | None:
 
 
 def samples() -> dict[str, dict[str, str]]:
-    """Short texts by language and by kind."""
+    """The built-in short texts by language and by kind."""
     return tomllib.loads(Path(__file__).with_name("samples.toml").read_text(encoding="utf-8"))
 
 
 def split_pattern(table: dict[str, Any]) -> str:
-    """The expression by which the byte-level tokenizer of a tokenizer.json finds words; "" if it does more."""
+    """The regular expression by which the byte-level tokenizer of a tokenizer.json splits texts; "" if it does more."""
     if table["normalizer"] or not all(token["special"] for token in table["added_tokens"]):
-        return ""  # added tokens are found in texts, but for control tokens
+        return ""  # added tokens other than control tokens are matched in texts
     match table["pre_tokenizer"]:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return GPT2
@@ -130,11 +130,11 @@ def split_pattern(table: dict[str, Any]) -> str:
 
 
 def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
-    """The ids of all tokens by their bytes, in the order of their merges; empty where that order does not tell all.
+    """The ids of all tokens by their bytes, in the order of their merges; empty where `tiktoken` could differ.
 
-    `tiktoken` merges any two neighbors that make a token, `tokenizers` those on its list. They are equal if each token
-    is made by one merge or by consecutive ones, from tokens made before, and is what its own bytes become: what
-    neighbors make it are then always the two that its bytes alone come to last.
+    `tiktoken` merges any two neighbors that form a token, `tokenizers` only the pairs on its list. They give the same
+    ids if each token is formed by one merge or by consecutive merges, from tokens formed before, and if its own bytes
+    encode to that token: the two neighbors that form it are then always the last two of its own merges.
     """
     model = table["model"]
     options = "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"
@@ -155,7 +155,7 @@ def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
 
 
 def same_characters() -> bool:
-    """Whether both libraries know the same letters, numbers and spaces among characters that are new or moved."""
+    """Whether both libraries put the characters of NEW into the same categories (letters, numbers, spaces)."""
     import tiktoken
 
     every = {bytes([byte]): byte for byte in range(256)}
@@ -168,6 +168,6 @@ def same_characters() -> bool:
 
 
 def unbroken(text: str) -> bool:
-    """Whether words without white space between, or white space, could run on for `RUN` characters."""
-    block = RUN // 2  # a run of two blocks covers a whole one
+    """Whether a text may have `RUN` characters without the beginning of a word."""
+    block = RUN // 2  # a run of RUN characters covers a whole block
     return any(not WORD.search(text, start, start + block) for start in range(0, len(text) - block, block))

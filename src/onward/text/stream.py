@@ -1,48 +1,50 @@
-"""Text that grows token by token."""
+"""Incremental decoding: tokens to text, one token at a time."""
 
 import codecs
 from collections.abc import Sequence
 
 from onward.text.tokenizer import BYTE, Tokenizer
 
-LOOK_BACK = 8  # tokens of a prompt
+LOOK_BACK = 8  # tokens of a prompt on which the text of the next token may depend
 
 
 class TextStream:
-    """Incremental decoding: each token's text as soon as it is certain; joined, the pieces are the whole text.
+    """Decodes a sequence of tokens in pieces; joined, the pieces are the text of the whole sequence.
 
-    `before` are tokens that the text goes on from: some decoders drop a space where a text begins.
+    `before` are the tokens that the text follows: some decoders drop a space at the beginning of a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
-        self.said = list(before[-LOOK_BACK:])  # the tokens of the last piece, since a decoder may look back
-        self.held: list[int] = []  # tokens since then, whose text is not certain
-        self.bytes = codecs.getincrementaldecoder("utf-8")("replace")  # of a byte-level tokenizer nothing else is held
+        self.decoded = list(before[-LOOK_BACK:])  # tokens of the last piece: a decoder may depend on them
+        self.held: list[int] = []  # tokens after it, whose text can still change
+        self.bytes = codecs.getincrementaldecoder("utf-8")("replace")  # all that a byte-level tokenizer needs
 
     def push(self, token: int) -> str:
-        """The text that is certain now; an incomplete character is held back."""
+        """Add a token; return the text that no further token can change. An incomplete character is held back."""
         if token in self.tokenizer.special:
             return ""
         if self.tokenizer.of_bytes:
             return self.bytes.decode(self.tokenizer.token_bytes(token))
         self.held.append(token)
         name = self.tokenizer.inner.id_to_token(token) or ""
-        if BYTE.fullmatch(name):  # a byte that follows can still spoil the whole run of them
+        if BYTE.fullmatch(name):  # a following byte can still make the whole run of bytes invalid
             return ""
         text = self.text()
         incomplete = text.endswith("\ufffd") and token != self.tokenizer.unknown_id
-        return "" if incomplete else self.say(text)
+        return "" if incomplete else self.release(text)
 
     def finish(self) -> str:
-        """The text that is left."""
-        return self.bytes.decode(b"", final=True) + self.say(self.text())
+        """The remaining text, after the last token."""
+        return self.bytes.decode(b"", final=True) + self.release(self.text())
 
     def text(self) -> str:
-        before = self.tokenizer.decode(self.said)
-        return self.tokenizer.decode(self.said + self.held)[len(before) :]
+        """The text of the held tokens."""
+        before = self.tokenizer.decode(self.decoded)
+        return self.tokenizer.decode(self.decoded + self.held)[len(before) :]
 
-    def say(self, text: str) -> str:
+    def release(self, text: str) -> str:
+        """The text of the held tokens, which are now decoded."""
         if text:
-            self.said, self.held = self.held, []
+            self.decoded, self.held = self.held, []
         return text

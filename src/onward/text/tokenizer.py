@@ -18,18 +18,18 @@ from tokenizers import decoders, models, pre_tokenizers
 from onward.errors import UserError
 from onward.files import write_json, written_whole
 
-END = "<|endoftext|>"  # ends a document and, as in GPT-2, begins one
+END = "<|endoftext|>"  # follows every document and, as in GPT-2, precedes the first
 UNKNOWN = "\ufffd"
-SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which no encoding can hold
-BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's fall-back to bytes
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte token of SentencePiece's byte fallback
 PIECE = 1 << 16  # characters encoded at a time; the library is slow on very long strings and parallel over many
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` with the ids of its beginning, end and unknown tokens.
+    """A `tokenizers.Tokenizer` with the ids of its beginning-of-text, end and unknown tokens.
 
-    Control tokens written out in a text are encoded as the plain text they are. `ends` are the ids of all tokens that
-    end an answer, of which `eos` is the usual one; `templates` are chat templates by their names, see `text.chat`.
+    Control tokens written in a text are encoded as plain text. `ends` are the ids of all tokens that end an answer, of
+    which `eos` is the usual one; `templates` are chat templates by name, see `text.chat`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """From a folder with tokenizer.json or GPT-2's vocab.json and merges.txt, or from a tokenizer.json."""
+        """The tokenizer in a tokenizer.json, or in a folder that holds one or GPT-2's vocab.json and merges.txt."""
         path = Path(path)
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
@@ -79,7 +79,7 @@ class Tokenizer:
         return cls(inner, bos, eos, pad=pad, ends=ends, templates=templates)
 
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json and the tokenizer_config.json with which transformers loads it."""
+        """Write tokenizer.json, and the tokenizer_config.json from which transformers loads it."""
         folder = Path(folder)
         with written_whole(folder / "tokenizer.json") as new:
             self.inner.save(str(new))
@@ -91,13 +91,13 @@ class Tokenizer:
 
     @property
     def names(self) -> dict[str, str]:
-        """The control tokens that it has, under the names that transformers has for them."""
+        """The control tokens under their names in transformers, such as bos_token."""
         unknown = None if self.unknown_id is None else self.inner.id_to_token(self.unknown_id)
         names = {"bos_token": self.bos, "eos_token": self.eos, "unk_token": unknown, "pad_token": self.pad}
         return {name: token for name, token in names.items() if token is not None}
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The ids of a text, with the control tokens that this tokenizer puts around a text unless told otherwise."""
+        """The ids of a text; with `special`, also the control tokens that this tokenizer adds around a text."""
         if not isinstance(text, str):
             raise UserError(f"text is {text!r}: a tokenizer encodes text")
         if special and not self.cuttable:  # a tokenizer that adds control tokens is never cuttable
@@ -111,13 +111,13 @@ class Tokenizer:
         return [self.bos_id, *tokens]
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of many texts, on all cores, without control tokens."""
+        """The ids of each text, computed on all cores, without control tokens."""
         cut = [self.pieces(SURROGATE.sub(UNKNOWN, text)) for text in texts]
         found = iter(self.inner.encode_batch_fast([p for pieces in cut for p in pieces], add_special_tokens=False))
         return [[i for _ in pieces for i in next(found).ids] for pieces in cut]
 
     def pieces(self, text: str) -> list[str]:
-        """A long text cut where no token crosses: behind a line break that no white space follows."""
+        """A long text, cut where no token can cross: after a line break that no white space follows."""
         if len(text) <= PIECE or not self.cuttable:
             return [text]
         result, start = [], 0
@@ -127,44 +127,44 @@ class Tokenizer:
         return [*result, text[start:]]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; control tokens have none."""
+        """The text of ids, without control tokens."""
         return self.inner.decode([i for i in ids if i not in self.special], skip_special_tokens=False)
 
     def byte_count(self, ids: Sequence[int]) -> int:
-        """How many bytes of UTF-8 text the ids stand for."""
+        """The number of bytes of the UTF-8 text of ids."""
         if self.of_bytes:
             lengths = {i: len(self.token_bytes(i)) for i in set(ids)}
             return sum(lengths[i] for i in ids)
         return len(self.decode(ids).encode())
 
     def token_bytes(self, i: int) -> bytes:
-        """The bytes that a token stands for within a text, which may be part of a character."""
+        """The bytes of a token within a text, which may be part of a character."""
         token = "" if i in self.special else self.inner.id_to_token(i) or ""
         if self.of_bytes and all(c in BYTE_OF for c in token):
             return bytes(BYTE_OF[c] for c in token)
-        text = token if self.of_bytes or not token else self.piece(i)  # or added to the vocabulary as it is written
+        text = token if self.of_bytes or not token else self.piece(i)  # of_bytes: an added token, written as it is
         return bytes([int(token[3:5], 16)]) if BYTE.fullmatch(token) and text != token else text.encode()
 
     def piece(self, i: int) -> str:
-        """One token as one reads it, for tables: control tokens by name, part of a character as U+FFFD."""
+        """One token as readable text, for tables: control tokens by name, part of a character as U+FFFD."""
         token = self.inner.id_to_token(i)
         if token is None or i in self.special:
             return token or f"<{i}>"
-        # a decoder may strip what begins a text: decode behind a token, and take that token's text away
+        # a decoder may strip the beginning of a text: decode after another token, and remove that token's text
         anchor = next(k for k in range(self.vocab_size) if k not in self.special and self.inner.id_to_token(k))
         return self.decode([anchor, i]).removeprefix(self.decode([anchor]))
 
     def textless(self, size: int) -> list[int]:
-        """The ids below `size` that stand for no text: padding and holes of the vocabulary."""
+        """The ids below `size` that have no token: padding and holes of the vocabulary."""
         return [i for i in range(size) if self.inner.id_to_token(i) is None]
 
 
 CUT = re.compile(r"(?<=\S)\n(?=\S)")
-ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that reaches over such a line break, in characters or in byte symbols
+ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line break, in characters or in byte symbols
 
 
 def cuttable(inner: tokenizers.Tokenizer) -> bool:
-    """Whether the pieces of a text, cut at `CUT`, have the ids of the whole."""
+    """Whether the pieces of a text that is cut at `CUT` have the same ids as the whole text."""
     first = inner.pre_tokenizer
     return (
         isinstance(first, pre_tokenizers.ByteLevel | pre_tokenizers.Split)
@@ -176,7 +176,8 @@ def cuttable(inner: tokenizers.Tokenizer) -> bool:
 
 
 def byte_symbols() -> dict[str, int]:
-    """The byte of each symbol: printable bytes are their own, the others follow in the order of their symbols."""
+    """The byte of each symbol of GPT-2's byte-level alphabet: printable bytes are their own symbols, the others have
+    the remaining symbols in order."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     own = {chr(b): b for b in range(256) if chr(b) in alphabet}
     return own | dict(zip(sorted(alphabet - own.keys()), sorted(set(range(256)) - set(own.values()))))
@@ -186,7 +187,7 @@ BYTE_OF = byte_symbols()
 
 
 def published(folder: Path) -> dict[str, dict[str, Any]]:
-    """What the files of a folder say of its tokens, the first counting most; those that cannot be read are left out."""
+    """The tables in a folder that name control tokens, the most important first; unreadable files are left out."""
     tables = {}
     for file in "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json":
         try:
@@ -198,7 +199,7 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: tokenizers.Tokenizer) -> str | None:
-    """The `bos_token` or `eos_token`, say, that is named by its text or by its id; None if none is."""
+    """The control token of a key such as `bos_token`, given by its text or by its id; None if there is none."""
     for table in tables.values():
         value = table.get(key)
         value = value.get("content") if isinstance(value, dict) else value
@@ -216,7 +217,7 @@ def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
 
 
 def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """The chat templates of a folder by their names, `default` where there is but one."""
+    """The chat templates of a folder by name; a single one is named `default`."""
     value = tables.get("tokenizer_config.json", {}).get("chat_template")
     named = value if isinstance(value, list) else [{"name": "default", "template": value}]
     found = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
@@ -230,7 +231,7 @@ def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dic
 
 
 def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
-    """A tokenizer over bytes; with `use_regex` cut into words by GPT-2's pattern first (Radford et al. 2019)."""
+    """A byte-level tokenizer; with `use_regex`, texts are first split by GPT-2's pattern (Radford et al. 2019)."""
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     inner.decoder = decoders.ByteLevel()
@@ -239,10 +240,11 @@ def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
 
 
 def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer that `char`, `byte`, `bpe:4096` or a path stands for; the first and third learn from the texts.
+    """The tokenizer of a specification: `char`, `byte`, `bpe:4096` or the path of a tokenizer.
 
-    `char`: every character of the texts is a token, and any other becomes U+FFFD. `byte`: the 256 bytes. `bpe:N`:
-    byte-level BPE with GPT-2's pattern and at most N ids, the control token included. The texts are not kept.
+    `char`: every character of the texts is a token, any other character is unknown and becomes U+FFFD. `byte`: the 256
+    bytes. `bpe:N`: byte-level BPE with GPT-2's pattern and at most N ids, the control token included, learned from the
+    texts. The texts are iterated once.
     """
     kind, _, size = spec.partition(":")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -273,7 +275,7 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
 
 
 def learn(inner: tokenizers.Tokenizer, texts: Iterable[str], trainer: tokenizers.trainers.Trainer) -> None:
-    """Train in a thread, which Ctrl-C need not wait for: the library does not listen to it while it merges."""
+    """Train in a thread, so that Ctrl-C does not wait: the library ignores signals while it learns merges."""
     queue: Queue[str | BaseException | None] = Queue(64)
     taken, learned = Event(), Future[None]()
 
@@ -297,11 +299,11 @@ def learn(inner: tokenizers.Tokenizer, texts: Iterable[str], trainer: tokenizers
     thread.start()
     try:
         for text in texts:
-            queue.put(SURROGATE.sub(UNKNOWN, text))  # the library takes nothing else, and must not fail while it is fed
+            queue.put(SURROGATE.sub(UNKNOWN, text))  # the library accepts no surrogates, and must not fail here
         queue.put(None)
         learned.result()
     except BaseException as error:
         queue.put(error)
         taken.wait()
-        thread.join(1.0)  # it ends now, or merges without Python and may be left alone
+        thread.join(1.0)  # it ends now, or learns merges without Python and ends by itself
         raise
