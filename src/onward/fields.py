@@ -1,4 +1,4 @@
-"""Typed values from plain ones: dataclass fields read from JSON, TOML and the command line by one set of rules.
+"""Dataclasses from plain values: fields are read from JSON, TOML and the command line by one set of rules.
 
 Does not import torch, so that `--help` answers at once.
 """
@@ -55,13 +55,13 @@ def hints(cls: type) -> dict[str, Any]:
 
 
 def read_docs(cls: type) -> dict[str, str]:
-    """What each field of a dataclass means: the comment at the end of its line in the source."""
+    """The meaning of each field of a dataclass: the comment at the end of its line in the source."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
             try:
                 source = inspect.getsource(base)
-            except (OSError, TypeError):  # defined where no file holds it
+            except (OSError, TypeError):  # no source file
                 continue
             found |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", source, re.MULTILINE))
     return found
@@ -71,7 +71,7 @@ docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """A dataclass from plain values; unknown names, missing ones and wrong types are a UserError that says where."""
+    """A dataclass from plain values. A UserError names an unknown or missing field, or a value of the wrong type."""
     known, prefix = hints(cls), f"{where}." if where else ""
     for name in values:
         if name not in known:
@@ -95,7 +95,7 @@ def plain(value: Any) -> Any:
 
 
 def convert(kind: Any, value: Any, where: str) -> Any:
-    """`value`, plain or text, as the type `kind`; a UserError that names `where` if it cannot be."""
+    """`value`, plain or text, as the type `kind`. A UserError names `where` if that is impossible."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
@@ -198,7 +198,7 @@ def parse(text: str, where: str) -> Any:
             case _:
                 return ast.literal_eval(node)
 
-    def word(node: ast.expr) -> Any:  # relu, true, none: what it means is up to the field
+    def word(node: ast.expr) -> Any:  # relu, true, none: read by the type of the field
         return node.id if isinstance(node, ast.Name) else read(node)
 
     try:
@@ -238,7 +238,7 @@ def only_in_python(kind: Any) -> bool:
 
 
 def describe(kind: Any) -> str:
-    """A type in words, for messages and `--help`."""
+    """The name of a type, for messages and `--help`."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return " or ".join("none" if a is type(None) else describe(a) for a in args)

@@ -62,7 +62,7 @@ def test_the_command_line_says_so_in_one_line_and_once(tmp_path: Path, tiny_run:
     write_json(tmp_path / "config.json", read_json(tmp_path / "config.json") | {"clip_qkv": 8.0})
     assert main(["generate", str(tmp_path), "The", "A", "--max-new-tokens", "2"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "clip_qkv" in line]
-    assert said == ["onward: config.json has keys that Onward does not know, and leaves out: 'clip_qkv'"]
+    assert said == ["onward: config.json has keys that Onward does not know and ignores: 'clip_qkv'"]
 
 
 def saved_again(config: DecoderConfig, original: dict[str, Any], folder: Path) -> dict[str, Any]:

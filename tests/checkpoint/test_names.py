@@ -105,8 +105,8 @@ def test_a_cast_piece_by_piece_is_the_cast_of_the_whole(
     shape: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = saved(shape, tmp_path)
-    monkeypatch.setattr(names, "AT_ONCE", 100)
-    monkeypatch.setattr("onward.checkpoint.weights.AT_ONCE", 300)
+    monkeypatch.setattr(names, "COPY_BYTES", 100)
+    monkeypatch.setattr("onward.checkpoint.weights.COPY_BYTES", 300)
     got, hf = load_model(tmp_path, dtype)
     assert hf["dtype"] == "float32"
     assert_same(got, model.to(dtype))
@@ -161,7 +161,7 @@ def test_weights_that_are_not_finite_are_refused_by_name_unless_allowed(
 
     rewrite(tmp_path, spoil)
     dtype = torch.float16 if bad == "too large for fp16" else None
-    with pytest.raises(UserError, match=f"tensor {name} holds NaN or infinite.*--allow-nonfinite"):
+    with pytest.raises(UserError, match=f"tensor {name} has NaN or infinite.*--allow-nonfinite"):
         load_model(tmp_path, dtype)
     model, _ = load_model(tmp_path, dtype, allow_nonfinite=True)
     assert sum((~parameter.isfinite()).sum() for parameter in model.parameters()) == 1
@@ -186,6 +186,6 @@ def test_the_command_line_can_load_them_all_the_same(tiny_run: Path, tmp_path: P
     rewrite(folder, spoil)
     for words in ["generate", str(folder), "The", "--temperature", "0"], ["evaluate", str(folder)]:
         assert main(words) == 2
-        assert "model.norm.weight holds NaN" in capsys.readouterr().err
+        assert "model.norm.weight has NaN" in capsys.readouterr().err
         main([*words, "--allow-nonfinite"])
         assert "model.norm.weight" not in capsys.readouterr().err

@@ -14,7 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from onward.checkpoint.folder import load_model, save_model
 from onward.checkpoint.quantized import dequantized
-from onward.checkpoint.weights import Stored, stored_tensors
+from onward.checkpoint.weights import StoredTensor, stored_tensors
 from onward.errors import UserError
 from onward.files import read_json, write_json
 
@@ -24,7 +24,7 @@ MXFP4: dict[str, Any] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm
 FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 
 
-def read(folder: Path, tensors: dict[str, Tensor], quantization: dict[str, Any]) -> dict[str, Stored]:
+def read(folder: Path, tensors: dict[str, Tensor], quantization: dict[str, Any]) -> dict[str, StoredTensor]:
     save_file(tensors, folder / "model.safetensors")
     return dequantized({"quantization_config": quantization}, stored_tensors(folder))
 

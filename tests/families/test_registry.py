@@ -42,7 +42,7 @@ for name, preset in presets().items():
 """)
 
 
-INTERNAL = {"falcon_alibi", "latent_in_halves", "unbiased_head_norms", "clamped_experts", "fixed_layer"}
+INTERNAL = {"falcon_alibi", "latent_halves", "unbiased_head_norms", "clamped_experts", "fixed_layer"}
 
 
 def test_internal_kinds_are_read_and_not_offered() -> None:

@@ -15,23 +15,23 @@ from torch.overrides import TorchFunctionMode
 
 from onward.checkpoint.names import to_ours, to_theirs
 from onward.checkpoint.quantized import dequantized
-from onward.checkpoint.weights import INDEX, OURS, Stored, fill, refuse_pickles, split, stored_tensors
+from onward.checkpoint.weights import INDEX, WEIGHT_FILES, StoredTensor, fill, refuse_pickles, split, stored_tensors
 from onward.errors import UserError
 from onward.families import HF, express, family, keys_of, presets, read
 from onward.files import flush, read_json, written_whole
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 
-DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # how families call the number of layers
+DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # names of the number of layers in config.json
 
 
-class Outline(TorchFunctionMode):
-    """For a module on the meta device: no random numbers are drawn, which would cost a second of imports, and to make
-    far more than the `held` numbers is a UserError."""
+class SizeLimit(TorchFunctionMode):
+    """For modules on the meta device: initialization is skipped, which would cost a second of imports, and allocating
+    far more elements than a checkpoint has raises a UserError."""
 
-    def __init__(self, held: int) -> None:
+    def __init__(self, elements: int) -> None:
         super().__init__()
-        self.held, self.made = held, 0
+        self.elements, self.allocated = elements, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -39,9 +39,9 @@ class Outline(TorchFunctionMode):
             return kwargs["tensor"]
         result = func(*args, **kwargs)
         if func in (torch.empty, torch.full, torch.ones, torch.zeros):
-            self.made += result.numel()
-            if self.made > 4 * self.held:  # where less is missing, the tensor will be named
-                raise UserError(f"config.json asks for far more parameters than the {self.held:,} that the files hold")
+            self.allocated += result.numel()
+            if self.allocated > 4 * self.elements:  # a smaller difference is reported by the name of the tensor
+                raise UserError(f"config.json asks for far more parameters than the {self.elements:,} in the files")
         return result
 
 
@@ -72,11 +72,11 @@ def load_model(
     *,
     allow_nonfinite: bool = False,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """The decoder in a folder, in its files' precision (bf16 where they are quantized) unless `dtype` is given, and
-    its config.json.
+    """The decoder in a folder, with its config.json. Its dtype is that of its files (bf16 where they are quantized)
+    unless `dtype` is given.
 
-    Weights are mapped into memory where they can stay as they are; writing to them never reaches the files. Those that
-    are not finite are a UserError unless `allow_nonfinite`.
+    Weights that need no change are memory-mapped; writes to them never reach the files. Weights that are not finite
+    raise a UserError unless `allow_nonfinite`.
     """
     hf = read_config(folder)
     stored = dequantized(hf, stored_tensors(folder))
@@ -90,26 +90,26 @@ def load_model(
     return model.eval(), hf
 
 
-def outline(hf: HF, stored: Mapping[str, Stored]) -> tuple[Any, DecoderConfig, Decoder]:
-    """The family, the decoder as a value and, on the meta device, as a module.
+def outline(hf: HF, stored: Mapping[str, StoredTensor]) -> tuple[Any, DecoderConfig, Decoder]:
+    """The family, the DecoderConfig, and the Decoder on the meta device.
 
-    A UserError if the files hold far less than that; it is noticed before anything large is made.
+    Raises a UserError if the files have far fewer parameters, before anything large is allocated.
     """
     tables = [hf, *(value for value in hf.values() if isinstance(value, dict))]
     depths = [table[key] for table in tables for key in DEPTHS if isinstance(table.get(key), int | float)]
-    check_depth(max(depths, default=0), stored)  # before a family counts up to it
+    check_depth(max(depths, default=0), stored)  # before a family loops over the layers
     kind, config = read(hf)
     check_depth(config.n_layers, stored)
     try:
-        with torch.device("meta"), Outline(sum(math.prod(tensor.shape) for tensor in stored.values())):
+        with torch.device("meta"), SizeLimit(sum(math.prod(tensor.shape) for tensor in stored.values())):
             model = Decoder(config)
     except (RuntimeError, OverflowError, TypeError) as error:
         raise UserError(f"config.json asks for sizes that no tensor can have ({str(error).splitlines()[0]})") from None
     return kind, config, model
 
 
-def check_depth(layers: float, stored: Mapping[str, Stored]) -> None:
-    """A UserError if there are not even as many tensors as layers."""
+def check_depth(layers: float, stored: Mapping[str, StoredTensor]) -> None:
+    """Raise a UserError if there are fewer tensors than layers."""
     if layers > len(stored):
         raise UserError(f"config.json asks for {layers} layers, and the files hold only {len(stored)} tensors")
 
@@ -122,10 +122,11 @@ def save_model(model: Decoder, folder: Path, extra: HF | None = None, shard_byte
 def save_weights(
     config: DecoderConfig, ours: Mapping[str, Tensor], folder: Path, extra: HF, shard_bytes: float = math.inf
 ) -> None:
-    """Write config.json and the weights by our names, as shards where they exceed `shard_bytes`.
+    """Write config.json and the weights, given under our names, as shards where they exceed `shard_bytes`.
 
-    All is written beside and flushed before anything is put in place. `extra` are keys for config.json besides those
-    of the architecture (token ids, say); a config.json that was loaded is kept where it still says what the model is.
+    All files are written under other names and flushed before any is put in place. `extra` are keys for config.json
+    beside those of the architecture, such as token ids, or the config.json that was loaded: it is kept where it still
+    describes the model.
     """
     hf = describe(config, extra)
     kind = family(hf["model_type"])
@@ -138,7 +139,7 @@ def save_weights(
     if len(files) > 1:
         places = {name: file for file, names in files.items() for name in names}
         texts[INDEX] = {"metadata": {"total_size": sum(t.nbytes for t in outlines.values())}, "weight_map": places}
-    with ExitStack() as stack:  # what is entered first is put in place last
+    with ExitStack() as stack:  # the first file entered is put in place last
         beside = {name: stack.enter_context(written_whole(folder / name)) for name in (*texts, *files)}
         tensors = to_theirs(kind, config, ours)
         for file, names in files.items():
@@ -148,19 +149,20 @@ def save_weights(
         for new in beside.values():
             flush(new)
         place = folder / "config.json"
-        told = place.exists() and place.read_bytes() == beside[place.name].read_bytes()
-        stale = [old for old in folder.iterdir() if re.fullmatch(OURS, old.name) and old.name not in beside]
-        if stale or len(files) > 1 or not told:
+        unchanged = place.exists() and place.read_bytes() == beside[place.name].read_bytes()
+        stale = [old for old in folder.iterdir() if re.fullmatch(WEIGHT_FILES, old.name) and old.name not in beside]
+        if stale or len(files) > 1 or not unchanged:
             place.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
             for old in stale:
                 old.unlink()
 
 
 def describe(config: DecoderConfig, original: HF) -> dict[str, Any]:
-    """The config.json of a decoder: the original where it still says the same, else with its family's keys for this
-    decoder, else in the words of the first family that has them, with the original's token ids."""
+    """The config.json of a decoder: the original where it still describes the decoder, else the original with its
+    family's keys for this decoder, else the keys of the first family that can express it, with the original's token
+    ids."""
     original = {key: value for key, value in original.items() if key != "quantization_config"}
-    unpadded = {"pad_token_id": None}  # what a family takes by default may lie beyond this vocabulary
+    unpadded = {"pad_token_id": None}  # the default of transformers may be outside of this vocabulary
     if "model_type" not in original:
         return unpadded | original | express(config)
     if read(original)[1] == config:

@@ -1,4 +1,4 @@
-"""Their tensor names and ours, by a family's table: tensors on their way from files into a model, and back."""
+"""Translation of tensors between a family's names and ours, by the family's table, in both directions."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from onward.checkpoint.weights import ALIGNED, AT_ONCE, FLOATS, Stored
+from onward.checkpoint.weights import ALIGNMENT, COPY_BYTES, FLOATS, StoredTensor
 from onward.errors import UserError
 from onward.families import Family
 from onward.model.config import DecoderConfig
@@ -20,7 +20,7 @@ same: Change = lambda t: t
 def rows(
     family: Family, config: DecoderConfig, ours: Mapping[str, Tensor]
 ) -> Iterator[tuple[str | list[str], list[str], Change, Change]]:
-    """The family's table for the tensors a model has: (their names, our names, into ours, back to theirs).
+    """The family's table for the tensors of a model: (their name or names, our names, function to ours, to theirs).
 
     A tensor of ours without a row keeps its name.
     """
@@ -37,15 +37,15 @@ def rows(
 
 
 def to_theirs(family: Family, config: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors under their names from tensors under ours, one by one; on the meta device, their shapes."""
+    """Tensors under their names from tensors under ours, one by one. Works on the meta device, for shapes."""
     for their, names, _, back in rows(family, config, ours):
         tensor = back(joined([ours[name] for name in names]))
         yield from zip(their, tensor.unbind()) if isinstance(their, list) else [(their, tensor)]
 
 
 def joined(tensors: list[Tensor]) -> Tensor:
-    """Tensors one after another along their rows."""
-    if tensors[0].is_meta:  # where torch.cat takes a second of imports
+    """Tensors concatenated along their rows."""
+    if tensors[0].is_meta:  # torch.cat on meta tensors takes a second of imports
         return tensors[0].new_empty(sum(tensor.size(0) for tensor in tensors), *tensors[0].shape[1:])
     return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
 
@@ -53,30 +53,30 @@ def joined(tensors: list[Tensor]) -> Tensor:
 def to_ours(
     family: Family,
     config: DecoderConfig,
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, StoredTensor],
     model: Mapping[str, Tensor],
     *,
     dtype: torch.dtype | None,
     device: torch.device,
     allow_nonfinite: bool,
 ) -> dict[str, Tensor]:
-    """Tensors under our names, contiguous (fused optimizers ask so), from stored ones under theirs.
+    """Tensors under our names, contiguous as fused optimizers need them, from stored tensors under theirs.
 
-    `model` has the tensors that are expected, on the meta device. What needs no change, and lies where torch would put
-    it, stays mapped into memory; the rest is copied piece by piece into the tensor that it becomes. A UserError names a
-    tensor that is missing, left over, of the wrong shape or type, or not finite.
+    `model` has the expected tensors on the meta device. A tensor that needs no change and is aligned as torch aligns it
+    stays memory-mapped; others are copied in pieces. A UserError names a tensor that is missing, left over, of another
+    shape or dtype, or not finite.
     """
     wanted = dict(to_theirs(family, config, model))
     theirs = find(family, config, wanted, stored)
     found: dict[str, Tensor] = {}
-    spare = Spare()
+    buffer = ScratchBuffer()
     for their, names, into, _ in rows(family, config, model):
         stacked = isinstance(their, list)
         pieces = their if isinstance(their, list) else [their]
         stays = not stacked and into is same and device.type == "cpu"
         whole = mapped(theirs[pieces[0]], dtype) if stays else None
         if whole is None:
-            make = torch.empty if into is same else spare.empty
+            make = torch.empty if into is same else buffer.empty
             stack = copied({name: theirs[name] for name in pieces}, make, dtype, device, allow_nonfinite)
             whole = into(stack if stacked else stack[0])
         else:
@@ -86,9 +86,9 @@ def to_ours(
     return found
 
 
-class Spare:
-    """Memory for tensors that are copied on, used again and again: given back each time, much of it would be lost
-    between the tensors that are kept."""
+class ScratchBuffer:
+    """Memory for tensors that are copied again, reused for all of them: freed each time, it would fragment between the
+    tensors that are kept."""
 
     def __init__(self) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)
@@ -101,8 +101,8 @@ class Spare:
         return self.bytes[:size].view(dtype).view(shape)
 
 
-def mapped(source: Stored, dtype: torch.dtype | None) -> Tensor | None:
-    """A tensor that stays in its file, if it is there as it shall be."""
+def mapped(source: StoredTensor, dtype: torch.dtype | None) -> Tensor | None:
+    """The memory-mapped tensor, if it has the dtype and the alignment that are wanted."""
     if source.mapped is None or dtype not in (None, FLOATS[source.dtype]):
         return None
     tensor = source.mapped()
@@ -110,17 +110,17 @@ def mapped(source: Stored, dtype: torch.dtype | None) -> Tensor | None:
 
 
 def copied(
-    sources: Mapping[str, Stored],
+    sources: Mapping[str, StoredTensor],
     make: Callable[..., Tensor],
     dtype: torch.dtype | None,
     device: torch.device,
     allow_nonfinite: bool,
 ) -> Tensor:
-    """The stack of one or more tensors of the same shape in memory from `make`, a part of a tensor at a time."""
+    """The stack of tensors of the same shape, copied in pieces into memory from `make`."""
     dtype = dtype or reduce(torch.promote_types, (FLOATS[source.dtype] for source in sources.values()))
     stack = make(len(sources), *next(iter(sources.values())).shape, dtype=dtype, device=device)
     for (name, source), tensor in zip(sources.items(), stack):
-        step = max(1, AT_ONCE // tensor[0].nbytes)
+        step = max(1, COPY_BYTES // tensor[0].nbytes)
         for start, part in zip(range(0, len(tensor), step), tensor.split(step)):
             part.copy_(source.rows(start, start + len(part)))
             check(part, name, allow_nonfinite)
@@ -128,9 +128,9 @@ def copied(
 
 
 def find(
-    family: Family, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, Stored]
-) -> dict[str, Stored]:
-    """The stored tensors by the names wanted, with or without the family's base prefix."""
+    family: Family, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """The stored tensors under the wanted names; files may leave out the family's base prefix."""
     left, found = dict(stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)
@@ -151,14 +151,14 @@ def find(
 
 
 def aligned(tensor: Tensor) -> bool:
-    """Whether a tensor lies as torch would have made it."""
-    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNED == 0
+    """Whether a tensor is contiguous and aligned as torch allocates it."""
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
 
 
 def check(tensor: Tensor, name: str, allow_nonfinite: bool) -> None:
-    """A UserError if a number is not finite and that is not allowed; takes no memory."""
+    """Raise a UserError if an element is not finite, unless that is allowed; makes no copy."""
     if not allow_nonfinite and not all(bound.isfinite() for bound in tensor.aminmax()):
         raise UserError(
-            f"tensor {name} holds NaN or infinite numbers (as {tensor.dtype}): get the weights again, or load them "
-            "all the same with --allow-nonfinite (allow_nonfinite=True)"
+            f"tensor {name} has NaN or infinite elements (as {tensor.dtype}): get the weights again, or load them "
+            "as they are with --allow-nonfinite (allow_nonfinite=True)"
         )

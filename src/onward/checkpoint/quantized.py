@@ -1,4 +1,4 @@
-"""Published formats with fewer bits per weight, worked out into numbers while they are read.
+"""Published quantized formats, dequantized while they are read.
 
 MXFP4 (GPT-OSS; OCP Microscaling Formats, version 1.0) and the fp8 of DeepSeek-V3 (arXiv:2412.19437, section 3.3).
 """
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.checkpoint.weights import FLOATS, Stored
+from onward.checkpoint.weights import FLOATS, StoredTensor
 from onward.errors import UserError
 from onward.families import HF
 
 
-def dequantized(hf: HF, stored: dict[str, Stored]) -> dict[str, Stored]:
-    """The stored tensors with quantized ones as the numbers they mean; a UserError for a format not known."""
+def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The stored tensors, quantized ones as dequantized tensors; a UserError for an unknown format."""
     config = hf.get("quantization_config")
     if config is None:
         return stored
@@ -23,7 +23,7 @@ def dequantized(hf: HF, stored: dict[str, Stored]) -> dict[str, Stored]:
     if not isinstance(method, str) or method not in METHODS:
         raise UserError(
             f"config.json has a quantization_config with quant_method {method!r}: Onward reads "
-            f"{' and '.join(METHODS)}, so get the weights as they were before they were quantized"
+            f"{' and '.join(METHODS)}, so get the weights in a format that is not quantized"
         )
     packed, scales, read = METHODS[method]
     left = dict(stored)
@@ -34,9 +34,9 @@ def dequantized(hf: HF, stored: dict[str, Stored]) -> dict[str, Stored]:
     return left
 
 
-def mxfp4(name: str, blocks: Stored, scales: Stored, config: Mapping[str, Any]) -> Stored:
-    """Blocks (experts, rows, groups, 16) of two numbers a byte and scales (experts, rows, groups) that are exponents,
-    as a tensor (experts, groups * 32, rows): GPT-OSS multiplies from the left."""
+def mxfp4(name: str, blocks: StoredTensor, scales: StoredTensor, config: Mapping[str, Any]) -> StoredTensor:
+    """A tensor (experts, groups * 32, rows) from blocks (experts, rows, groups, 16) of two elements per byte and scales
+    (experts, rows, groups) that are exponents. It is transposed because GPT-OSS computes x @ weight."""
     if (blocks.dtype, scales.dtype) != ("U8", "U8") or len(scales.shape) != 3 or blocks.shape != [*scales.shape, 16]:
         raise refusal(name, blocks, scales, "MXFP4")
     experts, rows, groups = scales.shape
@@ -45,16 +45,16 @@ def mxfp4(name: str, blocks: Stored, scales: Stored, config: Mapping[str, Any]) 
         numbers = PAIRS[blocks.rows(start, end).int()].flatten(-2)
         return torch.ldexp(numbers, scales.rows(start, end).int()[..., None] - 127).flatten(-2).mT
 
-    return Stored([experts, groups * 32, rows], "BF16", read)
+    return StoredTensor([experts, groups * 32, rows], "BF16", read)
 
 
 MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-NUMBERS = torch.cat([MAGNITUDES, -MAGNITUDES])  # of four bits: sign, two bits of exponent, one of mantissa
-PAIRS = torch.stack([NUMBERS.repeat(16), NUMBERS.repeat_interleave(16)], -1)  # of a byte, the low half first
+NUMBERS = torch.cat([MAGNITUDES, -MAGNITUDES])  # by code of four bits: sign, two bits of exponent, one of mantissa
+PAIRS = torch.stack([NUMBERS.repeat(16), NUMBERS.repeat_interleave(16)], -1)  # by byte, the low half first
 
 
-def fp8(name: str, weight: Stored, scales: Stored, config: Mapping[str, Any]) -> Stored:
-    """A matrix of float8_e4m3fn and a matrix with a factor for each of its blocks, those at the edges cut off."""
+def fp8(name: str, weight: StoredTensor, scales: StoredTensor, config: Mapping[str, Any]) -> StoredTensor:
+    """A matrix from float8_e4m3fn and a matrix with one factor per block; blocks at the edges are cut off."""
     match config.get("weight_block_size", [128, 128]):
         case [int(height), int(width)] if height > 0 < width:
             pass
@@ -69,15 +69,15 @@ def fp8(name: str, weight: Stored, scales: Stored, config: Mapping[str, Any]) ->
         rows = factors.repeat_interleave(height, 0)[start % height :][: end - start]
         return weight.rows(start, end).float() * rows.repeat_interleave(width, 1)[:, : weight.shape[1]]
 
-    return Stored(weight.shape, "BF16", read)
+    return StoredTensor(weight.shape, "BF16", read)
 
 
-def refusal(name: str, packed: Stored, scales: Stored, kind: str) -> UserError:
+def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) -> UserError:
     return UserError(
         f"{name} is stored as {packed.dtype} of {packed.shape} with scales {scales.dtype} of {scales.shape}, which is "
         f"not {kind}: get the files or the config.json again"
     )
 
 
-Method = Callable[[str, Stored, Stored, Mapping[str, Any]], Stored]
+Method = Callable[[str, StoredTensor, StoredTensor, Mapping[str, Any]], StoredTensor]
 METHODS: dict[str, tuple[str, str, Method]] = {"mxfp4": ("_blocks", "_scales", mxfp4), "fp8": ("", "_scale_inv", fp8)}

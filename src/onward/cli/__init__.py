@@ -10,7 +10,7 @@ from functools import partial
 
 COMMANDS = {
     "quickstart": "train a small decoder on the built-in text and watch it learn",
-    "models": "published decoders: what they are made of, and what changed from one to the next",
+    "models": "published decoders: their parts, and the changes from one to the next",
     "data": "texts of any size as tokens, prepared once; well-known corpora",
     "tokenizer": "learn a tokenizer from text, and compare tokenizers",
     "train": "text -> tokens -> windows -> logits -> loss -> weights",
@@ -36,7 +36,7 @@ The way of the data, and the command for each step:
 
 All of it at once, on text that every Python brings along:     onward quickstart
 Well-known texts to train on:                                  onward data list
-Published decoders, and what sets them apart:                  onward models
+Published decoders and their differences:                      onward models
 
 onward COMMAND --help explains each command, with examples. The commands:
 """
@@ -100,7 +100,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def show_warning(usual: Callable[..., None], message: object, category: type[Warning], *where: object) -> None:
-    """Our own warnings in one line, those of libraries as ever."""
+    """Print our own warnings in one line, those of libraries as usual."""
     if category.__module__.startswith("onward."):
         print(f"onward: {message}", file=sys.stderr)
     else:

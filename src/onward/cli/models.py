@@ -1,4 +1,4 @@
-"""onward models: published decoders, and what sets them apart."""
+"""onward models: published decoders and their differences."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from onward.cli.output import print_json, print_next, print_table
 from onward.errors import UserError
 
 ABOUT = """\
-Published decoders: what there is, what one of them is made of, and what sets two apart.
+List published decoders, describe one, or compare two.
 
 examples:
   onward models                        all families and their releases
-  onward models llama-3.1-8b           one of them, and what each step since its first ancestor changed
-  onward models diff gpt2 llama-2-7b   what changed between two
+  onward models llama-3.1-8b           one of them, and the changes of each step since its first ancestor
+  onward models diff gpt2 llama-2-7b   the differences of two
   onward models diff llama-7b runs/mybook
 """
 WIDE = 110  # columns of a terminal that has room for the meaning of each row
@@ -24,7 +24,7 @@ WIDE = 110  # columns of a terminal that has room for the meaning of each row
 
 @dataclass(frozen=True)
 class Options:
-    """Which decoders to tell of."""
+    """The decoders to list, describe or compare."""
 
     positional: ClassVar[tuple[str, ...]] = ("names",)
     names: tuple[str, ...] = ()  # a release or the folder of a model, or diff and two of them; none: all releases
@@ -60,15 +60,15 @@ def main(argv: Sequence[str]) -> None:
 
 
 def one(name: str) -> dict[str, Any]:
-    """All there is to say of one release or folder."""
+    """The description of a release or folder, and the steps that led to it."""
     from onward import fields
     from onward.planning.descriptions import describe, sentence
     from onward.planning.releases import find, steps
 
     family, config = find(name)
     facts = [{"what": fact.what, "value": fact.value, "meaning": fact.meaning} for fact in describe(config)]
-    said = {"name": name, "family": sentence(family), "facts": facts}
-    return said | {"decoder": fields.plain(config), "steps": steps(name)}
+    described = {"name": name, "family": sentence(family), "facts": facts}
+    return described | {"decoder": fields.plain(config), "steps": steps(name)}
 
 
 def show_all(families: list[dict[str, Any]]) -> None:
@@ -95,7 +95,7 @@ def show_step(found: dict[str, Any]) -> None:
 
 
 def show_rows(rows: list[dict[str, Any]], narrow: bool = False) -> None:
-    """Rows of words as a table, where it is narrow without their meaning."""
+    """Print rows as a table, without their meanings where it is narrow."""
     from onward.fields import text
 
     if rows:
@@ -105,7 +105,7 @@ def show_rows(rows: list[dict[str, Any]], narrow: bool = False) -> None:
 
 
 def human(number: int) -> str:
-    """A number in three digits: 7.24 B."""
+    """A number with three significant digits: 7.24 B."""
     digits, power = f"{number:.2e}".split("e")
     thousands, tens = divmod(int(power), 3)
     return f"{float(digits) * 10**tens:.{2 - tens}f} {' KMBT'[thousands]}"

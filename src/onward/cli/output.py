@@ -1,4 +1,4 @@
-"""What commands print: a table or JSON on standard output; everything else goes to standard error."""
+"""Output of commands: tables and JSON on standard output, everything else on standard error."""
 
 import json
 import sys
@@ -41,12 +41,12 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def printable(text: str) -> str:
-    """Text without the control characters that would steer a terminal."""
+    """Text with control characters, which could control a terminal, replaced."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def warn_of_unknown(tokenizer: "Tokenizer | None", texts: Iterable[str]) -> None:
-    """Say how many characters the tokenizer does not know, if any."""
+    """Print how many characters the tokenizer does not know, if any."""
     if tokenizer is not None and tokenizer.unknown_id is not None:
         count = sum(tokenizer.encode(text).count(tokenizer.unknown_id) for text in texts)
         if count:
@@ -60,7 +60,7 @@ def readable(value: Any) -> str:
 
 
 def print_next(*commands: str) -> None:
-    """Name the natural next commands."""
+    """Print the commands that usually follow."""
     console.print("\nNext:", style="bold")
     for command in commands:
         console.print(f"  {command}", markup=False, soft_wrap=True)

@@ -1,19 +1,19 @@
-"""Families: published kinds of decoders, each a small file of this folder that translates two ways.
+"""Families: published kinds of decoders. Each is a small file of this folder that translates in both directions.
 
 A family file defines
 
-- `ARCHITECTURES`: their model_type -> the class that transformers loads it with,
+- `ARCHITECTURES`: its model_type -> the class of transformers that loads it,
 - `BASE`: the prefix of all tensor names but the head's, which some published files leave out,
-- `IGNORED`: a regular expression for tensors of old files that say nothing (masks, inverse frequencies),
-- `PRESETS`: published releases, by name: the keys of their config.json that differ from transformers' defaults, or a
+- `IGNORED`: a regular expression for tensors of old files that are no weights (masks, inverse frequencies),
+- `PRESETS`: published releases by name: the keys of their config.json that differ from transformers' defaults, or a
   DecoderConfig where transformers has no such class,
-- `ANCESTORS`: the beginning of a preset's name -> the preset whose ideas it changes (the longest beginning counts),
-- `config(hf) -> DecoderConfig`: what their config.json means,
-- `to_hf(config) -> dict`: the keys of a config.json that says the same, as far as theirs can,
-- `names(config)`: pairs (their tensor name, our tensor name), each with an optional pair of inverse functions
-  (theirs to ours, ours to theirs); a list of ours is a tensor they fuse along rows, a list of theirs a stack of ours.
+- `ANCESTORS`: prefix of a preset's name -> the preset from which its design is derived (the longest prefix counts),
+- `config(hf) -> DecoderConfig`: the decoder that a config.json describes,
+- `to_hf(config) -> dict`: the keys of a config.json that describes the decoder; `require` refuses other decoders,
+- `names(config)`: pairs (their tensor name, our tensor name), each with an optional pair of inverse functions (theirs
+  to ours, ours to theirs). A list of our names is a tensor that they fuse along rows, a list of theirs a stack of ours.
 
-Nothing else in Onward looks at a family's name.
+Nothing else in Onward depends on a family's name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from onward.model.config import DecoderConfig, Experts, Gated, Plain
 if TYPE_CHECKING:
     from torch import Tensor
 
-FIRST = ("llama", "gpt2", "mistral", "qwen3")  # asked first when a decoder is to be expressed in a published format
+FIRST = ("llama", "gpt2", "mistral", "qwen3")  # tried first by `express`
 HF = Mapping[str, Any]
 P = TypeVar("P", bound=Part)
 Q = TypeVar("Q", bound=Part)
@@ -55,7 +55,7 @@ Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | lis
 
 
 class Family(Protocol):
-    """What a family file defines."""
+    """The definitions of a family file."""
 
     ARCHITECTURES: dict[str, str]
     BASE: str
@@ -70,8 +70,8 @@ class Family(Protocol):
 
 @cache
 def modules() -> dict[str, Any]:
-    """Every file of this folder by its name, in the order in which `express` asks them: the most widely read formats
-    first and `onward`, which can say everything, last."""
+    """Every file of this folder by its name, in the order in which `express` tries them: the most widely supported
+    formats first and `onward`, which expresses every decoder, last."""
     names = [found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")]
     order = {name: place for place, name in enumerate((*FIRST, *sorted({*names} - {*FIRST, "onward"}), "onward"))}
     return {name: importlib.import_module(f"{__name__}.{name}") for name in sorted(names, key=order.__getitem__)}
@@ -88,13 +88,13 @@ class Preset:
     """A published release."""
 
     name: str
-    family: str  # the file that tells about it
-    published: HF | DecoderConfig  # its config.json without what transformers takes by default, or the decoder itself
-    ancestor: str  # the preset whose ideas it changes; "" for the first
+    family: str  # the name of its file
+    published: HF | DecoderConfig  # its config.json without transformers' defaults, or the decoder itself
+    ancestor: str  # the preset from which its design is derived; "" for the first
 
     @property
     def config(self) -> DecoderConfig:
-        """The decoder that was released."""
+        """The decoder of the release."""
         if isinstance(self.published, DecoderConfig):
             return self.published
         return cast(DecoderConfig, modules()[self.family].config(self.published))
@@ -102,7 +102,7 @@ class Preset:
 
 @cache
 def presets() -> dict[str, Preset]:
-    """Every published release that is known, by name."""
+    """Every known release, by name."""
     found = {}
     for family, module in modules().items():
         for name, published in module.PRESETS.items():
@@ -130,9 +130,9 @@ def family(model_type: str) -> Family:
 
 
 def read(hf: HF) -> tuple[Family, DecoderConfig]:
-    """The family and the decoder that a config.json means; a UserError if one of its values cannot be.
+    """The family and the decoder that a config.json describes; a UserError if one of its values is invalid.
 
-    Keys that the family does not look up are named in a warning, unless they are known to be harmless.
+    A warning names keys that the family did not read, unless they are known to be harmless.
     """
     keys = Keys(hf)
     kind = family(str(keys.get("model_type")))
@@ -141,16 +141,16 @@ def read(hf: HF) -> tuple[Family, DecoderConfig]:
     except UserError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"config.json holds a value that cannot be ({error}): restore or write it again") from None
+        raise UserError(f"config.json has an invalid value ({error}): restore or write it again") from None
     keys.warn()
     return kind, config
 
 
 def only(hf: HF, **known: Any) -> None:
-    """A UserError if one of these keys has another value than the one that Onward can do."""
+    """Raise a UserError if one of these keys has another value than the one that Onward supports."""
     for key, value in known.items():
         if hf.get(key, value) != value:
-            raise UserError(f"config.json has {key} {hf[key]!r}: Onward can only do {value!r}")
+            raise UserError(f"config.json has {key} {hf[key]!r}: Onward supports only {value!r}")
 
 
 class Inexpressible(UserError):
@@ -176,8 +176,8 @@ def activation(mlp: object) -> str:
 
 
 def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, Any] | None:
-    """The original config.json with a family's keys for this decoder; None where the family cannot express it, which
-    it says (`require`) or shows by reading the keys as another decoder or not at all."""
+    """The original config.json with a family's keys for this decoder. None where the family cannot express it: `to_hf`
+    refuses it, or `config` reads the keys as another decoder or refuses them."""
     try:
         hf = {**original, **family.to_hf(config)}
     except Inexpressible:
@@ -205,8 +205,8 @@ def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
 
 
 def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
-    """For q and k projections whose rotary positions turn number 2 i with 2 i + 1 (GPT-J, RoFormer) instead of i with
-    i + rope_dim / 2, counted from `start`: reorders the rows of each head, of weights (H * d_head, D) and biases
+    """For q and k projections whose rotary positions pair element 2 i with 2 i + 1 (GPT-J, RoFormer) instead of i with
+    i + rope_dim / 2, counted from `start`: reorders the rows of each head of weights (H * d_head, D) and biases
     (H * d_head), so that the scores are the same."""
     end = start + rope_dim
     order = [*range(start), *range(start, end, 2), *range(start + 1, end, 2), *range(end, d_head)]
@@ -216,11 +216,11 @@ def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
 
 
 def with_defaults(hf: HF, defaults: HF) -> HF:
-    """The keys of a config.json and, where they are absent, what transformers takes."""
+    """The keys of a config.json and, where they are absent, transformers' defaults."""
     return ChainMap(hf, defaults)  # type: ignore[arg-type]  # it is only read
 
 
 def sizes(hf: HF, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-    """Our fields from their keys: `keys` maps our name to (their name, what transformers takes where it is absent)."""
+    """Our fields from their keys: `keys` maps our name to (their name, transformers' default)."""
     found = {our: hf.get(their, default) for our, (their, default) in keys.items()}
     return {our: value for our, value in found.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Experts in a checkpoint: a matrix for each of them in theirs, stacks in ours."""
+"""Experts in a checkpoint: theirs is a matrix per expert, ours a stack of them."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,6 @@ LLAMA = "gate_proj", "up_proj", "down_proj"
 
 
 def experts(their: str, our: str, count: int, names: tuple[str, str, str] = LLAMA) -> Iterator[Row]:
-    """The rows for so many experts; `names` are those of an expert's gate, up and down projections."""
+    """The rows for `count` experts; `names` are their names of an expert's gate, up and down projections."""
     for name, stack in zip(names, ("gate", "up", "down")):
         yield [f"{their}.{expert}.{name}.weight" for expert in range(count)], f"{our}.{stack}"

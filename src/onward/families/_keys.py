@@ -1,4 +1,4 @@
-"""Which keys of a config.json were looked up, and which need not be. Does not import torch."""
+"""The keys of a config.json that were read, and those that need not be. Does not import torch."""
 
 import re
 import warnings
@@ -6,24 +6,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 HARMLESS = re.compile(
-    # what the file is about
+    # the file itself
     r"architectures|model_type|(torch_)?dtype|transformers_version|quantization_config|auto_map|tokenizer_class"
     r"|_name_or_path|name|prefix|unsloth_\w+|torchscript|use_bfloat16"
     # text: tokens, generation, classification
     r"|\w+_token_id|tie_word_embeddings|do_sample|(min|max)_length|num_beams|num_beam_groups|num_return_sequences"
     r"|temperature|top_[kp]|typical_p|\w+_penalty|use_cache|cache_implementation|summary_\w+|task_specific_params"
     r"|problem_type|predict_special_tokens|id2label|label2id|return_dict\w*|output_\w+"
-    # training, and how it is computed
+    # training and computation
     r"|initializer_\w+|init_(std|device|config)|\w*dropout\w*|\w*_pdrop|layerdrop|gradient_checkpointing|\w*aux_loss\w*"
     r"|seq_aux|num_nextn_predict_layers|router_jitter_noise|pretraining_tp|ep_size|chunk_size_feed_forward|is_decoder"
     r"|learned_pos_emb|embedding_fraction|_?attn_implementation\w*|attention_softmax_in_fp32|reorder_and_upcast_attn|slow_but_exact|\w+_fusion|verbose"
-    # what other keys say too
+    # repeated by other keys
     r"|max_sequence_length|seq_length|n_ctx|qk_head_dim|initial_context_length|experts_per_token|no_rope_layer_interval|_sliding_window_pattern"
 )
 
 
 class Keys(Mapping[str, Any]):
-    """A config.json that remembers which of its keys were looked up."""
+    """A config.json that records which of its keys are read."""
 
     def __init__(self, hf: Mapping[str, Any]) -> None:
         self.hf, self.seen = hf, set[str]()
@@ -39,13 +39,13 @@ class Keys(Mapping[str, Any]):
         return len(self.hf)
 
     def warn(self) -> None:
-        """Name the keys that nobody looked up, unless they are known to be harmless or say nothing."""
+        """Warn of keys that were not read, unless they are known to be harmless or empty."""
         nothing: tuple[Any, ...] = (None, False, [], {}, "")
         unread = [key for key, value in self.hf.items() if key not in self.seen and value not in nothing]
         if odd := [key for key in unread if not HARMLESS.fullmatch(key)]:
-            message = f"config.json has keys that Onward does not know, and leaves out: {', '.join(map(repr, odd))}"
+            message = f"config.json has keys that Onward does not know and ignores: {', '.join(map(repr, odd))}"
             warnings.warn(message, UnreadKeys, stacklevel=1)  # one place: shown once
 
 
 class UnreadKeys(UserWarning):
-    """Keys of a published config.json that nobody reads."""
+    """Keys of a published config.json that were not read."""

@@ -1,4 +1,4 @@
-"""Layers that differ: what a config.json says per layer, both ways."""
+"""Layers with and without a window in a config.json, in both directions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ LOCAL, FULL = "sliding_attention", "full_attention"
 
 
 def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
-    """Which layers see a window only: those that `layer_types` says or, without it, the default."""
+    """Whether each layer has a window: by `layer_types` or, without that key, the default."""
     types = hf.get("layer_types") or [LOCAL if local else FULL for local in default]
     if len(types) != len(default) or not {*types} <= {LOCAL, FULL}:
         raise UserError(f"config.json has layer_types {types}: Onward reads {LOCAL} and {FULL}, one for each layer")
@@ -19,11 +19,11 @@ def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
 
 
 def windows(hf: HF, layers: int, window: int | None, local: Callable[[int], bool]) -> list[int]:
-    """The window of each of so many layers, 0 where it sees all: `local` tells which have one by default."""
+    """The window of each layer, 0 for none; `local` says which layers have one by default."""
     return [window or 0 if found else 0 for found in windowed_layers(hf, [local(layer) for layer in range(layers)])]
 
 
 def layer_types(c: DecoderConfig) -> dict[str, Any]:
-    """The keys of a config.json that say which layers of a decoder see a window only, and how long all these are."""
+    """The keys of a config.json for the layers with a window, and for the length of the windows."""
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
     return {"layer_types": [LOCAL if w else FULL for w in windows], "sliding_window": max(windows) or None}

@@ -1,4 +1,4 @@
-"""Rotary positions in a config.json, both ways: the keys of transformers 5 (rope_parameters) and those before it."""
+"""Rotary positions in a config.json, in both directions: the keys of transformers 5 (rope_parameters) and earlier."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0) -> Rotary:
-    """The rotary positions of a config.json whose context has this length; `theta` and `fraction` are the family's
+    """The rotary positions of a config.json with this context length; `theta` and `fraction` are the family's
     defaults."""
     keys = {
         "rope_theta": hf.get("rope_theta", theta),
@@ -35,7 +35,7 @@ def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1
 
 
 def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | None:
-    """What rope_parameters or rope_scaling say of the frequencies."""
+    """The scaling that rope_parameters or rope_scaling describe."""
     kind = keys.get("rope_type", keys.get("type", "default"))
     factor = keys.get("factor") or context / original
     match kind:
@@ -80,10 +80,10 @@ def rope(part: object) -> dict[str, Any]:
             scaled = {"short_factor": list(short), "long_factor": list(long), "attention_factor": attention_factor}
             scaled |= {"original_max_position_embeddings": original}
     scaled = {"rope_type": position.scaling.kind if position.scaling else "default"} | scaled
-    turning = {"rope_theta": position.theta}
-    turning |= {"partial_rotary_factor": position.fraction} if position.fraction != 1.0 else {}
+    base = {"rope_theta": position.theta}
+    base |= {"partial_rotary_factor": position.fraction} if position.fraction != 1.0 else {}
     return {
-        "rope_parameters": scaled | turning,
-        **turning,  # read, with the next, by transformers before 5
+        "rope_parameters": scaled | base,
+        **base,  # these and the next key are read by transformers before 5
         **({"rope_scaling": scaled} if position.scaling else {}),
     }

@@ -58,9 +58,9 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 def names(c: DecoderConfig) -> Iterator[Row]:
     into, back = interleaved(c.d_head, require(c.position, Rotary).rope_dim(c.d_head))
     for their, our, *_ in llama.names(c):
-        turning = str(our).rpartition(".")[0].endswith(("attn.q", "attn.k"))
-        yield (their, our, (into, back)) if turning else (their, our)
-    norms = lambda t: into(t.flatten()), lambda t: back(t).unflatten(0, (-1, c.d_head))  # theirs are one (H, E)
+        rotated = str(our).rpartition(".")[0].endswith(("attn.q", "attn.k"))
+        yield (their, our, (into, back)) if rotated else (their, our)
+    norms = lambda t: into(t.flatten()), lambda t: back(t).unflatten(0, (-1, c.d_head))  # theirs is one tensor (H, E)
     for i in range(c.n_layers):
         for name, heads in ("q_norm", c.n_heads), ("k_norm", c.n_kv_heads):
             ours = [f"blocks.{i}.attn.{name}.{head}.weight" for head in range(heads)]

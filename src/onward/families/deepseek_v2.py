@@ -1,4 +1,4 @@
-"""DeepSeek-V2: Mixtral with latent attention, many small experts and some that all tokens visit (DeepSeek-AI 2024)."""
+"""DeepSeek-V2: Mixtral with latent attention, many small experts, and some for all tokens (DeepSeek-AI 2024)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -86,9 +86,9 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def decoder(hf: HF, router: Routing) -> DecoderConfig:
-    """What a config.json of V2 or V3, complete with the family's defaults, means."""
+    """The decoder of a config.json of V2 or V3 that has the family's defaults."""
     only(hf, moe_layer_freq=1)
-    for key in "head_dim", "num_key_value_heads":  # latent attention has neither: they say nothing here
+    for key in "head_dim", "num_key_value_heads":  # latent attention has neither; reading them prevents a warning
         hf.get(key)
     act: Any = hf.get("hidden_act", "silu")
     act = ACTIVATIONS.get(act, act)
@@ -96,13 +96,13 @@ def decoder(hf: HF, router: Routing) -> DecoderConfig:
     layers, dense = size["n_layers"], min(hf["first_k_dense_replace"], size["n_layers"])
     routed: dict[str, Any] = {our: hf.get(their) for our, their in EXPERTS.items()}
     if dense < layers and routed["top_k"] is None:
-        raise UserError("config.json has no num_experts_per_tok, the number of experts that a token visits: add it")
+        raise UserError("config.json has no num_experts_per_tok, the number of experts per token: add it")
     many = Experts(**routed, d_shared=hf["n_shared_experts"] * routed["d_ff"], act=act, router=router)
     position: Any = rotary(hf, context=size["context_length"])
     attention = sizes(hf, ATTENTION)
-    sharpened = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}.get("mscale_all_dim")
-    if position.scaling and sharpened:
-        magnitude = yarn_magnitude(position.scaling.factor, sharpened)
+    mscale_all_dim = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}.get("mscale_all_dim")
+    if position.scaling and mscale_all_dim:
+        magnitude = yarn_magnitude(position.scaling.factor, mscale_all_dim)
         attention["scale"] = (attention["d_nope"] + attention["d_rope"]) ** -0.5 * magnitude**2
     return DecoderConfig(
         **size,
@@ -124,7 +124,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
         | {their: getattr(attention, our) for our, (their, _) in ATTENTION.items()}
         | {their: getattr(many, our) for our, their in EXPERTS.items()}
         | {
-            **turns(c),
+            **rope_keys(c),
             "num_key_value_heads": c.n_heads,
             "q_lora_rank": attention.d_query_latent or None,
             "moe_intermediate_size": width,
@@ -141,8 +141,8 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     )
 
 
-def turns(c: DecoderConfig) -> dict[str, Any]:
-    """The keys of the rotary positions, with the weights that sharpen scores where contexts are stretched."""
+def rope_keys(c: DecoderConfig) -> dict[str, Any]:
+    """The keys of the rotary positions, with the weights of YaRN's magnitude in the scale of the scores."""
     keys, attention = rope(c.position), require(c.attention, LatentAttention)
     if attention.scale is None:
         return keys
@@ -163,7 +163,7 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 
 def own_names(c: DecoderConfig) -> Iterator[Row]:
-    """The rows that are not, or not as, in Llama."""
+    """The rows that Llama does not have or has otherwise."""
     part = require(c.attention, LatentAttention)
     queries = interleaved(part.d_nope + part.d_rope, part.d_rope, part.d_nope)
     keys = interleaved(part.d_latent + part.d_rope, part.d_rope, part.d_latent)

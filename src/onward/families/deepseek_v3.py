@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1: V2 with experts scored one by one and balanced by a correction (DeepSeek-AI 2024)."""
+"""DeepSeek-V3 and R1: V2 with sigmoid routing, balanced by a routing bias (DeepSeek-AI 2024)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from onward.model.routing import SigmoidRouting
 
 ARCHITECTURES = {"deepseek_v3": "DeepseekV3ForCausalLM"}
 BASE = "model."
-IGNORED = r"^model\.layers\.61\."  # predicts the token after the next
+IGNORED = r"^model\.layers\.61\."  # multi-token prediction
 RELEASED = {
     "max_position_embeddings": 163_840,
     "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
@@ -38,8 +38,8 @@ DEFAULTS = {
 
 
 @dataclass(frozen=True)
-class InHalves(LatentAttention, kind="latent_in_halves", internal=True):
-    """LatentAttention whose published weights turn number i with i + d_rope / 2, as ours do, and not 2 i with
+class LatentAttentionHalves(LatentAttention, kind="latent_halves", internal=True):
+    """LatentAttention whose published weights pair rotated element i with i + d_rope / 2, as ours do, not 2 i with
     2 i + 1."""
 
 
@@ -48,14 +48,14 @@ def config(hf: HF) -> DecoderConfig:
     only(hf, scoring_func="sigmoid", topk_method="noaux_tc")
     router = (hf[key] for key in ("norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"))
     c = deepseek_v2.decoder(hf, SigmoidRouting(*router))
-    return c if hf.get("rope_interleave", True) else replace(c, attention=InHalves(**vars(c.attention)))
+    return c if hf.get("rope_interleave", True) else replace(c, attention=LatentAttentionHalves(**vars(c.attention)))
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    interleaved = not isinstance(c.attention, InHalves)
+    interleaved = not isinstance(c.attention, LatentAttentionHalves)
     return deepseek_v2.to_hf(c) | {"topk_method": "noaux_tc", "rope_interleave": interleaved}
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
     for row in deepseek_v2.names(c):
-        yield row[:2] if isinstance(c.attention, InHalves) else row
+        yield row[:2] if isinstance(c.attention, LatentAttentionHalves) else row

@@ -52,8 +52,8 @@ SIZES = {
 
 @dataclass(frozen=True)
 class FalconAlibi(Position, kind="falcon_alibi", internal=True):
-    """ALiBi as the Falcon RW models were trained with it: slopes, positions and their products rounded to bf16, and
-    scaled like the scores. Rounded, a product depends on the position of the key and not on the distance alone."""
+    """ALiBi as the Falcon RW models were trained with it: slopes, positions and their products are rounded to bf16, and
+    scaled like the scores. A rounded product depends on the position of the key, not on the distance alone."""
 
     def slopes(self, config: DecoderConfig, device: torch.device) -> Tensor:
         from onward.model.positions import alibi_slopes
@@ -70,15 +70,15 @@ def config(hf: HF) -> DecoderConfig:
     groups, one_norm = hf.get("num_kv_heads") or 0, hf.get("num_ln_in_parallel_attn") == 1
     single, parallel = hf.get("multi_query", True), hf.get("parallel_attn", True)
     block: Block
-    if hf.get("new_decoder_architecture", False):  # which passes over the two keys before
+    if hf.get("new_decoder_architecture", False):  # which ignores the other two keys
         block, n_kv_heads = SharedNorm() if one_norm else Parallel(), groups
     else:
         block, n_kv_heads = SharedNorm() if parallel else PreNorm(), 1 if single else 0
-    turning = replace(rotary(hf, context=hf.get("max_position_embeddings", 2048)), fraction=1.0)
+    rope_position = replace(rotary(hf, context=hf.get("max_position_embeddings", 2048)), fraction=1.0)
     return DecoderConfig(
         **sizes(hf, SIZES),
         n_kv_heads=n_kv_heads,
-        position=FalconAlibi() if hf.get("alibi", False) else turning,
+        position=FalconAlibi() if hf.get("alibi", False) else rope_position,
         attention=SelfAttention(bias=bias, out_bias=bias),
         mlp=Plain(act=ACTIVATIONS.get(act, act), bias=bias),
         norm=LayerNorm(eps=hf.get("layer_norm_epsilon", 1e-5)),

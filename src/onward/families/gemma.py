@@ -26,10 +26,10 @@ names = llama.names
 
 
 def config(hf: HF) -> DecoderConfig:
-    only(hf, use_bidirectional_attention=hf.get("use_bidirectional_attention") and False)  # None says the same
+    only(hf, use_bidirectional_attention=hf.get("use_bidirectional_attention") and False)  # None means the same
     keys = with_defaults(hf, DEFAULTS)
     first = keys["hidden_act"]
-    act: Any = hf.get("hidden_activation") or ("gelu_pytorch_tanh" if first == "gelu" else first)  # as first published
+    act: Any = hf.get("hidden_activation") or ("gelu_pytorch_tanh" if first == "gelu" else first)  # first files
     c = llama.config(keys)
     return replace(
         c,

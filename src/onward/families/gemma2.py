@@ -33,7 +33,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def layered(hf: HF, period: int, qk_norm: Literal["none", "head"] = "none") -> DecoderConfig:
-    """The decoder of a config.json without gaps; each last of `period` layers sees all unless it says otherwise."""
+    """The decoder of a config.json that has the defaults; by default the last of each `period` layers has no window."""
     c = gemma.config(hf)
     scalar, bias = hf["query_pre_attn_scalar"], hf.get("attention_bias", False)
     full = SelfAttention(
@@ -57,7 +57,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     attention, layers = require(at(c.attention, 0), SelfAttention), layer_types(c)
     return llama.to_hf(c) | {
         **layers,
-        "sliding_window": layers["sliding_window"] or DEFAULTS["sliding_window"],  # theirs needs one, even unused
+        "sliding_window": layers["sliding_window"] or DEFAULTS["sliding_window"],  # never None
         "hidden_activation": activation(c.mlp),
         "query_pre_attn_scalar": c.d_head if attention.scale is None else round(attention.scale**-2),
         "attn_logit_softcapping": attention.attn_softcap,

@@ -58,7 +58,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig, tokens: str = "wte", positions: str = "wpe") -> Iterator[Row]:
-    def turn(t):  # type: ignore[no-untyped-def]  # GPT-2 stores its matrices transposed
+    def transpose(t):  # type: ignore[no-untyped-def]  # GPT-2 stores its matrices transposed
         return t.mT if t.ndim == 2 else t
 
     yield f"transformer.{tokens}.weight", "embed.weight"
@@ -69,7 +69,7 @@ def names(c: DecoderConfig, tokens: str = "wte", positions: str = "wpe") -> Iter
         their, our = f"transformer.h.{i}", f"blocks.{i}"
         yield from linear(f"{their}.ln_1", f"{our}.attn_norm")
         yield from linear(f"{their}.ln_2", f"{our}.mlp_norm")
-        yield from linear(f"{their}.attn.c_attn", [f"{our}.attn.{n}" for n in "qkv"], (turn, turn))
-        yield from linear(f"{their}.attn.c_proj", f"{our}.attn.out", (turn, turn))
-        yield from linear(f"{their}.mlp.c_fc", f"{our}.mlp.up", (turn, turn))
-        yield from linear(f"{their}.mlp.c_proj", f"{our}.mlp.down", (turn, turn))
+        yield from linear(f"{their}.attn.c_attn", [f"{our}.attn.{n}" for n in "qkv"], (transpose, transpose))
+        yield from linear(f"{their}.attn.c_proj", f"{our}.attn.out", (transpose, transpose))
+        yield from linear(f"{their}.mlp.c_fc", f"{our}.mlp.up", (transpose, transpose))
+        yield from linear(f"{their}.mlp.c_proj", f"{our}.mlp.down", (transpose, transpose))

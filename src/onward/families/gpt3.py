@@ -1,7 +1,7 @@
-"""GPT-3 (Brown et al. 2020): GPT-2 in which every second layer sees only a band of recent tokens.
+"""GPT-3 (Brown et al. 2020): GPT-2 in which every second layer attends to a window of recent tokens only.
 
 Neither weights nor a config were published, and transformers has no such class: these are presets to train and to
-compare with. Table 2.1 of the paper contradicts itself in two places, and some things it does not tell. Here
+compare with. Table 2.1 of the paper contradicts itself in two places and leaves some values open. Here
 
 - a head is d_model / n_heads wide. The 1.3B model has 16 heads (as GPT-Neo's): with the table's 24 heads of 128, its
   queries would be 3,072 wide where d_model is 2,048.
@@ -9,16 +9,16 @@ compare with. Table 2.1 of the paper contradicts itself in two places, and some 
   keys and values are projections from 5,140 to 5,120, and its output is one back.
 - biases, GELU (its approximation by tanh), the vocabulary of 50,257 and the tied head, which counts once, are GPT-2's;
   the 2,048 positions are learned.
-- layers alternate from the first on: dense, banded, dense, ... A band is 256 wide, the token itself included, as in
-  GPT-Neo, the published relative.
+- layers alternate from the first on: dense, windowed, dense, ... A window is 256 tokens, the token itself included,
+  as in GPT-Neo.
 
 With V the vocabulary, D d_model, A = n_heads * d_head (which is D but in the 13B model) and L the layers there are
 
     V D + 2048 D + L (4 A D + 3 A + 8 D D + 10 D) + 2 D
 
-parameters: 1,315,723,264 in the 1.3B, 12,936,488,380 in the 13B and 174,604,259,328 in the 175B model. Without bands
-(`attention=self(bias=true, out_bias=true)`) all but the 13B model are GPT-2s and are saved as such; a GPT-2's heads
-together are as wide as the model.
+parameters: 1,315,723,264 in the 1.3B, 12,936,488,380 in the 13B and 174,604,259,328 in the 175B model. Without windows
+(`attention=self(bias=true, out_bias=true)`) all but the 13B model are GPT-2s and are saved as GPT-2; the heads of a
+GPT-2 together have the width of the model.
 """
 
 from onward.families import HF
@@ -26,7 +26,7 @@ from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAt
 
 ARCHITECTURES: dict[str, str] = {}
 DENSE = SelfAttention(bias=True, out_bias=True)
-BANDED = SelfAttention(window=256, bias=True, out_bias=True)
+WINDOWED = SelfAttention(window=256, bias=True, out_bias=True)
 PRESETS: dict[str, HF | DecoderConfig] = {
     name: DecoderConfig(
         vocab_size=50_257,
@@ -36,7 +36,7 @@ PRESETS: dict[str, HF | DecoderConfig] = {
         d_head=width // heads,
         context_length=2048,
         position=Learned(),
-        attention=(DENSE, BANDED),
+        attention=(DENSE, WINDOWED),
         mlp=Plain(act="gelu_tanh", bias=True),
         norm=LayerNorm(),
         tied=True,

@@ -1,4 +1,4 @@
-"""GPT-Neo (Black et al. 2021): GPT-3 in the open, with scores that are not scaled and q, k and v without biases."""
+"""GPT-Neo (Black et al. 2021): an open GPT-3 without a scale of the scores and without biases of q, k and v."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -48,15 +48,15 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    turned = interleaved(c.d_head, require(c.position, Rotary).rope_dim(c.d_head))
+    reorder = interleaved(c.d_head, require(c.position, Rotary).rope_dim(c.d_head))
     yield "transformer.wte.weight", "embed.weight"
     yield from linear("transformer.ln_f", "norm")
     yield from linear("lm_head", "head")
     for i in range(c.n_layers):
         their, our = f"transformer.h.{i}", f"blocks.{i}"
         yield from linear(f"{their}.ln_1", f"{our}.attn_norm")
-        yield from linear(f"{their}.attn.q_proj", f"{our}.attn.q", turned)
-        yield from linear(f"{their}.attn.k_proj", f"{our}.attn.k", turned)
+        yield from linear(f"{their}.attn.q_proj", f"{our}.attn.q", reorder)
+        yield from linear(f"{their}.attn.k_proj", f"{our}.attn.k", reorder)
         yield from linear(f"{their}.attn.v_proj", f"{our}.attn.v")
         yield from linear(f"{their}.attn.out_proj", f"{our}.attn.out")
         yield from linear(f"{their}.mlp.fc_in", f"{our}.mlp.up")

@@ -1,4 +1,4 @@
-"""Llama 1, 2 and 3, and the base of those who differ from it in a few values (Touvron et al. 2023)."""
+"""Llama 1, 2 and 3, and the base of families that differ from it in a few values (Touvron et al. 2023)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,13 +26,13 @@ SIZES = {
 
 
 def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int) -> dict[str, Any]:
-    """Sizes under their names, for presets."""
+    """Sizes under their keys of config.json, for presets."""
     given = {"d_model": d_model, "d_ff": d_ff, "n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
     return {SIZES[our][0]: size for our, size in given.items()}
 
 
 def stretched(factor: float) -> dict[str, Any]:
-    """The context of Llama 3.1 and later."""
+    """The keys of the context of Llama 3.1 and later."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return {"max_position_embeddings": 131_072, "rope_scaling": scaling | {"original_max_position_embeddings": 8192}}
 
@@ -81,7 +81,7 @@ def config(hf: HF) -> DecoderConfig:
     act: Any = hf.get("hidden_act", "silu")
     position = rotary(hf, context=hf.get("max_position_embeddings", 2048))
     if position.fraction != 1.0:
-        raise UserError(f"config.json has partial_rotary_factor {position.fraction}: heads of this family turn whole")
+        raise UserError(f"config.json has partial_rotary_factor {position.fraction}: this family rotates whole heads")
     return DecoderConfig(
         **sizes(hf, SIZES),
         position=position,
@@ -92,7 +92,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def keys(c: DecoderConfig) -> dict[str, Any]:
-    """What Llama's descendants say in the same words; of parts that differ over the layers, the first."""
+    """The keys that Llama shares with the families derived from it; of parts that differ over the layers, the first."""
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         **rope(at(c.position, 0)),
         "hidden_act": activation(at(c.mlp, 0)),

@@ -29,7 +29,7 @@ SIZES = {
 
 def config(hf: HF) -> DecoderConfig:
     attn = hf.get("attn_config") or {}
-    # transformers passes over these keys and the next
+    # transformers ignores these keys and the next
     only(hf, no_bias=True, expansion_ratio=4, logit_scale=None, norm_type="low_precision_layernorm")
     only(attn, alibi=True, attn_type="multihead_attention", qk_ln=False, prefix_lm=False)
     return DecoderConfig(
@@ -42,7 +42,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    """Without alibi_bias_max, which transformers passes over: there, another steepness would be another model."""
+    """Without alibi_bias_max: transformers ignores it, and would load another steepness as another model."""
     attention = require(c.attention, SelfAttention)
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         "emb_pdrop": c.dropout,

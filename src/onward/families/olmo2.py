@@ -1,4 +1,4 @@
-"""OLMo 2: Llama with norms only after the branches, and over the whole width of queries and keys (OLMo et al. 2024)."""
+"""OLMo 2: Llama with norms after the branches only, and of whole queries and keys, not per head (OLMo et al. 2024)."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ PRESETS: dict[str, HF] = {
 }
 ANCESTORS = {"olmo-2": "llama-2-7b"}
 DEFAULTS = {"vocab_size": 50_304, "rms_norm_eps": 1e-5}
-names = gemma2.names  # which has norms after the branches too
+names = gemma2.names  # norms after the branches have the same names
 
 
 def config(hf: HF) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""Decoders that no published family can express: all of DecoderConfig under the key `decoder`, our own names."""
+"""Decoders that no published family can express: the DecoderConfig under the key `decoder`, and our tensor names."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,5 +26,5 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    """Nothing to translate: a name without a row keeps its name."""
+    """No rows: a tensor without a row keeps its name."""
     yield from ()

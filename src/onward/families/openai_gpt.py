@@ -1,4 +1,4 @@
-"""GPT, the first (Radford et al. 2018): a Transformer's decoder alone, post-norm, with learned positions and GELU."""
+"""GPT, the first (Radford et al. 2018): a decoder-only Transformer, post-norm, with learned positions and GELU."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ SIZES = {our: key for our, key in gpt2.SIZES.items() if our != "d_ff"} | {
     "vocab_size": ("vocab_size", 40_478),
     "context_length": ("n_positions", 512),
 }
-ACTS = {"gelu": "gelu_tanh", "swish": "silu"}  # here gelu means the approximation
+ACTS = {"gelu": "gelu_tanh", "swish": "silu"}  # of this family, gelu is the tanh approximation
 
 
 def config(hf: HF) -> DecoderConfig:

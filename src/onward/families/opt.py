@@ -1,4 +1,4 @@
-"""OPT (Zhang et al. 2022): GPT-3's sizes in the open, with ReLU and learned positions that begin at the third row."""
+"""OPT (Zhang et al. 2022): open models of GPT-3's sizes, with ReLU and learned positions that start at row 2."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ANCESTORS = {"opt": "gpt3-175b", "opt-350m": "opt-125m"}
 
 @dataclass(frozen=True)
 class FixedLayerNorm(Norm, kind="fixed_layer", internal=True):
-    """Centered, then brought to unit variance, and nothing trained (layer_norm_elementwise_affine false)."""
+    """LayerNorm without learned weights and biases (layer_norm_elementwise_affine false)."""
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
         from onward.model.norms import LayerNormModule

@@ -99,7 +99,7 @@ LAYER = {
 def config(hf: HF) -> DecoderConfig:
     only(hf, full_attn_mod=1, interpolate_factor=1)  # keys of Phi 4 mini
     scaling = {**(hf.get("rope_parameters") or {}), **(hf.get("rope_scaling") or {})}
-    if scaling.get("rope_type", scaling.get("type")) in ("su", "yarn"):  # what Phi 3 called it at first
+    if scaling.get("rope_type", scaling.get("type")) in ("su", "yarn"):  # the names in the first release
         scaling["rope_type"] = "longrope"
     keys = with_defaults({"rope_parameters": scaling}, with_defaults(hf, DEFAULTS))
     act: Any = hf.get("hidden_act", "silu")
@@ -128,7 +128,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
         "attention_dropout": c.dropout,
         "hidden_act": activation(c.mlp),
         "rms_norm_eps": require(c.norm, RMSNorm).eps,
-        **({"pad_token_id": None} if c.vocab_size <= 32_000 else {}),  # what transformers takes is beyond
+        **({"pad_token_id": None} if c.vocab_size <= 32_000 else {}),  # the default is too large
     }
 
 

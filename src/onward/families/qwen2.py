@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: Llama with biases of queries, keys and values, and windows in later layers if wanted (Yang et al.
+"""Qwen 2 and 2.5: Llama with biases of queries, keys and values, and optional windows in the later layers (Yang et al.
 2024)."""
 
 from collections.abc import Callable
@@ -50,18 +50,18 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def windowed(hf: HF, part: SelfAttention, layers: int) -> SelfAttention | tuple[SelfAttention, ...]:
-    """The attention of all layers; if windows are used, then by default from `max_window_layers` on."""
+    """The attention of all layers; where windows are used, by default from layer `max_window_layers` on."""
     return spread(hf, part, layers, lambda layer: layer >= hf.get("max_window_layers", 28))
 
 
 def spread(
     hf: HF, part: SelfAttention, layers: int, local: Callable[[int], bool]
 ) -> SelfAttention | tuple[SelfAttention, ...]:
-    """The attention of all layers; if windows are used, then by default where a layer is `local`."""
+    """The attention of all layers; where windows are used, by default in the layers that are `local`."""
     window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
     return tuple(replace(part, window=size) for size in windows(hf, layers, window, local))
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    told = layer_types(c)
-    return llama.keys(c) | told | {"use_sliding_window": told["sliding_window"] is not None}
+    layers = layer_types(c)
+    return llama.keys(c) | layers | {"use_sliding_window": layers["sliding_window"] is not None}

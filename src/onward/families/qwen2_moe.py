@@ -1,4 +1,4 @@
-"""Qwen MoE: Qwen 2 with many small experts, and a shared one whose share each token learns (Qwen Team 2024)."""
+"""Qwen MoE: Qwen 2 with many small experts, and a shared expert with a gate per token (Qwen Team 2024)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -48,9 +48,9 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def sparse(hf: HF, c: DecoderConfig, **shared: Any) -> FeedForward | tuple[FeedForward, ...]:
-    """The feed-forward of all layers of a config.json without gaps; `c` has the dense one."""
+    """The feed-forward of all layers of a config.json that has the defaults; `c` has the dense feed-forward."""
     width, dense_mlp = hf["moe_intermediate_size"], require(c.mlp, Gated)
-    visited = Experts(
+    experts = Experts(
         count=hf["num_experts"],
         top_k=hf["num_experts_per_tok"],
         d_ff=0 if width == c.d_ff else width,
@@ -59,11 +59,11 @@ def sparse(hf: HF, c: DecoderConfig, **shared: Any) -> FeedForward | tuple[FeedF
         **shared,
     )
     step, dense = hf.get("decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
-    return tuple(visited if i not in dense and (i + 1) % step == 0 else dense_mlp for i in range(c.n_layers))
+    return tuple(experts if i not in dense and (i + 1) % step == 0 else dense_mlp for i in range(c.n_layers))
 
 
 def sparse_keys(c: DecoderConfig) -> tuple[Experts, dict[str, Any]]:
-    """The experts of a decoder, and the keys of a config.json that tell of them."""
+    """The experts of a decoder, and their keys of config.json."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
     part = require(next((part for part in parts if isinstance(part, Experts)), None), Experts)
     return part, {

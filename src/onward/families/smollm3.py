@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama 3 with no positions at all in every fourth layer (Bakouch et al. 2025)."""
+"""SmolLM 3: Llama 3 without positions in every fourth layer (Bakouch et al. 2025)."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,24 +28,24 @@ names = llama.names
 def config(hf: HF) -> DecoderConfig:
     given = with_defaults(hf, DEFAULTS)
     c = llama.config(given)
-    turning = hf.get("no_rope_layers")
-    if turning is None:
-        turning = [(layer + 1) % hf.get("no_rope_layer_interval", 4) for layer in range(c.n_layers)]
+    rotated = hf.get("no_rope_layers")
+    if rotated is None:
+        rotated = [(layer + 1) % hf.get("no_rope_layer_interval", 4) for layer in range(c.n_layers)]
     rotary, attention = require(c.position, Rotary), require(c.attention, SelfAttention)
-    turning = [bool(turning[layer]) for layer in range(c.n_layers)]
+    rotated = [bool(rotated[layer]) for layer in range(c.n_layers)]
     return replace(
         c,
-        position=tuple(rotary if turns else NoPosition() for turns in turning),
-        attention=qwen2.spread(given, attention, c.n_layers, lambda layer: not turning[layer]),
+        position=tuple(rotary if rotated else NoPosition() for rotated in rotated),
+        attention=qwen2.spread(given, attention, c.n_layers, lambda layer: not rotated[layer]),
     )
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
     positions = [at(c.position, layer) for layer in range(c.n_layers)]
-    turns = [isinstance(position, Rotary) for position in positions]
-    rotary = positions[turns.index(True)] if any(turns) else Rotary()
+    rotated = [isinstance(position, Rotary) for position in positions]
+    rotary = positions[rotated.index(True)] if any(rotated) else Rotary()
     return qwen2.to_hf(replace(c, position=rotary)) | {
-        "no_rope_layers": [int(turning) for turning in turns],
+        "no_rope_layers": [int(rotated) for rotated in rotated],
         "attention_bias": require(at(c.attention, 0), SelfAttention).bias,
         "mlp_bias": require(at(c.mlp, 0), Gated).bias,
     }

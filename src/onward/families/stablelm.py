@@ -1,4 +1,4 @@
-"""StableLM: Llama with LayerNorm, and a quarter of each head turning (Bellagente et al. 2024)."""
+"""StableLM: Llama with LayerNorm, and rotary positions on a quarter of each head (Bellagente et al. 2024)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULTS = shape(2560, 6912, 32, 32, 32) | {"vocab_size": 50_304, "max_position_
 
 @dataclass(frozen=True)
 class UnbiasedHeadNorms(SelfAttention, kind="unbiased_head_norms", internal=True):
-    """Softmax attention in which the LayerNorms of queries and keys have no bias, though those of the block do."""
+    """Self-attention in which the LayerNorms of queries and keys have no bias, while those of the block have one."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         norm: Any = at(config.norm, layer)

@@ -1,4 +1,4 @@
-"""Feed-forward parts, plain and gated: x (..., D) -> (..., D), each token by itself."""
+"""Feed-forward modules, plain and gated: x (..., D) -> (..., D), each token by itself."""
 
 from collections.abc import Callable
 from functools import partial

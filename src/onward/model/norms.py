@@ -1,6 +1,6 @@
-"""Norms: computed in at least fp32, and given on in the precision that products are computed in.
+"""Norms. They compute in at least fp32 and return the dtype that the next matmul uses.
 
-Under autocast that is autocast's: what follows a norm is a product, and one conversion here saves one in each of them.
+Under autocast that is autocast's dtype: one conversion here saves one in each of the matmuls that follow.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
-    """The precision in which products with x are computed: autocast's where it is on, else that of x."""
+    """The dtype in which matmuls with x are computed: autocast's where it is enabled, else that of x."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 

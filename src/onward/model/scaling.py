@@ -1,6 +1,6 @@
-"""Rotary scalings: how the frequencies of rotary positions are stretched for contexts beyond those trained on.
+"""Rotary scalings: frequencies of rotary positions for contexts longer than in training. Does not import torch.
 
-Does not import torch. Shapes: B rows, P pairs of numbers that turn together.
+Shapes: B rows, P pairs of elements that are rotated together.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ if TYPE_CHECKING:
 
 
 class Scaling(Part):
-    """A change to the frequencies, in radians per position, of rotary positions."""
+    """A change of the frequencies, in radians per position, of rotary positions."""
 
     def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-        """The frequencies, (P,) or (B, 1, P), in place of the `plain` ones (P,), which are theta ** (-p / P).
+        """The frequencies, (P,) or (B, 1, P), in place of `plain` (P,), which are theta ** (-p / P).
 
-        `rope_length` (B, 1, 1) is the length that each row is made for; where it does not matter, the result is (P,).
+        `rope_length` (B, 1, 1) is the length for which each row is scaled; where a scaling ignores it, the result is
+        (P,).
         """
         raise NotImplementedError
 
     @property
     def magnitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor of cosines and sines."""
         return 1.0
 
     def check(self, pairs: int) -> None:
-        """Raise a UserError where a value cannot be; `pairs` is P."""
+        """Raise a UserError where a field is out of range; `pairs` is P."""
 
 
 @dataclass(frozen=True)
 class LinearScaling(Scaling, kind="linear"):
     """Positions divided by the factor (position interpolation, Chen et al. 2023)."""
 
-    factor: float = 1.0  # how many times longer the context gets
+    factor: float = 1.0  # ratio of the new context to the original one
 
     def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         return plain / self.factor
@@ -49,8 +50,8 @@ class LinearScaling(Scaling, kind="linear"):
 class DynamicScaling(Scaling, kind="dynamic"):
     """A base that grows with the row's length beyond the original one (dynamic NTK, Peng et al. 2023, section 3.3)."""
 
-    factor: float = 1.0  # how fast the base grows
-    original: int = 2048  # the length trained on
+    factor: float = 1.0  # how fast the base grows with the length
+    original: int = 2048  # the context length in training
 
     def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         longer = rope_length.clamp(min=self.original) / self.original
@@ -59,25 +60,25 @@ class DynamicScaling(Scaling, kind="dynamic"):
 
     def check(self, pairs: int) -> None:
         if pairs < 2:
-            raise UserError("position.rotary.scaling.dynamic needs at least 4 numbers per head that turn")
+            raise UserError("position.rotary.scaling.dynamic needs at least 4 rotated elements per head")
 
 
 @dataclass(frozen=True)
 class YaRNScaling(Scaling, kind="yarn"):
-    """Slow pairs interpolated, fast ones left, a ramp between (YaRN, Peng et al. 2023, section 3.4)."""
+    """Slow pairs are interpolated, fast pairs unchanged, with a ramp between (YaRN, Peng et al. 2023, section 3.4)."""
 
-    factor: float = 1.0  # how many times longer the context gets
-    original: int = 2048  # the length trained on
-    beta_fast: float = 32.0  # pairs that turn this often within the original length are left as they are
-    beta_slow: float = 1.0  # pairs that turn less often than this are interpolated
-    truncate: bool = True  # the ends of the ramp are whole pairs
+    factor: float = 1.0  # ratio of the new context to the original one
+    original: int = 2048  # the context length in training
+    beta_fast: float = 32.0  # pairs with at least this many rotations in the original context are unchanged
+    beta_slow: float = 1.0  # pairs with fewer rotations than this are interpolated
+    truncate: bool = True  # round the ends of the ramp to whole pairs
     attention_factor: float | None = None  # the magnitude; none: 0.1 ln(factor) + 1
 
     def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         pairs = plain.numel()
 
-        def pair(turns: float) -> float:  # which one turns so many times within the original length
-            return pairs * math.log(self.original / (turns * 2 * math.pi)) / math.log(theta)
+        def pair(rotations: float) -> float:  # the index of the pair with this many in the original context
+            return pairs * math.log(self.original / (rotations * 2 * math.pi)) / math.log(theta)
 
         low, high = pair(self.beta_fast), pair(self.beta_slow)
         if self.truncate:
@@ -92,32 +93,33 @@ class YaRNScaling(Scaling, kind="yarn"):
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """By how much longer contexts sharpen attention: 0.1 weight ln(factor) + 1 (YaRN, equation 22)."""
+    """The magnitude for a context `factor` times longer: 0.1 weight ln(factor) + 1 (YaRN, equation 22)."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 
 
 @dataclass(frozen=True)
 class Llama3Scaling(Scaling, kind="llama3"):
-    """Long waves interpolated, short ones left, a blend between (Llama 3.1, Dubey et al. 2024)."""
+    """Long wavelengths are interpolated, short ones unchanged, with a blend between (Llama 3.1, Dubey et al. 2024)."""
 
-    factor: float = 8.0  # how many times longer the context gets
-    low_frequency: float = 1.0  # waves longer than original / low_frequency are interpolated
-    high_frequency: float = 4.0  # waves shorter than original / high_frequency are left as they are
-    original: int = 8192  # the length trained on
+    factor: float = 8.0  # ratio of the new context to the original one
+    low_frequency: float = 1.0  # wavelengths above original / low_frequency are interpolated
+    high_frequency: float = 4.0  # wavelengths below original / high_frequency are unchanged
+    original: int = 8192  # the context length in training
 
     def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-        turns = plain * (self.original / (2 * math.pi))  # within the original length
-        share = ((turns - self.low_frequency) / (self.high_frequency - self.low_frequency)).clamp(0, 1)
+        rotations = plain * (self.original / (2 * math.pi))  # in the original context
+        share = ((rotations - self.low_frequency) / (self.high_frequency - self.low_frequency)).clamp(0, 1)
         return plain * (share + (1 - share) / self.factor)
 
 
 @dataclass(frozen=True)
 class LongRoPEScaling(Scaling, kind="longrope"):
-    """A searched factor per pair, one list for rows up to the original length, one for longer (Ding et al. 2024)."""
+    """A factor per pair found by search, one list for rows up to the original length, one for longer rows (Ding et al.
+    2024)."""
 
-    short: tuple[float, ...] = ()  # factors of rows up to the original length
-    long: tuple[float, ...] = ()  # factors of longer rows
-    original: int = 4096  # the length trained on
+    short: tuple[float, ...] = ()  # factors for rows up to the original length
+    long: tuple[float, ...] = ()  # factors for longer rows
+    original: int = 4096  # the context length in training
     attention_factor: float = 1.0  # the magnitude
 
     def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
@@ -135,5 +137,5 @@ class LongRoPEScaling(Scaling, kind="longrope"):
         if not len(self.short) == len(self.long) == pairs:
             raise UserError(
                 f"position.rotary.scaling.longrope has {len(self.short)} short and {len(self.long)} long factors: "
-                f"give {pairs} of each, one for each pair that turns"
+                f"give {pairs} of each, one for each rotated pair"
             )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from onward.checkpoint.folder import Outline
+from onward.checkpoint.folder import SizeLimit
 from onward.errors import UserError
 from onward.model.config import DecoderConfig, at
 from onward.model.decoder import Decoder
@@ -22,7 +22,7 @@ def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
     kinds = [tuple(at(parts, layer) for parts in slots) for layer in range(config.n_layers)]  # type: ignore[type-var]
     final_norm = config.final_norm or at(config.norm, config.n_layers - 1)
     try:
-        with torch.device("meta"), Outline(sys.maxsize):
+        with torch.device("meta"), SizeLimit(sys.maxsize):
             rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
             rest.blocks = nn.ModuleList()
             firsts = {kinds.index(kind): count for kind, count in Counter(kinds).items()}
