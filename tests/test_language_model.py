@@ -99,7 +99,7 @@ def test_typed_keywords_are_the_options_that_there_are(kind: str) -> None:
     assert not typed.__required_keys__
 
 
-def test_a_string_gives_a_string_and_a_list_a_list(lm: LanguageModel) -> None:
+def test_generate_returns_a_text_for_a_text_and_a_list_for_a_list(lm: LanguageModel) -> None:
     one = lm.generate("The cat", 12, temperature=0)
     assert isinstance(one, str)
     assert lm.generate(["The cat", "A dog"], 12, temperature=0) == [one, lm.generate("A dog", 12, temperature=0)]
@@ -107,7 +107,7 @@ def test_a_string_gives_a_string_and_a_list_a_list(lm: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}, {"top_p": 0.9, "seed": 1}])
-def test_a_stream_joined_is_the_generated_text(lm: LanguageModel, sampling: dict) -> None:
+def test_joined_pieces_of_a_stream_are_the_generated_text(lm: LanguageModel, sampling: dict) -> None:
     text = lm.generate("The old king", 60, slide=True, **sampling)
     pieces = list(lm.stream("The old king", 60, slide=True, **sampling))
     assert "".join(pieces) == text
@@ -176,7 +176,7 @@ def test_saving_and_loading_changes_nothing(lm: LanguageModel, tmp_path: Path) -
     assert onward.load(tmp_path, dtype=torch.float64).model.embed.weight.dtype == torch.float64
 
 
-def test_a_folder_without_a_tokenizer_loads_and_says_so_when_text_is_needed(lm: LanguageModel, tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_refuses_text_in_one_sentence(lm: LanguageModel, tmp_path: Path) -> None:
     onward.save(LanguageModel(lm.model, None, lm.hf), tmp_path)
     bare = onward.load(tmp_path)
     assert bare.model(torch.tensor([[1, 2]])).shape == (1, 2, lm.config.vocab_size)
@@ -186,7 +186,7 @@ def test_a_folder_without_a_tokenizer_loads_and_says_so_when_text_is_needed(lm: 
             call()
 
 
-def test_ids_without_text_are_never_sampled(lm: LanguageModel) -> None:
+def test_ids_without_a_token_are_never_sampled(lm: LanguageModel) -> None:
     size = lm.tokenizer.vocab_size
     padded = LanguageModel(onward.Decoder(replace(lm.config, vocab_size=size + 200)).eval(), lm.tokenizer)
     of = [padded.complete(["a"] * 8, 30, temperature=5.0, seed=0)]
@@ -219,7 +219,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_one_sentence_for(case: str, lm: LanguageModel) -> None:
+def test_a_mistake_is_one_sentence(case: str, lm: LanguageModel) -> None:
     call, message = BAD[case]
     with pytest.raises(onward.UserError, match=message) as caught:
         call(lm)

@@ -25,7 +25,7 @@ def lm(tiny_run: Path) -> LanguageModel:
 
 @pytest.fixture
 def said(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run the command on the tiny model in an empty folder: what it said on standard output and on standard error."""
+    """Run the command on the tiny model in an empty folder; return its standard output and standard error."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, status: int = 0) -> tuple[str, str]:
@@ -39,7 +39,7 @@ def rows(out: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_what_is_streamed_is_what_comes_as_json(said) -> None:
+def test_streamed_text_equals_the_text_in_json(said) -> None:
     words = ["The", "A dog", "--seed", "1", "--max-new-tokens", "40", "--context-overflow", "slide"]
     streamed, _ = said(*words)
     found = rows(said(*words, "--json")[0])
@@ -105,7 +105,9 @@ def test_prompts_come_from_standard_input_and_from_another_field(said, monkeypat
     assert rows(said("--prompts", "many.jsonl", "--field", "question", *SEEDED, "--json")[0])[0]["prompt"] == "The"
 
 
-def test_many_prompts_run_together_through_one_engine(said, lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_of_a_file_are_computed_together_by_one_engine(
+    said, lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows_of, step = [], Engine.step
     monkeypatch.setattr(Engine, "step", lambda engine: (step(engine), rows_of.append(len(engine.scheduler.active)))[0])
     prompts = [f"{who} {does}" for who in ("The cat", "A dog", "The old king") for does in ("sat", "slept", "sang")]
@@ -162,7 +164,7 @@ def test_stop_takes_one_text_and_may_be_repeated(words: list[str], stop: list[st
     assert len(text) < len(lm.generate("The", 25, temperature=0))
 
 
-def test_log_probabilities_are_a_table_and_in_json_exact(said, lm: LanguageModel) -> None:
+def test_logprobs_are_a_table_and_exact_in_json(said, lm: LanguageModel) -> None:
     words = ["The cat", "--logprobs", "2", "--temperature", "0", "--max-new-tokens", "3"]
     [[answer]] = lm.complete("The cat", 3, temperature=0, logprobs=2)
     out, _ = said(*words)
@@ -179,7 +181,7 @@ def test_log_probabilities_are_a_table_and_in_json_exact(said, lm: LanguageModel
         assert one["text"] == lm.tokenizer.piece(chance.token)
 
 
-def test_a_draft_that_is_the_model_is_always_accepted_and_the_figures_are_told(said, tiny_run: Path) -> None:
+def test_a_draft_that_is_the_model_is_always_accepted(said, tiny_run: Path) -> None:
     words = ["The cat", "A dog", "--temperature", "0", "--max-new-tokens", "21"]
     plain, cut = said(*words)
     out, figures = said(*words, "--draft", str(tiny_run))
@@ -193,7 +195,7 @@ def test_a_draft_that_is_the_model_is_always_accepted_and_the_figures_are_told(s
         assert (row["steps"], row["num_drafted"], row["num_accepted"]) == (5, 16, 16)
 
 
-def test_a_look_up_tells_its_figures_too(said) -> None:
+def test_lookup_prints_the_figures_of_speculation(said) -> None:
     words = ["The cat sat on the mat.\nThe cat sat", "--temperature", "0", "--max-new-tokens", "8"]
     out, figures = said(*words, "--lookup", "3")
     assert out == said(*words)[0]
@@ -214,7 +216,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("words", SEARCHES)
-def test_a_search_prints_what_the_language_model_finds(words: str, said, lm: LanguageModel) -> None:
+def test_a_search_prints_the_results_of_the_language_model(words: str, said, lm: LanguageModel) -> None:
     prompts = ["The cat", "A dog"]
     expected = [(p, one) for p, of in zip(prompts, SEARCHES[words](lm, prompts)) for one in of]
     out, _ = said(*prompts, "--max-new-tokens", "9", *words.split())
@@ -225,7 +227,7 @@ def test_a_search_prints_what_the_language_model_finds(words: str, said, lm: Lan
     assert (found[-1]["prompt_index"], found[-1]["index"]) == (1, len(found) // 2 - 1)
 
 
-def test_an_answer_has_the_form_that_is_asked_for(said) -> None:
+def test_an_answer_has_the_form_of_regex_and_json_schema(said) -> None:
     out, _ = said("The", "--regex", " [0-9]{3}", "--seed", "1")
     assert re.fullmatch("The [0-9]{3}\n", out)
     Path("schema.json").write_text('{"enum": ["cat", "dog"]}')
@@ -261,7 +263,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_what_cannot_be_is_one_sentence_and_nothing_is_printed(words: str, said) -> None:
+def test_a_mistake_is_one_sentence_and_nothing_else_is_printed(words: str, said) -> None:
     Path("empty.txt").write_text("")
     Path("rows.jsonl").write_text('{"body": "x"}\n')
     Path("long.txt").write_text("The\n" + "The cat sat on the mat. " * 9)
@@ -282,7 +284,7 @@ def test_a_prompt_whose_answer_fails_is_not_printed(said, lm: LanguageModel) -> 
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyboardInterrupt(), 130), (RuntimeError("can't allocate memory"), 2)], ids=repr
 )
-def test_what_was_printed_stays_when_it_breaks_off(
+def test_answers_printed_before_an_interruption_remain(
     error: BaseException, status: int, said, lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, prompts = Engine.step, ["The"] * 17  # one more than there are rows

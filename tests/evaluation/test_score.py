@@ -1,4 +1,4 @@
-"""How well a model predicts a text."""
+"""Loss, perplexity and bits per byte."""
 
 import math
 
@@ -21,7 +21,7 @@ TOKENS = np.random.default_rng(0).integers(0, 30, 100).astype(np.uint16)
 
 
 @given(count=st.integers(2, 200), length=st.integers(1, 40), data=st.data())
-def test_every_token_but_the_first_is_predicted_once(count: int, length: int, data: st.DataObject) -> None:
+def test_windows_predict_every_token_but_the_first_once(count: int, length: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(1, length))
     spans = list(windows(count, length, stride))
     assert [i for _, first, end in spans for i in range(first, end)] == list(range(1, count))
@@ -44,7 +44,7 @@ def plain_nats(tokens: np.ndarray, stride: int) -> list[float]:
 
 @pytest.mark.parametrize("stride", [1, 5, 6, 12])
 @pytest.mark.parametrize("count", [2, 12, 13, 14, 100])
-def test_loss_perplexity_and_bits_are_the_formulas(stride: int, count: int) -> None:
+def test_loss_perplexity_and_bits_per_byte_equal_the_formulas(stride: int, count: int) -> None:
     found = evaluate(MODEL, TOKENS[:count], n_bytes=77, stride=stride)
     nats = plain_nats(TOKENS[:count], stride)
     assert found.tokens == len(nats) == count - 1
@@ -63,7 +63,7 @@ def test_a_stride_of_the_context_gives_windows_that_do_not_overlap() -> None:
     assert found.loss == pytest.approx(expected, rel=1e-9)
 
 
-def test_tokens_are_read_as_they_are_needed() -> None:
+def test_evaluate_reads_tokens_window_by_window() -> None:
     read: list[tuple[int, int]] = []
 
     class Told(Tokens):
@@ -76,11 +76,11 @@ def test_tokens_are_read_as_they_are_needed() -> None:
     assert max(stop - start for start, stop in read) == 13, "no more than a window"
 
 
-def test_by_default_the_window_moves_by_half_the_context() -> None:
+def test_default_stride_is_half_the_context() -> None:
     assert evaluate(MODEL, TOKENS, 1).stride == 6
 
 
-def test_many_windows_in_several_calls_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_calls_does_not_change_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     from onward.evaluation import score
 
     whole = evaluate(MODEL, TOKENS, 1)

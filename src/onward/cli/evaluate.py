@@ -1,4 +1,4 @@
-"""onward evaluate: how well a model predicts a text."""
+"""onward evaluate: the loss, perplexity and bits per byte of a model on a text."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from onward.cli.output import print_json, print_next, print_table, warn_of_unkno
 from onward.errors import UserError
 
 ABOUT = """\
-Loss, perplexity and bits per byte of a model on a text, by a window that slides over it.
+Loss, perplexity and bits per byte of a model on a text.
 
 examples:
   onward evaluate runs/mybook                    the validation text of the run
@@ -22,7 +22,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """What to evaluate, and how."""
+    """The model, the text and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
     model: str  # folder of the model
