@@ -37,7 +37,7 @@ def test_what_cannot_belong_to_a_stop_is_said_at_once(pieces: list[str], stops: 
         stream.push(piece)
         if stream.stopped:
             break
-        assert all(any(stop.startswith(stream.held) for stop in stops) for _ in stream.held[:1])
+        assert all(any(stop.startswith(stream.pending) for stop in stops) for _ in stream.pending[:1])
 
 
 def test_overlapping_stops_and_their_beginnings() -> None:

@@ -150,7 +150,7 @@ def call(positions: list[int] | None, view: str = "whole") -> None:
         ([12], "whole", "position 12 is outside the 12"),
         ([-1], "whole", "position -1 is outside"),
         ([6], "upto", "position 6 is outside the 6"),
-        ([5, 6], "upto", "position 6, pads included"),
+        ([5, 6], "upto", "position 6, padding included"),
     ],
 )
 def test_a_call_that_the_cache_cannot_hold_is_refused(positions: list[int] | None, view: str, message: str) -> None:

@@ -25,41 +25,41 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A way in which a prompt may go on."""
+    """A continuation of a prompt."""
 
-    tokens: list[int]  # an end token is not among them
-    score: float  # log-probability, less what diversity took off, over (number of tokens, end included) ** penalty
-    logprob: float  # of the tokens, end included, as the sampling changes it
-    finished: bool  # whether an end token came; else there was no room for more
+    tokens: list[int]  # without the stop token
+    score: float  # (logprob - diversity penalties) / (number of tokens, stop token included) ** length_penalty
+    logprob: float  # of the tokens, stop token included, after `sampling`
+    finished: bool  # whether it ended with a stop token; else with max_new_tokens
 
 
 @dataclass
 class Beam:
     """A hypothesis that still grows."""
 
-    row: int  # of the cache: its own or, while it is new, that of the beam it continues
+    row: int  # of the cache: its own or, until the rows are reordered, that of the beam it continues
     tokens: list[int]
-    total: float = 0.0  # log-probability, less what diversity took off
+    total: float = 0.0  # log-probability less the diversity penalties
     logprob: float = 0.0
 
 
 @dataclass(frozen=True)
 class Rules:
-    """When a hypothesis ends and when the search is over; as of `beam_search`."""
+    """When a hypothesis ends and when the search ends; see `beam_search`."""
 
     size: int  # beams in a group
     stop_token_ids: frozenset[int]
-    most: int  # new tokens
+    max_new_tokens: int
     length_penalty: float
     early_stopping: EarlyStopping
 
-    def over(self, running: list[Beam], finished: list[Hypothesis]) -> bool:
-        """Whether to end, given running and finished hypotheses, each with the best first."""
+    def ended(self, running: list[Beam], finished: list[Hypothesis]) -> bool:
+        """Whether the search ends, given running and finished hypotheses, each with the best first."""
         if not running or len(finished) < self.size:
             return not running
         longest = self.early_stopping == "never" and self.length_penalty > 0
-        hope = running[0].total / (self.most if longest else len(running[0].tokens)) ** self.length_penalty
-        return self.early_stopping is True or hope <= finished[-1].score
+        best = running[0].total / (self.max_new_tokens if longest else len(running[0].tokens)) ** self.length_penalty
+        return self.early_stopping is True or best <= finished[-1].score
 
 
 @dataclass
@@ -70,10 +70,10 @@ class Group:
     finished: list[Hypothesis] = field(default_factory=list)  # the best first
 
     def advance(self, log_p: Tensor, penalty: Tensor, rules: Rules) -> list[int]:
-        """Go on by a token, given log-probabilities (B, V) of all rows and a penalty (V,); none run where it is over.
+        """Extend the beams by a token, given log-probabilities (B, V) of all rows and a penalty (V,).
 
-        Of the likeliest candidates, as many as there are beams, those that end become finished hypotheses; the
-        likeliest that do not end run on. Returns the last tokens of both.
+        Of the `size` likeliest candidates, those with a stop token become finished hypotheses; the `size` likeliest
+        without one become the running beams, or none where the search has ended. Returns the last tokens of both.
         """
         if not self.running:
             return []
@@ -81,16 +81,15 @@ class Group:
         taken: list[int] = []
         plain = log_p[[beam.row for beam in sources]]
         totals = (plain + plain.new_tensor([beam.total for beam in sources])[:, None] - penalty).flatten()
-        best = totals.topk(
-            min((1 + len(rules.stop_token_ids)) * rules.size, len(totals))
-        )  # enough that `size` do not end
+        enough = (1 + len(rules.stop_token_ids)) * rules.size  # that `size` of them have no stop token
+        best = totals.topk(min(enough, len(totals)))
         lasts = plain.flatten()[best.indices].tolist()
         for rank, (total, index, last) in enumerate(zip(best.values.tolist(), best.indices.tolist(), lasts)):
             if total == -math.inf:
                 break
             source, token = sources[index // log_p.size(1)], index % log_p.size(1)
             ended, logprob = token in rules.stop_token_ids, source.logprob + last
-            runs = not ended and length < rules.most
+            runs = not ended and length < rules.max_new_tokens
             if (len(self.running) if runs else rank) >= rules.size:
                 continue
             taken.append(token)
@@ -100,13 +99,13 @@ class Group:
             else:
                 self.finished.append(Hypothesis(tokens, total / length**rules.length_penalty, logprob, ended))
         self.finished = ranked(self.finished)[: rules.size]
-        if rules.over(self.running, self.finished):
+        if rules.ended(self.running, self.finished):
             self.running = []
         return taken
 
 
 def ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """The best first, of equals the older."""
+    """Sorted by score, best first; equal scores keep their order."""
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
@@ -127,7 +126,7 @@ def beam_search(
     stop_token_ids: Collection[int] = (),
     allowed: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `n` hypotheses for each prompt, best first; fewer where no more can be.
+    """The `n` best hypotheses for each prompt, best first; fewer where fewer exist.
 
     A hypothesis is rated by its log-probability over its number of new tokens ** `length_penalty`: the greater the
     penalty, the better longer ones do. It ends with a token of `stop_token_ids` or at `max_new_tokens`. Once there

@@ -1,4 +1,4 @@
-"""Answers of a given form: a regular expression or a JSON schema, through llguidance.
+"""Answers constrained by a regular expression or a JSON schema, through llguidance.
 
 Shapes: V vocabulary.
 """
@@ -24,19 +24,18 @@ from onward.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # that fit may come, not only those the tokenizer would choose
-SPACE = r"[ ]?|\n[ ]{0,40}"  # between the parts of JSON: in one line or indented, but not without end
+ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # that fit are allowed, not only those the tokenizer would choose
+SPACE = r"[ ]?|\n[ ]{0,40}"  # white space between the parts of JSON: one line or indented, but bounded
 
 
 def constraint(
     tokenizer: Tokenizer, size: int, end: Collection[int], options: GenerationOptions
 ) -> TextConstraint | None:
-    """The form that options ask for, by their `regex` or `json_schema`, before the first of `size` tokens; None
-    where they ask for none.
+    """The constraint of the options' `regex` or `json_schema`, over the first `size` token ids; None without either.
 
     Regular expressions are those of Rust's regex crate, which must match the whole answer: Unicode classes, no
-    look-around, no back-references, no `\\b`. Schemas with a keyword that cannot be kept are a UserError, as is what no
-    tokens can meet. `end` are the tokens that may come exactly where the answer has its form.
+    look-around, no back-references, no `\\b`. Schemas with a keyword that is not supported are a UserError, as are
+    constraints that no tokens of the model meet. `end` are the token ids allowed exactly where the answer is complete.
     """
     if options.regex:
         what, text = "regex", options.regex
@@ -60,14 +59,14 @@ def constraint(
 
 
 class TextConstraint:
-    """The state of an answer that must have a form, see `request.Constraint`."""
+    """The state of a constrained answer, see `request.Constraint`."""
 
     def __init__(self, matcher: LLMatcher, known: Vocabulary, end: list[int]) -> None:
         self.matcher, self.known, self.end = matcher, known, end
-        self.look()
+        self.compute_mask()
 
-    def look(self) -> None:
-        """Find what may come next."""
+    def compute_mask(self) -> None:
+        """Compute which tokens are allowed next."""
         bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
         text = np.unpackbits(bits, count=len(self.known.spaced), bitorder="little")
         self.mask = torch.from_numpy(text).bool()
@@ -83,7 +82,7 @@ class TextConstraint:
         if token in self.end or not self.mask[token]:
             return False
         self.matcher.consume_token(token)
-        self.look()
+        self.compute_mask()
         return not self.full
 
     def copy(self) -> TextConstraint:
@@ -92,7 +91,7 @@ class TextConstraint:
         return result
 
     def after(self, text: str) -> TextConstraint:
-        """A copy for an answer that follows a text; where there is none, tokens would lose their first space."""
+        """A copy for an answer that follows a text; without one, tokens that lose their first space are not allowed."""
         result = self.copy()
         if not text:
             result.mask = self.mask & ~self.known.spaced
@@ -101,7 +100,7 @@ class TextConstraint:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """All tokens, as llguidance knows them."""
+    """All tokens, in the form that llguidance takes."""
 
     inner: LLTokenizer
     spaced: Tensor  # (V,), those that lose their first space where a text begins
@@ -109,7 +108,7 @@ class Vocabulary:
 
 @lru_cache(maxsize=2)
 def vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """The tokens below `size`; control tokens and holes stand for nothing, and never come."""
+    """The token ids below `size`; control tokens and unused ids have no text and are never allowed."""
     from llguidance import LLTokenizer
 
     pieces = [tokenizer.token_bytes(i) for i in range(size)]
@@ -128,7 +127,7 @@ def vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
 
 
 def read_schema(text: str) -> str:
-    """A schema with our spaces, unless it has its own under llguidance's key."""
+    """A schema with our white space, unless it sets its own under llguidance's key."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -139,7 +138,7 @@ def read_schema(text: str) -> str:
 
 
 def reason(message: str) -> str:
-    """One sentence from a report of llguidance, which shows where in its grammar it stands."""
+    """One sentence of an llguidance message, without the excerpt of its grammar."""
     found = re.search(r"^error: (.*)", message, re.MULTILINE)
     first = message.partition("\n")[0]
     return found[1] if found else re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", first)

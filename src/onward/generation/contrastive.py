@@ -33,14 +33,14 @@ def contrastive_search(
     stop_token_ids: Collection[int] = (),
     allowed: Tensor | None = None,
 ) -> list[list[int]]:
-    """What follows each prompt, up to a token of `stop_token_ids`, which is not among them, or `max_new_tokens`.
+    """The tokens that continue each prompt, up to a stop token, which is not part of them, or `max_new_tokens`.
 
     Of the `k` likeliest tokens v, the one with the greatest (1 - alpha) p(v) - alpha max_j cos(h_v, h_j) comes next,
     where h are the last hidden states of v and of the tokens j before it (Su et al. 2022). `alpha` is between 0,
     which is greedy, and 1. `sampling` shapes p: penalties, bans, temperature and so on, by default not at all.
     `allowed` (V,) is False for tokens that are never chosen; before `min_new_tokens` no token of `stop_token_ids` is.
-    All prompts are searched together, in k rows of one cache each. A UserError tells of values out of range and
-    prompts that cannot be continued.
+    All prompts are searched together, in k rows of one cache each. Values out of range and prompts that cannot
+    be continued are a UserError.
     """
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha is {alpha}: it must be between 0 and 1")

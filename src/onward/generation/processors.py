@@ -1,4 +1,4 @@
-"""What is done to logits before a token is drawn, one function per strategy.
+"""Changes of the logits before a token is sampled, one function per strategy.
 
 Shapes: B rows, V vocabulary. Each takes logits (B, V) in fp32 and what it needs of the rows, a value per row.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-COLDEST = 1e-6  # a lower temperature would only leave fp32, not change which token is taken
+COLDEST = 1e-6  # a lower temperature would overflow fp32, and samples the same token
 
 
 def column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -32,7 +32,7 @@ def penalize_counts(logits: Tensor, frequency: Sequence[float], presence: Sequen
 
 
 def repeats(tokens: Sequence[int], size: int) -> set[int]:
-    """The tokens that would complete a run of `size` tokens that was there before."""
+    """The tokens that would complete a sequence of `size` tokens for the second time."""
     if not size or len(tokens) < size:
         return set()
     last = tuple(tokens[len(tokens) - size + 1 :])
@@ -40,7 +40,7 @@ def repeats(tokens: Sequence[int], size: int) -> set[int]:
 
 
 def ban(logits: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """No probability for these tokens of each row."""
+    """Logits with -inf for these tokens of each row."""
     rows = [row for row, ids in enumerate(tokens) for _ in ids]
     logits = logits.clone()
     logits[rows, [i for ids in tokens for i in ids]] = -math.inf
@@ -48,14 +48,14 @@ def ban(logits: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
 
 
 def force(logits: Tensor, token: Sequence[int | None]) -> Tensor:
-    """All probability for this token of each row that has one."""
+    """Logits with 0 for this token and -inf for all others, in each row that has one."""
     forced = torch.tensor([-1 if t is None else t for t in token], device=logits.device)[:, None]
     keep = (forced < 0) | (torch.arange(logits.size(1), device=logits.device) == forced)
     return torch.where((forced >= 0) & keep, 0.0, logits).masked_fill(~keep, -math.inf)
 
 
 def apply_temperature(logits: Tensor, temperature: Sequence[float]) -> Tensor:
-    """Logits over the temperature; at 0 the likeliest token, the first of equals, has all the probability."""
+    """Logits divided by the temperature; at 0 the likeliest token, the first of equals, gets all the probability."""
     greedy = column([t < COLDEST for t in temperature], logits, torch.bool)
     top, place = logits.max(-1, keepdim=True)
     best = torch.full_like(logits, -math.inf).scatter_(1, place, torch.where(top > -math.inf, 0.0, top))
@@ -63,7 +63,7 @@ def apply_temperature(logits: Tensor, temperature: Sequence[float]) -> Tensor:
 
 
 def keep_top_k(logits: Tensor, k: Sequence[int]) -> Tensor:
-    """The k likeliest tokens, 0 for all; ties at the border are all kept (Fan et al. 2018)."""
+    """Keep the k likeliest tokens, 0 for all; ties with the last of them are kept (Fan et al. 2018)."""
     size = logits.size(1)
     k = [min(one or size, size) for one in k]
     best = logits.topk(max((one for one in k if one < size), default=1)).values
@@ -72,7 +72,7 @@ def keep_top_k(logits: Tensor, k: Sequence[int]) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
-    """The smallest set of likeliest tokens that holds at least the share p (Holtzman et al. 2020)."""
+    """Keep the smallest set of likeliest tokens whose probability is at least p (Holtzman et al. 2020)."""
     ranked, order = logits.sort(-1, descending=True)
     shares = ranked.softmax(-1)
     out = shares.cumsum(-1) - shares >= column([one if one < 1 else math.inf for one in p], logits)
@@ -80,13 +80,13 @@ def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
 
 
 def keep_min_p(logits: Tensor, share: Sequence[float]) -> Tensor:
-    """The tokens at least this share as likely as the likeliest (Nguyen et al. 2024)."""
+    """Keep tokens with at least this fraction of the likeliest token's probability (Nguyen et al. 2024)."""
     shares = logits.softmax(-1)
     return logits.masked_fill(shares < column(share, logits) * shares.amax(-1, keepdim=True), -math.inf)
 
 
 def keep_typical(logits: Tensor, p: Sequence[float]) -> Tensor:
-    """The tokens whose surprise is nearest to the expected one, up to the share p (Meister et al. 2023)."""
+    """Keep the tokens whose surprise is nearest to the entropy, up to a probability of p (Meister et al. 2023)."""
     surprise = -logits.log_softmax(-1)
     shares = logits.softmax(-1)
     entropy = (shares * surprise).nansum(-1, keepdim=True)  # a token without probability adds nothing

@@ -10,10 +10,10 @@ from onward.model.experts import ExpertsModule
 
 
 def compile_blocks(model: Decoder, **options: Any) -> None:
-    """Compile every block with torch.compile and its `options`; they run compiled from their next call on.
+    """Compile every block with torch.compile and its `options`; it takes effect with the next call.
 
-    Experts stay as they are written: how many tokens each of them gets is known at run time only. Once for a model, and
-    before `recompute_blocks`.
+    Experts run uncompiled, since the number of tokens of each is known at run time only. Call this once for a model,
+    and before `recompute_blocks`.
     """
     for module in model.modules():  # functions are bound by `partial`, so that a copy of the model calls its own
         if isinstance(module, ExpertsModule):

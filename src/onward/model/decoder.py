@@ -28,14 +28,14 @@ class Scale(nn.Module):
 
 
 class RoundedScale(Scale):
-    """x times a constant that is rounded to x's precision first (Gemma)."""
+    """x times a constant that is rounded to the dtype of x first (Gemma)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * x.new_full((), self.factor)
 
 
-class Cap(nn.Module):
-    """cap * tanh(x / cap): nothing gets past the cap."""
+class Softcap(nn.Module):
+    """cap * tanh(x / cap): every number stays between -cap and cap (Gemma 2)."""
 
     def __init__(self, cap: float) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Decoder(nn.Module):
         self.embed_out = nn.Linear(c.d_model, c.d_embed, bias=False) if narrow else nn.Identity()
         self.head = nn.Linear(c.d_embed, c.vocab_size, bias=c.head_bias)
         self.logit_scale = Scale(c.logit_scale) if c.logit_scale != 1.0 else nn.Identity()
-        self.logit_softcap = Cap(c.logit_softcap) if c.logit_softcap else nn.Identity()
+        self.logit_softcap = Softcap(c.logit_softcap) if c.logit_softcap else nn.Identity()
         if c.tied:
             self.head.weight = self.embed.weight
         initialize(self, c)
@@ -86,7 +86,7 @@ class Decoder(nn.Module):
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | CacheView | None = None
     ) -> Tensor:
-        """Logits (B, T, V) in which place t speaks of the token at t + 1. Arguments as of `hidden`."""
+        """Logits (B, T, V); those of index t predict the token at index t + 1. Arguments as of `hidden`."""
         return self.logits(self.hidden(tokens, positions, cache))
 
     def hidden(
@@ -95,10 +95,10 @@ class Decoder(nn.Module):
         """The normalized residual stream (B, T, D) after the last block.
 
         `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default
-        0, 1, 2, ...; where one does not follow the one before, another document begins, which sees nothing of those
-        before it. With a `cache`, positions are required, rows are continued from what the cache holds, and a row's
-        last position must be its greatest. A ValueError tells of a call that the cache or the learned
-        positions cannot hold.
+        0, 1, 2, ...; where a position is not the one before plus one, another packed document begins, which attends to
+        no token of the documents before it. With a `cache`, positions are required, each row continues after the
+        tokens that the cache holds, and a row's last position must be its greatest. Tokens of a wrong shape or dtype,
+        ids out of range, and positions beyond the cache or the learned positions are a UserError (a ValueError).
         """
         check_tokens(tokens, self.config)
         view = cache.view() if isinstance(cache, KVCache) else cache
@@ -122,7 +122,7 @@ class Decoder(nn.Module):
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards in the mode it was in. Costs nothing where it is in that mode."""
+    """The model in evaluation mode, and afterwards in the mode it was in. Free for a model in evaluation mode."""
     training = model.training
     if training:
         model.eval()
@@ -134,7 +134,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: CacheView | None) -> None:
-    """Refuse positions that are not there, and a call that would write over what its own tokens still have to see."""
+    """A UserError for positions that do not exist, and for a call that would overwrite slots that it still reads."""
     limit = at(config.position, 0).limit(config)
     if cache:
         if positions is None:
@@ -148,13 +148,15 @@ def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: C
         first, last, real = 0, tokens - 1, tokens - 1
     elif positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling():
         first, last = int(positions.min()), int(positions.max())
-        real = int(positions[:, 0].max()) if cache else last  # behind the first there may be pads
-    else:  # elsewhere a look would wait
+        real = int(positions[:, 0].max()) if cache else last  # later columns may be padding
+    else:  # on an accelerator, reading positions would force a sync
         return
     if real >= limit or first < 0:
-        raise UserError(f"position {real if first >= 0 else first} is outside the {limit} that there are")
+        raise UserError(
+            f"position {real if first >= 0 else first} is outside the {limit} positions of the model or its cache"
+        )
     if cache and last >= cache.end:
-        raise UserError(f"position {last}, pads included, is past the slots of this view of a cache ({cache.end})")
+        raise UserError(f"position {last}, padding included, is past the {cache.end} slots of this view of a cache")
 
 
 def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
@@ -173,7 +175,7 @@ def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
 
 
 def check_ids(least: int, greatest: int, config: DecoderConfig) -> None:
-    """Refuse token ids that the model does not have, given the least and the greatest of them."""
+    """A UserError for token ids outside the vocabulary, given the least and the greatest of them."""
     for token in least, greatest:
         if not 0 <= token < config.vocab_size:
             raise UserError(

@@ -1,6 +1,6 @@
 """Latent attention (DeepSeek-V2): the cache keeps one small vector per token instead of keys and values.
 
-Shapes: B batch, T tokens in this call, S tokens that can be seen, H heads; L d_latent, P d_nope, R d_rope,
+Shapes: B batch, T tokens in this call, S keys, H heads; L d_latent, P d_nope, R d_rope,
 F d_value.
 """
 
@@ -15,8 +15,8 @@ from onward.model.context import AttentionContext
 
 class LatentAttentionModule(nn.Module):
     """x (B, T, D) -> (B, T, D). Keys and values are expanded from the latents, or the expansion is absorbed into the
-    queries and outputs so that latents are attended to as they are: the same numbers, and cheaper where few tokens
-    look back on many."""
+    queries and outputs, so that the latents themselves serve as keys and values. Both forms give the same result; the
+    absorbed one takes fewer multiplications where few queries attend to many latents."""
 
     def __init__(self, part: LatentAttention, config: DecoderConfig) -> None:
         super().__init__()
@@ -47,22 +47,22 @@ class LatentAttentionModule(nn.Module):
         return self.dropout(self.out(form(q, latent, rope_key, context).flatten(-2)))
 
     def expanded(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
-        """q (B, T, H, P + R), latents (B, S, L) and rotary keys (B, S, R) -> (B, T, H, F), by keys and values."""
-        plain, v = self.kv(latent).unflatten(-1, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], -1)
-        k = torch.cat([plain, rope_key[:, :, None].expand(-1, -1, self.n_heads, -1)], -1)
+        """q (B, T, H, P + R), latents (B, S, L) and rotary keys (B, S, R) -> (B, T, H, F), through keys and values."""
+        nope, v = self.kv(latent).unflatten(-1, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], -1)
+        k = torch.cat([nope, rope_key[:, :, None].expand(-1, -1, self.n_heads, -1)], -1)
         return self.attend(q, k, v, context)
 
     def absorbed(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
         """The same with the latents as the keys and values of a single head."""
-        into_k, into_v = self.kv.weight.unflatten(0, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], 1)
-        plain, turning = q.split([self.part.d_nope, self.part.d_rope], -1)
-        q = torch.cat([torch.einsum("bthp,hpl->bthl", plain, into_k.type_as(q)), turning], -1)
+        to_k, to_v = self.kv.weight.unflatten(0, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], 1)
+        nope, rope = q.split([self.part.d_nope, self.part.d_rope], -1)
+        q = torch.cat([torch.einsum("bthp,hpl->bthl", nope, to_k.type_as(q)), rope], -1)
         k = torch.cat([latent, rope_key], -1)[:, :, None]
         y = self.attend(q, k, latent[:, :, None], context)
-        return torch.einsum("bthl,hfl->bthf", y, into_v.type_as(y))
+        return torch.einsum("bthl,hfl->bthf", y, to_v.type_as(y))
 
     def absorbing_is_cheaper(self, tokens: int, seen: int) -> bool:
-        """Which form takes fewer multiplications per head for T queries over S latents."""
+        """Whether the absorbed form takes fewer multiplications per head, for T queries over S latents."""
         p = self.part
         through = p.d_latent * (p.d_nope + p.d_value)  # latent to key and value, or query and output to latent
         pair = p.d_nope + p.d_rope + p.d_value

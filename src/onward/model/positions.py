@@ -1,4 +1,4 @@
-"""Positions: what is added to embeddings, how queries and keys turn, how scores fall with distance.
+"""Positions: vectors added to embeddings, rotations of queries and keys, and slopes of scores.
 
 Shapes: B batch, T tokens in this call, D d_model, H heads, E d_head.
 """
@@ -20,7 +20,7 @@ class LearnedModule(nn.Module):
         self.weight = nn.Parameter(torch.empty(length + offset, width))
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        rows = (positions + self.offset).clamp(max=len(self.weight) - 1)  # pads may lie beyond
+        rows = (positions + self.offset).clamp(max=len(self.weight) - 1)  # padding may lie beyond
         return nn.functional.embedding(rows, self.weight).to(dtype)
 
 
@@ -60,7 +60,7 @@ def rotation(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the first numbers of each head of x (B, T, H, E): number i with number i + rope_dim / 2; the rest stays."""
+    """Rotate the first rope_dim numbers of each head of x (B, T, H, E), number i with number i + rope_dim / 2."""
     half = cos.size(-1)
     a, b, still = x.split([half, half, x.size(-1) - 2 * half], -1)
     turned = [(a * cos - b * sin).type_as(x), (b * cos + a * sin).type_as(x)]

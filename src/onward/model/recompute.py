@@ -8,9 +8,9 @@ from onward.model.decoder import Decoder
 
 
 def recompute_blocks(model: Decoder) -> None:
-    """Keep only the inputs of blocks for the backward, which computes what is inside again (Chen et al. 2016).
+    """Keep only the inputs of blocks for the backward pass, which recomputes their activations (Chen et al. 2016).
 
-    Gradients stay the same to the bit, dropout included.
+    Gradients are equal to the bit, dropout included.
     """
     for block in model.blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
