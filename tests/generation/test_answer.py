@@ -18,7 +18,7 @@ def in_one_sweep(text: str, stops: list[str]) -> str:
 
 
 @given(pieces=st.lists(st.text("ab\n", max_size=5), max_size=8), stops=st.lists(LETTERS, max_size=3))
-def test_the_pieces_joined_are_the_text_up_to_the_first_stop(pieces: list[str], stops: list[str]) -> None:
+def test_pieces_join_to_the_text_up_to_the_first_stop(pieces: list[str], stops: list[str]) -> None:
     stream, said = StopText(stops), ""
     for piece in pieces:
         said += stream.push(piece)
@@ -31,7 +31,7 @@ def test_the_pieces_joined_are_the_text_up_to_the_first_stop(pieces: list[str], 
 
 
 @given(pieces=st.lists(st.text("ab\n", max_size=5), max_size=8), stops=st.lists(LETTERS, max_size=3))
-def test_what_cannot_belong_to_a_stop_is_said_at_once(pieces: list[str], stops: list[str]) -> None:
+def test_text_that_cannot_begin_a_stop_is_passed_at_once(pieces: list[str], stops: list[str]) -> None:
     stream = StopText(stops)
     for piece in pieces:
         stream.push(piece)
@@ -40,7 +40,7 @@ def test_what_cannot_belong_to_a_stop_is_said_at_once(pieces: list[str], stops: 
         assert all(any(stop.startswith(stream.pending) for stop in stops) for _ in stream.pending[:1])
 
 
-def test_overlapping_stops_and_their_beginnings() -> None:
+def test_overlapping_stop_texts() -> None:
     stream = StopText(["\n\nUser", "\n\n"])
     assert [stream.push(p) for p in ("one\n", "two\n", "\n", "User")][:3] == ["one", "\ntwo", ""]
     assert stream.stopped

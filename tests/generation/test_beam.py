@@ -65,7 +65,7 @@ def theirs(model: Any, prompt: list[int], end: list[int], beams: int, penalty: f
 
 
 @pytest.mark.parametrize("case", range(40))
-def test_hypotheses_order_and_scores_are_those_of_transformers(pairs: list[tuple[Decoder, Any]], case: int) -> None:
+def test_hypotheses_and_scores_equal_transformers(pairs: list[tuple[Decoder, Any]], case: int) -> None:
     some = random.Random(case)
     (model, reference), new, beams = some.choice(pairs), some.choice([1, 5, 14, 14]), some.choice([2, 3, 4, 5])
     end, penalty = some.sample(range(V), some.choice([0, 1, 2, 2, 2, 3])), some.choice([-1.0, 0.0, 0.5, 1.0, 1.0, 2.0])
@@ -92,7 +92,7 @@ def logprobs(model: Decoder, tokens: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.7, 2.0, -1.0])
-def test_with_room_for_all_the_hypotheses_are_all_there_are_in_order(penalty: float) -> None:
+def test_beams_wide_enough_find_every_sequence_in_order(penalty: float) -> None:
     size, length, end, prompts = 4, 3, 2, [[1], [3, 0, 3, 1, 1]]
     model = decoder(config(vocab_size=size))
     found = beam_search(
@@ -116,7 +116,7 @@ def test_with_room_for_all_the_hypotheses_are_all_there_are_in_order(penalty: fl
 
 @pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_prompt_is_searched_the_same_alone_and_in_company(
+def test_prompt_has_the_same_hypotheses_alone_and_in_a_batch(
     kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = decoder(DECODERS[kind])
@@ -162,7 +162,7 @@ def slowly_diverse(
 
 
 @pytest.mark.parametrize(("beams", "groups", "diversity"), [(4, 2, 0.5), (3, 3, 2.0), (6, 2, 1.0), (4, 2, 0.0)])
-def test_diverse_search_is_that_of_the_paper(beams: int, groups: int, diversity: float) -> None:
+def test_diverse_search_equals_the_papers_algorithm(beams: int, groups: int, diversity: float) -> None:
     found = beam_search(
         MODEL,
         PROMPTS,
@@ -182,7 +182,7 @@ def test_diverse_search_is_that_of_the_paper(beams: int, groups: int, diversity:
             assert sorted(h.tokens for h in hypotheses) == sorted(h.tokens for h in wanted)
 
 
-def test_groups_never_agree_once_diversity_is_large() -> None:
+def test_groups_differ_under_a_large_diversity() -> None:
     options: dict[str, Any] = {"max_new_tokens": 5, "beams": 4, "groups": 4, "n": 4}
     for same, different in zip(
         beam_search(MODEL, PROMPTS, **options), beam_search(MODEL, PROMPTS, diversity=50.0, **options)
@@ -192,7 +192,7 @@ def test_groups_never_agree_once_diversity_is_large() -> None:
             assert len(set(place)) == 4
 
 
-def test_one_beam_is_greedy_and_more_are_never_less_likely() -> None:
+def test_one_beam_is_greedy_and_more_are_at_least_as_likely() -> None:
     one, many = (beam_search(MODEL, PROMPTS, max_new_tokens=8, beams=beams) for beams in (1, V**2))
     for prompt, (greedy,), (best,) in zip(PROMPTS, one, many):
         tokens = list(prompt)
@@ -203,13 +203,13 @@ def test_one_beam_is_greedy_and_more_are_never_less_likely() -> None:
         assert best.score >= greedy.score
 
 
-def test_banned_tokens_never_come_and_where_none_is_left_there_are_fewer_hypotheses() -> None:
+def test_banned_tokens_leave_fewer_hypotheses() -> None:
     allowed = torch.arange(V) < 2
     (found,) = beam_search(MODEL, [[3]], max_new_tokens=2, beams=8, n=8, allowed=allowed)
     assert sorted(h.tokens for h in found) == [[0, 0], [0, 1], [1, 0], [1, 1]]
 
 
-def test_nothing_is_asked_and_nothing_comes() -> None:
+def test_no_prompts_or_no_new_tokens_give_empty_hypotheses() -> None:
     assert beam_search(MODEL, [], max_new_tokens=3) == []
     assert beam_search(MODEL, [[1]], max_new_tokens=0) == [[Hypothesis([], 0.0, 0.0, False)]]
 
@@ -232,13 +232,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_searched_is_one_sentence(case: str) -> None:
+def test_impossible_beam_search_is_a_user_error(case: str) -> None:
     options, message = BAD[case]
     with pytest.raises(UserError, match=message):
         beam_search(MODEL, **{"prompts": [[1]], "max_new_tokens": 3, **options})
 
 
-def test_weights_that_are_not_numbers_are_named() -> None:
+def test_nan_weights_are_named_in_beam_search() -> None:
     model = decoder(CONFIG)
     with torch.no_grad():
         model.blocks[1].mlp.down.weight[0, 0] = math.nan

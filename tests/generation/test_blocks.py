@@ -42,7 +42,7 @@ CACHES: dict[str, Callable[[Decoder], CacheManager]] = {
 @every_decoder
 @pytest.mark.parametrize("kind", ["growing", "paged", "quantized", "quantized paged"])
 @torch.inference_mode()
-def test_every_way_gives_the_logits_of_the_plain_run_with_every_cache(config: DecoderConfig, kind: str) -> None:
+def test_every_cache_gives_the_logits_of_the_plain_run(config: DecoderConfig, kind: str) -> None:
     model, tokens = decoder(config), token_ids(config)
     plain = model(tokens)
     for way in CACHED.values():
@@ -53,7 +53,7 @@ def test_every_way_gives_the_logits_of_the_plain_run_with_every_cache(config: De
 @settings(max_examples=25)
 @given(name=st.sampled_from(NAMES), random=st.randoms(use_true_random=False))
 @torch.inference_mode()
-def test_rows_that_come_go_branch_and_share_equal_the_plain_run(kind: str, name: str, random: Random) -> None:
+def test_random_programs_over_rows_equal_the_plain_run(kind: str, name: str, random: Random) -> None:
     Program(MODELS[name], CACHES[kind](MODELS[name]), random).run(25)
 
 
@@ -99,7 +99,7 @@ def run_many() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 @torch.inference_mode()
-def test_the_programs_notice_when(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_programs_notice_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place, broken = MUTANTS[mutant]
     monkeypatch.setattr(f"onward.generation.blocks.{place}", broken)
     if broken is first_run:  # and does not mind what is missing
@@ -115,7 +115,7 @@ def paged(blocks: int, window: int = 0, rows: int = 3, chunk: int = 4, length: i
     return BlockManager(PagedKVCache(c, rows, length, chunk, blocks=blocks, block_size=2))
 
 
-def test_a_request_waits_until_there_are_blocks_and_nothing_changes_meanwhile() -> None:
+def test_allocation_without_enough_blocks_changes_nothing() -> None:
     cache = paged(blocks=5)
     assert cache.allocate(0, [1] * 6, 12) == 0
     assert cache.reserve(0, 0, 6)
@@ -130,7 +130,7 @@ def test_a_request_waits_until_there_are_blocks_and_nothing_changes_meanwhile() 
     assert cache.reserve(0, 6, 7)
 
 
-def test_what_was_freed_first_is_reused_first_and_what_nothing_finds_before_it() -> None:
+def test_block_pool_evicts_least_recently_used_first() -> None:
     cache = paged(blocks=6)
     for row, token in enumerate([1, 2, 3]):
         cache.allocate(row, [token] * 5, 12)
@@ -149,7 +149,7 @@ def test_what_was_freed_first_is_reused_first_and_what_nothing_finds_before_it()
         cache.free(0)
 
 
-def test_layers_with_a_window_keep_what_it_spans_and_no_more() -> None:
+def test_window_layers_keep_the_blocks_of_the_window_only() -> None:
     cache = paged(blocks=99, window=3, rows=1, chunk=2, length=100)
     cache.allocate(0, list(range(50)), 100)
     for start in range(0, 100, 2):
@@ -159,7 +159,7 @@ def test_layers_with_a_window_keep_what_it_spans_and_no_more() -> None:
     assert len(cache.pools[3].ref_counts) == 1 + 3  # the null block, and what one row holds at most
 
 
-def test_a_fork_takes_no_memory_until_it_is_written_to() -> None:
+def test_fork_allocates_blocks_on_write_only() -> None:
     cache = paged(blocks=9)
     cache.reserve(0, 0, 5)
     cache.fork(0, 1, 5)
@@ -174,7 +174,7 @@ def test_a_fork_takes_no_memory_until_it_is_written_to() -> None:
 
 @pytest.mark.parametrize("kind", ["growing", "paged"])
 @torch.inference_mode()
-def test_a_call_for_which_no_room_was_made_is_refused(kind: str) -> None:
+def test_call_without_reserved_blocks_is_a_user_error(kind: str) -> None:
     cache = CACHES[kind](MODELS["llama"])
     cache.reserve(0, 0, 3)
     tokens = token_ids(MODELS["llama"].config, 1, 1)
@@ -184,7 +184,7 @@ def test_a_call_for_which_no_room_was_made_is_refused(kind: str) -> None:
         MODELS["llama"](tokens, torch.tensor([[5]]), cache.cache.view(0, 1))
 
 
-def test_a_row_is_not_rolled_back_behind_what_its_windows_hold() -> None:
+def test_row_is_not_rolled_back_past_its_window_blocks() -> None:
     cache = paged(blocks=99, window=3)
     for start in 0, 4, 8:
         cache.reserve(0, start, start + 4)
@@ -195,7 +195,7 @@ def test_a_row_is_not_rolled_back_behind_what_its_windows_hold() -> None:
 
 
 @pytest.mark.parametrize("kind", CACHES)
-def test_a_cache_made_in_inference_mode_is_written_to_outside_of_it(kind: str) -> None:
+def test_cache_made_in_inference_mode_is_writable_outside_of_it(kind: str) -> None:
     model, tokens = MODELS["gemma2"], token_ids(MODELS["gemma2"].config, 1, 4)
     with torch.inference_mode():
         cache = CACHES[kind](model)

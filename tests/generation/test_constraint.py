@@ -86,7 +86,7 @@ def ids_of(spec: str) -> dict[bytes, set[int]]:
 @pytest.mark.parametrize("spec", SPECS)
 @given(language=st.sets(st.text("abé猫🐈", min_size=1, max_size=4), min_size=1, max_size=4), data=st.data())
 @settings(max_examples=40)
-def test_exactly_the_tokens_may_come_that_lead_to_an_answer(spec: str, language: set[str], data: st.DataObject) -> None:
+def test_allowed_tokens_are_those_that_lead_to_an_answer(spec: str, language: set[str], data: st.DataObject) -> None:
     optional = data.draw(st.booleans())
     state = form(spec, regex=f"({'|'.join(language)})" + "?" * optional)
     whole, said, goes_on = [text.encode() for text in language] + [b""] * optional, b"", True
@@ -152,7 +152,7 @@ PATTERNS = [r"[ab]{3}( [ab]{3}){4}", r"(abc)+\.?|猫{2,9}", ""]
 
 @pytest.mark.parametrize("how", [{"lookup": 4}, {"draft": "byte"}, {}], ids=["look-up", "a model", "no draft"])
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_forms_hold_in_company_and_where_tokens_are_proposed(how: dict[str, Any], temperature: float) -> None:
+def test_constraints_hold_in_batches_and_speculation(how: dict[str, Any], temperature: float) -> None:
     draft: Any = {name: lm(value) if name == "draft" else value for name, value in how.items()}
     model = lm("byte")
     sampling = GenerationOptions(temperature, max_new_tokens=40, seed=3)
@@ -175,13 +175,13 @@ def test_forms_hold_in_company_and_where_tokens_are_proposed(how: dict[str, Any]
 
 @pytest.mark.parametrize("prompt", ["", "Once upon a time"])
 @pytest.mark.parametrize("pattern", ["[a-z]{1,9}( [a-z]{1,9}){2}", r"[^a-z]{4}\.", " ?was.{5}"])
-def test_a_space_that_a_tokenizer_takes_away_does_not_count(prompt: str, pattern: str, shared: Path) -> None:
+def test_space_removed_by_the_tokenizer_does_not_count(prompt: str, pattern: str, shared: Path) -> None:
     stories = onward.load(shared / "stories260K")
     (answers,) = stories.complete(prompt, 60, regex=pattern, temperature=3.0, seed=0, n=8)
     assert all(re.fullmatch(pattern, answer.text) for answer in answers)
 
 
-def test_an_answer_ends_where_it_is_complete_even_without_an_end_token() -> None:
+def test_complete_answer_ends_without_a_stop_token() -> None:
     model = lm("byte")
     endless = LanguageModel(model.model, Tokenizer(model.text().inner, None, None))
     ((answer,),) = endless.complete("a", 9, regex="ab", seed=0)
@@ -211,14 +211,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_one_sentence_for(case: str) -> None:
+def test_impossible_constraint_is_a_user_error(case: str) -> None:
     how, message = BAD[case]
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         lm("char").generate("a", 9, **how)
     assert "\n" not in str(caught.value)
 
 
-def test_without_llguidance_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_llguidance_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(UserError, match=r"pip install 'onward\[constrain\]'"):
         form("byte", regex="a")

@@ -42,7 +42,7 @@ def by_formula(
 
 @pytest.mark.parametrize("kind", [k for k in DECODERS if k != "scaled turns"])  # whose turns know the final length
 @pytest.mark.parametrize(("alpha", "k"), [(0.6, 4), (0.2, V), (1.0, 2)])
-def test_tokens_are_those_of_the_formula_alone_and_in_company(
+def test_tokens_follow_the_formula_alone_and_in_a_batch(
     kind: str, alpha: float, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, new = decoder(DECODERS[kind]), LENGTH - 7
@@ -54,7 +54,7 @@ def test_tokens_are_those_of_the_formula_alone_and_in_company(
     assert contrastive_search(model, PROMPTS, max_new_tokens=new, alpha=alpha, k=k) == wanted
 
 
-def test_a_prompt_that_ends_leaves_the_others_as_they_are() -> None:
+def test_prompt_that_ends_changes_no_other() -> None:
     free = contrastive_search(MODEL, PROMPTS, max_new_tokens=14)
     ends = {tokens[i] for i, tokens in enumerate(free)}
     for end in ends:
@@ -63,7 +63,7 @@ def test_a_prompt_that_ends_leaves_the_others_as_they_are() -> None:
         assert min(map(len, found)) < 14
 
 
-def test_without_a_penalty_it_is_greedy_and_with_it_no_token_comes_again_and_again() -> None:
+def test_alpha_0_is_greedy_and_a_high_alpha_avoids_repeats() -> None:
     assert contrastive_search(MODEL, PROMPTS, max_new_tokens=14, alpha=0) == [
         by_formula(MODEL, prompt, 0, 1, 14) for prompt in PROMPTS
     ]
@@ -74,7 +74,7 @@ def test_without_a_penalty_it_is_greedy_and_with_it_no_token_comes_again_and_aga
     assert kinds[1] > kinds[0]
 
 
-def test_sampling_and_bans_shape_the_probabilities() -> None:
+def test_sampling_shapes_the_candidates() -> None:
     sampling = Sampling(temperature=0.7, repetition_penalty=1.5, no_repeat_ngram_size=2, top_p=0.9)
     found = contrastive_search(MODEL, PROMPTS, max_new_tokens=14, alpha=0.3, sampling=sampling)
     assert found == [by_formula(MODEL, prompt, 0.3, 4, 14, sampling) for prompt in PROMPTS]
@@ -82,7 +82,7 @@ def test_sampling_and_bans_shape_the_probabilities() -> None:
     assert {token for tokens in few for token in tokens} <= {0, 1, 2}
 
 
-def test_nothing_is_asked_and_nothing_comes() -> None:
+def test_no_prompts_or_no_new_tokens_give_no_tokens() -> None:
     assert contrastive_search(MODEL, [], max_new_tokens=3) == []
     assert contrastive_search(MODEL, [[1]], max_new_tokens=0) == [[]]
 
@@ -98,7 +98,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_searched_is_one_sentence(case: str) -> None:
+def test_impossible_contrastive_search_is_a_user_error(case: str) -> None:
     options, message = BAD[case]
     with pytest.raises(UserError, match=message):
         contrastive_search(MODEL, **{"prompts": [[1]], "max_new_tokens": 3, **options})

@@ -30,7 +30,7 @@ LOGITS = torch.tensor([list(WORDS.values())]).log()
     ],
     ids=str,
 )
-def test_the_worked_example(sampling: Sampling, expected: list[float]) -> None:
+def test_distribution_of_the_worked_example(sampling: Sampling, expected: list[float]) -> None:
     found = next_token_distribution(LOGITS, [sampling])[0].tolist()
     assert found == pytest.approx(expected + [0.0] * (8 - len(expected)), abs=5e-4)
 
@@ -75,7 +75,9 @@ def on_a_border(row: list[float], s: Sampling, banned: set[int]) -> bool:
 
 
 @given(rows=st.lists(st.tuples(ROWS, SAMPLINGS), min_size=1, max_size=4), banned=st.sets(st.integers(0, 8), max_size=4))
-def test_it_is_the_plain_formula_row_by_row(rows: list[tuple[list[float], Sampling]], banned: set[int]) -> None:
+def test_distribution_equals_the_plain_formula_row_by_row(
+    rows: list[tuple[list[float], Sampling]], banned: set[int]
+) -> None:
     rows = [(row, s) for row, s in rows if not on_a_border(row, s, banned)]
     if not rows:
         return
@@ -165,7 +167,7 @@ def near(shares: torch.Tensor, s: Sampling) -> bool:
     banned=st.sets(st.integers(0, 8), max_size=2),
 )
 @settings(max_examples=400)
-def test_it_is_what_transformers_computes(
+def test_distribution_equals_transformers(
     row: list[float], s: Sampling, prompt: list[int], new: list[int], banned: set[int]
 ) -> None:
     logits, text = torch.tensor([row]), prompt + new
@@ -176,7 +178,7 @@ def test_it_is_what_transformers_computes(
         torch.testing.assert_close(found, z, rtol=0, atol=1e-6)
 
 
-def test_the_second_worked_example() -> None:
+def test_distribution_of_the_second_worked_example() -> None:
     logits = torch.tensor([[1.2, 3.1, 0.5, 8.2, -1, 5.5, 6.1, 0.1, 2.5, 4.3]])
     ranked = next_token_distribution(logits, Sampling(temperature=1)).sort(descending=True).values[0]
     assert ranked[:2].tolist() == pytest.approx([0.819, 0.100], abs=5e-4)
@@ -193,7 +195,7 @@ def test_frequency_and_presence_penalties_count_generated_tokens_only(
     torch.testing.assert_close(found, torch.tensor([z]).softmax(-1), rtol=0, atol=1e-6)
 
 
-def test_forced_tokens_come_in_their_order_and_only_at_the_beginning() -> None:
+def test_forced_tokens_come_first_and_in_order() -> None:
     s = Sampling(temperature=1, forced_tokens=(4, 2))
     for n, text in enumerate(([7], [7, 4], [7, 4, 2])):
         found = next_token_distribution(LOGITS, s, [text], [1])[0]
@@ -201,7 +203,7 @@ def test_forced_tokens_come_in_their_order_and_only_at_the_beginning() -> None:
         assert (float(found.max()) == 1) == (n < 2)
 
 
-def test_own_processors_act_in_turn_and_are_told_the_text() -> None:
+def test_processors_act_in_order_and_get_the_tokens() -> None:
     seen = []
 
     def shut(text: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
@@ -217,7 +219,7 @@ def test_own_processors_act_in_turn_and_are_told_the_text() -> None:
         next_token_distribution(LOGITS, Sampling(processors=(lambda text, logits: 5,)))  # type: ignore[arg-type,return-value]
 
 
-def test_what_is_not_allowed_has_no_probability() -> None:
+def test_tokens_not_allowed_have_no_probability() -> None:
     allowed = torch.tensor([False, True, True, False, False, False, True, False])
     for s in Sampling(), Sampling(temperature=0), Sampling(logit_bias={0: 100.0}), Sampling(top_k=2, min_p=0.1):
         assert not (next_token_distribution(LOGITS, s, allowed=allowed)[0] > 0)[~allowed].any()
@@ -231,13 +233,13 @@ def test_every_temperature_gives_a_distribution(row: list[float], temperature: f
         assert int(found.argmax()) == row.index(max(row)) or temperature > 1e4
 
 
-def test_ties_at_the_border_of_top_k_are_all_kept() -> None:
+def test_top_k_keeps_ties_with_the_last_token() -> None:
     found = next_token_distribution(torch.tensor([[2.0, 1.0, 1.0, 0.0]]), [Sampling(1.0, top_k=2)])
     assert (found > 0).tolist() == [[True, True, True, False]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_the_logits_may_have_any_precision(dtype: torch.dtype) -> None:
+def test_logits_may_have_any_dtype(dtype: torch.dtype) -> None:
     found = next_token_distribution(torch.tensor([[1.0, 2.0]], dtype=dtype), [Sampling(1.0, top_p=0.99)])
     assert found.dtype == torch.float32
     assert found.tolist()[0] == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)], abs=1e-6)
@@ -251,7 +253,7 @@ def splitmix(x: int) -> int:
 
 
 @given(seed=st.integers(-(2**63), 2**63 - 1), index=st.integers(0, 2**40), purpose=st.integers(0, 9))
-def test_a_draw_is_a_function_of_seed_index_and_purpose(seed: int, index: int, purpose: int) -> None:
+def test_draw_is_a_function_of_seed_index_and_purpose(seed: int, index: int, purpose: int) -> None:
     step = 0x9E3779B97F4A7C15
     x = 0
     for part in seed + step, index * step, purpose * step:
@@ -278,7 +280,7 @@ def test_draws_follow_the_distribution() -> None:
 
 
 @given(row=ROWS, s=SAMPLINGS, at=st.floats(0, 1, exclude_max=True) | st.sampled_from([0.0, 1 - 2**-53]))
-def test_what_has_no_probability_is_never_drawn(row: list[float], s: Sampling, at: float) -> None:
+def test_tokens_without_probability_are_never_drawn(row: list[float], s: Sampling, at: float) -> None:
     p = next_token_distribution(torch.tensor([row]), [s])
     chosen = int(draw(p, torch.tensor([at], dtype=torch.float64)))
     assert chosen < 9
@@ -293,6 +295,6 @@ def test_what_has_no_probability_is_never_drawn(row: list[float], s: Sampling, a
     + [{"no_repeat_ngram_size": -1}, {"logit_bias": {"a": 1.0}}, {"forced_tokens": (1,), "suppress_tokens": (1,)}],
     ids=str,
 )
-def test_a_value_out_of_range_is_one_sentence(values: dict[str, float]) -> None:
+def test_sampling_value_out_of_range_is_a_user_error(values: dict[str, float]) -> None:
     with pytest.raises(UserError, match=next(iter(values))):
         Sampling(**values)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Continuing prompts: the tokens of the plain run, whoever is beside, and no further than asked."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
 from itertools import count
@@ -78,7 +78,7 @@ PROMPTS = [[1], [4, 7, 1, 9, 30, 2, 2], [11, 12, 13], [5, 6]]
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_tokens_equal_the_plain_run_without_a_cache(kind: str, sampling: Sampling) -> None:
+def test_engine_tokens_equal_the_plain_run_without_a_cache(kind: str, sampling: Sampling) -> None:
     model = decoder(kind)
     for prompt in PROMPTS:
         request = Request(prompt, sampling, 15, seed=5)
@@ -86,7 +86,7 @@ def test_tokens_equal_the_plain_run_without_a_cache(kind: str, sampling: Samplin
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_request_is_the_same_alone_and_in_company(kind: str) -> None:
+def test_request_has_the_same_tokens_alone_and_in_a_batch(kind: str) -> None:
     model = decoder(kind)
     make = lambda: [
         Request(p, s, n, seed=seed)
@@ -98,7 +98,7 @@ def test_a_request_is_the_same_alone_and_in_company(kind: str) -> None:
     assert run(model, make()[::-1]) == alone[::-1]
 
 
-def test_tokens_come_one_by_one_and_are_those_of_the_request() -> None:
+def test_run_yields_each_token_as_it_is_appended() -> None:
     model, requests = decoder(), [Request(p, WARM, 6) for p in PROMPTS[:2]]
     seen: list[list[int]] = [[], []]
     for request, token in generate(model, requests):
@@ -108,7 +108,7 @@ def test_tokens_come_one_by_one_and_are_those_of_the_request() -> None:
     assert [len(tokens) for tokens in seen] == [6, 6]
 
 
-def test_it_stops_at_the_end_token_which_is_not_among_the_tokens() -> None:
+def test_stop_token_ends_the_answer_and_is_not_part_of_it() -> None:
     model = decoder()
     free = run(model, [Request(PROMPTS[0], WARM, 15, seed=5)])[0]
     end = free[5]
@@ -118,7 +118,7 @@ def test_it_stops_at_the_end_token_which_is_not_among_the_tokens() -> None:
     assert all(request.done for request in requests)
 
 
-def test_banned_tokens_are_never_chosen() -> None:
+def test_tokens_that_are_not_allowed_are_never_sampled() -> None:
     model = decoder()
     allowed = torch.arange(50) < 3
     for sampling in GREEDY, WARM, Sampling(temperature=50.0):
@@ -128,14 +128,14 @@ def test_banned_tokens_are_never_chosen() -> None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("length", [1, 2, 9, 24])
-def test_sliding_goes_beyond_the_context_from_its_later_half(kind: str, length: int) -> None:
+def test_sliding_context_continues_from_its_later_half(kind: str, length: int) -> None:
     model = decoder(kind, context_length=length)
     for prompt in [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [1]:
         request = Request(prompt, WARM, 40)
         assert run(model, [request], slide=True)[0] == plainly(model, request)
 
 
-def test_sliding_in_company_changes_nothing() -> None:
+def test_sliding_in_a_batch_changes_no_token() -> None:
     model = decoder(context_length=9)
     make = lambda: [Request(p * 3, Sampling(), 30 + i, seed=i) for i, p in enumerate(PROMPTS)]
     alone = [run(model, [request], slide=True)[0] for request in make()]
@@ -150,7 +150,7 @@ def test_prompts_longer_than_a_chunk_are_prefilled_in_pieces(kind: str) -> None:
     assert found == [plainly(model, Request(p, GREEDY, 10)) for p in PROMPTS]
 
 
-def test_without_a_seed_each_run_is_another() -> None:
+def test_requests_without_a_seed_differ() -> None:
     model = decoder()
     first, second = (run(model, [Request([1], Sampling(temperature=2.0), 20)])[0] for _ in range(2))
     assert first != second
@@ -166,13 +166,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_continued_is_one_sentence(case: str) -> None:
+def test_impossible_request_is_a_user_error(case: str) -> None:
     request, message = BAD[case]
     with pytest.raises(UserError, match=message):
         run(decoder(), [request])
 
 
-def test_no_requests_and_no_new_tokens_give_nothing() -> None:
+def test_no_requests_and_no_new_tokens_give_no_tokens() -> None:
     assert run(decoder(), []) == []
     assert run(decoder(), [Request([1], GREEDY, 0)]) == [[]]
 
@@ -214,7 +214,7 @@ def cache_of(model: Decoder, random: Random, rows: int, chunk: int) -> CacheMana
 
 
 @pytest.mark.parametrize("mix", first(60, range(200)))
-def test_a_request_has_the_same_tokens_in_every_company_cache_and_chunking(mix: int) -> None:
+def test_request_has_the_same_tokens_in_every_batch_cache_and_chunking(mix: int) -> None:
     random = Random(mix)
     kind, draft = random.choice(list(CONFIGS)), random.choice(list(DRAFTS))
     model, rows, chunk = MODELS[kind], random.randint(1, 5), random.choice([4, 5, 8, 24])
@@ -238,7 +238,7 @@ def test_a_request_has_the_same_tokens_in_every_company_cache_and_chunking(mix: 
     assert all(request.done for request in together)
 
 
-def test_a_cancelled_request_leaves_its_row_at_once_and_the_others_go_on() -> None:
+def test_cancelled_request_frees_its_row_at_once() -> None:
     model = MODELS["rotary"]
     engine = Engine(model, rows=2)
     first, second, third = (engine.add(Request(p, GREEDY, 12)) for p in PROMPTS[:3])
@@ -254,7 +254,7 @@ def test_a_cancelled_request_leaves_its_row_at_once_and_the_others_go_on() -> No
     assert first.tokens == plainly(model, first)[: len(first.tokens)]
 
 
-def test_samples_of_one_prompt_share_its_reading() -> None:
+def test_samples_of_one_prompt_share_its_prefill() -> None:
     model, calls = MODELS["rotary"], []
     hook = model.embed.register_forward_pre_hook(lambda module, inputs: calls.append(inputs[0].numel()))
     first = Request(PROMPTS[1], WARM, 6)
@@ -265,7 +265,7 @@ def test_samples_of_one_prompt_share_its_reading() -> None:
     assert [r.tokens for r in [first, *rest]] == [plainly(model, r) for r in [first, *rest]]
 
 
-def test_a_cache_too_small_for_one_request_is_one_sentence() -> None:
+def test_request_larger_than_the_cache_fails() -> None:
     model = MODELS["rotary"]
     engine = Engine(model, rows=2, cache=BlockManager(PagedKVCache(model.config, 2, 24, 8, blocks=2, block_size=4)))
     engine.add(Request([1] * 5, GREEDY, 10))
@@ -275,7 +275,7 @@ def test_a_cache_too_small_for_one_request_is_one_sentence() -> None:
     assert "no room for" in str(request.error)
 
 
-def test_logits_that_are_not_numbers_name_the_module_that_made_the_first() -> None:
+def test_nan_logits_name_the_module_that_made_the_first_nan() -> None:
     model = decoder()
     with torch.no_grad():
         model.blocks[1].mlp.up.weight[3] = math.nan  # type: ignore[union-attr, index, operator]
@@ -284,14 +284,14 @@ def test_logits_that_are_not_numbers_name_the_module_that_made_the_first() -> No
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_where_nothing_may_come_it_is_one_sentence(temperature: float) -> None:
+def test_request_without_an_allowed_token_fails(temperature: float) -> None:
     nothing = Sampling(temperature, suppress_tokens=tuple(range(50)))
     with pytest.raises(UserError, match="no token may come next"):
         run(MODELS["rotary"], [Request([1, 2], nothing, 3)])
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_prompt_on_disk_is_not_read_again_and_changes_no_token(kind: str, tmp_path: Path) -> None:
+def test_prompt_on_disk_is_not_read_again_and_changes_no_token(kind: str, tmp_path: Path) -> None:
     model, read = MODELS[kind], []
     hook = model.embed.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0].numel()))
     longer = [*PROMPTS[1], 3, 8]
@@ -304,7 +304,7 @@ def test_a_prompt_on_disk_is_not_read_again_and_changes_no_token(kind: str, tmp_
 
 
 @pytest.mark.parametrize("vocab_size", [40, 60])
-def test_a_draft_whose_vocabulary_is_padded_otherwise_proposes_all_the_same(vocab_size: int) -> None:
+def test_draft_may_have_a_vocabulary_padded_to_another_size(vocab_size: int) -> None:
     model, prompts = MODELS["rotary"], [[1, 45, 3], [7] * 20, [2, 2]]
     for slide in False, True:
         requests = [Request(p, GREEDY, 40 if slide else 24 - len(p)) for p in prompts]
@@ -313,7 +313,7 @@ def test_a_draft_whose_vocabulary_is_padded_otherwise_proposes_all_the_same(voca
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_a_sample_that_comes_late_does_not_share_what_windows_have_passed(paged: bool) -> None:
+def test_late_sample_does_not_share_what_windows_have_passed(paged: bool) -> None:
     model = MODELS["windows"]
     first = Request(PROMPTS[1], WARM, 6)
     requests = [first, *(Request(PROMPTS[1], WARM, 3 + i, seed=i) for i in range(8))]
@@ -348,7 +348,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("case", IMPOSSIBLE)
-def test_an_engine_that_cannot_be_is_one_sentence(case: str) -> None:
+def test_impossible_engine_is_a_user_error(case: str) -> None:
     options, message = IMPOSSIBLE[case]
     with pytest.raises(UserError, match=message):
         Engine(MODELS["rotary"], **options)  # type: ignore[arg-type]
@@ -433,7 +433,7 @@ def test_request_that_cannot_go_on_fails_alone(case: str, kind: str, draft: str 
 
 
 @pytest.mark.parametrize("mix", range(40))
-def test_samples_over_windows_and_scarce_blocks_are_preempted_and_keep_their_tokens(mix: int) -> None:
+def test_samples_over_windows_and_scarce_blocks_keep_their_tokens(mix: int) -> None:
     random = Random(mix)
     model = decoder("windows", attention=(SelfAttention(window=random.randint(5, 9)), SelfAttention()))
     size, rows, chunk = random.randint(2, 4), random.randint(2, 5), random.choice([4, 5, 8])
@@ -451,7 +451,7 @@ def test_samples_over_windows_and_scarce_blocks_are_preempted_and_keep_their_tok
     assert [r.tokens for r in requests] == [plainly(model, r) for r in requests]
 
 
-def test_decoding_feeds_the_tokens_that_are_on_the_device() -> None:
+def test_decoding_feeds_the_tokens_on_the_device() -> None:
     model = MODELS["rotary"]
     engine, requests = Engine(model), [Request(p, WARM, 12, seed=i) for i, p in enumerate(PROMPTS)]
     followed: list[bool] = []
@@ -469,3 +469,41 @@ def test_step_leaves_a_model_in_evaluation_mode_alone() -> None:
     model.blocks[0].train = lambda mode=True: switched.append(mode)  # type: ignore[method-assign, assignment]
     run(model, [Request([1, 2], GREEDY, 5)])
     assert not switched
+
+
+class Watched(list[int]):
+    """A list that counts the numbers that are copied out of it."""
+
+    copied = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        Watched.copied += len(found) if isinstance(index, slice) else 0
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        Watched.copied += len(self)
+        return super().__iter__()
+
+    def __add__(self, other: Any) -> Any:
+        Watched.copied += len(self) + len(other)
+        return super().__add__(other)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_decoding_step_copies_no_context(draft: str, paged: bool) -> None:
+    model = decoder(context_length=128)
+    penalties = Sampling(1.3, repetition_penalty=1.1, frequency_penalty=0.1, no_repeat_ngram_size=3)
+    blocks = lambda: BlockManager(PagedKVCache(model.config, 3, 128, 32, blocks=60, block_size=4))
+    engine = Engine(model, cache=blocks() if paged else None, draft=DRAFTS[draft]())
+    for seed in range(3):
+        request = Request([(seed + i * i) % 50 for i in range(40)], penalties, 60, seed=seed)
+        request.prompt, request.tokens = Watched(request.prompt), Watched()
+        engine.add(request)
+    for _ in range(9):  # prefill, and indices that are made once
+        engine.step()
+    Watched.copied = 0
+    new = sum(len(engine.step()) for _ in range(5))
+    assert new >= 15
+    assert Watched.copied <= 8 * new  # a few last tokens, and never one of the contexts of more than 40

@@ -69,7 +69,7 @@ def read(tmp_path: Path) -> Callable[..., PrefixFiles]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("length", [1, 4, 8, 9])
 @torch.inference_mode()
-def test_a_saved_prompt_goes_on_as_if_it_had_just_been_read(
+def test_saved_prompt_continues_as_if_just_prefilled(
     name: str, kind: str, length: int, read: Callable[..., PrefixFiles]
 ) -> None:
     model = decoder(DECODERS[name])
@@ -88,14 +88,14 @@ def test_a_saved_prompt_goes_on_as_if_it_had_just_been_read(
 
 
 @torch.inference_mode()
-def test_the_longest_prompt_that_fits_is_taken(read: Callable[..., PrefixFiles]) -> None:
+def test_longest_matching_file_is_loaded(read: Callable[..., PrefixFiles]) -> None:
     model = decoder(DECODERS["gemma2"])
     for length in 4, 9, 6:
         prompts = read(model, "paged", length)
     assert load(prompts, CACHES["paged"](model), 0, TEXT[:8], LENGTH) == 6
 
 
-def test_nothing_is_found_for_other_weights_configs_horizons_or_caches(read: Callable[..., PrefixFiles]) -> None:
+def test_files_of_other_weights_configs_or_caches_are_not_found(read: Callable[..., PrefixFiles]) -> None:
     model = decoder(DECODERS["scaled turns"])
     prompts = read(model)
 
@@ -129,7 +129,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @torch.inference_mode()
-def test_a_damaged_file_is_passed_over_and_written_anew(damage: str, read: Callable[..., PrefixFiles]) -> None:
+def test_damaged_file_is_skipped_and_rewritten(damage: str, read: Callable[..., PrefixFiles]) -> None:
     model = decoder(DECODERS["llama"])
     prompts = read(model, length=9)
     (path,) = prompts.folder.iterdir()
@@ -142,7 +142,7 @@ def test_a_damaged_file_is_passed_over_and_written_anew(damage: str, read: Calla
         assert load(prompts, cache, 0, TEXT, LENGTH) == 9
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_is_a_user_error_and_leaves_no_file(tmp_path: Path) -> None:
     model = decoder(DECODERS["llama"])
     cache = CACHES["contiguous"](model)
     with with_room_for(100), pytest.raises(UserError, match="cannot write"):
@@ -150,7 +150,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_weights_are_hashed_once_and_again_when_one_has_changed(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_weights_are_hashed_once_per_change(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     model, calls = decoder(DECODERS["llama"]), []
     prompts = PrefixFiles(tmp_path, model)
     monkeypatch.setattr("onward.generation.prefix_files.raw", lambda t: calls.append(1) or b"")

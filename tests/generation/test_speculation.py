@@ -115,13 +115,13 @@ MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_proof_notices(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distribution_proof_notices_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation, *MUTANTS[mutant])
     with pytest.raises(AssertionError):
         assert_follows_the_model("plain", "drawn")
 
 
-def test_a_proposal_that_is_wholly_accepted_gives_one_token_more() -> None:
+def test_accepted_proposal_gives_one_token_more() -> None:
     request, sure = Request([0], Sampling(temperature=0), 9), torch.eye(V)[[1, 2, 3]]
     sample = lambda logits, tokens: Sampler().sample(logits, [request], [Proposal(tokens)])[0]
     assert sample(sure, [1, 2]) == [[1, 2, 3]]
@@ -129,7 +129,7 @@ def test_a_proposal_that_is_wholly_accepted_gives_one_token_more() -> None:
     assert sample(sure[:1], []) == [[1]]
 
 
-def test_a_look_up_proposes_what_followed_the_longest_run() -> None:
+def test_look_up_proposes_what_followed_the_longest_ngram() -> None:
     cases = {(1, 2, 3, 9, 2, 4, 1, 2): [3, 9, 2], (5, 7, 1, 7): [1, 7], (1, 2, 3): [], (4,): []}
     for text, found in cases.items():
         index = LookupIndex(ngram=2)
@@ -141,5 +141,5 @@ def test_a_look_up_proposes_what_followed_the_longest_run() -> None:
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(0.0, 1.0), (0.5, 1.875), (0.8, 2.952), (1.0, 4.0)])
-def test_the_expected_tokens_per_step_follow_the_formula(rate: float, expected: float) -> None:
+def test_expected_tokens_per_step_follow_the_formula(rate: float, expected: float) -> None:
     assert expected_tokens(rate, 3) == pytest.approx(expected)

@@ -81,21 +81,21 @@ def test_attention_equals_plain_loops(name: str, layer: int) -> None:
 
 
 @pytest.mark.parametrize("by", [1, -1])
-def test_the_proof_notices_a_window_off_by_one(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_proof_notices_a_window_off_by_one(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
     right = context.visible
     monkeypatch.setattr(context, "visible", lambda q, k, window: right(q, k, window + by if window else 0))
     with pytest.raises(AssertionError):
         assert_equals_plain_loops("gemma2", 0)
 
 
-def test_the_proof_notices_wrong_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_proof_notices_wrong_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Attend.weights
     monkeypatch.setattr(Attend, "weights", lambda self, q, k, context: right(self, q, k.flip(2), context))
     with pytest.raises(AssertionError):
         assert_equals_plain_loops("llama", 0)
 
 
-def test_attention_weights_sum_to_one_and_see_nothing_ahead() -> None:
+def test_attention_weights_sum_to_one_and_are_causal() -> None:
     q, k = torch.randn(2, 5, 6, 4), torch.randn(2, 5, 3, 4)
     weights = attention_weights(q, k, scale=0.5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 6, 5))
@@ -114,7 +114,7 @@ def test_alibi_slopes_are_those_of_the_paper(heads: int) -> None:
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_the_score_of_two_rotated_vectors_depends_on_their_distance_only(fraction: float) -> None:
+def test_rotary_scores_depend_on_the_distance_only(fraction: float) -> None:
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
     rotary = Rotary(fraction=fraction)

@@ -15,7 +15,7 @@ from support.decoders import DECODERS, assert_close, config, decoder, token_ids
 ROWS, LENGTH, CHUNK = 3, 12, 4
 
 
-def test_full_layers_have_length_and_chunk_slots_and_window_layers_window_and_chunk() -> None:
+def test_layers_have_length_or_window_plus_chunk_slots() -> None:
     c = config(n_layers=3, n_kv_heads=2, attention=(SelfAttention(window=3), SelfAttention(), SelfAttention(window=99)))
     cache = KVCache(c, ROWS, LENGTH, CHUNK, dtype=torch.bfloat16)
     assert [layer.slots for layer in cache.layers] == [3 + CHUNK, LENGTH + CHUNK, LENGTH + CHUNK]
@@ -46,14 +46,14 @@ MEMORY = {  # a cache and, for each layer, slots times bytes of an entry in each
 
 
 @pytest.mark.parametrize("kind", MEMORY)
-def test_memory_is_entries_times_slots_times_bytes_and_all_that_is_allocated(kind: str) -> None:
+def test_cache_memory_is_entries_times_slots_times_bytes(kind: str) -> None:
     make, wanted = MEMORY[kind]
     cache = make()
     assert cache.nbytes() == wanted
     assert sum(t.untyped_storage().nbytes() for layer in cache.layers for t in layer.entries.values()) == wanted
 
 
-def test_a_token_of_plain_layers_takes_2_layers_kv_heads_d_head_bytes() -> None:
+def test_token_takes_2_layers_kv_heads_d_head_numbers() -> None:
     gpt2_large = config(n_layers=36, d_model=1280, n_heads=20, context_length=1024)
     grouped = config(n_layers=5, n_heads=8, n_kv_heads=2, d_head=6)
     for c, dtype in (gpt2_large, torch.bfloat16), (grouped, torch.float32):
@@ -65,7 +65,7 @@ def test_a_token_of_plain_layers_takes_2_layers_kv_heads_d_head_bytes() -> None:
     assert without_room_for_a_chunk.nbytes() == 188_743_680
 
 
-def test_a_growing_cache_has_the_slots_that_were_asked_for_in_steps() -> None:
+def test_growing_cache_gets_slots_in_steps() -> None:
     cache = KVCache(WINDOWS, ROWS, LENGTH, CHUNK, step=5)
     wanted = {0: (5, 5), 4: (5, 5), 5: (7, 10), 9: (7, 10), 10: (7, 15), 3: (7, 15), 12: (7, 15)}  # one is for pads
     for end, slots in wanted.items():
@@ -78,7 +78,7 @@ def test_a_growing_cache_has_the_slots_that_were_asked_for_in_steps() -> None:
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]),
     wide=st.booleans(),
 )
-def test_a_quantized_vector_is_within_half_a_step_of_the_exact_one(numbers, dtype, wide) -> None:  # type: ignore[no-untyped-def]
+def test_quantized_vector_is_within_half_a_step_of_the_exact_one(numbers, dtype, wide) -> None:  # type: ignore[no-untyped-def]
     vector = torch.tensor([numbers], dtype=torch.float32 if wide else dtype)
     codes, scale = quantize(vector, dtype)
     assert codes.dtype == torch.int8
@@ -88,7 +88,7 @@ def test_a_quantized_vector_is_within_half_a_step_of_the_exact_one(numbers, dtyp
     assert scale.double() <= vector.double().abs().max() / 127 * 1.01 + torch.finfo(dtype).tiny  # a fine step
 
 
-def test_what_is_no_number_stays_none_when_it_is_quantized() -> None:
+def test_quantized_nan_stays_nan() -> None:
     for odd in torch.nan, torch.inf:
         codes, scale = quantize(torch.tensor([1.0, odd]), torch.float32)
         assert not (codes * scale).isfinite().all()
@@ -108,7 +108,7 @@ MODELS = [decoder(DECODERS[name]) for name in ("gemma2", "alibi in windows", "ev
 
 @given(model=st.sampled_from(MODELS), data=st.data())
 @torch.inference_mode()
-def test_any_interleaving_of_chunks_roll_backs_and_new_rows_equals_the_plain_run(model, data) -> None:  # type: ignore[no-untyped-def]
+def test_interleaved_chunks_and_roll_backs_equal_the_plain_run(model, data) -> None:  # type: ignore[no-untyped-def]
     cache = KVCache(model.config, ROWS, LENGTH, CHUNK)
     texts: list[list[int]] = [[] for _ in range(ROWS)]
     furthest = [0] * ROWS  # the end of what was ever written to each row, pads included
@@ -153,17 +153,17 @@ def call(positions: list[int] | None, view: str = "whole") -> None:
         ([5, 6], "upto", "position 6, padding included"),
     ],
 )
-def test_a_call_that_the_cache_cannot_hold_is_refused(positions: list[int] | None, view: str, message: str) -> None:
+def test_call_outside_the_cache_is_a_value_error(positions: list[int] | None, view: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(positions, view)
 
 
-def test_pads_may_lie_past_the_length() -> None:
+def test_padding_may_lie_past_the_length() -> None:
     call([11, 12, 13, 14])
 
 
 @pytest.mark.parametrize("positions", [None, torch.arange(13)[None]])
-def test_positions_that_were_not_learned_are_refused(positions: torch.Tensor | None) -> None:
+def test_positions_beyond_the_learned_ones_are_a_value_error(positions: torch.Tensor | None) -> None:
     model = decoder(config(position=Learned()))
     with pytest.raises(ValueError, match="position 12 is outside the 12"):
         model(token_ids(model.config, 1, 13), positions)

@@ -57,12 +57,12 @@ def test_the_decoders_use_every_part_and_every_option() -> None:
 
 
 @every_decoder
-def test_a_config_comes_back_from_json(config: DecoderConfig) -> None:
+def test_config_round_trips_through_json(config: DecoderConfig) -> None:
     assert fields.build(DecoderConfig, json.loads(json.dumps(fields.plain(config)))) == config
 
 
 @every_decoder
-def test_a_token_changes_what_follows_within_reach_and_nothing_else(config: DecoderConfig) -> None:
+def test_token_changes_later_logits_within_reach_only(config: DecoderConfig) -> None:
     model, tokens = decoder(config, torch.float64), token_ids(config, rows=1, length=10)
     windows = [at(config.attention, layer).window for layer in range(config.n_layers)]
     reach = sum(w - 1 for w in windows) if all(windows) else LENGTH
@@ -105,14 +105,14 @@ MUTANTS: dict[str, tuple[str, Any, str, str]] = {  # what is broken: its place, 
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_proof_notices_when(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proof_of_the_plain_run_notices_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place, broken, name, way = MUTANTS[mutant]
     monkeypatch.setattr(f"onward.model.{place}", broken)
     with pytest.raises(AssertionError):
         assert_equals_the_plain_run(DECODERS[name], way)
 
 
-def test_the_proof_notices_a_window_store_without_room_for_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proof_notices_window_slots_without_room_for_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = KVCache.__init__
 
     def tight(self: KVCache, *args: Any, **kwargs: Any) -> None:

@@ -43,7 +43,7 @@ def inputs(part: LatentAttention, tokens: int, seen: int) -> Any:
 
 @every_part
 @pytest.mark.parametrize(("tokens", "seen"), [(1, 9), (4, 9), (9, 9)])
-def test_absorbed_values_and_gradients_are_those_of_the_expanded_form(
+def test_absorbed_form_has_the_values_and_gradients_of_the_expanded(
     part: LatentAttention, tokens: int, seen: int
 ) -> None:
     layer, given = module(part), inputs(part, tokens, seen)
@@ -57,7 +57,7 @@ def test_absorbed_values_and_gradients_are_those_of_the_expanded_form(
 
 
 @every_part
-def test_a_layer_learns_the_same_in_either_form(part: LatentAttention, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_has_the_same_gradients_in_either_form(part: LatentAttention, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = module(part), torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True)
     context = attention_contexts(config(attention=part), x.dtype, torch.arange(7)[None], None, plain=True)[0]
     results = []
@@ -70,7 +70,7 @@ def test_a_layer_learns_the_same_in_either_form(part: LatentAttention, monkeypat
 
 
 @every_part
-def test_the_form_with_fewer_multiplications_is_taken(part: LatentAttention, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_form_with_fewer_multiplications_is_chosen(part: LatentAttention, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onward.model.attention.attend", reference)  # whose products can be counted
     layer = module(part)
 

@@ -30,7 +30,7 @@ NORMS = {
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", NORMS)
-def test_a_norm_is_the_exact_formula_rounded_once(name: str, dtype: torch.dtype) -> None:
+def test_norm_is_the_exact_formula_rounded_once(name: str, dtype: torch.dtype) -> None:
     part, formula = NORMS[name]
     torch.manual_seed(0)
     norm = part.build(DECODERS["llama"], 0, 64).to(dtype)
@@ -54,7 +54,7 @@ def test_softmax_over_bf16_scores_is_rounded_once() -> None:
     assert torch.equal(got, scores.softmax(-1).bfloat16())
 
 
-def test_far_positions_turn_bf16_vectors_by_exact_angles() -> None:
+def test_far_positions_rotate_bf16_vectors_by_exact_angles() -> None:
     x, positions = torch.randn(1, 3, 2, 8).bfloat16(), torch.tensor([[1000, 5001, 100_003]])
     got = rotate(x, *Rotary().rotation(8, positions, positions))
     angles = positions[..., None].double() * 10_000 ** (-torch.arange(0, 8, 2).double() / 8)
@@ -67,7 +67,7 @@ def test_far_positions_turn_bf16_vectors_by_exact_angles() -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
-def test_each_precision_gives_its_own_logits_and_lower_ones_are_near(config: DecoderConfig) -> None:
+def test_logits_of_each_dtype_are_near_those_of_fp64(config: DecoderConfig) -> None:
     tokens = token_ids(config)
     exact = decoder(config, torch.float64)(tokens)
     assert exact.dtype == torch.float64
@@ -81,6 +81,6 @@ def test_each_precision_gives_its_own_logits_and_lower_ones_are_near(config: Dec
         assert_close(low.double(), rounded, 0.08)  # a router may choose others over a rounding
 
 
-def test_a_multiplier_is_rounded_to_the_precision_first() -> None:
+def test_embedding_scale_is_rounded_to_the_dtype_first() -> None:
     x = torch.full((2,), 3.0, dtype=torch.bfloat16)
     assert torch.equal(Scale(0.1)(x), x * torch.tensor(0.1, dtype=torch.bfloat16))

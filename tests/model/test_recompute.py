@@ -39,20 +39,20 @@ def prepared(name: str, *ways: Callable[[Decoder], None]) -> Decoder:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gradients_are_the_same_to_the_bit_with_dropout(name: str, precision: str) -> None:
+def test_recomputed_gradients_are_equal_to_the_bit_with_dropout(name: str, precision: str) -> None:
     wanted = results(prepared(name), precision)
     for got, want in zip(results(prepared(name, recompute_blocks), precision), wanted):
         assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "experts as timed"])
-def test_compiled_it_is_the_same_to_the_bit(name: str) -> None:
+def test_compiled_recomputation_is_equal_to_the_bit(name: str) -> None:
     wanted = results(prepared(name, compiled))
     for got, want in zip(results(prepared(name, compiled, recompute_blocks)), wanted):
         assert torch.equal(got, want)
 
 
-def test_only_the_inputs_of_blocks_are_kept() -> None:
+def test_recomputation_keeps_block_inputs_only() -> None:
     kept = {}
     for name, ways in {"all": [], "inputs": [recompute_blocks]}.items():
         model = decoder(config(n_layers=12))
@@ -73,13 +73,13 @@ def test_only_the_inputs_of_blocks_are_kept() -> None:
     assert kept["inputs"] < kept["all"] / 5
 
 
-def test_experts_may_be_timed_while_activations_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_timed_under_recomputation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onward.model.experts.FASTEST", {})
     results(prepared("experts as timed", recompute_blocks))
 
 
 @pytest.mark.parametrize("ways", [[compiled], [recompute_blocks], [compiled, recompute_blocks]])
-def test_a_copy_computes_with_its_own_weights(ways: list[Callable[[Decoder], None]]) -> None:
+def test_copied_model_recomputes_with_its_own_weights(ways: list[Callable[[Decoder], None]]) -> None:
     model = prepared("gpt-oss", *ways)
     other = deepcopy(model)
     for parameter in other.parameters():
