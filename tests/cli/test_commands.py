@@ -75,6 +75,7 @@ def test_train_evaluate_and_generate_follow_one_another(story_file: Path, tmp_pa
     assert f"onward evaluate {run}" in said
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
+    assert f"over all {result['tokens']:,} validation tokens in fp32; during the run over about" in said
     assert main(["evaluate", run, str(story_file)]) == 0
     table = capsys.readouterr()
     assert "bits per byte" in table.out
