@@ -126,7 +126,7 @@ every = st.builds(
 
 
 @given(every)
-def test_what_is_made_plain_is_built_again(value: Every) -> None:
+def test_plain_values_build_an_equal_dataclass(value: Every) -> None:
     assert fields.build(Every, json.loads(json.dumps(fields.plain(value)))) == value
 
 
@@ -159,7 +159,7 @@ def test_values_are_read_as_they_are_written(name: str, value: Any, wanted: Any)
     assert type(got) is type(wanted)
 
 
-def test_words_inside_a_part_need_no_quotes() -> None:
+def test_names_inside_a_part_need_no_quotes() -> None:
     assert fields.part(FeedForward, "plain(act=relu, bias=true)", "mlp") == Plain(act="relu", bias=True)
     assert fields.part(FeedForward, "gated(act='gelu')", "mlp") == Gated(act="gelu")
     assert fields.part(Attention, "self(scale=none, qk_norm=head)", "attn") == SelfAttention(qk_norm="head")
@@ -184,13 +184,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "sentence"), REFUSED, ids=str)
-def test_what_is_refused_says_what_where_and_what_to_do(changes: dict[str, Any], sentence: str) -> None:
+def test_refusals_name_the_field_the_value_and_the_choices(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError) as error:
         fields.build(Every, {"whole": 1} | changes)
     assert sentence in str(error.value)
 
 
-def test_what_is_missing_is_named_with_its_meaning() -> None:
+def test_missing_fields_are_named_with_their_meaning() -> None:
     with pytest.raises(UserError, match=r"here.whole is missing: give it a value \(how many\)"):
         fields.build(Every, {}, "here")
 

@@ -49,14 +49,14 @@ def test_all_that_transformers_writes_is_honored_or_harmless(hf: PreTrainedConfi
     assert warned_of(hf.to_dict()) == []
 
 
-def test_keys_that_nobody_reads_are_named_in_one_sentence() -> None:
+def test_unread_keys_are_named_in_one_warning() -> None:
     assert warned_of(express(LLAMA) | {"clip_qkv": 8.0, "residual_multiplier": 0.2}) == [
         "'clip_qkv'",
         "'residual_multiplier'",
     ]
 
 
-def test_the_command_line_says_so_in_one_line_and_once(tmp_path: Path, tiny_run: Path, capsys) -> None:
+def test_commands_warn_in_one_line_and_once(tmp_path: Path, tiny_run: Path, capsys) -> None:
     lm = onward.load(tiny_run)
     onward.save(lm, tmp_path)
     write_json(tmp_path / "config.json", read_json(tmp_path / "config.json") | {"clip_qkv": 8.0})
@@ -72,7 +72,7 @@ def saved_again(config: DecoderConfig, original: dict[str, Any], folder: Path) -
     return json.loads((folder / "config.json").read_text())
 
 
-def test_a_changed_model_stays_in_its_family_where_that_can_say_it(tmp_path: Path) -> None:
+def test_changed_model_stays_in_its_family_where_possible(tmp_path: Path) -> None:
     original = json.loads(Qwen3Config(**SMALL).to_json_string(use_diff=False)) | {"prefix": "kept", "bos_token_id": 1}
     told = saved_again(replace(read(original)[1], d_ff=24), original, tmp_path)
     assert told["intermediate_size"] == 24
@@ -99,9 +99,7 @@ SMALL = {
         (DECODERS["vaswani"], "onward"),
     ],
 )
-def test_of_another_family_no_stale_key_remains_but_token_ids_do(
-    config: DecoderConfig, kind: str | None, tmp_path: Path
-) -> None:
+def test_change_of_family_keeps_only_token_ids(config: DecoderConfig, kind: str | None, tmp_path: Path) -> None:
     original = LlamaConfig(**SMALL).to_dict() | {"prefix": "old", "bos_token_id": 5, "eos_token_id": [6, 7]}
     told = saved_again(config, original, tmp_path)
     assert told == express(config) | {"dtype": "float32"} | {
@@ -110,12 +108,12 @@ def test_of_another_family_no_stale_key_remains_but_token_ids_do(
     assert kind in (None, told["model_type"])
 
 
-def test_an_old_name_of_the_precision_follows_the_weights(tmp_path: Path) -> None:
+def test_torch_dtype_follows_the_weights(tmp_path: Path) -> None:
     original = express(LLAMA) | {"torch_dtype": "float16"}
     save_model(decoder(LLAMA), tmp_path, original)
     told = read_json(tmp_path / "config.json")
     assert (told["dtype"], told["torch_dtype"]) == ("float32", "float32")
 
 
-def test_how_the_weights_were_quantized_is_not_told_of_plain_ones() -> None:
+def test_quantization_config_is_dropped_for_plain_weights() -> None:
     assert "quantization_config" not in describe(LLAMA, express(LLAMA) | {"quantization_config": {"quant_method": "x"}})

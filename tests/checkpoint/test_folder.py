@@ -93,7 +93,7 @@ def test_a_damaged_folder_is_refused_in_one_sentence(damage: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("path", ["nowhere", "config.json"])
-def test_what_is_no_folder_is_refused(path: str, tmp_path: Path) -> None:
+def test_paths_that_are_no_folders_are_refused(path: str, tmp_path: Path) -> None:
     save_model(decoder(DECODERS["llama"]), tmp_path)
     with pytest.raises(UserError):
         load_model(tmp_path / path)
@@ -117,7 +117,7 @@ def test_tensors_come_back_whatever_their_layout(tmp_path: Path) -> None:
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)
 
 
-def test_a_config_that_still_says_what_the_model_is_is_kept(tmp_path: Path) -> None:
+def test_config_that_still_describes_the_model_is_kept(tmp_path: Path) -> None:
     save_model(decoder(DECODERS["llama"]), tmp_path / "a", {"bos_token_id": 1})
     model, hf = load_model(tmp_path / "a")
     save_model(model, tmp_path / "b", {**hf, "prefix": "kept"})

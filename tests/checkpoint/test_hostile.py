@@ -47,7 +47,7 @@ def refusal(folder: Path) -> str:
     return str(error.value)
 
 
-def test_the_guard_notices_a_blow_up() -> None:
+def test_memory_guard_fails_on_large_allocations() -> None:
     with pytest.raises(MemoryError), with_little_time_and_memory():
         bytes(2 * ROOM)
 
@@ -95,7 +95,7 @@ def test_a_hostile_header_is_refused(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(0, 2**62), (2**63, 0), (2**64 - 1, 0), (0,) * 1000])
 @pytest.mark.parametrize("name", ["model.norm.weight", "extra"])
-def test_a_shape_that_holds_nothing_is_refused_by_name(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_empty_shapes_are_refused_by_name(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     save_model(decoder(DECODERS["llama"]), tmp_path)
     path = tmp_path / "model.safetensors"
     data = path.read_bytes()
@@ -171,7 +171,7 @@ def test_pickles_are_refused_with_the_reason(name: str, with_config: bool, tmp_p
     assert "safetensors" in said
 
 
-def test_a_pickle_beside_the_weights_is_passed_over(tmp_path: Path) -> None:
+def test_pickle_beside_safetensors_is_ignored(tmp_path: Path) -> None:
     save_model(decoder(DECODERS["llama"]), tmp_path)
     (tmp_path / "training_args.bin").write_bytes(b"\x80")
     load_model(tmp_path)

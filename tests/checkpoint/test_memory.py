@@ -68,7 +68,7 @@ LARGE = {"vocab_size": 32_000, "d_model": 2048, "n_layers": 4, "n_heads": 16}
 
 
 @pytest.mark.parametrize("shape", ["plain", "transposed and fused"])
-def test_a_small_model_is_never_there_twice(shape: str, tmp_path: Path) -> None:
+def test_small_model_is_never_in_memory_twice(shape: str, tmp_path: Path) -> None:
     assert peak(shape, SMALL, "None", tmp_path) < 1.25
 
 
@@ -84,7 +84,7 @@ def test_a_small_model_is_never_there_twice(shape: str, tmp_path: Path) -> None:
         ("transposed and fused", {"n_layers": 9}, "torch.bfloat16", 1.15),
     ],
 )
-def test_a_gigabyte_takes_at_most_1_15_of_it(
+def test_loading_a_gigabyte_takes_at_most_1_15_of_it(
     shape: str, changes: dict[str, int], dtype: str, most: float, tmp_path: Path
 ) -> None:
     share = peak(shape, LARGE | changes, dtype, tmp_path)

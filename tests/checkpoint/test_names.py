@@ -92,7 +92,7 @@ def test_the_same_tensors_however_they_are_stored(case: str, dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("name", ["transformer.h.0.attn.masks", "wte.weight", "transformer.h.2.ln_1.weight"])
-def test_what_no_family_ignores_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_tensors_that_no_family_ignores_are_refused_by_name(name: str, tmp_path: Path) -> None:
     saved("gpt2", tmp_path)
     rewrite(tmp_path, lambda t: t | {name: torch.zeros(13, 16)})
     with pytest.raises(UserError, match=f"has a tensor {name} that"):
@@ -101,7 +101,7 @@ def test_what_no_family_ignores_is_refused_by_name(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_cast_piece_by_piece_is_the_cast_of_the_whole(
+def test_casting_in_pieces_equals_casting_the_whole(
     shape: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = saved(shape, tmp_path)
@@ -126,7 +126,7 @@ def test_training_a_loaded_model_never_changes_its_file_and_it_can_be_saved_over
     assert_same(load_model(tmp_path)[0], model)
 
 
-def test_what_needs_no_change_stays_mapped(tmp_path: Path) -> None:
+def test_tensors_that_need_no_change_stay_mapped(tmp_path: Path) -> None:
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("needs /proc to see what is mapped")
@@ -167,7 +167,7 @@ def test_weights_that_are_not_finite_are_refused_by_name_unless_allowed(
     assert sum((~parameter.isfinite()).sum() for parameter in model.parameters()) == 1
 
 
-def test_a_contradiction_shows_what_is_asked_for_and_what_there_is(tmp_path: Path) -> None:
+def test_wrong_shape_names_both_shapes(tmp_path: Path) -> None:
     saved("gpt2", tmp_path)
     write_json(tmp_path / "config.json", read_json(tmp_path / "config.json") | {"n_inner": 60})
     with pytest.raises(UserError) as error:
@@ -175,7 +175,7 @@ def test_a_contradiction_shows_what_is_asked_for_and_what_there_is(tmp_path: Pat
     assert "transformer.h.0.mlp.c_fc.weight has shape [16, 64], and config.json asks for [16, 60]" in str(error.value)
 
 
-def test_the_command_line_can_load_them_all_the_same(tiny_run: Path, tmp_path: Path, capsys) -> None:
+def test_allow_nonfinite_loads_them_from_the_command_line(tiny_run: Path, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "run"
     shutil.copytree(tiny_run, folder)
 

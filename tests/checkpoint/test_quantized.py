@@ -57,7 +57,7 @@ def fp8_in_fp64(weight: Tensor, scales: Tensor, block: tuple[int, int] = (128, 1
     return result
 
 
-def test_mxfp4_is_what_transformers_reads_and_what_the_format_says(tmp_path: Path) -> None:
+def test_mxfp4_equals_transformers_and_the_specification(tmp_path: Path) -> None:
     blocks, scales = random_mxfp4(3, 8, 2)
     stored = read(tmp_path, {"e.gate_blocks": blocks, "e.gate_scales": scales}, MXFP4)
     assert stored.keys() == {"e.gate"}
@@ -68,7 +68,7 @@ def test_mxfp4_is_what_transformers_reads_and_what_the_format_says(tmp_path: Pat
 
 
 @pytest.mark.parametrize("shape", [(256, 128), (384, 512), (128, 384)])
-def test_fp8_is_what_transformers_reads(shape: tuple[int, int], tmp_path: Path) -> None:
+def test_fp8_equals_transformers(shape: tuple[int, int], tmp_path: Path) -> None:
     weight, scales = random_fp8(*shape)
     stored = read(tmp_path, {"w.weight": weight, "w.weight_scale_inv": scales}, FP8)["w.weight"]
     theirs = Fp8Dequantize(None)._dequantize_one(weight, scales, output_dtype=torch.bfloat16)
@@ -78,7 +78,7 @@ def test_fp8_is_what_transformers_reads(shape: tuple[int, int], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("rows", "columns", "block"), [(13, 20, (4, 8)), (3, 5, (4, 8)), (8, 8, (3, 3)), (130, 9, (128, 128))]
 )
-def test_fp8_is_what_the_format_says_also_where_blocks_are_cut_off(
+def test_fp8_equals_the_definition_with_cut_off_blocks(
     rows: int, columns: int, block: tuple[int, int], tmp_path: Path
 ) -> None:
     weight, scales = random_fp8(rows, columns, block)
@@ -109,7 +109,7 @@ def quantize_to_fp8(folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32], ids=str)
-def test_an_fp8_folder_loads_and_is_saved_as_plain_numbers(dtype: torch.dtype | None, tmp_path: Path) -> None:
+def test_fp8_folder_is_saved_dequantized(dtype: torch.dtype | None, tmp_path: Path) -> None:
     save_model(decoder(DECODERS["llama"], torch.bfloat16), tmp_path / "fp8")
     meant = quantize_to_fp8(tmp_path / "fp8")
     model, hf = load_model(tmp_path / "fp8", dtype)

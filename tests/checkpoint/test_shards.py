@@ -65,7 +65,7 @@ def test_a_tensor_larger_than_a_shard_has_its_own(tmp_path: Path) -> None:
     assert any(len(names) > 1 for names in contents(tmp_path).values())
 
 
-def test_the_limit_is_the_users_and_5_gigabytes_by_default(tmp_path: Path) -> None:
+def test_shards_are_5_gigabytes_by_default(tmp_path: Path) -> None:
     onward.save(LanguageModel(decoder(LLAMA)), tmp_path / "many", shard_bytes=3000)
     onward.save(LanguageModel(decoder(LLAMA)), tmp_path / "one")
     assert len(contents(tmp_path / "many")) > 1

@@ -39,7 +39,7 @@ def test_all_families_and_releases_are_listed(capsys) -> None:
     }
 
 
-def test_one_release_is_told_with_each_step_that_led_to_it(capsys) -> None:
+def test_one_release_is_shown_with_the_steps_of_its_lineage(capsys) -> None:
     said = models("llama-3.1-8b", capsys=capsys)
     assert "parameters 8,030,261,248" in said
     steps = ["llama-3-8b -> llama-3.1-8b what before after", "llama-2-7b -> llama-3-8b", "gpt -> gpt2"]
@@ -52,7 +52,7 @@ def test_one_release_is_told_with_each_step_that_led_to_it(capsys) -> None:
     assert found["steps"][0]["before"] == "llama-3-8b"
 
 
-def test_two_releases_are_compared_in_words_and_numbers(capsys) -> None:
+def test_two_releases_are_compared(capsys) -> None:
     said = models("diff", "gpt2", "llama-2-7b", capsys=capsys)
     assert said.startswith("gpt2 -> llama-2-7b what before after parameters 124,439,808 6,738,415,616")
     assert "biases q, k, v, out, mlp, norms none" in said
@@ -67,7 +67,7 @@ def test_two_releases_are_compared_in_words_and_numbers(capsys) -> None:
     assert changes["tied"]["before"] is True
 
 
-def test_where_nothing_changed_it_says_so(capsys) -> None:
+def test_equal_releases_print_nothing_changed(capsys) -> None:
     assert models("diff", "llama-2-7b", "llama-2-7b", capsys=capsys) == "llama-2-7b -> llama-2-7b nothing"
 
 
@@ -78,7 +78,7 @@ def test_a_wide_terminal_shows_what_the_rows_mean(capsys, monkeypatch: pytest.Mo
     assert meaning in models("diff", "gpt2", "llama-2-7b", capsys=capsys)
 
 
-def test_a_folder_goes_wherever_a_name_goes(tiny_run: Path, capsys) -> None:
+def test_folders_are_accepted_like_releases(tiny_run: Path, capsys) -> None:
     assert "d_model 32 width of the residual stream" in models(str(tiny_run), capsys=capsys)
     found = as_json("diff", "llama-2-7b", str(tiny_run), capsys=capsys)
     assert {"what": "n_layers", "before": 32, "after": 2, "meaning": "number of blocks"} in found["changes"]
@@ -96,5 +96,5 @@ def test_a_folder_goes_wherever_a_name_goes(tiny_run: Path, capsys) -> None:
         (1_000_000_000_000, "1.00 T"),
     ],
 )
-def test_numbers_are_told_in_three_digits(number: int, expected: str) -> None:
+def test_numbers_have_three_digits(number: int, expected: str) -> None:
     assert human(number) == expected

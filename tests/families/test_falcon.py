@@ -45,7 +45,7 @@ def test_falcon_rw_is_the_published_one_beyond_256_tokens(tmp_path: Path) -> Non
     [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)],
     ids=str,
 )
-def test_the_proof_notices_what_is_not_rounded(
+def test_unrounded_products_fail_the_comparison(
     slope: torch.dtype, position: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def score_bias(part: FalconAlibi, config: DecoderConfig, slopes: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -17,13 +17,13 @@ PRESETS: dict[str, Any] = RELEASES
 
 
 @pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)
-def test_dense_and_banded_layers_take_turns(config: DecoderConfig) -> None:
+def test_dense_and_windowed_layers_alternate(config: DecoderConfig) -> None:
     assert [at(config.attention, layer).window for layer in range(config.n_layers)] == [0, 256] * (config.n_layers // 2)
     assert express(config)["model_type"] == "onward"
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_without_bands_it_is_a_gpt2_where_heads_fill_the_width(name: str) -> None:
+def test_without_windows_gpt3_is_a_gpt2_where_heads_fill_the_width(name: str) -> None:
     dense = replace(PRESETS[name], attention=DENSE)
     hf = express(dense)
     assert hf.pop("model_type") == ("onward" if name == "gpt3-13b" else "gpt2")

@@ -13,7 +13,7 @@ from support.families.mpt import SIZES
 from support.parity import assert_same_logits, publish
 
 
-def test_the_published_steepness_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_published_steepness_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     theirs = publish(MptConfig(**SIZES, attn_config={"alibi_bias_max": 4}), tmp_path)
     ours, _ = load_model(tmp_path)
     with pytest.raises(AssertionError, match="not close"):

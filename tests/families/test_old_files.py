@@ -23,7 +23,7 @@ OLD = {
 
 
 @pytest.mark.parametrize("case", OLD)
-def test_an_old_file_is_the_same_model(case: str, tmp_path: Path) -> None:
+def test_old_files_load_as_the_same_model(case: str, tmp_path: Path) -> None:
     theirs = publish(CASES[case], tmp_path)
     base = family(CASES[case].model_type).BASE
     old = {name.removeprefix(base): tensor for name, tensor in tensors(tmp_path).items()}
@@ -33,7 +33,7 @@ def test_an_old_file_is_the_same_model(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", OLD)
-def test_a_bias_that_is_no_mask_is_not_passed_over(case: str, tmp_path: Path) -> None:
+def test_bias_that_is_no_mask_is_not_ignored(case: str, tmp_path: Path) -> None:
     publish(CASES[case], tmp_path)
     kept = tensors(tmp_path)
     bias = next(name for name in kept if name.endswith((".c_proj.bias", ".fc_out.bias", ".dense.bias")))

@@ -136,7 +136,7 @@ def test_every_family_trains_and_is_read_by_transformers_afterwards(hf: PreTrain
     assert_same_logits(ours, AutoModelForCausalLM.from_pretrained(tmp_path))
 
 
-def test_the_proof_notices_another_turn(tmp_path: Path) -> None:
+def test_other_pairs_of_rotation_fail_the_comparison(tmp_path: Path) -> None:
     theirs = publish(CASES["llama: grouped"], tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["rope_parameters"]["rope_theta"] = 9_000.0
@@ -199,7 +199,7 @@ EXPRESSED = {
 
 
 @pytest.mark.parametrize(("kind", "config"), [(k, c) for k, configs in EXPRESSED.items() for c in configs])
-def test_a_decoder_is_told_in_the_words_of_the_family_that_can_say_all_of_it(kind: str, config: DecoderConfig) -> None:
+def test_decoder_is_expressed_by_the_first_family_that_can(kind: str, config: DecoderConfig) -> None:
     hf = express(config)
     assert hf["model_type"] == kind
     assert read(json.loads(json.dumps(hf)))[1] == config
@@ -219,7 +219,7 @@ NEEDED = {"deepseek_v2": {"num_experts_per_tok": 2}}  # transformers itself cann
 
 @pytest.mark.parametrize("model_type", [name for name in families() if name != "onward"])
 @pytest.mark.parametrize("changes", [{}, {"num_attention_heads": 64}, {"num_key_value_heads": None}], ids=str)
-def test_missing_keys_mean_what_transformers_takes(model_type: str, changes: dict[str, Any]) -> None:
+def test_missing_keys_mean_the_defaults_of_transformers(model_type: str, changes: dict[str, Any]) -> None:
     try:
         default = CONFIG_MAPPING[model_type]()
         changes = {k: v for k, v in changes.items() if k in default.to_dict()} | NEEDED.get(model_type, {})
@@ -258,14 +258,14 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("hf", "word"), BROKEN, ids=str)
-def test_a_config_that_cannot_be_is_refused_in_one_sentence(hf: dict[str, Any], word: str) -> None:
+def test_invalid_config_is_refused_in_one_sentence(hf: dict[str, Any], word: str) -> None:
     with pytest.raises(UserError) as error:
         read(hf)
     assert word in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_onward_is_the_last_family_asked() -> None:
+def test_onward_is_the_last_family_tried() -> None:
     assert list(families())[-1] == "onward"
 
 

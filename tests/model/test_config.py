@@ -50,7 +50,7 @@ def test_impossible_sizes_are_refused_in_one_sentence(changes: dict[str, Any], s
     assert "\n" not in str(error.value)
 
 
-def test_sizes_that_are_not_given_are_worked_out() -> None:
+def test_sizes_that_are_not_given_are_computed() -> None:
     c = config(d_model=48)
     assert (c.n_kv_heads, c.d_head, c.d_ff) == (4, 12, 128)
     assert config(d_model=48, mlp=Plain()).d_ff == 192

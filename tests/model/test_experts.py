@@ -62,7 +62,7 @@ def answers(module: ExpertsModule, x: Tensor, backend: str) -> list[Tensor]:
 )
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("backend", ["loop", "grouped", "auto"])
-def test_every_way_equals_the_formula_over_all_experts(
+def test_backends_equal_the_formula_over_all_experts(
     backend: str, size: tuple[int, int], options: dict[str, Any]
 ) -> None:
     module = experts(*size, **options)
@@ -81,7 +81,7 @@ def test_fp64_stays_fp64(backend: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_in_bf16_the_ways_differ_by_rounding_only(size: tuple[int, int]) -> None:
+def test_backends_differ_by_rounding_only_in_bf16(size: tuple[int, int]) -> None:
     module = experts(*size, dtype=torch.bfloat16)
     x = torch.randn(9, size[0]).bfloat16()
     for got, wanted in zip(answers(module, x, "grouped"), answers(module, x, "loop")):
@@ -110,13 +110,13 @@ def untimed(monkeypatch: pytest.MonkeyPatch) -> dict[object, str]:
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-def test_the_way_can_be_timed_where_gradients_are_off(mode, untimed: dict[object, str]) -> None:  # type: ignore[no-untyped-def]
+def test_backend_is_timed_where_gradients_are_disabled(mode, untimed: dict[object, str]) -> None:  # type: ignore[no-untyped-def]
     with mode():
         assert experts(8, 8, backend="auto")(torch.randn(2, 3, 8)).shape == (2, 3, 8)
     assert len(untimed) == 1
 
 
-def test_the_way_is_timed_once_for_a_shape(untimed: dict[object, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_is_timed_once_for_a_shape(untimed: dict[object, str], monkeypatch: pytest.MonkeyPatch) -> None:
     times = []
     monkeypatch.setattr("onward.model.experts.fastest", lambda ways: times.append(ways) or "loop")
     module = experts(8, 8, backend="auto")
@@ -126,7 +126,7 @@ def test_the_way_is_timed_once_for_a_shape(untimed: dict[object, str], monkeypat
 
 
 @pytest.mark.parametrize("backend", ["loop", "grouped", "auto"])
-def test_reading_takes_no_copy_of_the_weights(backend: str, untimed: dict[object, str]) -> None:
+def test_backends_copy_no_weights(backend: str, untimed: dict[object, str]) -> None:
     module = experts(64, 32, backend=backend)
     with torch.inference_mode(), Allocations() as made:
         module(torch.randn(2, 64))
@@ -134,7 +134,7 @@ def test_reading_takes_no_copy_of_the_weights(backend: str, untimed: dict[object
 
 
 @pytest.mark.parametrize("backend", ["loop", "grouped"])
-def test_compiled_under_autocast_is_what_it_is_uncompiled(backend: str) -> None:
+def test_compiled_experts_equal_eager_ones_under_autocast(backend: str) -> None:
     part = Experts(count=6, bias=True, d_shared=6, backend=backend)  # type: ignore[arg-type]
     model, results = decoder(config(mlp=part)), []
     for ready in lambda: None, lambda: compile_blocks(model, backend="aot_eager"):

@@ -38,9 +38,7 @@ def fresh(block: Block | tuple[Block, ...], **changes: object) -> Decoder:
     ids=str,
 )
 @pytest.mark.parametrize("mlp", [Plain(bias=True), Experts(count=3, d_shared=5)], ids=["plain", "experts"])
-def test_matrices_have_std_002_and_the_ends_of_branches_less(
-    mlp: Plain | Experts, block: Block, additions: int
-) -> None:
+def test_matrices_have_std_002_and_ends_of_branches_less(mlp: Plain | Experts, block: Block, additions: int) -> None:
     attention = SelfAttention(bias=True, out_bias=True, sinks=True)
     model = fresh(block, mlp=mlp, attention=attention, position=Learned(), norm=LayerNorm(), head_bias=True)
     ends = 0
@@ -58,14 +56,14 @@ def test_matrices_have_std_002_and_the_ends_of_branches_less(
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_a_fresh_norm_leaves_the_size_at_one(offset: float) -> None:
+def test_fresh_norms_have_unit_output(offset: float) -> None:
     norm = RMSNorm(offset=offset).build(DECODERS["llama"], 0, 8)
     x = torch.randn(5, 8) * 7
     torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(5))
 
 
 @pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
-def test_a_fresh_model_knows_nothing(config: DecoderConfig) -> None:
+def test_fresh_model_predicts_uniformly(config: DecoderConfig) -> None:
     torch.manual_seed(0)
     model = Decoder(config)
     tokens = torch.randint(config.vocab_size, (8, LENGTH))

@@ -43,7 +43,7 @@ def changed(before: DecoderConfig, after: DecoderConfig) -> dict[str, tuple[str,
     return {change.what: (text(change.before), text(change.after)) for change in differences(before, after)}
 
 
-def test_what_changed_is_said_in_words_and_numbers() -> None:
+def test_differences_have_names_and_values() -> None:
     found = changed(GPT2, LLAMA)
     assert found["context_length"] == ("1,024", "4,096")
     assert found["biases"] == ("q, k, v, out, mlp, norms", "none")
@@ -76,7 +76,7 @@ ONE_FIELD: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("what", ONE_FIELD)
-def test_a_change_of_one_field_is_told_under_its_name(what: str) -> None:
+def test_difference_of_one_field_has_the_name_of_the_field(what: str) -> None:
     change, (before, after) = ONE_FIELD[what]
     there, back = changed(config(), config(**change)), changed(config(**change), config())
     assert there[what][0] == before
@@ -85,7 +85,7 @@ def test_a_change_of_one_field_is_told_under_its_name(what: str) -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), list(combinations(DECODERS, 2)))
-def test_decoders_that_differ_differ_in_words(a: str, b: str) -> None:
+def test_different_decoders_have_differences(a: str, b: str) -> None:
     assert differences(DECODERS[a], DECODERS[b])
     assert not differences(DECODERS[a], DECODERS[a])
 
@@ -115,19 +115,19 @@ LAYERS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", LAYERS)
-def test_many_layers_are_told_in_few_words(case: str) -> None:
+def test_values_that_differ_over_the_layers_are_counted(case: str) -> None:
     changes, what, expected = LAYERS[case]
     assert {fact.what: text(fact.value) for fact in describe(config(**changes))}[what] == expected
 
 
-def test_kinds_of_parts_that_take_turns_are_both_named() -> None:
+def test_alternating_parts_are_both_named() -> None:
     found = {fact.what: fact.value for fact in describe(config(n_layers=4, position=(Rotary(), Alibi(), Rotary())))}
     assert found["position"].startswith("Rotary: queries and keys")
     assert "(3 of 4 layers); Alibi: scores lowered" in found["position"]
     assert (found["position.theta"], found["position.steepness"]) == (10_000, 8)
 
 
-def test_what_goes_without_saying_is_not_said() -> None:
+def test_neutral_defaults_are_not_listed() -> None:
     found = {fact.what for fact in describe(config())}
     assert found >= {"parameters", "d_model", "position", "position.theta", "norm.eps"}
     assert not {"active parameters", "key/value bytes, windows full", "attention.window", "dropout", "d_embed"} & found
@@ -135,20 +135,20 @@ def test_what_goes_without_saying_is_not_said() -> None:
     assert mixed >= {"active parameters", "key/value bytes, windows full", "attention.window", "mlp.router"}
 
 
-def test_a_window_that_the_context_never_fills_saves_nothing() -> None:
+def test_window_longer_than_the_context_saves_no_memory() -> None:
     found = {fact.what for fact in describe(config(attention=SelfAttention(window=13)))}
     assert "attention.window" in found
     assert "key/value bytes, windows full" not in found
 
 
-def test_every_fact_has_a_meaning_without_the_comment_s_instructions() -> None:
+def test_every_fact_has_a_meaning_without_special_values() -> None:
     for decoder in DECODERS.values():
         for fact in describe(decoder):
             assert fact.meaning
             assert not re.search("; (0|none):", fact.meaning)
 
 
-def test_a_part_of_one_s_own_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_of_a_user_is_described_by_its_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Position, "kinds", dict(Position.kinds))
 
     @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def test_a_part_of_one_s_own_is_told_in_its_own_words(monkeypatch: pytest.Monkey
         ("", ""),
     ],
 )
-def test_the_first_sentence_is_taken(doc: str, expected: str) -> None:
+def test_sentence_is_the_first_of_the_docstring(doc: str, expected: str) -> None:
     assert sentence(type("Part", (), {"__doc__": doc})) == expected
 
 
@@ -179,18 +179,18 @@ def test_the_first_sentence_is_taken(doc: str, expected: str) -> None:
     ("value", "expected"),
     [(None, ""), (True, "yes"), (False, "no"), (50_257, "50,257"), (1e-5, "1e-05"), (5e5, "500,000"), (0.25, "0.25")],
 )
-def test_values_are_printed_as_one_writes_them(value: Any, expected: str) -> None:
+def test_values_are_printed_with_separators(value: Any, expected: str) -> None:
     assert text(value) == expected
 
 
-def test_the_presets_are_described_in_a_screenful() -> None:
+def test_description_of_a_preset_fits_a_screen() -> None:
     for preset in presets().values():
         facts = describe(preset.config)
         assert len(facts) < 50, preset.name
         assert all(len(text(fact.value)) < 400 for fact in facts), preset.name
 
 
-def test_scalings_are_told_field_by_field() -> None:
+def test_scalings_differ_field_by_field() -> None:
     found = changed(
         config(position=Rotary(scaling=Llama3Scaling())), config(position=Rotary(scaling=Llama3Scaling(factor=32.0)))
     )

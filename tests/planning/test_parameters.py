@@ -23,7 +23,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_parameters_are_those_of_the_decoder_that_gradients_train(name: str) -> None:
+def test_parameters_are_the_trainable_ones_of_the_decoder(name: str) -> None:
     model = Decoder(CONFIGS[name])
     assert parameters(CONFIGS[name]) == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
@@ -36,13 +36,13 @@ def test_parameters_are_those_of_the_decoder_that_gradients_train(name: str) -> 
         ("mixtral-8x7b", 46_702_792_704, 12_879_925_248),
     ],
 )
-def test_a_token_uses_the_experts_that_it_visits(name: str, all_of_them: int, active: int) -> None:
+def test_active_parameters_count_top_k_experts(name: str, all_of_them: int, active: int) -> None:
     found = preset(name).config
     assert (parameters(found), active_parameters(found)) == (all_of_them, active)
 
 
 @pytest.mark.parametrize("d_shared", [0, 8])
-def test_with_all_experts_visited_all_parameters_are_active(d_shared: int) -> None:
+def test_all_parameters_are_active_where_all_experts_are(d_shared: int) -> None:
     experts = Experts(count=4, top_k=4, d_shared=d_shared, bias=True)
     assert active_parameters(config(mlp=experts)) == parameters(config(mlp=experts))
     some = config(mlp=(Gated(), replace(experts, top_k=1)))
@@ -60,14 +60,14 @@ def test_cache_bytes_are_those_of_keys_and_values(name: str, expected: int) -> N
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_cache_bytes_are_those_that_a_cache_takes(name: str) -> None:
+def test_cache_bytes_equal_the_allocated_ones(name: str) -> None:
     c = DECODERS[name]
     cache = KVCache(c, rows=1, length=c.context_length, chunk=1)
     held = [tensor.nbytes // tensor.size(1) for store in cache.layers for tensor in store.entries.values()]
     assert cache_bytes_per_token(c, bytes_per_number=4) == sum(held)
 
 
-def test_layers_with_a_window_stop_growing() -> None:
+def test_cache_of_a_layer_with_a_window_stops_growing() -> None:
     c = config(n_layers=3, attention=(SelfAttention(window=4), SelfAttention(window=6), SelfAttention()))
     layer = cache_bytes_per_token(c) // 3
     growth = [cache_bytes_per_token(c, length=length) // layer for length in (0, 3, 4, 5, 6, math.inf)]
@@ -84,18 +84,18 @@ def test_layers_with_a_window_stop_growing() -> None:
         ("deepseek", "q_down, kv_down, out"),
     ],
 )
-def test_biases_are_told_by_what_has_them(name: str, expected: str) -> None:
+def test_biases_are_listed_by_layer(name: str, expected: str) -> None:
     assert biases(DECODERS[name]) == expected
 
 
 @pytest.mark.parametrize(("name", "kinds"), [("llama-2-70b", 1), ("gemma-2-27b", 2), ("deepseek-v3", 2)])
-def test_blocks_that_are_alike_are_made_once(name: str, kinds: int) -> None:
+def test_equal_blocks_are_built_once(name: str, kinds: int) -> None:
     *blocks, rest = modules(preset(name).config)
     assert len(blocks) == kinds
     assert sum(count for _, count in blocks) == preset(name).config.n_layers
     assert rest[1] == 1
 
 
-def test_sizes_that_no_tensor_can_have_are_one_sentence() -> None:
+def test_sizes_beyond_a_tensor_are_refused_in_one_sentence() -> None:
     with pytest.raises(UserError, match="no tensor can have"):
         parameters(DecoderConfig(vocab_size=1 << 62, d_model=4096, n_layers=1, n_heads=32))

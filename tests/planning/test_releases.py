@@ -26,7 +26,7 @@ def test_a_folder_is_read_like_a_release(shared: Path) -> None:
     assert {change["what"] for change in step("llama-2-7b", folder)["changes"]} >= {"parameters", "d_model"}
 
 
-def test_the_catalogue_has_every_family_and_release() -> None:
+def test_catalog_has_every_family_and_release() -> None:
     found = list(catalog())
     assert [family["family"] for family in found] == sorted(modules())
     assert sorted(preset["name"] for family in found for preset in family["presets"]) == sorted(presets())
@@ -36,17 +36,17 @@ def test_the_catalogue_has_every_family_and_release() -> None:
     ("name", "said"),
     [("llama2-7b", "did you mean llama-2-7b"), ("no/such", "there is no folder no/such")],
 )
-def test_a_name_that_is_unknown_is_one_sentence(name: str, said: str) -> None:
+def test_unknown_names_are_refused_in_one_sentence(name: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         find(name)
 
 
-def test_the_page_of_families_is_what_the_code_says() -> None:
+def test_families_page_is_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert renewed(page) == page, "make it again: python -m onward.planning.families_page docs/families.md"
 
 
-def test_only_what_is_between_the_marks_is_made_again() -> None:
+def test_only_text_between_the_marks_is_generated() -> None:
     page = "Before.\n\n<!-- ladder -->\n\nstale\n\n<!-- end -->\n\nAfter.\n"
     made = renewed(page)
     assert made.startswith("Before.\n\n<!-- ladder -->\n\n### gpt → gpt2\n")
@@ -55,5 +55,5 @@ def test_only_what_is_between_the_marks_is_made_again() -> None:
     assert renewed(made) == made
 
 
-def test_a_cell_cannot_end_its_column() -> None:
+def test_bars_in_a_cell_are_escaped() -> None:
     assert table(["a"], [["|x|"]]).splitlines()[-1] == "| \\|x\\| |"
