@@ -93,7 +93,7 @@ def test_rotary_positions_are_read_in_the_words_of_transformers_4(hf: PreTrained
         assert read(old)[1] == read(new)[1]
 
 
-@pytest.mark.parametrize(("hf", "way"), thinned(CASES, WAYS, times=2))
+@pytest.mark.parametrize(("hf", "way"), thinned(CASES, list(WAYS), times=2))
 def test_every_way_to_run_a_family_gives_the_logits_of_the_plain_run(hf: PreTrainedConfig, way: str) -> None:
     assert_equals_the_plain_run(read(hf.to_dict())[1], way)
 
