@@ -99,7 +99,7 @@ def test_report_command_writes_the_page_and_prints_the_figures(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("report nope", "no config.json in nope"),
+        ("report nope", "there is no folder nope"),
         ("report {run} --compare nope", "nope has no steps on record to compare with"),
         ("report {run} --out {run}", "is a folder"),
         ("runs nope", "there is no folder nope"),
