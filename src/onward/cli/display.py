@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onward.cli.output import console, printable
+from onward.generation.prompts import Prompt
 from onward.language_model import LanguageModel
 from onward.training.journal import Journal
 from onward.training.run import Event, Run
@@ -85,7 +86,7 @@ class Display:
     def continue_prompt(self) -> None:
         """Generate from the prompt, with the same random numbers each time, and record the text in samples.jsonl."""
         with self.run.averaged():
-            text = self.lm.generate(self.prompt, SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)
+            text = sample_text(self.lm, self.prompt)
         self.sample = Text(printable(self.prompt), style="bold").append(printable(text), style="not bold")
         self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})
 
@@ -112,3 +113,8 @@ class Display:
         sample = Panel(self.sample, title="the same prompt, continued", title_align="left", height=9)
         # a terminal writes ^C at the end of the last line; in a full line it would wrap, and move the next picture down
         return Group(table, bar, sample, Text("Ctrl-C saves and stops.", style="dim"))
+
+
+def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
+    """The text that the model continues a prompt with, drawn with the same random numbers each time."""
+    return lm.complete([prompt], SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)[0][0].text

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     from pathlib import Path
 
     import onward
-    from onward.cli.train import train
+    from onward.cli.train import continue_text, train
     from onward.errors import UserError
     from onward.files import read_json
     from onward.training.config import RunConfig
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
             raise UserError(f"{folder} holds something other than a quickstart: choose another --out")
         shutil.rmtree(folder)
     console.print("Training a decoder on the documentation inside this Python.")
-    run = Run.start(config)
+    run = Run.start(config, sample=continue_text)
     if status := train(run):
         return status
     lm = onward.load(folder)

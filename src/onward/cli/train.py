@@ -22,6 +22,8 @@ from onward.training.config import NUMBER, UNITS, RunConfig
 from onward.training.presets import merge, unnamed_changes
 
 if TYPE_CHECKING:
+    from onward.model.decoder import Decoder
+    from onward.text.tokenizer import Tokenizer
     from onward.training.run import Run
 
 ABOUT = """\
@@ -81,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 
     if not resume and console.is_terminal:
         console.print("Reading the text and making the tokenizer.")
-    run = Run.resume(Path(resume)) if resume else Run.start(config)
+    run = Run.resume(Path(resume)) if resume else Run.start(config, sample=continue_text)
     status = train(run)
     if not status and as_json:
         print_json(read_json(run.folder / "result.json"))
@@ -89,6 +91,14 @@ def main(argv: Sequence[str]) -> int:
         named = quote(str(run.folder))
         print_next(f'onward generate {named} "Once upon"', f"onward evaluate {named} other.txt")
     return status
+
+
+def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
+    """Do what the display does at each validation, to time it."""
+    from onward.cli.display import sample_text
+    from onward.language_model import LanguageModel
+
+    sample_text(LanguageModel(model, tokenizer), [0])
 
 
 def train(run: "Run") -> int:

@@ -1,18 +1,22 @@
 """Options that a run leaves open are fixed once, by timing, before it starts."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from onward.checkpoint.training import Saver
 from onward.data.tokens import Tokens
 from onward.data.windows import Windows
+from onward.files import PART
 from onward.model.decoder import Decoder
 from onward.model.experts import BACKENDS
 from onward.timing import fastest
@@ -22,20 +26,52 @@ from onward.training.trainer import StepPlan, Trainer
 from onward.training.validation import validate
 
 TRIAL_SECONDS = 2.0  # of steps that are timed
+SLACK = 0.95  # share of the time that is planned, as machines are not equally fast all the time
 
 
-def calibrated(config: RunConfig, model: Decoder, windows: Windows, validation: Tokens | None) -> RunConfig:
-    """The configuration with precision, backend of experts and number of steps fixed. Steps are timed on copies of the
-    model, which stays as it is."""
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that the parts of a run take."""
+
+    step: float
+    validation: float = 0.0  # of a part of the validation text, with the save and the sample that come with it
+    evaluation: float = 0.0  # of the whole validation text, once after the last step
+
+
+def calibrated(
+    config: RunConfig,
+    model: Decoder,
+    windows: Windows,
+    validation: Tokens | None,
+    sample: Callable[[Decoder], object] = lambda model: None,
+) -> RunConfig:
+    """The configuration with precision, backend of experts and number of steps fixed. Steps, a validation, a save and a
+    call of `sample`, which comes with each validation, are timed on copies of the model, which stays as it is."""
     began = perf_counter()
     trial = lambda config: build_trainer(config, deepcopy(model))
     config = fastest_options(config, trial(config), windows)
     if config.time:
         budget = seconds(config.time)
-        step, validations = durations(config, trial(config), windows, validation, min(TRIAL_SECONDS, budget / 20))
-        left = max(budget / 2, budget - (perf_counter() - began) - validations)
-        config = replace(config, time="", steps=max(1, int(0.95 * left / step)))  # saves and samples take time too
+        costs = measured_costs(config, trial(config), windows, validation, sample, min(TRIAL_SECONDS, budget / 20))
+        config = fitted(config, costs, budget, perf_counter() - began)
     return config
+
+
+def fitted(config: RunConfig, costs: Costs, budget: float, spent: float) -> RunConfig:
+    """The configuration with as many steps as fit into a budget of seconds, of which `spent` are gone.
+
+    Validations at the interval that was asked for, or else twenty of them, but at most a quarter of the time. A quarter
+    of the budget is for training even where evaluating the whole validation text takes longer than the rest.
+    """
+    left = SLACK * max(budget / 4, budget - spent - costs.evaluation) - costs.validation  # the sample before step 1
+    if every := config.validate_every:  # the last step is validated too
+        steps = (left - costs.validation) / (costs.step + costs.validation / every)
+        return replace(config, time="", steps=max(1, int(steps)))
+    count = 20
+    if costs.validation:
+        count = max(1, min(count, int(left / 4 / costs.validation)))
+    steps = max(1, int((left - count * costs.validation) / costs.step))
+    return replace(config, time="", steps=steps, validate_every=0 if count == 20 else -(-steps // count))
 
 
 def fastest_options(config: RunConfig, trainer: Trainer, windows: Windows) -> RunConfig:
@@ -68,11 +104,15 @@ def one_step(trainer: Trainer, plan: StepPlan, precision: str, backend: str) -> 
     trainer.train_step(plan)
 
 
-def durations(
-    config: RunConfig, trainer: Trainer, windows: Windows, validation: Tokens | None, long_enough: float
-) -> tuple[float, float]:
-    """Seconds per step, and seconds of all validations of a run: twenty during the run, and of the whole text at its
-    end. Steps are timed until they took `long_enough` seconds together."""
+def measured_costs(
+    config: RunConfig,
+    trainer: Trainer,
+    windows: Windows,
+    validation: Tokens | None,
+    sample: Callable[[Decoder], object],
+    long_enough: float,
+) -> Costs:
+    """The costs of a run. Steps are timed until they took `long_enough` seconds together."""
     taken: list[float] = []
     start = perf_counter()
     for _ in trainer.train(first_plans(config, trainer, windows)):
@@ -81,12 +121,24 @@ def durations(
             break
         start = perf_counter()
     step = statistics.median(taken[1:])
-    if validation is None:
-        return step, 0.0
     start = perf_counter()
+    save_once(trainer, Path(config.out))
+    save, start = perf_counter() - start, perf_counter()
+    if validation is None:
+        return Costs(step, save)
     count = validate(trainer, validation, config).tokens
-    once = perf_counter() - start
-    return step, 20 * once + once * len(validation) / count
+    once, start = perf_counter() - start, perf_counter()
+    sample(trainer.model)
+    return Costs(step, save + once + perf_counter() - start, once * len(validation) / count)
+
+
+def save_once(trainer: Trainer, folder: Path) -> None:
+    """Write a save beside those of a run, and remove it. A full disk is reported when the run saves."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".trial.", suffix=PART, dir=folder) as trial:
+        saver = Saver(Path(trial), keep=1)
+        saver.save(trainer.model, trainer.state_dict(), {})
+        saver.finish()
 
 
 def first_plans(config: RunConfig, trainer: Trainer, windows: Windows) -> Iterator[StepPlan]:

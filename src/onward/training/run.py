@@ -105,12 +105,20 @@ class Run:
         return self.trainer.step
 
     @classmethod
-    def start(cls, config: RunConfig, *, model: Decoder | None = None, loss: Loss | None = None) -> "Run":
+    def start(
+        cls,
+        config: RunConfig,
+        *,
+        model: Decoder | None = None,
+        loss: Loss | None = None,
+        sample: Callable[[Decoder, Tokenizer], object] = lambda model, tokenizer: None,
+    ) -> "Run":
         """Prepare the data and the tokenizer, fix the options left open (steps, precision, experts), and save step 0.
 
         The run begins from `model`, which it trains in place, in its trainable parameters; by default from a fresh
         model as configured. A given model takes the place of the configured preset and fields, and the configured
         tokenizer must be its own. `loss` replaces the configured cross-entropy; give it to `resume` as well.
+        `sample` does what the caller will do at each validation: a run of a given time leaves time for it.
         """
         folder, processes = Path(config.out), Processes.join()
         if model is not None:
@@ -131,7 +139,8 @@ class Run:
             model = (model or Decoder(config.decoder(tokenizer.vocab_size))).to(device)
             hf = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
             windows = open_windows(config, inputs, model.config.context_length)
-            run = cls(calibrated(config, model, windows, inputs.validation), model, tokenizer, inputs, hf, loss)
+            config = calibrated(config, model, windows, inputs.validation, lambda trial: sample(trial, tokenizer))
+            run = cls(config, model, tokenizer, inputs, hf, loss)
             run.fresh = fresh
             write_json(folder / "run.json", fields.plain(run.config))
             run.save()
