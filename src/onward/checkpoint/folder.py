@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from onward.checkpoint.names import to_ours, to_theirs
+from onward.checkpoint.names import head_differs, to_ours, to_theirs
 from onward.checkpoint.quantized import dequantized
 from onward.checkpoint.weights import INDEX, WEIGHT_FILES, StoredTensor, fill, refuse_pickles, split, stored_tensors
 from onward.errors import UserError
@@ -72,8 +73,10 @@ def load_model(
     *,
     allow_nonfinite: bool = False,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """The decoder in a folder, with its config.json. Its dtype is that of its files (bf16 where they are quantized)
-    unless `dtype` is given.
+    """The decoder in a folder, with its config.json. Its dtype is that of its files (bf16 where they are quantized,
+    that of most elements where they are mixed) unless `dtype` is given.
+
+    A head that config.json ties to the embedding is untied, with a warning, where the files have another one.
 
     Weights that need no change are memory-mapped; writes to them never reach the files. Weights that are not finite
     raise a UserError unless `allow_nonfinite`.
@@ -100,6 +103,8 @@ def outline(hf: HF, stored: Mapping[str, StoredTensor]) -> tuple[Any, DecoderCon
     check_depth(max(depths, default=0), stored)  # before a family loops over the layers
     kind, config = read(hf)
     check_depth(config.n_layers, stored)
+    if config.tied and head_differs(kind, config, stored):
+        config = replace(config, tied=False)
     try:
         with torch.device("meta"), SizeLimit(sum(math.prod(tensor.shape) for tensor in stored.values())):
             model = Decoder(config)

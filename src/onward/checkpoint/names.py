@@ -2,8 +2,9 @@
 
 import math
 import re
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -63,21 +64,28 @@ def to_ours(
     """Tensors under our names, contiguous as fused optimizers need them, from stored tensors under theirs.
 
     `model` has the expected tensors on the meta device. A tensor that needs no change and is aligned as torch aligns it
-    stays memory-mapped; others are copied in pieces. A UserError names a tensor that is missing, left over, of another
-    shape or dtype, or not finite.
+    stays memory-mapped; others are copied in pieces. Without a `dtype`, trainable tensors get the one of the files (see
+    `common_dtype`), and the others, which are routing biases, keep their own. A UserError names a tensor that is
+    missing, left over, of another shape or dtype, or not finite.
     """
     wanted = dict(to_theirs(family, config, model))
     theirs = find(family, config, wanted, stored)
+    table = [
+        (their if isinstance(their, list) else [their], isinstance(their, list), names, into)
+        for their, names, into, _ in rows(family, config, model)
+    ]
+    trained = dtype or common_dtype(
+        {piece: theirs[piece] for pieces, _, names, _ in table if model[names[0]].requires_grad for piece in pieces}
+    )
     found: dict[str, Tensor] = {}
     buffer = ScratchBuffer()
-    for their, names, into, _ in rows(family, config, model):
-        stacked = isinstance(their, list)
-        pieces = their if isinstance(their, list) else [their]
+    for pieces, stacked, names, into in table:
+        kept = trained if dtype or model[names[0]].requires_grad else FLOATS[theirs[pieces[0]].dtype]
         stays = not stacked and into is same and device.type == "cpu"
-        whole = mapped(theirs[pieces[0]], dtype) if stays else None
+        whole = mapped(theirs[pieces[0]], kept) if stays else None
         if whole is None:
             make = torch.empty if into is same else buffer.empty
-            stack = copied({name: theirs[name] for name in pieces}, make, dtype, device, allow_nonfinite)
+            stack = copied({name: theirs[name] for name in pieces}, make, kept, device, allow_nonfinite)
             whole = into(stack if stacked else stack[0])
         else:
             check(whole, pieces[0], allow_nonfinite)
@@ -101,9 +109,60 @@ class ScratchBuffer:
         return self.bytes[:size].view(dtype).view(shape)
 
 
-def mapped(source: StoredTensor, dtype: torch.dtype | None) -> Tensor | None:
+class MixedDtypes(UserWarning):
+    """Weights of several dtypes, loaded as one."""
+
+
+def common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
+    """The dtype that most elements have; a warning names the tensors of other dtypes."""
+    elements = Counter[str]()
+    for tensor in stored.values():
+        elements[tensor.dtype] += math.prod(tensor.shape)
+    (most, _), *_ = elements.most_common()
+    if others := [name for name, tensor in stored.items() if tensor.dtype != most]:
+        shown = ", ".join([f"{name} ({stored[name].dtype})" for name in others[:3]] + ["..."] * (len(others) > 3))
+        warnings.warn(
+            f"{len(others)} of the {len(stored)} tensors in the checkpoint are not {most} as the others: {shown}; all "
+            "are loaded as the dtype of most elements, unless dtype names another",
+            MixedDtypes,
+            stacklevel=1,
+        )
+    return FLOATS[most]
+
+
+class UntiedHead(UserWarning):
+    """A head that the config.json ties to the embedding, and that differs from it in the weights."""
+
+
+def head_differs(family: Family, config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> bool:
+    """Whether there is a stored head other than the stored embedding; a warning names it."""
+    outline = torch.empty(config.vocab_size, config.d_embed, device="meta")
+    names = [str(their) for their, *_ in rows(family, config, {"embed.weight": outline, "head.weight": outline})]
+    pair = [stored.get(name, stored.get(name.removeprefix(family.BASE))) for name in names]
+    if None in pair or equal(*pair):  # type: ignore[arg-type]
+        return False
+    warnings.warn(
+        f"config.json ties the head to the embedding, and {names[1]} differs from {names[0]} in the weights: both are "
+        "kept, as transformers does; set tie_word_embeddings to false if that is meant",
+        UntiedHead,
+        stacklevel=1,
+    )
+    return True
+
+
+def equal(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two matrices have the same shape and elements, compared in pieces."""
+    if one.shape != other.shape or len(one.shape) != 2 or not {one.dtype, other.dtype} <= FLOATS.keys():
+        return False
+    dtype = torch.promote_types(FLOATS[one.dtype], FLOATS[other.dtype])
+    step = max(1, COPY_BYTES // max(1, one.shape[1] * dtype.itemsize))
+    spans = [(start, min(start + step, one.shape[0])) for start in range(0, one.shape[0], step)]
+    return all(torch.equal(one.rows(*span).to(dtype), other.rows(*span).to(dtype)) for span in spans)
+
+
+def mapped(source: StoredTensor, dtype: torch.dtype) -> Tensor | None:
     """The memory-mapped tensor, if it has the dtype and the alignment that are wanted."""
-    if source.mapped is None or dtype not in (None, FLOATS[source.dtype]):
+    if source.mapped is None or dtype != FLOATS[source.dtype]:
         return None
     tensor = source.mapped()
     return tensor if aligned(tensor) else None
@@ -112,12 +171,11 @@ def mapped(source: StoredTensor, dtype: torch.dtype | None) -> Tensor | None:
 def copied(
     sources: Mapping[str, StoredTensor],
     make: Callable[..., Tensor],
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
     device: torch.device,
     allow_nonfinite: bool,
 ) -> Tensor:
     """The stack of tensors of the same shape, copied in pieces into memory from `make`."""
-    dtype = dtype or reduce(torch.promote_types, (FLOATS[source.dtype] for source in sources.values()))
     stack = make(len(sources), *next(iter(sources.values())).shape, dtype=dtype, device=device)
     for (name, source), tensor in zip(sources.items(), stack):
         step = max(1, COPY_BYTES // tensor[0].nbytes)
@@ -141,7 +199,7 @@ def find(
             raise UserError(f"tensor {short} has shape {tensor.shape}, and config.json asks for {shape}")
         if tensor.dtype not in FLOATS:
             raise UserError(f"tensor {short} holds {tensor.dtype}: Onward reads weights as {', '.join(FLOATS)}")
-    if config.tied:  # some files repeat the embedding as the head
+    if config.tied:  # a head in the files equals the embedding: see `head_differs`
         for their, *_ in rows(family, config, {"head.weight": torch.empty(0)}):
             left.pop(str(their), None)
     ignored = "|".join(filter(None, (family.IGNORED, r"rotary_emb\.inv_freq$")))
