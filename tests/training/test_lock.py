@@ -1,12 +1,15 @@
-"""One process at a time trains in a run folder."""
+"""One process at a time works in a run folder."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onward.errors import UserError
-from onward.training.lock import is_running
+from onward.training.lock import LOCK, is_running
 from onward.training.run import Run
 
 from support.runs import config
@@ -34,3 +37,52 @@ def test_second_process_cannot_train_in_a_locked_folder(story_file: Path, tmp_pa
         next(other.train())
     events.close()
     assert not is_running(tmp_path)
+
+
+def test_run_that_another_process_has_trained_meanwhile_is_not_continued(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", steps=4))
+    (run.folder / LOCK).write_text("process 7 on there, started then")
+    with pytest.raises(UserError, match="process 7 on there, started then, has trained in"):
+        next(iter(run.train()))
+
+
+ONWARD = [sys.executable, "-m", "onward", "train"]
+SMALL = "--tokenizer char --batch-size 2 --precision fp32 --device cpu --validate-every 10 --model.d-model 16"
+SMALL += " --model.n-layers 1 --model.n-heads 2 --model.context-length 16"
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 60
+    while not (path.exists() and path.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def refusal(*words: str) -> str:
+    """The sentence with which a command ends."""
+    done = subprocess.run([*ONWARD, *words], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_second_start_into_one_folder_names_the_process_that_started_first(story_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["--out", str(run), "--steps", "2", *SMALL.split()]
+    with subprocess.Popen([*ONWARD, "-", *words], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as first:
+        wait_for(run / LOCK)  # it waits for its text
+        assert f"another process trains in {run} (process {first.pid} on " in refusal(str(story_file), *words)
+        first.communicate(story_file.read_bytes())
+    assert first.returncode == 0
+    assert "holds a run already" in refusal(str(story_file), *words)
+
+
+def test_second_resume_names_the_first_whose_lock_dies_with_it(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", steps=100_000, validate_every=50_000)).folder
+    with subprocess.Popen([*ONWARD, "--resume", str(run)], stderr=subprocess.DEVNULL) as first:
+        wait_for(run / "metrics.jsonl")
+        before = (run / "metrics.jsonl").read_bytes()
+        assert f"(process {first.pid} on " in refusal("--resume", str(run))
+        assert (run / "metrics.jsonl").read_bytes().startswith(before), "the second has cut nothing"
+        first.kill()
+    assert not is_running(run)
+    assert Run.resume(run).step == 0

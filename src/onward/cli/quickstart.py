@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     from onward.errors import UserError
     from onward.files import read_json
     from onward.training.config import RunConfig
+    from onward.training.lock import run_lock
     from onward.training.run import Run
 
     folder = Path(options.out)
@@ -43,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
         earlier = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
         if (earlier.get("sources"), earlier.get("prompt")) != (["embedded"], config.prompt):
             raise UserError(f"{folder} holds something other than a quickstart: choose another --out")
-        shutil.rmtree(folder)
+        with run_lock(folder):
+            shutil.rmtree(folder)
     console.print("Training a decoder on the documentation inside this Python.")
     run = Run.start(config, sample=continue_text)
     if status := train(run):

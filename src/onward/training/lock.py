@@ -1,28 +1,55 @@
-"""The lock of a run folder: at most one process trains in it. The system releases it however that process ends."""
+"""The lock of a run folder: at most one process works in it. The system releases it however that process ends.
+
+RUN/train.lock is locked by flock, over NFS too, and names the last process that held the lock.
+"""
 
 import fcntl
+import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from onward.errors import UserError
 
 LOCK = "train.lock"
+STARTED = datetime.now().isoformat(" ", "seconds")
+
+
+def this_process() -> str:
+    """The name of this process for others: process id, host, and the time of its start."""
+    return f"process {os.getpid()} on {socket.gethostname()}, started {STARTED}"
 
 
 @contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run folder. A UserError where another process holds it."""
-    with (folder / LOCK).open("a") as file:
+def run_lock(folder: Path, *, again: bool = False) -> Iterator[None]:
+    """Hold the lock of a run folder, which exists. A UserError where another process holds it or, with `again`, has
+    held it since this process did."""
+    path = folder / LOCK
+    try:
+        file = path.open("r+" if path.exists() else "a+", errors="replace")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise in_use(folder) from None
+        except OSError:  # a file system without locks
+            pass
+        if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            raise in_use(folder)  # a process that could not start removed the folder, and perhaps another made it again
+        if again and (last := file.read()) not in ("", this_process()):
+            raise UserError(f"{last}, has trained in {folder} since this process read it: resume it again")
+        with suppress(OSError):  # a full disk
+            file.truncate(0)
+            os.pwrite(file.fileno(), this_process().encode(), 0)
         yield
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process of this machine trains in a run folder at this moment."""
+    """Whether a process trains in a run folder at this moment."""
     try:
         with (folder / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -34,5 +61,12 @@ def is_running(folder: Path) -> bool:
 
 
 def in_use(folder: Path) -> UserError:
-    """The error for a second process in a run folder."""
-    return UserError(f"another process trains in {folder}: wait until it ends or stop it, or choose another --out")
+    """The error for a second process in a run folder, which names the first."""
+    try:
+        holder = (folder / LOCK).read_text()
+    except (OSError, ValueError):
+        holder = ""
+    named = f" ({holder})" if holder else ""
+    return UserError(
+        f"another process trains in {folder}{named}: wait until it ends or stop it, or choose another --out"
+    )

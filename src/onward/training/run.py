@@ -36,7 +36,7 @@ from onward.training.checks import Check, start_checks
 from onward.training.config import RunConfig
 from onward.training.inputs import Inputs, check_inputs, open_inputs, open_windows, prepare_inputs
 from onward.training.journal import Journal
-from onward.training.lock import in_use, is_running, run_lock
+from onward.training.lock import run_lock
 from onward.training.loss import Loss
 from onward.training.prefetch import prefetch
 from onward.training.processes import Processes
@@ -127,31 +127,49 @@ class Run:
         check_trackers(config.track)
         if processes.rank:
             return cls.resume(folder, loss=loss)
-        if saves(folder):
-            raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
         new = not folder.exists()
         try:
-            device = choose_device(config.device)
-            tokenizer = prepare_inputs(config, folder)
-            inputs = open_inputs(config, folder)
-            torch.manual_seed(config.seed)
-            fresh = model is None
-            model = (model or Decoder(config.decoder(tokenizer.vocab_size))).to(device)
-            hf = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
-            windows = open_windows(config, inputs, model.config.context_length)
-            config = calibrated(config, model, windows, inputs.validation, lambda trial: sample(trial, tokenizer))
-            run = cls(config, model, tokenizer, inputs, hf, loss)
-            run.fresh = fresh
-            write_json(folder / "run.json", fields.plain(run.config))
-            run.save()
-            run.saver.finish()
-            if failure := run.saver.pop_failure():
-                raise failure
-        except UserError:
-            if new and not (folder / "data.unfinished").exists():
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another --out") from None
+        with run_lock(folder):
+            if saves(folder):  # of a process that was faster
+                raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
+            try:
+                run = cls.prepare(config, folder, model, loss, sample)
+            except UserError:
+                if new and not (folder / "data.unfinished").exists():
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
         processes.wait()
+        return run
+
+    @classmethod
+    def prepare(
+        cls,
+        config: RunConfig,
+        folder: Path,
+        model: Decoder | None,
+        loss: Loss | None,
+        sample: Callable[[Decoder, Tokenizer], object],
+    ) -> "Run":
+        """The work of `start`, in the first process."""
+        device = choose_device(config.device)
+        tokenizer = prepare_inputs(config, folder)
+        inputs = open_inputs(config, folder)
+        torch.manual_seed(config.seed)
+        fresh = model is None
+        model = (model or Decoder(config.decoder(tokenizer.vocab_size))).to(device)
+        hf = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
+        windows = open_windows(config, inputs, model.config.context_length)
+        config = calibrated(config, model, windows, inputs.validation, lambda trial: sample(trial, tokenizer))
+        run = cls(config, model, tokenizer, inputs, hf, loss)
+        run.fresh = fresh
+        write_json(folder / "run.json", fields.plain(run.config))
+        run.save()
+        run.saver.finish()
+        if failure := run.saver.pop_failure():
+            raise failure
         return run
 
     @classmethod
@@ -163,18 +181,18 @@ class Run:
         config = replace(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), out=str(folder))
         if (folder / "result.json").exists():
             raise UserError(f"{folder} has finished its {config.steps:,} steps: start another with --out")
-        if not processes.rank and is_running(folder):
-            raise in_use(folder)
         check_trackers(config.track)
-        tokenizer = Tokenizer.load(folder)
-        check_inputs(folder, config.decoder(tokenizer.vocab_size))
-        state = newest_state(folder, choose_device(config.device))
-        inputs = open_inputs(config, folder, "size" if processes.rank else "sha256")
-        run = cls(config, state.model, tokenizer, inputs, read_json(folder / "config.json"), loss)
-        run.load_state(state)
+        with nullcontext() if processes.rank else run_lock(folder):
+            tokenizer = Tokenizer.load(folder)
+            check_inputs(folder, config.decoder(tokenizer.vocab_size))
+            state = newest_state(folder, choose_device(config.device))
+            inputs = open_inputs(config, folder, "size" if processes.rank else "sha256")
+            run = cls(config, state.model, tokenizer, inputs, read_json(folder / "config.json"), loss)
+            run.load_state(state)
+            if not processes.rank:
+                for name in "metrics.jsonl", "samples.jsonl", "skipped.jsonl":
+                    Journal(folder / name).cut(run.is_past)
         if not processes.rank:
-            for name in "metrics.jsonl", "samples.jsonl", "skipped.jsonl":
-                Journal(folder / name).cut(run.is_past)
             processes.wait()
         return run
 
@@ -204,7 +222,7 @@ class Run:
         three times in a row.
         """
         began, stopping = perf_counter() - self.seconds, False
-        with nullcontext() if self.processes.rank else run_lock(self.folder), self.recorder() as record:
+        with nullcontext() if self.processes.rank else run_lock(self.folder, again=True), self.recorder() as record:
             yield from self.validations(record)  # a kill may have come between the save and its validation
             while self.step < self.config.steps and not stopping:
                 with closing(self.plans(self.step, self.position, self.skipped)) as plans:
