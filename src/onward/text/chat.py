@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 import jinja2
 import tokenizers
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from onward.errors import UserError
+from onward.text.template import environment, render
 from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer
+from onward.text.written import Written, mask_of, written
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}, and other keys that a template reads
 
@@ -27,7 +23,14 @@ PLAIN = (
     "{{ message.role | capitalize }}: {{ message.content | trim }}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-MARK = "\ufdd0"  # a noncharacter of Unicode, which no text contains
+ROLES = ("system", "developer", "user", "assistant", "model", "tool", "function", "observation")  # of a template's text
+MARKS = {  # noncharacters of Unicode by the white space that they take along: before them, after them
+    (False, False): "\ufdd0",
+    (False, True): "\ufdd1",
+    (True, False): "\ufdd2",
+    (True, True): "\ufdd3",
+}
+Span = tuple[int, int, int]  # a control token: its id, and where in the text it begins and ends
 
 
 class NoTemplate(UserWarning):
@@ -37,9 +40,9 @@ class NoTemplate(UserWarning):
 class Chat:
     """Turns messages into tokens as transformers' `apply_chat_template` does.
 
-    Control tokens that the template writes become control tokens. Control tokens written in a message remain plain
-    text, except tokens that the vocabulary holds as ordinary text, such as `</think>` in some. Tokenizers that mark the
-    beginnings of words may add a space around control tokens.
+    Control tokens that the template writes become control tokens. Control tokens in text that a variable supplies,
+    even in part, remain plain text, except tokens that the vocabulary holds as ordinary text, such as `</think>` in
+    some. The usual roles count as text of the template, since some templates write `'<|' + role + '|>'`.
 
     A tokenizer without a template gets a plain one, and a NoTemplate warning: `User: ...`, then `Assistant:` and the
     answer, which ends before the next `User:`. `stop` are the texts that end an answer.
@@ -56,17 +59,22 @@ class Chat:
             )
             source, self.stop = PLAIN, ("\nUser:",)
         try:
-            self.template = environment().from_string(source)
+            self.template = environment().from_string(SURROGATE.sub(UNKNOWN, source))
         except Exception as error:
             raise template_error(error) from None
-        names = sorted((tokenizer.piece(i) for i in tokenizer.special), key=len, reverse=True)
-        self.marks = {name: f"{MARK}{i}{MARK}" for i, name in enumerate([MARK, *names])}  # of control tokens
-        self.marked = re.compile("|".join(map(re.escape, self.marks)))
         self.inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
         self.inner.encode_special_tokens = False
-        added = [tokenizers.AddedToken(mark, special=True, normalized=False) for mark in self.marks.values()]
-        self.inner.add_tokens(added)
-        self.typed = {self.inner.token_to_id(mark) or 0: name for name, mark in self.marks.items()}
+        added = self.inner.get_added_tokens_decoder()
+        self.marks = {i: MARKS[token.lstrip, token.rstrip] for i, token in added.items() if token.special}
+        self.plain = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
+        self.plain.encode_special_tokens = True
+        self.plain.add_tokens(
+            [
+                tokenizers.AddedToken(mark, lstrip=lstrip, rstrip=rstrip, normalized=False)
+                for (lstrip, rstrip), mark in MARKS.items()
+            ]
+        )
+        self.mark_ids = {self.plain.token_to_id(mark) for mark in MARKS.values()}
 
     def encode(
         self, messages: str | Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any
@@ -80,61 +88,92 @@ class Chat:
         for message in given:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise UserError(f"a message is {message!r}: write it as {{'role': 'user', 'content': 'text'}}")
-        said = [{name: value for name, value in message.items() if value is not None} for message in given]
-        values = {"tools": None, "documents": None} | variables | {"messages": said}
-        values = self.tokenizer.names | self.mark(values) | {"add_generation_prompt": add_generation_prompt}
+        messages = [{name: value for name, value in message.items() if value is not None} for message in given]
         try:
-            text = self.template.render(values)
+            values = plain_copy({"tools": None, "documents": None} | variables | {"messages": messages})
+        except RecursionError:
+            raise UserError("the messages contain themselves or nest too deep: give plain lists and tables") from None
+        for message in values["messages"]:
+            if message["role"] in ROLES:
+                message["role"] = written(message["role"])
+        names = {name: written(token) for name, token in self.tokenizer.names.items()}
+        try:
+            text = render(self.template, names | values | {"add_generation_prompt": add_generation_prompt})
         except Exception as error:  # a template may raise anything
             raise template_error(error) from None
-        found, plain = self.inner.encode(text, add_special_tokens=False).ids, self.tokenizer.encode
-        return [j for i in found for j in (plain(self.typed[i], special=False) if i in self.typed else [i])]
+        return self.tokens(Written(SURROGATE.sub(UNKNOWN, text), mask_of(text)))
 
-    def mark(self, value: Any) -> Any:
-        """A copy of a plain value in which marks replace the control tokens in texts."""
-        if isinstance(value, str):
-            return self.marked.sub(lambda found: self.marks[found[0]], SURROGATE.sub(UNKNOWN, value))
-        if isinstance(value, Mapping):
-            return {str(name): self.mark(inner) for name, inner in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.mark(inner) for inner in value]
-        if value is None or isinstance(value, bool | int | float):
-            return value
-        raise UserError(f"a message holds {type(value).__name__}: only texts, numbers, lists and tables can be used")
+    def tokens(self, text: Written) -> list[int]:
+        """The token ids of a text; only control tokens that the template wrote as a whole become control tokens."""
+        runs = [
+            (run.start(), self.inner.encode(text[slice(*run.span())], add_special_tokens=False))
+            for run in re.finditer(b"\1+", mask_of(text))
+        ]
+        own = [(i, a + start, b + start) for start, run in runs for i, a, b in self.spans(text[start:], run)]
+        whole = self.inner.encode(text, add_special_tokens=False)
+        if self.spans(text, whole) == own:
+            return whole.ids
+        # marks stand for the control tokens of the template; all others are encoded as plain text
+        pieces, marked, position = list[str](), list[int | str](), 0
+        for i, start, end in [*own, (-1, len(text), len(text))]:
+            piece = str.__getitem__(text, slice(position, start))
+            marked += [character for character in piece if character in MARKS.values()]
+            pieces.append(piece)
+            if i >= 0:
+                marked.append(i)
+                pieces.append(self.marks[i])
+            position = end
+        joined, waiting, ids = "".join(pieces), iter(marked), list[int]()
+        found = self.plain.encode(joined, add_special_tokens=False)
+        controls = {(a, b) for _, a, b in self.spans(joined, found)}
+        for i, (start, end) in zip(found.ids, found.offsets):
+            if i in self.mark_ids:
+                mark = next(waiting)
+                ids += self.spell(mark) if isinstance(mark, str) else [mark]
+            else:
+                ids += self.spell(joined[start:end]) if trimmed(joined, start, end) in controls else [i]
+        return ids
+
+    def spell(self, text: str) -> list[int]:
+        """The ids of a text without control tokens: a vocabulary may hold them as words, which are cut in two."""
+        ids = self.tokenizer.encode(text, special=False)
+        if not any(i in self.marks and i != self.tokenizer.unknown_id for i in ids):
+            return ids
+        return self.spell(text[: len(text) // 2]) + self.spell(text[len(text) // 2 :]) if len(text) > 1 else []
+
+    def spans(self, text: str, encoding: tokenizers.Encoding) -> list[Span]:
+        """The control tokens in an encoded text, without the white space that they take along. The unknown token is one
+        only where the text spells it."""
+        result = []
+        for i, (start, end) in zip(encoding.ids, encoding.offsets):
+            start, end = trimmed(text, start, end) if i in self.marks else (start, end)
+            unknown = i == self.tokenizer.unknown_id and text[start:end] != self.inner.id_to_token(i)
+            if i in self.marks and not unknown:
+                result.append((i, start, end))
+        return result
+
+
+def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """A span of a text without white space around it."""
+    piece = text[start:end]
+    return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
+
+
+def plain_copy(value: Any) -> Any:
+    """A copy of a value of texts, numbers, lists and tables; a UserError where it holds anything else."""
+    if isinstance(value, Mapping):
+        return {str(name): plain_copy(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_copy(inner) for inner in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise UserError(f"a message holds {type(value).__name__}: only texts, numbers, lists and tables can be used")
 
 
 @lru_cache(maxsize=2)
 def chat_of(tokenizer: Tokenizer) -> Chat:
     """The Chat of a tokenizer, cached."""
     return Chat(tokenizer)
-
-
-class Generation(Extension):
-    """Ignores `{% generation %}`, which marks the text of the assistant for training."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def environment() -> ImmutableSandboxedEnvironment:
-    """The sandbox of templates, with the functions that transformers provides."""
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
-
-    def strftime_now(form: str) -> str:
-        return datetime.now().strftime(form)
-
-    result = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    result.filters["tojson"] = tojson
-    result.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    return result
 
 
 def template_error(error: Exception) -> UserError:

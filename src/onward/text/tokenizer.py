@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import Queue
@@ -101,7 +101,7 @@ class Tokenizer:
         if not isinstance(text, str):
             raise UserError(f"text is {text!r}: a tokenizer encodes text")
         if special and not self.cuttable:  # a tokenizer that adds control tokens is never cuttable
-            return self.inner.encode(SURROGATE.sub(UNKNOWN, text)).ids
+            return self.encoded(self.inner.encode, SURROGATE.sub(UNKNOWN, text)).ids
         return self.encode_batch([text])[0]
 
     def begin(self, tokens: list[int]) -> list[int]:
@@ -113,8 +113,19 @@ class Tokenizer:
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of each text, computed on all cores, without control tokens."""
         cut = [self.pieces(SURROGATE.sub(UNKNOWN, text)) for text in texts]
-        found = iter(self.inner.encode_batch_fast([p for pieces in cut for p in pieces], add_special_tokens=False))
+        whole = [piece for pieces in cut for piece in pieces]
+        found = iter(self.encoded(self.inner.encode_batch_fast, whole, add_special_tokens=False))
         return [[i for _ in pieces for i in next(found).ids] for pieces in cut]
+
+    def encoded(self, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of an encoding function of the library; a UserError where it fails."""
+        try:
+            return encode(*args, **kwargs)
+        except Exception as error:  # the library raises nothing narrower
+            unknown = getattr(self.inner.model, "unk_token", None)
+            if unknown and self.unknown_id is None:
+                raise UserError(f"the vocabulary lacks the unknown token {unknown!r}: repair tokenizer.json") from None
+            raise UserError(f"the tokenizer cannot encode this text: {' '.join(str(error).split())}") from None
 
     def pieces(self, text: str) -> list[str]:
         """A long text, cut where no token can cross: after a line break that no white space follows."""

@@ -1,0 +1,232 @@
+"""Chat templates, which run in Jinja's sandbox within bounds. Does not import torch.
+
+The text that a template writes is told from the text of its variables as Jinja's autoescape does: literals of the
+template are `Written`, and whatever a variable supplies, through whatever filter, is not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from string import Formatter
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import FILTERS, make_attrgetter
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+
+from onward.text.written import (
+    MAX_LENGTH,
+    MAX_WIDTH,
+    TooLarge,
+    Written,
+    as_text,
+    check_length,
+    check_size,
+    concat,
+    mask_of,
+    percent,
+    replace,
+    written,
+)
+
+MAX_STEPS = 1_000_000  # iterations of loops and calls of functions
+MAX_SECONDS = 10.0
+MAX_BITS = 1 << 16  # of an integer
+
+
+@dataclass
+class Budget:
+    """The steps and the time that are left to a template."""
+
+    steps: int = field(default_factory=lambda: MAX_STEPS)
+    deadline: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
+
+    def spend(self) -> None:
+        """Take a step."""
+        self.steps -= 1
+        if self.steps < 0 or time.monotonic() > self.deadline:
+            raise jinja2.TemplateError(f"it runs for more than {MAX_STEPS:,} steps or {MAX_SECONDS:.0f} seconds")
+
+
+BUDGET: ContextVar[Budget] = ContextVar("BUDGET")
+
+
+def render(template: jinja2.Template, values: Mapping[str, Any]) -> Written:
+    """The text of a template."""
+    token, pieces, length = BUDGET.set(Budget()), list[str](), 0
+    try:
+        for piece in template.generate(values):
+            length += len(piece)
+            check_length(length)
+            pieces.append(piece)
+    finally:
+        BUDGET.reset(token)
+    text = concat(pieces)
+    return Written(text, mask_of(text))
+
+
+def counted(values: Iterable[Any]) -> Iterator[Any]:
+    """The values that a loop iterates over; each is a step."""
+    for value in values:
+        BUDGET.get().spend()
+        yield value
+
+
+class Generator(CodeGenerator):
+    """Compiles literals to Written strings, and `str` to `as_text`."""
+
+    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
+        if isinstance(node.value, str):
+            self.write(f"environment.written({node.value!r})")
+        else:
+            super().visit_Const(node, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.concat((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def _output_const_repr(self, group: Iterable[Any]) -> str:
+        return f"environment.written({''.join(map(str, group))!r})"
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        self.write("environment.as_text(")
+
+
+class Environment(ImmutableSandboxedEnvironment):
+    """The sandbox of templates."""
+
+    code_generator_class = Generator
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+    concat = staticmethod(concat)  # type: ignore[assignment]
+    written = staticmethod(written)
+    as_text = staticmethod(as_text)
+
+    def _generate(self, source: nodes.Template, *arguments: Any, **more: Any) -> str:
+        for loop in list(source.find_all(nodes.For)):
+            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno).set_environment(self)
+        return super()._generate(source, *arguments, **more)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        BUDGET.get().spend()
+        text, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        if isinstance(text, str) and not isinstance(text, Written) and name in METHODS:
+            return METHODS[name](text, *args, **kwargs)
+        if isinstance(text, str) and any(isinstance(value, int) and value > MAX_WIDTH for value in args):
+            raise TooLarge
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and isinstance(left, str):
+            return percent(left, right)
+        if isinstance(left, int) and isinstance(right, int) and operator in "**":
+            size = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            check_length(0 if size <= MAX_BITS else MAX_LENGTH + 1)
+        sized = [len(value) for value in (left, right) if isinstance(value, str | list | tuple)]
+        if operator == "+":
+            check_length(sum(sized))
+        if operator == "*" and sized:
+            check_length(sized[0] * max(1, *(value for value in (left, right, 1) if isinstance(value, int))))
+        return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        text = getattr(value, "__self__", None)
+        if not isinstance(text, str) or getattr(value, "__name__", "") not in ("format", "format_map"):
+            return None
+        if value.__name__ == "format_map":
+            return lambda values: formatted(self, text, (), values)
+        return lambda *args, **kwargs: formatted(self, text, args, kwargs)
+
+
+METHODS: dict[str, Callable[..., str]] = {
+    "replace": replace,
+    "join": lambda text, parts: Written(text).join(parts),
+}  # of strings, as plain functions
+
+
+def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[str, Any]) -> str:
+    """`text.format(*args, **kwargs)`; fields that are neither padded nor converted keep who wrote them."""
+    formatter, pieces, count = SandboxedFormatter(environment), list[str](), 0
+    form = written if all(mask_of(text)) else Written
+    for literal, name, spec, conversion in Formatter().parse(text):
+        pieces.append(form(literal))
+        if name is None:
+            continue
+        if any(len(number) > len(str(MAX_WIDTH)) for number in re.findall(r"\d+", spec or "")) or "{" in (spec or ""):
+            raise TooLarge
+        if name[:1] in ("", ".", "["):
+            name, count = f"{count}{name}", count + 1
+        value = formatter.get_field(name, args, kwargs)[0]
+        value = formatter.convert_field(value, conversion) if conversion else value
+        pieces.append(formatter.format_field(value, spec) if spec else as_text(value))
+    return concat(pieces)
+
+
+class Generation(Extension):
+    """Ignores `{% generation %}`, which marks the text of the assistant for training."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def environment() -> Environment:
+    """The sandbox of templates, with the functions that transformers provides."""
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
+        check_size(value)
+        check_width(how.get("indent"))
+        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+
+    def strftime_now(form: str) -> str:
+        return datetime.now().strftime(form)
+
+    def join(value: Iterable[Any], separator: str = "", attribute: str | int | None = None) -> str:
+        parts = value if attribute is None else map(make_attrgetter(result, attribute), value)
+        return Written(as_text(separator), mask_of(as_text(separator))).join(map(as_text, parts))
+
+    def form(value: Any, *args: Any, **kwargs: Any) -> str:
+        return percent(as_text(value), kwargs or args)
+
+    def replaced(text: Any, old: Any, new: Any, count: int | None = None) -> str:
+        return replace(as_text(text), as_text(old), as_text(new), -1 if count is None else count)
+
+    def checked(name: str) -> Callable[..., Any]:
+        def narrow(value: Any, *args: Any, **kwargs: Any) -> Any:
+            for width in (*args, *kwargs.values()):
+                check_width(width)
+            if isinstance(value, str):
+                check_length(sum(width for width in args if isinstance(width, int)) * value.count("\n"))
+            return FILTERS[name](value, *args, **kwargs)
+
+        return narrow
+
+    def check_width(width: Any) -> None:
+        if isinstance(width, int) and width > MAX_WIDTH:
+            raise TooLarge
+
+    result = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    result.filters |= {name: checked(name) for name in ("center", "indent", "batch", "slice")}
+    result.filters |= {"counted": counted, "tojson": tojson, "join": join, "format": form, "replace": replaced}
+    result.filters |= {"string": as_text}
+    result.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    del result.globals["lipsum"]
+    return result

@@ -1,0 +1,204 @@
+"""Strings that know which of their characters a template wrote. Does not import torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, SupportsIndex
+
+MAX_LENGTH = 10_000_000  # characters of a text that a template makes
+ITEM = 20  # characters that an item of a list counts as
+MAX_WIDTH = 9_999  # characters to which a template pads a field
+DIRECTIVE = re.compile(r"%(?:\((?P<name>.*?)\))?[-#0 +]*(?P<width>\*|\d*)(?:\.(?P<digits>\*|\d*))?[hlL]?.", re.DOTALL)
+
+
+class TooLarge(ValueError):
+    """A template makes a value beyond MAX_LENGTH or MAX_WIDTH."""
+
+    def __init__(self) -> None:
+        super().__init__("it makes texts or lists that are too large")
+
+
+class Written(str):
+    """A string that remembers, for each character, whether the template wrote it or a variable supplied it.
+
+    Operations that keep characters keep this too; the result of any other operation counts as supplied by a variable.
+    """
+
+    _mask: bytes  # a byte per character: 1 where the template wrote it; templates cannot read private attributes
+
+    def __new__(cls, text: str, mask: bytes | None = None) -> Written:
+        self = super().__new__(cls, text)
+        self._mask = bytes(len(text)) if mask is None else mask
+        return self
+
+    def __str__(self) -> str:
+        return self
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Written:
+        if not isinstance(key, slice):
+            index = range(len(self))[key]
+            key = slice(index, index + 1)
+        return Written(super().__getitem__(key), self._mask[key])
+
+    def __iter__(self) -> Iterator[str]:  # type: ignore[override]
+        return (self[i] for i in range(len(self)))
+
+    def __add__(self, other: str) -> str:
+        return concat((self, other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> str:
+        return concat((other, self)) if isinstance(other, str) else NotImplemented
+
+    def __mul__(self, count: SupportsIndex) -> Written:
+        check_length(len(self) * max(0, int(count)))
+        return Written(super().__mul__(count), self._mask * int(count))
+
+    __rmul__ = __mul__
+
+    def __mod__(self, values: Any) -> str:
+        return percent(self, values)
+
+    def join(self, parts: Iterable[str], /) -> str:
+        separated = [piece for part in parts for piece in (self, part)]
+        return concat(separated[1:])
+
+    def lstrip(self, chars: str | None = None, /) -> Written:
+        return self[len(self) - len(super().lstrip(chars)) :]
+
+    def rstrip(self, chars: str | None = None, /) -> Written:
+        return self[: len(super().rstrip(chars))]
+
+    def strip(self, chars: str | None = None, /) -> Written:
+        return self.lstrip(chars).rstrip(chars)
+
+    def removeprefix(self, prefix: str, /) -> Written:
+        return self[len(prefix) :] if prefix and self.startswith(prefix) else self
+
+    def removesuffix(self, suffix: str, /) -> Written:
+        return self[: -len(suffix)] if suffix and self.endswith(suffix) else self
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:  # type: ignore[override]
+        return self.located(super().split(sep, maxsplit), sep)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:  # type: ignore[override]
+        return self.located(super().rsplit(sep, maxsplit), sep)
+
+    def splitlines(self, keepends: bool = False) -> list[str]:  # type: ignore[override]
+        lines = self.located(super().splitlines(True), "")
+        return lines if keepends else [line[: len(str.splitlines(line)[0])] for line in lines]
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:  # type: ignore[override]
+        before, found, after = self.located(super().partition(sep), "")
+        return before, found, after
+
+    def rpartition(self, sep: str, /) -> tuple[str, str, str]:  # type: ignore[override]
+        before, found, after = self.located(super().rpartition(sep), "")
+        return before, found, after
+
+    def located(self, parts: Iterable[str], separator: str | None) -> list[str]:
+        """Consecutive parts of this string, between which the separator stands; None: white space."""
+        result: list[str] = []
+        position = 0
+        for part in parts:
+            start = self.find(part, position) if separator is None else position
+            result.append(self[start : start + len(part)])
+            position = start + len(part) + len(separator or "")
+        return result
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:  # type: ignore[override]
+        return replace(self, old, new, int(count))
+
+    def lower(self) -> str:
+        return self.cased(super().lower())
+
+    def upper(self) -> str:
+        return self.cased(super().upper())
+
+    def capitalize(self) -> str:
+        return self.cased(super().capitalize())
+
+    def title(self) -> str:
+        return self.cased(super().title())
+
+    def cased(self, text: str) -> str:
+        """This string in another case; a change of the length leaves no character to the template."""
+        return Written(text, self._mask) if len(text) == len(self) else text
+
+
+def written(text: str) -> Written:
+    """A string that the template wrote."""
+    return Written(text, b"\1" * len(text))
+
+
+def mask_of(text: str) -> bytes:
+    """A byte per character: 1 where the template wrote it."""
+    return text._mask if isinstance(text, Written) else bytes(len(text))
+
+
+def concat(parts: Iterable[Any]) -> str:
+    """The texts of several values, joined."""
+    texts = [as_text(part) for part in parts]
+    check_length(sum(map(len, texts)))
+    return Written("".join(texts), b"".join(map(mask_of, texts)))
+
+
+def as_text(value: Any) -> str:
+    """The text of a value; a TooLarge error where lists and tables in it spell too much of it."""
+    if not isinstance(value, str | int | float | None):
+        check_size(value)
+    return str(value)
+
+
+def check_length(length: int) -> None:
+    if length > MAX_LENGTH:
+        raise TooLarge
+
+
+def check_size(value: Any) -> None:
+    """A TooLarge error where the texts and items within a value are too many; a list counts each time it occurs."""
+    waiting, total = [value], 0
+    while waiting:
+        one = waiting.pop()
+        total += len(one) if isinstance(one, str) else ITEM
+        if isinstance(one, Mapping):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple | set):
+            waiting += one
+        check_length(total + ITEM * len(waiting))
+
+
+def replace(text: str, old: str, new: str, count: int = -1) -> str:
+    """`str.replace`; all of its arguments may be Written."""
+    times = text.count(old) if count < 0 else min(count, text.count(old))
+    check_length(len(text) + times * len(new))
+    kept = Written(text, mask_of(text))
+    parts = kept.located(str.split(kept, old, count), old) if old else spread(kept, times)
+    return Written(new, mask_of(new)).join(parts)
+
+
+def spread(text: Written, times: int) -> list[str]:
+    """The parts of a text between which `str.replace` inserts a text, `times` times, for an empty one."""
+    return ["", *text[: times - 1], text[times - 1 :]] if times else [text]
+
+
+def percent(text: str, values: Any) -> str:
+    """`text % values`; fields that are neither padded nor converted keep who wrote them."""
+    form, pieces, position = Written(text, mask_of(text)), list[str](), 0
+    waiting = list(values) if isinstance(values, tuple) else [values]
+    for found in DIRECTIVE.finditer(form):
+        pieces.append(form[position : found.start()])
+        position, directive, name = found.end(), str.__getitem__(form, slice(*found.span())), found["name"]
+        if any(number == "*" or (number and int(number) > MAX_WIDTH) for number in found.group("width", "digits")):
+            raise TooLarge
+        if directive == "%%":
+            pieces.append(form[position - 1 : position])
+            continue
+        if name is None and not waiting:
+            raise TypeError("not enough arguments for format string")
+        value = waiting.pop(0) if name is None else values[name]
+        plain = directive.replace(f"({name})", "", 1)
+        pieces.append(as_text(value) if plain == "%s" else plain % (value,))
+    if waiting and not isinstance(values, Mapping):
+        raise TypeError("not all arguments converted during string formatting")
+    return concat([*pieces, form[position:]])
