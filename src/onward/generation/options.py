@@ -9,7 +9,9 @@ from typing import Any
 
 from onward.errors import UserError
 from onward.generation.sampling import Sampling, SamplingKeywords
+from onward.text.tokenizer import SURROGATE
 
+MAX_ANSWERS = 10_000  # for each prompt
 StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether the answer ends there
 
 
@@ -31,20 +33,33 @@ class GenerationOptions(Sampling):
     def __post_init__(self) -> None:
         schema: Any = self.json_schema
         if isinstance(schema, Mapping):
-            object.__setattr__(self, "json_schema", json.dumps(schema))
+            object.__setattr__(self, "json_schema", schema_text(schema))
         if callable(self.stop):
             raise UserError("stop is a function: give it as stop_when, and texts as stop")
         super().__post_init__()
         self.at_least(0, "min_new_tokens")
         self.at_least(1, "n")
+        if self.n > MAX_ANSWERS:
+            raise UserError(f"n is {self.n:,}: it must be at most {MAX_ANSWERS:,}")
         if self.max_new_tokens is not None:
             self.at_least(0, "max_new_tokens")
         if self.logprobs is not None:
             self.at_least(0, "logprobs")
         if self.regex and self.json_schema:
             raise UserError("regex and json_schema are both given: choose one")
+        for name in ("regex", "json_schema"):
+            if SURROGATE.search(getattr(self, name)):
+                raise UserError(f"{name} holds half a character, which UTF-8 cannot encode: leave it out")
         if not all(self.stop):
             raise UserError("a stop text is empty: leave it out")
+
+
+def schema_text(schema: Mapping[str, Any]) -> str:
+    """A JSON schema as text; a UserError where JSON cannot express it."""
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"json_schema is not JSON: {error}") from None
 
 
 class OptionKeywords(SamplingKeywords, total=False):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 COLDEST = 1e-6  # a lower temperature would overflow fp32, and samples the same token
+HOTTEST = 1e30  # a higher one would overflow fp32, and samples uniformly as well
 
 
 def column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -59,7 +60,7 @@ def apply_temperature(logits: Tensor, temperature: Sequence[float]) -> Tensor:
     greedy = column([t < COLDEST for t in temperature], logits, torch.bool)
     top, place = logits.max(-1, keepdim=True)
     best = torch.full_like(logits, -math.inf).scatter_(1, place, torch.where(top > -math.inf, 0.0, top))
-    return torch.where(greedy, best, logits / column([max(t, COLDEST) for t in temperature], logits))
+    return torch.where(greedy, best, logits / column([min(max(t, COLDEST), HOTTEST) for t in temperature], logits))
 
 
 def keep_top_k(logits: Tensor, k: Sequence[int]) -> Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, TypedDict, get_args, get_origin
 
 from onward import fields
 from onward.errors import UserError
 
+SMALLEST, LARGEST = 1e-15, 1e15  # of penalties and biases: fp32 holds all of their products
 Processor = Callable[..., Any]  # (tokens of prompt and answer, logits (V,)) -> logits (V,)
 
 
@@ -43,19 +45,20 @@ class Sampling:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be above 0 and at most 1")
         if not 0 <= self.min_p <= 1:
             raise UserError(f"min_p is {self.min_p}: it must be from 0 to 1")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise UserError(f"repetition_penalty is {self.repetition_penalty}: it must be above 0; 1 changes nothing")
+        if not SMALLEST <= self.repetition_penalty <= LARGEST:
+            limits = f"from {SMALLEST} to {LARGEST}; 1 changes nothing"
+            raise UserError(f"repetition_penalty is {self.repetition_penalty}: it must be {limits}")
         for name in ("frequency_penalty", "presence_penalty"):
-            if not math.isfinite(getattr(self, name)):
-                raise UserError(f"{name} is {getattr(self, name)}: it must be a finite number")
+            if not abs(getattr(self, name)) <= LARGEST:  # nan is not
+                raise UserError(f"{name} is {getattr(self, name)}: it must be a number from {-LARGEST} to {LARGEST}")
         if both := set(self.forced_tokens) & set(self.suppress_tokens):
             raise UserError(f"token {min(both)} is both in forced_tokens and in suppress_tokens: choose one")
         try:
-            bias = {int(token): float(value) for token, value in self.logit_bias.items()}
-        except (TypeError, ValueError, AttributeError):
+            bias = {token_id(token): float(value) for token, value in self.logit_bias.items()}
+        except (TypeError, ValueError, AttributeError, OverflowError):
             raise UserError("logit_bias is no table of numbers by token ids: write it as {50256: -100}") from None
-        if not all(value < math.inf for value in bias.values()):  # nan is not
-            raise UserError("logit_bias holds NaN or inf: use finite numbers, or -inf to ban a token")
+        if not all(abs(value) <= LARGEST or value == -math.inf for value in bias.values()):  # nan is not
+            raise UserError(f"logit_bias holds NaN or a number beyond {LARGEST}: use less, or -inf to ban a token")
         object.__setattr__(self, "logit_bias", bias)
 
     def convert(self) -> None:
@@ -85,6 +88,11 @@ class Sampling:
         for name in names:
             if not low <= getattr(self, name) < math.inf:  # nan is not
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least {low}")
+
+
+def token_id(value: Any) -> int:
+    """An integer, or the text of one, as a token id; a TypeError or ValueError for a fraction."""
+    return int(value) if isinstance(value, str) else index(value)
 
 
 class SamplingKeywords(TypedDict, total=False):
