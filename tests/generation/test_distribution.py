@@ -298,3 +298,13 @@ def test_tokens_without_probability_are_never_drawn(row: list[float], s: Samplin
 def test_sampling_value_out_of_range_is_a_user_error(values: dict[str, float]) -> None:
     with pytest.raises(UserError, match=next(iter(values))):
         Sampling(**values)  # type: ignore[arg-type]
+
+
+def test_penalties_do_not_depend_on_the_default_dtype() -> None:
+    logits, sampling = torch.zeros(1, 3, dtype=torch.float32), Sampling(1.0, frequency_penalty=0.5)
+    p = next_token_distribution(logits, sampling, [[0, 1, 1]], [1])
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(next_token_distribution(logits, sampling, [[0, 1, 1]], [1]), p)
+    finally:
+        torch.set_default_dtype(torch.float32)

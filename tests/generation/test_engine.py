@@ -507,3 +507,36 @@ def test_decoding_step_copies_no_context(draft: str, paged: bool) -> None:
     new = sum(len(engine.step()) for _ in range(5))
     assert new >= 15
     assert Watched.copied <= 8 * new  # a few last tokens, and never one of the contexts of more than 40
+
+
+@pytest.mark.parametrize(
+    "draft", [lambda: LookupDraft(4, 1), lambda: ModelDraft(decoder(), 3)], ids=["lookup", "model"]
+)
+def test_speculation_keeps_the_tokens_before_an_error(draft: Callable[[], Draft]) -> None:
+    model, prompt = decoder(), [2, 7, 2, 7, 2, 2]
+    free = run(model, [Request(prompt, GREEDY, 12)])[0]
+
+    def processor(text: list[int], logits: torch.Tensor) -> torch.Tensor:
+        if len(text) == len(prompt) + failing:
+            raise ValueError(f"at {failing}")
+        return logits
+
+    sampling = replace(GREEDY, processors=(processor,))
+    for failing in range(12):
+        requests = [Request(prompt, sampling, 12), Request(prompt, GREEDY, 12)]
+        with pytest.raises(ValueError, match=f"^at {failing}$"):
+            run(model, requests, draft=draft())
+        assert [r.tokens for r in requests] == [free[:failing], free]
+        assert failing < 11 or requests[1].num_accepted
+
+
+def test_runner_reuses_views_of_a_growing_cache() -> None:
+    engine, lengths = Engine(decoder(context_length=300), rows=1), list[int]()
+    cache = engine.runner.cache
+    view = cache.view
+    cache.view = lambda *key: lengths.append(key[-1]) or view(*key)  # type: ignore[method-assign, func-returns-value, assignment]
+    request = engine.add(Request([1], GREEDY, 290))
+    for _ in engine.run():
+        pass
+    assert len(request.tokens) == 290
+    assert lengths == [64, 128, 192, 256, 256, 320]  # the cache grows at 256

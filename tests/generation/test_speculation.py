@@ -143,3 +143,11 @@ def test_look_up_proposes_what_followed_the_longest_ngram() -> None:
 @pytest.mark.parametrize(("rate", "expected"), [(0.0, 1.0), (0.5, 1.875), (0.8, 2.952), (1.0, 4.0)])
 def test_expected_tokens_per_step_follow_the_formula(rate: float, expected: float) -> None:
     assert expected_tokens(rate, 3) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("certain", [True, False], ids=["certain", "drawn"])
+def test_verify_reads_no_value_from_the_device(certain: bool) -> None:
+    p, seeds = torch.empty(4, V, device="meta"), torch.empty(2, dtype=torch.long, device="meta")  # without values
+    drawn = Proposal([1, 2], None if certain else torch.empty(2, V, device="meta"))
+    kept, token, row = speculation.verify(p, [drawn, Proposal()], seeds, seeds)
+    assert kept.shape == token.shape == row.shape == (2,)

@@ -138,8 +138,7 @@ def counts(like: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
     """How often each token is in each text, (B, V)."""
     rows = torch.tensor([row for row, text in enumerate(texts) for _ in text], dtype=torch.long, device=like.device)
     tokens = torch.tensor([token for text in texts for token in text], dtype=torch.long, device=like.device)
-    ones = torch.ones(len(tokens), device=like.device)
-    return torch.zeros_like(like).index_put_((rows, tokens), ones, accumulate=True)
+    return torch.zeros_like(like).index_put_((rows, tokens), like.new_ones(()), accumulate=True)
 
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2 ** 64 over the golden ratio

@@ -54,7 +54,7 @@ class TokenCounts:
         rows = len(requests)
         if rows > len(self.prompts) or self.prompts.device != like.device:
             self.requests, self.counted = [None] * rows, [0] * rows
-            self.generated = torch.zeros(rows, like.size(1), device=like.device)
+            self.generated = torch.zeros(rows, like.size(1), device=like.device, dtype=torch.float32)
             self.prompts = torch.zeros(rows, like.size(1), device=like.device, dtype=torch.bool)
         new: list[Sequence[int]] = [()] * len(self.requests)
         for row, request in enumerate(requests):

@@ -6,7 +6,7 @@ tokens, and prompts on disk by a hash in their file's name (`PrefixFiles`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from onward.generation.cache_manager import CacheManager, rope_key
 from onward.generation.prefix_files import PrefixFiles
@@ -18,7 +18,7 @@ class PrefixCache:
     def __init__(self, manager: CacheManager, files: PrefixFiles | None = None) -> None:
         self.manager, self.files = manager, files
 
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, rows: Sequence[Sequence[int]]) -> int | None:
+    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]]) -> int | None:
         """As `CacheManager.allocate`; `rows` are the tokens that each row of the cache holds."""
         found = self.manager.allocate(row, tokens, rope_length)
         if found is None:
@@ -26,7 +26,7 @@ class PrefixCache:
         found = max(found, self.fork(row, tokens, rope_length, rows, found))
         return self.files.load(self.manager, row, tokens, rope_length, found) if self.files else found
 
-    def fork(self, row: int, tokens: Sequence[int], rope_length: int, rows: Sequence[Sequence[int]], found: int) -> int:
+    def fork(self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], found: int) -> int:
         """Copy the longest common prefix with another row, if it is longer than what is `found`; returns its length."""
         best, source = found, None
         for other, held in enumerate(rows):

@@ -36,11 +36,13 @@ class Runner:
 
     def view(self, first: int, end: int, length: int) -> CacheView:
         """Rows first to end - 1 of the cache, with the slots of positions below `length`."""
-        if self.capacity != self.cache.capacity or len(self.views) >= VIEWS:  # a cache that grew has other tensors
+        if self.capacity != self.cache.capacity:  # a cache that grew has other tensors
             self.views.clear()
             self.capacity = self.cache.capacity
         key = first, end, -(-length // BUCKET) * BUCKET
         if key not in self.views:
+            if len(self.views) >= VIEWS:
+                self.views.clear()
             self.views[key] = self.cache.view(*key)
         return self.views[key]
 

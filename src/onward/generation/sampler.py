@@ -34,7 +34,9 @@ class Sampler:
     def sample(
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
     ) -> tuple[list[list[int] | Exception], Tensor]:
-        """The next tokens of each request, accepted proposals and one more, or why it has none.
+        """The next tokens of each request, accepted proposals and one more, or the error because of which it has none.
+
+        Where an error concerns a place after some accepted proposals, those are returned, without one more.
 
         `logits` (N, V) are, request by request, those after its last token and after each of its proposals. Returns
         also the last token of each request on the device, (B,).
@@ -52,13 +54,18 @@ class Sampler:
         finite = p[place].isfinite().all(-1)
         result: list[list[int] | Exception] = []
         for i, (n, token, row, ok) in enumerate(torch.stack([kept, last, place, finite.long()], 1).tolist()):
-            failed = [error for at, error in errors.items() if places[at][0] == i and at <= row]
-            if failed or not ok:
-                nan = bool(logits[row].isnan().any())
-                result.append(failed[0] if failed else NotANumber() if nan else UserError(NOTHING_ALLOWED))
+            first, tokens = row - n, proposals[i].tokens
+            failed = next((at for at in range(first, row + 1) if at in errors), None if ok else row)
+            if failed is None:
+                result.append([*tokens[:n], token])
+            elif failed > first:  # the next step fails at once
+                result.append(tokens[: failed - first])
+            elif failed in errors:
+                result.append(errors[failed])
             else:
-                result.append([*proposals[i].tokens[:n], token])
-        return result, last
+                nan = bool(logits[failed].isnan().any())
+                result.append(NotANumber() if nan else UserError(NOTHING_ALLOWED))
+        return result, last.to(logits.device)
 
 
 class NotANumber(Exception):

@@ -87,8 +87,8 @@ class Scheduler:
             if any(is_reading(other, request.prompt) for other in self.active[self.num_decoding :]):
                 return  # the prompt will be shared once it has been read
             reach = min(self.length, len(context) + request.remaining)
-            rows = [other.context[: other.num_cached] for other in self.active]
-            found = self.prefixes.allocate(row, context, reach, rows)
+            cached = (other.context[: other.num_cached] for other in self.active)  # made only where there is memory
+            found = self.prefixes.allocate(row, context, reach, cached)
             if found is not None:
                 request.num_cached = found
                 self.active.append(self.waiting.popleft())

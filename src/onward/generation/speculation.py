@@ -28,7 +28,7 @@ class Proposal:
 
 def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """How many proposals of each request are accepted, (B,), the token that follows them, (B,), and the row of p that
-    it was drawn from, (B,); nothing waits for the device.
+    it was drawn from, (B,). No value is read from the device.
 
     `p` (N, V) are the model's distributions, request by request, after its last token and after each of its proposals.
     A proposal x is accepted with probability min(1, p(x) / q(x)), q being the draft's distribution; the first one that
@@ -64,15 +64,15 @@ def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Ten
 
 
 def residual(p: Tensor, proposal: Proposal, kept: Tensor) -> Tensor:
-    """What the token after `kept` accepted proposals is drawn from, (V,), not normalized: max(p - q, 0) in the place of
-    the proposal that was refused, else p."""
+    """The distribution (V,) of the token after `kept` accepted proposals, not normalized: max(p - q, 0) where a proposal
+    was refused, else p."""
     if not proposal.tokens:
         return p
-    at = kept.clamp(max=len(proposal.tokens) - 1)
+    at = kept.clamp(max=len(proposal.tokens) - 1)[None]  # an index of no dimension would be read by the host
     if proposal.distributions is None:
-        q = torch.zeros_like(p).index_fill_(0, torch.tensor(proposal.tokens, device=p.device)[at][None], 1)
+        q = torch.zeros_like(p).index_fill_(0, torch.tensor(proposal.tokens, device=p.device)[at], 1)
     else:
-        q = proposal.distributions.to(p.device)[at]
+        q = proposal.distributions.to(p.device)[at][0]
     rest = (p - q).clamp(min=0)
     refused = (kept < len(proposal.tokens)) & rest.any()  # rounding may leave nothing
     return torch.where(refused, rest, p)

@@ -81,11 +81,6 @@ class CacheEntry:
         vectors, *scale = (t.to(dtype) for t in tensors)
         return vectors.mul_(scale[0]) if scale else vectors
 
-    @property
-    def quantized(self) -> bool:
-        """Whether the vectors are kept as int8 and scales."""
-        return self.name + SCALE in self.cache.entries
-
     def pool_positions(self) -> Tensor:
         """Paged: the position of each slot of the whole pool in each row, (B, blocks * size), -1 where it is not the
         row's."""
@@ -195,7 +190,7 @@ class KVCache:
 
     @torch.inference_mode(False)
     def grow(self, capacity: int) -> None:
-        """Make slots for positions below `capacity`, in steps; what is kept stays."""
+        """Make slots for positions below `capacity` or more, in steps; the slots there were keep their entries."""
         for layer, (cache, most) in enumerate(zip(self.layers, self.max_slots)):
             if cache.wraps or cache.slots > capacity:  # one slot more than positions: the last is for padding
                 continue
@@ -204,7 +199,7 @@ class KVCache:
                 entries[name] = old.new_zeros(old.size(0), slots, *old.shape[2:])
                 entries[name][:, : old.size(1)] = old
             self.layers[layer] = LayerCache(entries, cache.window, slots >= most)
-        self.capacity = max(self.capacity, capacity)
+        self.capacity = min((cache.slots - 1 for cache in self.layers if not cache.wraps), default=self.length)
 
     def view(self, start: int = 0, end: int | None = None, length: int | None = None) -> CacheView:
         """Rows start to end - 1, by default all, with the slots that positions below `length`, padding included, need;
