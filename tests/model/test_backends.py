@@ -110,7 +110,7 @@ def test_long_packed_rows_never_make_their_whole_bias() -> None:
     context.mask.score_bias = counted  # type: ignore[method-assign, assignment]
     q, k, v = vectors(config, tokens, rows=1)
     y = backends.attend(q, k, v, context.mask, scale=0.3)
-    assert max(sizes) <= backends.BLOCK * (backends.BLOCK + 500)
+    assert max(sizes) <= backends.QUERY_BLOCK * (backends.QUERY_BLOCK + 500)
     last = slice(tokens - 96, tokens)  # the last document
     alone = attention_contexts(config, torch.float32, torch.arange(96)[None], None, plain=True)[0].mask
     assert_close(y[:, last], backends.reference(q[:, last], k[:, last], v[:, last], alone, scale=0.3), 1e-5)

@@ -64,8 +64,8 @@ def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Ten
 
 
 def residual(p: Tensor, proposal: Proposal, kept: Tensor) -> Tensor:
-    """The distribution (V,) of the token after `kept` accepted proposals, not normalized: max(p - q, 0) where a proposal
-    was refused, else p."""
+    """The distribution (V,) of the token after `kept` accepted proposals, not normalized: max(p - q, 0) in place of a
+    refused proposal, else p."""
     if not proposal.tokens:
         return p
     at = kept.clamp(max=len(proposal.tokens) - 1)[None]  # an index of no dimension would be read by the host

@@ -1,6 +1,6 @@
-"""Self-attention, in steps that a variant may override one by one.
+"""Self-attention, in methods that a subclass may override one by one.
 
-Shapes: B batch, T tokens in this call, S tokens that can be seen, H heads, K key/value heads, E d_head.
+Shapes: B batch, T tokens in this call, S keys, D d_model, H heads, K key/value heads, E d_head, F width of a value.
 """
 
 from __future__ import annotations
@@ -8,14 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from onward.model.backends import Keys, attend, attention_weights, gathered
+from onward.model.backends import Keys, attend, attention_weights, to_tensor
 from onward.model.config import DecoderConfig, SelfAttention, at
 from onward.model.context import AttentionContext
 from onward.model.norms import HeadNorms
 
 
 class Attend(nn.Module):
-    """Softmax attention by the backend that suits. A module of its own so that hooks can see its inputs."""
+    """Softmax attention (`backends.attend`), as a module so that forward hooks see queries, keys and values.
+
+    `scale` multiplies the scores, `dropout` is the rate for the attention weights in training, `softcap` caps the
+    scores (None: no cap), and `sinks` is the number of learned sink scores: H, or 0 for none.
+    """
 
     def __init__(self, scale: float, dropout: float, softcap: float | None = None, sinks: int = 0) -> None:
         super().__init__()
@@ -23,15 +27,15 @@ class Attend(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
 
     def forward(self, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
-        """q (B, T, H, E) and keys (B, S, K, E) and values (B, S, K, F), or their entries in the cache
-        -> (B, T, H, F)."""
+        """Queries (B, T, H, E), keys (B, S, K, E) and values (B, S, K, F), these two as tensors or as entries of the
+        cache -> (B, T, H, F)."""
         dropout = self.dropout if self.training else 0.0
         return attend(q, k, v, context.mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout)
 
     def weights(self, q: Tensor, k: Keys, context: AttentionContext) -> Tensor:
-        """The attention weights (B, H, T, S), by the reference."""
+        """The attention weights (B, H, T, S), computed as the `reference` backend does."""
         bias = None if context.mask.causal_only else context.mask.dense(q.dtype)
-        k = gathered(k, q.dtype)
+        k = to_tensor(k, q.dtype)
         return attention_weights(q, k, scale=self.scale, softcap=self.softcap, bias=bias, sinks=self.sinks)
 
 
@@ -41,14 +45,15 @@ class SelfAttentionModule(nn.Module):
     def __init__(self, part: SelfAttention, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.d_head = config.d_head
-        wide, narrow = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
-        self.q = nn.Linear(config.d_model, wide, bias=part.bias)
-        self.k = nn.Linear(config.d_model, narrow, bias=part.bias)
-        self.v = nn.Linear(config.d_model, narrow, bias=part.bias)
+        q_width, kv_width = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+        self.q = nn.Linear(config.d_model, q_width, bias=part.bias)
+        self.k = nn.Linear(config.d_model, kv_width, bias=part.bias)
+        self.v = nn.Linear(config.d_model, kv_width, bias=part.bias)
         self.clip: nn.Module = nn.Hardtanh(-part.clip, part.clip) if part.clip else nn.Identity()
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
-        self.q_group, self.k_group = (wide, narrow) if part.qk_norm == "width" else (self.d_head, self.d_head)
+        # a norm of q or k is over the last dimension of (B, T, groups, q_group or k_group)
+        self.q_group, self.k_group = (q_width, kv_width) if part.qk_norm == "width" else (self.d_head, self.d_head)
         norm = at(config.norm, layer)
         if part.qk_norm == "heads":
             self.q_norm = HeadNorms(norm.build(config, layer, self.d_head) for _ in range(config.n_heads))
@@ -58,7 +63,7 @@ class SelfAttentionModule(nn.Module):
             self.k_norm = norm.build(config, layer, self.k_group)
         scale = self.d_head**-0.5 if part.scale is None else part.scale
         self.attend = Attend(scale, config.dropout, part.attn_softcap, config.n_heads if part.sinks else 0)
-        self.out: nn.Module = nn.Linear(wide, config.d_model, bias=part.out_bias) if part.out else nn.Identity()
+        self.out: nn.Module = nn.Linear(q_width, config.d_model, bias=part.out_bias) if part.out else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:

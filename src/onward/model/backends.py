@@ -1,7 +1,7 @@
-"""Backends of attention: the one place that chooses a kernel, by shape and device.
+"""Backends of attention: `attend` chooses one by shape, dtype and device.
 
 Each takes queries q (B, T, H, E), keys k (B, S, K, E), values v (B, S, K, F) and an AttentionMask, and returns
-(B, T, H, F). `reference` writes every step out; the tests hold the others against it.
+(B, T, H, F). `reference` computes every step in plain PyTorch; the others must equal it.
 Shapes: B batch, T tokens in this call, S keys, H heads, K key/value heads, G = H / K, E d_head, F width of a value.
 """
 
@@ -18,14 +18,14 @@ from torch.nn import functional as F
 from onward.model.cache import CacheEntry
 from onward.model.context import AttentionMask, visible
 
-FOLDED = 16  # queries per row up to which a group is folded into the query length
-BLOCK = 512  # queries whose dense bias exists at a time, in `sdpa_blocks`
-DENSE = 1 << 21  # pairs of tokens in a row above which a dense bias is made block by block
-Keys = Tensor | CacheEntry
+MAX_FOLDED = 16  # the most queries per row with which the heads of a group are folded into the query length
+QUERY_BLOCK = 512  # queries per block in `sdpa_blocks`
+MAX_DENSE = 1 << 21  # the largest T * S for which the bias of a packed or window layer is made as a whole
+Keys = Tensor | CacheEntry  # keys (B, S, K, E) or values (B, S, K, F): a tensor, or the entry of a cache
 
 
-def gathered(keys: Keys, dtype: torch.dtype) -> Tensor:
-    """Keys or values (B, S, ...) as one tensor."""
+def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
+    """Keys or values (B, S, ...) as a tensor of this dtype; entries of a cache are gathered and dequantized."""
     return keys.read(dtype) if isinstance(keys, CacheEntry) else keys
 
 
@@ -38,11 +38,11 @@ def attention_weights(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """The attention weights (B, H, T, S) for q (B, T, H, E) and k (B, S, K, E), every step written out.
+    """The attention weights (B, H, T, S) for q (B, T, H, E) and k (B, S, K, E), in plain PyTorch.
 
     `bias` (B or 1, 1 or H, T, S) is added to the scores, -inf where a key is not seen; None is the causal mask.
-    `softcap` c makes scores s into c * tanh(s / c) (Gemma 2). `sinks` (H,) are scores that take part in the softmax and
-    are then left out (GPT-OSS). The softmax is computed in at least fp32 and rounded once.
+    `softcap` c replaces scores s by c * tanh(s / c) (Gemma 2). `sinks` (H,) are one more score per head in the softmax,
+    whose weight is dropped (GPT-OSS). The softmax is computed in at least fp32 and rounded once.
     """
     if bias is None:
         bias = q.new_full((q.size(1), k.size(1)), -math.inf).triu(1)
@@ -69,19 +69,19 @@ def reference(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Every step in the open."""
+    """Attention in plain PyTorch: weights, dropout, weighted sum of the values. Supports every option."""
     with torch.autocast(q.device.type, enabled=False):
-        k, v = gathered(k, q.dtype), gathered(v, q.dtype).transpose(1, 2)  # v: (B, K, S, F)
+        k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype).transpose(1, 2)  # v: (B, K, S, F)
         bias = None if mask.causal_only else mask.dense(q.dtype)
         weights = attention_weights(q, k, scale=scale, softcap=softcap, bias=bias, sinks=sinks)
         weights = F.dropout(weights, dropout)
-        y = weights.unflatten(1, (v.size(1), -1)).flatten(2, 3) @ v  # a group of query heads shares its values
+        y = weights.unflatten(1, (v.size(1), -1)).flatten(2, 3) @ v  # the G heads of a group share values
         return y.view(q.size(0), q.size(2), q.size(1), v.size(-1)).transpose(1, 2)
 
 
 def sdpa(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0) -> Tensor:
-    """torch's scaled_dot_product_attention, with a dense bias or its causal flag."""
-    k, v = gathered(k, q.dtype), gathered(v, q.dtype)
+    """torch's scaled_dot_product_attention, with a dense bias, or with `is_causal`."""
+    k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
     return biased_sdpa(q, k, v, None if mask.causal_only else mask.dense(q.dtype), scale, dropout)
 
 
@@ -92,32 +92,32 @@ def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: flo
     five to eight times as fast as `enable_gqa`, and on CUDA it keeps a masked call off the math kernel.
     """
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    heads, groups = q.size(1), k.size(1)
-    if heads == groups or bias is None or q.size(2) > FOLDED:
+    heads, kv_heads = q.size(1), k.size(1)
+    if heads == kv_heads or bias is None or q.size(2) > MAX_FOLDED:
         causal = bias is None
-        y = F.scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale=scale, enable_gqa=heads != groups)
+        y = F.scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale=scale, enable_gqa=heads != kv_heads)
         return y.transpose(1, 2)
     rows, _, tokens, _ = q.shape
-    q = q.unflatten(1, (groups, -1)).flatten(2, 3)  # (B, K, G * T, E)
+    q = q.unflatten(1, (kv_heads, -1)).flatten(2, 3)  # (B, K, G * T, E)
     if tokens > 1 or bias.size(1) > 1:
-        bias = bias.expand(-1, heads, -1, -1).unflatten(1, (groups, -1)).flatten(2, 3)
+        bias = bias.expand(-1, heads, -1, -1).unflatten(1, (kv_heads, -1)).flatten(2, 3)
     y = F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=scale)
     return y.view(rows, heads, tokens, -1).transpose(1, 2)
 
 
 def sdpa_blocks(
-    q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0, block: int = BLOCK
+    q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0, block: int = QUERY_BLOCK
 ) -> Tensor:
-    """SDPA in blocks of queries, each over the keys between the first that one of them sees and the last.
+    """SDPA in blocks of `block` queries, each over the keys from the first to the last that its queries see.
 
-    So a long row of packed documents or of a window layer never needs its whole (T, S) bias. Without a cache only.
+    A long row of packed documents or of a window layer never needs its whole (T, S) bias. Not for entries of a cache.
     """
-    k, v = gathered(k, q.dtype), gathered(v, q.dtype)
+    k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
     out = []
     for start in range(0, q.size(1), block):
         end = min(start + block, q.size(1))
         first = max(0, start - mask.window + 1) if mask.window else 0
-        if mask.segments is not None:  # where the document of the block's first token begins, in any row
+        if mask.segments is not None:  # where the document of the block's first token begins, the least over the rows
             first = max(first, int((mask.segments[:, : start + 1] < mask.segments[:, start, None]).sum(1).min()))
         bias = mask.score_bias(q.dtype, slice(start, end), slice(first, end))
         out.append(biased_sdpa(q[:, start:end], k[:, first:end], v[:, first:end], bias, scale, dropout))
@@ -125,15 +125,16 @@ def sdpa_blocks(
 
 
 def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> Tensor:
-    """FlexAttention: the mask and the bias as functions of two indices, so that nothing dense is made."""
-    k, v = (gathered(t, q.dtype).transpose(1, 2) for t in (k, v))
+    """FlexAttention with the mask and the bias as functions of the indices of a query and a key: no bias (T, S)."""
+    k, v = (to_tensor(t, q.dtype).transpose(1, 2) for t in (k, v))
     return flex_over(q, k, v, mask, mask.key_positions.expand(q.size(0), -1), scale)
 
 
 def paged(q: Tensor, k: CacheEntry, v: CacheEntry, mask: AttentionMask, *, scale: float) -> Tensor:
-    """FlexAttention over the blocks of a paged cache where they lie: no row is gathered.
+    """FlexAttention over the blocks of a paged cache in place, without gathering them for each row.
 
-    Every row looks at the whole pool, in which a slot that is not its own has the position -1, which nothing sees.
+    Every row attends to the whole pool of blocks, in which slots of other rows have position -1, which no query sees.
+    `attend` never chooses it: NaN in the block of one row would reach the others.
     """
     pool = [t.cache.entries[t.name].flatten(0, 1).transpose(0, 1)[None] for t in (k, v)]  # (1, K, blocks * size, E)
     keys, values = (t.expand(q.size(0), -1, -1, -1).to(q.dtype) for t in pool)
@@ -147,27 +148,27 @@ def flex_over(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, key_position
     rows, tokens = q.shape[:2]
     query_positions, segments = mask.query_positions.expand(rows, -1), mask.segments
     slopes, bias_of = mask.slopes, mask.bias_of
-    exact = torch.promote_types(q.dtype, torch.float32)
+    compute_dtype = torch.promote_types(q.dtype, torch.float32)
 
-    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        found = visible(query_positions[b, i], key_positions[b, j], mask.window)
-        return found if segments is None else found & (segments[b, i] == segments[b, j])
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        sees = visible(query_positions[b, i], key_positions[b, j], mask.window)
+        return sees if segments is None else sees & (segments[b, i] == segments[b, j])
 
-    def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert slopes is not None
         assert bias_of is not None
-        query, key = query_positions[b, i].to(exact), key_positions[b, j].to(exact)
+        query, key = query_positions[b, i].to(compute_dtype), key_positions[b, j].to(compute_dtype)
         return score + bias_of(slopes[h], query, key).to(score.dtype)
 
-    blocks = create_block_mask(seen, rows, None, tokens, k.size(2), device=q.device)
+    blocks = create_block_mask(mask_mod, rows, None, tokens, k.size(2), device=q.device)
     options: dict[str, Any] = {"scale": scale, "enable_gqa": q.size(2) != k.size(1), "block_mask": blocks}
     kernel = flex_kernel(q.device.type)
-    return kernel(q.transpose(1, 2), k, v, score_mod=None if slopes is None else biased, **options).transpose(1, 2)
+    return kernel(q.transpose(1, 2), k, v, score_mod=None if slopes is None else score_mod, **options).transpose(1, 2)
 
 
 @cache
 def flex_kernel(device: str) -> Any:
-    """FlexAttention, compiled where that makes a fused kernel."""
+    """FlexAttention; compiled on CUDA, where that gives a fused kernel."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
@@ -184,10 +185,10 @@ def attend(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention by the backend that suits shape and device."""
+    """Attention by the fastest backend that supports the options, for this shape, dtype and device."""
     if softcap is not None or sinks is not None or reference_is_faster(q, k):
         return reference(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    long = q.size(1) * mask.key_positions.size(1) > DENSE
+    long = q.size(1) * mask.key_positions.size(1) > MAX_DENSE
     if long and not mask.causal_only and not isinstance(k, CacheEntry):
         if q.device.type == "cuda" and not dropout:
             return flex(q, k, v, mask, scale=scale)
@@ -196,7 +197,8 @@ def attend(
 
 
 def reference_is_faster(q: Tensor, k: Keys) -> bool:
-    """Training in bf16 on a CPU over short contexts: the backward of its fused kernel is slower than plain matmuls."""
+    """Whether `reference` beats SDPA: in bf16 training on a CPU with at most 512 keys, where the backward of the fused
+    kernel is slower than plain matmuls."""
     if q.device.type != "cpu" or q.dtype != torch.bfloat16 or not q.requires_grad:
         return False
     return isinstance(k, Tensor) and k.size(1) <= 512

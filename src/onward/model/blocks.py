@@ -1,4 +1,4 @@
-"""Blocks: the residual stream, two lines of arithmetic; a variant changes just those lines.
+"""Blocks: how attention and feed-forward are added to the residual stream; the part types are in parts.py.
 
 Shapes: x (B, T, D) -> (B, T, D).
 """
@@ -10,7 +10,7 @@ from onward.model.context import AttentionContext
 
 
 class PreNormModule(nn.Module):
-    """Each branch reads a normalized x and adds to it."""
+    """x + attn(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class PreNormModule(nn.Module):
 
 
 class ScaledModule(PreNormModule):
-    """What each branch adds is scaled."""
+    """x + scale * attn(norm(x)), then x + scale * mlp(norm(x))."""
 
     def __init__(self, config: DecoderConfig, layer: int, scale: float) -> None:
         super().__init__(config, layer)
@@ -38,7 +38,7 @@ class ScaledModule(PreNormModule):
 
 
 class PostNormModule(PreNormModule):
-    """The sum is normalized."""
+    """norm(x + attn(x)), then norm(x + mlp(x))."""
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         x = self.attn_norm(x + self.attn(x, context))
@@ -46,7 +46,7 @@ class PostNormModule(PreNormModule):
 
 
 class SandwichModule(PreNormModule):
-    """Each branch is normalized on its way out as well."""
+    """x + norm(attn(norm(x))), then x + norm(mlp(norm(x)))."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -60,7 +60,7 @@ class SandwichModule(PreNormModule):
 
 
 class BranchNormModule(SandwichModule):
-    """Each branch is normalized on its way out only."""
+    """x + norm(attn(x)), then x + norm(mlp(x))."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -72,14 +72,14 @@ class BranchNormModule(SandwichModule):
 
 
 class ParallelModule(PreNormModule):
-    """Both branches read the same x, each through its own norm."""
+    """x + attn(norm(x)) + mlp(norm(x)), with two norms."""
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         return x + self.attn(self.attn_norm(x), context) + self.mlp(self.mlp_norm(x))
 
 
 class SharedNormModule(PreNormModule):
-    """Both branches read the same normalized x."""
+    """x + attn(y) + mlp(y) where y = norm(x)."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -91,7 +91,7 @@ class SharedNormModule(PreNormModule):
 
 
 class AttentionOnlyModule(nn.Module):
-    """There is no feed-forward."""
+    """x + attn(norm(x)), without a feed-forward."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What attention knows of one call of the model: raw facts, from which each backend makes what it needs.
+"""The input of attention beside x, for one call of the model: positions, masks, rotations and the cache.
 
 Shapes: B rows, T tokens in this call, S keys, H heads, E d_head.
 """
@@ -21,23 +21,28 @@ ALL = slice(None)
 
 
 def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
-    """Whether the token at position `query` sees the token at position `key`; an empty cache slot has key < 0."""
+    """Whether the token at position `query` attends to the token at position `key`; an empty cache slot has key < 0.
+
+    `window` is the number of positions that a query attends to, itself included; 0: all.
+    """
     seen = (key <= query) & (key >= 0)
     return seen & (query - key < window) if window else seen
 
 
 def segment_ids(positions: Tensor) -> Tensor:
-    """Which packed document each token belongs to, (B, T): a document begins where a position is not the one before
-    plus one."""
+    """The index of the packed document of each token, (B, T): a document begins where a position is not the previous
+    one plus one."""
     begins = positions[:, 1:] != positions[:, :-1] + 1
     return torch.nn.functional.pad(begins.cumsum(1), (1, 0))
 
 
 class AttentionMask:
-    """Who sees whom in one call, and the bias of each pair of tokens; shared by all layers of a kind.
+    """Which queries attend to which keys in one call, and the bias of their scores.
 
-    It holds facts: positions of queries and keys, the window, segment ids, slopes. Dense tensors are made when a
-    backend asks for them, and kept for the other layers.
+    Layers with the same window, position and number of slots share a mask. It holds positions, the window, segment ids
+    and slopes; a backend that needs a dense bias calls `dense`, which keeps it for the other layers.
+
+    `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
     """
 
     def __init__(
@@ -53,15 +58,15 @@ class AttentionMask:
     ) -> None:
         self.query_positions = query_positions  # (B or 1, T)
         self.key_positions = key_positions  # (B or 1, S), negative where a cache slot is empty
-        self.window = window  # how many positions back a token sees, itself included; 0: all
+        self.window = window  # number of positions that a query attends to, itself included; 0: all
         self.segments = segments  # (B, T), the packed document of each token; None: one document
-        self.slopes = slopes  # (H,), the first argument of `bias_of`; None: nothing is added to the scores
+        self.slopes = slopes  # (H,), the first argument of `bias_of`; None: no bias
         self.bias_of = score_bias  # (slope, query position, key position) -> bias, elementwise
-        self.causal_only = plain and not window and slopes is None  # token t sees tokens 0 to t, nothing is biased
+        self.causal_only = plain and not window and slopes is None  # token t attends to tokens 0 to t, without a bias
         self._biases: dict[torch.dtype, Tensor] = {}
 
     def visible(self, queries: slice = ALL, keys: slice = ALL) -> Tensor:
-        """Which tokens see which, (B or 1, T, S) of bool, for these queries and keys."""
+        """Whether each of these queries attends to each of these keys, (B or 1, T, S) of bool."""
         query, key = self.query_positions[:, queries, None], self.key_positions[:, None, keys]
         seen = visible(query, key, self.window)
         if self.segments is not None:
@@ -69,13 +74,13 @@ class AttentionMask:
         return seen
 
     def score_bias(self, dtype: torch.dtype, queries: slice = ALL, keys: slice = ALL) -> Tensor:
-        """What is added to the scores, (B or 1, H or 1, T, S): the position's bias, -inf where a key is not seen."""
+        """The bias of the scores, (B or 1, H or 1, T, S): that of the positions, -inf where a query does not attend."""
         seen = self.visible(queries, keys)[:, None]
         if self.slopes is None or self.bias_of is None:
             return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
-        exact = torch.promote_types(dtype, torch.float32)
-        query = self.query_positions[:, None, queries, None].to(exact)
-        key = self.key_positions[:, None, None, keys].to(exact)
+        compute_dtype = torch.promote_types(dtype, torch.float32)
+        query = self.query_positions[:, None, queries, None].to(compute_dtype)
+        key = self.key_positions[:, None, None, keys].to(compute_dtype)
         bias = self.bias_of(self.slopes[:, None, None], query, key)
         return bias.masked_fill(~seen, -math.inf).to(dtype)
 
@@ -88,20 +93,20 @@ class AttentionMask:
 
 @dataclass(frozen=True, eq=False)
 class AttentionContext:
-    """What one layer knows of the tokens in this call."""
+    """The input of one layer's attention beside x, for one call."""
 
     mask: AttentionMask
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)
-    cache: LayerCache | None = None  # the keys and values of earlier tokens
-    indices: SlotIndices | None = None  # where this call writes and reads in the cache
+    cache: LayerCache | None = None  # the layer's keys and values of earlier tokens; None: without a cache
+    indices: SlotIndices | None = None  # the slots that this call writes and reads
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Vectors (B, T, H, E) turned by the angles of their positions, where positions are rotary."""
+        """x (B, T, H, E) rotated by the angles of the positions; unchanged where positions are not rotary."""
         return x if self.rotation is None else rotate(x, *self.rotation)
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
-        """Write vectors (B, T, ...) of this call's tokens to the cache; returns what attention reads: the entries of
-        the cache or, without one, the vectors themselves."""
+        """Write vectors (B, T, ...) of this call's tokens to the entries of these names in the cache; returns the
+        entries or, without a cache, the vectors."""
         if self.cache is None or self.indices is None:
             return tuple(new.values())
         return tuple(self.cache.update(name, vectors, self.indices) for name, vectors in new.items())
@@ -112,11 +117,11 @@ def attention_contexts(
 ) -> list[AttentionContext]:
     """One AttentionContext per layer, for tokens at positions (B, T).
 
-    Layers that are alike share masks and rotations. `plain`: positions are 0, 1, 2, ... in every row, without a cache.
+    Layers with equal parts share masks and rotations. `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
     Rotary angles are computed in at least fp32.
     """
-    exact = positions.to(torch.promote_types(dtype, torch.float32))
-    rope_length = (cache.rope_length.to(exact) if cache else exact.amax(1) + 1)[:, None, None]
+    angle_positions = positions.to(torch.promote_types(dtype, torch.float32))
+    rope_length = (cache.rope_length.to(angle_positions) if cache else angle_positions.amax(1) + 1)[:, None, None]
     segments = None if plain or cache else segment_ids(positions)
     indices: dict[tuple[int, int], SlotIndices] = {}
     masks: dict[object, AttentionMask] = {}
@@ -128,22 +133,24 @@ def attention_contexts(
     for layer in range(config.n_layers):
         attention, position = at(config.attention, layer), at(config.position, layer)
         layer_cache = cache.layers[layer] if cache else None
-        kind = attention.window, layer_cache.slots if layer_cache else 0
-        if layer_cache and kind not in indices:
-            indices[kind] = layer_cache.slot_indices(positions)
-        found = indices.get(kind)
-        if (position, kind) not in masks:
-            masks[position, kind] = AttentionMask(
+        slots_key = attention.window, layer_cache.slots if layer_cache else 0
+        if layer_cache and slots_key not in indices:
+            indices[slots_key] = layer_cache.slot_indices(positions)
+        slot_indices = indices.get(slots_key)
+        if (position, slots_key) not in masks:
+            masks[position, slots_key] = AttentionMask(
                 positions,
-                found.key_positions if found else positions,
+                slot_indices.key_positions if slot_indices else positions,
                 attention.window,
                 segments=segments,
                 plain=plain,
                 slopes=slopes[position],
                 score_bias=partial(position.score_bias, config),
             )
-        turn = position, attention.rope_width(config)
-        if turn not in rotations:
-            rotations[turn] = position.rotation(turn[1], exact, rope_length)
-        contexts.append(AttentionContext(masks[position, kind], rotations[turn], layer_cache, found))
+        rotation_key = position, attention.rope_width(config)
+        if rotation_key not in rotations:
+            rotations[rotation_key] = position.rotation(rotation_key[1], angle_positions, rope_length)
+        contexts.append(
+            AttentionContext(masks[position, slots_key], rotations[rotation_key], layer_cache, slot_indices)
+        )
     return contexts

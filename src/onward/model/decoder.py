@@ -1,4 +1,5 @@
-"""The decoder: embed, blocks, norm, head. One path serves training, prefill and decoding; state comes from outside.
+"""The decoder: embedding, blocks, norm, head. The same forward serves training, prefill and decoding; the caller
+passes the cache.
 
 Shapes: B batch, T tokens in this call, D d_model, V vocabulary.
 """
@@ -35,7 +36,7 @@ class RoundedScale(Scale):
 
 
 class Softcap(nn.Module):
-    """cap * tanh(x / cap): every number stays between -cap and cap (Gemma 2)."""
+    """cap * tanh(x / cap), which is between -cap and cap (Gemma 2)."""
 
     def __init__(self, cap: float) -> None:
         super().__init__()
@@ -46,7 +47,7 @@ class Softcap(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only Transformer made from a DecoderConfig, with fresh weights.
+    """A decoder-only Transformer of a DecoderConfig, with newly initialized weights.
 
     >>> model = Decoder(DecoderConfig(vocab_size=100, d_model=64, n_layers=2, n_heads=4))
     >>> model(torch.tensor([[1, 2, 3]])).shape
@@ -86,17 +87,17 @@ class Decoder(nn.Module):
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | CacheView | None = None
     ) -> Tensor:
-        """Logits (B, T, V); those of index t predict the token at index t + 1. Arguments as of `hidden`."""
+        """Logits (B, T, V); those at index t predict the token at index t + 1. The arguments are those of `hidden`."""
         return self.logits(self.hidden(tokens, positions, cache))
 
     def hidden(
         self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | CacheView | None = None
     ) -> Tensor:
-        """The normalized residual stream (B, T, D) after the last block.
+        """The hidden states (B, T, D): the residual stream after the last block and the final norm.
 
         `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default
-        0, 1, 2, ...; where a position is not the one before plus one, another packed document begins, which attends to
-        no token of the documents before it. With a `cache`, positions are required, each row continues after the
+        0, 1, 2, ...; where a position is not the previous one plus one, a packed document begins, which attends to no
+        token of earlier documents. With a `cache`, positions are required, each row continues after the
         tokens that the cache holds, and a row's last position must be its greatest. Tokens of a wrong shape or dtype,
         ids out of range, and positions beyond the cache or the learned positions are a UserError (a ValueError).
         """
@@ -122,7 +123,7 @@ class Decoder(nn.Module):
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and afterwards in the mode it was in. Free for a model in evaluation mode."""
+    """Put a model into evaluation mode, and restore its mode afterwards. Costs nothing in evaluation mode."""
     training = model.training
     if training:
         model.eval()
@@ -134,7 +135,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: CacheView | None) -> None:
-    """A UserError for positions that do not exist, and for a call that would overwrite slots that it still reads."""
+    """Raise a UserError for positions outside the model or the cache, and for more tokens than the cache's chunk."""
     limit = at(config.position, 0).limit(config)
     if cache:
         if positions is None:
@@ -160,7 +161,7 @@ def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: C
 
 
 def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
-    """A UserError unless tokens are ids (B, T) or vectors (B, T, D); ids out of range are found on the CPU only."""
+    """Raise a UserError unless tokens are ids (B, T) or vectors (B, T, D); only on a CPU is the range of ids checked."""
     if not isinstance(tokens, Tensor):
         raise UserError(f"tokens are {type(tokens).__name__}: give a tensor of ids (B, T), or of vectors (B, T, D)")
     is_ids, shape = tokens.dtype in (torch.int64, torch.int32), tuple(tokens.shape)
@@ -175,7 +176,7 @@ def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
 
 
 def check_ids(least: int, greatest: int, config: DecoderConfig) -> None:
-    """A UserError for token ids outside the vocabulary, given the least and the greatest of them."""
+    """Raise a UserError for token ids outside the vocabulary, given the least and the greatest id."""
     for token in least, greatest:
         if not 0 <= token < config.vocab_size:
             raise UserError(

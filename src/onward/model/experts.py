@@ -25,7 +25,7 @@ from onward.timing import fastest
 class SoftmaxRoutingModule(nn.Module):
     """Tokens (N, D) -> weights (N, K) and ids (N, K) of each token's experts. Computed in at least fp32."""
 
-    group_top_k = 1  # the score of a group is the sum of the scores of this many of its experts
+    group_top_k = 1  # the score of a group is the sum of its greatest `group_top_k` scores
 
     def __init__(self, part: Routing, width: int, experts: int, top_k: int, bias: bool = False) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class SigmoidRoutingModule(SoftmaxRoutingModule):
 
 
 class GatedSharedModule(GatedModule):
-    """A feed-forward of every token, whose output is multiplied by sigmoid(share(x)), one number per token."""
+    """The shared expert, whose output is multiplied by sigmoid(share(x)), one number per token (Qwen2-MoE)."""
 
     def __init__(self, width: int, d_ff: int, act: Activation) -> None:
         super().__init__(width, d_ff, act, False, 0.0)
@@ -156,7 +156,7 @@ def loop(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stac
 
 
 def grouped(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
-    """The same with one grouped matmul over all experts for each of gate, up and down."""
+    """One grouped matmul over all experts for each of gate, up and down; arguments and result as of `loop`."""
 
     def project(x: Tensor, stack: Stack) -> Tensor:
         y = grouped_matmul(x, stack[0], counts.cumsum(0).int())
@@ -166,7 +166,10 @@ def grouped(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: S
 
 
 def grouped_matmul(x: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
-    """Rows of x (N, I) up to each of `ends` (X,) times that expert's matrix of the stack (X, O, I): (N, O)."""
+    """Rows ends[e - 1] to ends[e] - 1 of x (N, I) times matrix e of the stack (X, O, I), for every e: (N, O).
+
+    `ends` is (X,), int32.
+    """
     out, unit = stack.size(1), 16 // x.element_size()  # the kernel needs strides that are multiples of 16 bytes
     wide, long = -x.size(1) % unit, -out % unit
     if wide or long:  # F.pad copies even where it pads nothing
@@ -175,7 +178,7 @@ def grouped_matmul(x: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
 
 
 BACKENDS = {"loop": loop, "grouped": grouped}
-FASTEST: dict[tuple[object, ...], str] = {}  # the fastest backend of each shape timed so far
+FASTEST: dict[tuple[object, ...], str] = {}  # the name of the fastest backend, by device, dtype, shape and mode
 
 
 def fastest_backend(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> str:

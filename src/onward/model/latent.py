@@ -1,14 +1,13 @@
-"""Latent attention (DeepSeek-V2): the cache keeps one small vector per token instead of keys and values.
+"""Latent attention (DeepSeek-V2, section 2.1): the cache keeps one latent per token instead of keys and values.
 
-Shapes: B batch, T tokens in this call, S keys, H heads; L d_latent, P d_nope, R d_rope,
-F d_value.
+Shapes: B batch, T tokens in this call, S keys, D d_model, H heads; L d_latent, P d_nope, R d_rope, F d_value.
 """
 
 import torch
 from torch import Tensor, nn
 
 from onward.model.attention import Attend
-from onward.model.backends import gathered
+from onward.model.backends import to_tensor
 from onward.model.config import DecoderConfig, LatentAttention, RMSNorm
 from onward.model.context import AttentionContext
 
@@ -42,7 +41,7 @@ class LatentAttentionModule(nn.Module):
         latent, rope_key = self.kv_down(x).split([self.part.d_latent, self.part.d_rope], -1)
         rope_key = context.rotate(rope_key[:, :, None])[:, :, 0]
         entries = context.update(latent=self.kv_norm(latent), rotary=rope_key)
-        latent, rope_key = (gathered(entry, q.dtype) for entry in entries)
+        latent, rope_key = (to_tensor(entry, q.dtype) for entry in entries)
         form = self.absorbed if self.absorbing_is_cheaper(q.size(1), latent.size(1)) else self.expanded
         return self.dropout(self.out(form(q, latent, rope_key, context).flatten(-2)))
 
@@ -53,7 +52,7 @@ class LatentAttentionModule(nn.Module):
         return self.attend(q, k, v, context)
 
     def absorbed(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
-        """The same with the latents as the keys and values of a single head."""
+        """As `expanded`, with the latents as keys and values of a single head."""
         to_k, to_v = self.kv.weight.unflatten(0, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], 1)
         nope, rope = q.split([self.part.d_nope, self.part.d_rope], -1)
         q = torch.cat([torch.einsum("bthp,hpl->bthl", nope, to_k.type_as(q)), rope], -1)
@@ -61,9 +60,11 @@ class LatentAttentionModule(nn.Module):
         y = self.attend(q, k, latent[:, :, None], context)
         return torch.einsum("bthl,hfl->bthf", y, to_v.type_as(y))
 
-    def absorbing_is_cheaper(self, tokens: int, seen: int) -> bool:
-        """Whether the absorbed form takes fewer multiplications per head, for T queries over S latents."""
+    def absorbing_is_cheaper(self, tokens: int, keys: int) -> bool:
+        """Whether the absorbed form takes fewer multiplications per head, for `tokens` queries over `keys` latents."""
         p = self.part
-        through = p.d_latent * (p.d_nope + p.d_value)  # latent to key and value, or query and output to latent
-        pair = p.d_nope + p.d_rope + p.d_value
-        return tokens * through + tokens * seen * (2 * p.d_latent + p.d_rope) < seen * through + tokens * seen * pair
+        projection = p.d_latent * (p.d_nope + p.d_value)  # of a latent to key and value; of query and output, absorbed
+        pair = p.d_nope + p.d_rope + p.d_value  # of a query and a key: the score, and the weighted value
+        return (
+            tokens * projection + tokens * keys * (2 * p.d_latent + p.d_rope) < keys * projection + tokens * keys * pair
+        )

@@ -1,5 +1,6 @@
-"""Paged memory for keys and values: blocks of positions, and tables that say which blocks a row has (PagedAttention,
-Kwon et al. 2023). Which row gets which block is decided by `generation/blocks.py`.
+"""The paged KV cache: blocks of slots, and block tables of the rows (PagedAttention, Kwon et al. 2023).
+
+The BlockManager in `generation/blocks.py` assigns blocks to rows.
 
 Shapes: B rows, T tokens in this call, S slots, P blocks of a row.
 """
@@ -15,15 +16,14 @@ from onward.errors import UserError
 from onward.model.cache import KVCache, LayerCache, SlotIndices, empty_entries
 from onward.model.config import DecoderConfig, at
 
-NULL_BLOCK = 0  # what a table holds where a row has no block: zeros, never written
+NULL_BLOCK = 0  # the entry of a block table where a row has no block; the null block holds zeros and is never written
 
 
 @dataclass(frozen=True, eq=False)
 class PagedLayerCache(LayerCache):
-    """The entries of one layer, each (blocks, block size, ...), and a table (B, P) of the blocks of each row.
+    """The entries of one layer, each (blocks, block size, ...), and the block table (B, P) of the rows.
 
-    Padding beyond the blocks of a row is written to the last block, which no table names: what a row writes by mistake
-    or as NaN is never read by another.
+    Padding beyond the blocks of a row is written to the last block, which is in no table and thus never read.
     """
 
     table: Tensor = field(kw_only=True)
@@ -32,7 +32,7 @@ class PagedLayerCache(LayerCache):
         return self.table.gather(1, positions // self.slots), positions % self.slots
 
     def slot_indices(self, positions: Tensor) -> SlotIndices:
-        """Where a call with positions (B, T), which follow one another in each row, writes, and what it reads."""
+        """The slots that a call writes and reads; positions (B, T) are consecutive in each row."""
         block, slot = self.locate(positions)
         size, table = self.slots, self.table
         if positions.device.type == "cpu" and bool((block[:, 0] == NULL_BLOCK).any()):
@@ -50,22 +50,21 @@ class PagedLayerCache(LayerCache):
 
 
 def block_span(positions: int, size: int) -> int:
-    """The most blocks of this size that this many consecutive positions lie in."""
+    """The greatest number of blocks of this size that contain some of this many consecutive positions."""
     return (positions - 2) // size + 2
 
 
 def max_blocks(window: int, size: int, chunk: int, columns: int) -> int:
-    """The most blocks that a row holds in layers with a window: those seen from the beginning of a block on, and those
-    of a chunk that begins in it."""
+    """The most blocks that a row has: all `columns` of the table or, with a window, those that the first query of a
+    block attends to and those of a chunk that begins in that block."""
     return min(columns, -(-(window - 1) // size) - (-(size - 1 + chunk) // size)) if window else columns
 
 
 class PagedKVCache(KVCache):
-    """A cache whose memory is in `blocks` blocks of `block_size` positions, given to rows as they grow.
+    """A cache of `blocks` blocks of `block_size` positions, which are assigned to rows as they grow.
 
-    Layers with the same window share one table of blocks; window layers have no more blocks than the rows can hold at
-    once. A BlockManager assigns blocks, which must come before every call that writes. The tokens of a row in one call
-    follow one another.
+    Layers with the same window share one block table; window layers have only as many blocks as the rows can use at
+    once. A BlockManager must reserve blocks before every call. The positions of a row in one call are consecutive.
     """
 
     @torch.inference_mode(False)
@@ -86,8 +85,8 @@ class PagedKVCache(KVCache):
         self.block_size = block_size
         self.rope_length = torch.full((rows,), length, device=device)
         columns = -(-(length + chunk) // block_size)
-        self.num_blocks: dict[int, int] = {}  # by window
-        self.tables: dict[int, Tensor] = {}  # by window, (rows, P)
+        self.num_blocks: dict[int, int] = {}  # by window, without the null block and the one for padding
+        self.tables: dict[int, Tensor] = {}  # block tables (rows, P), by window
         self.layers = []
         for layer in range(config.n_layers):
             window = at(config.attention, layer).window

@@ -20,12 +20,12 @@ P = TypeVar("P", bound=Part)
 
 
 def at(parts: P | tuple[P, ...], layer: int) -> P:
-    """The part of a layer: the only one or, of several, number `layer` modulo how many there are."""
+    """The part of a layer: `parts` itself or, of a tuple, parts[layer % len(parts)]."""
     return parts[layer % len(parts)] if isinstance(parts, tuple) else parts
 
 
 def each(parts: P | tuple[P, ...]) -> tuple[P, ...]:
-    """The parts as a tuple, also where there is only one."""
+    """The parts as a tuple, of one element where `parts` is a single part."""
     return parts if isinstance(parts, tuple) else (parts,)
 
 
@@ -36,19 +36,19 @@ class DecoderPart(Part):
         """Raise a UserError where a field is out of range or does not fit the sizes of the config."""
 
     def describe(self, config: DecoderConfig) -> str:
-        """The part in a line: its kind, its sizes in this decoder, and the fields that differ from their defaults."""
+        """One line: the kind, the sizes in this decoder, and the fields that differ from their defaults."""
         return self.in_words()
 
-    def in_words(self, *sizes: str, said: tuple[str, ...] = ()) -> str:
-        """The kind, these sizes, and the changed fields but those that are `said` already."""
-        fields = [f"{name} {text(value)}" for name, value in changed_fields(self).items() if name not in said]
+    def in_words(self, *sizes: str, shown: tuple[str, ...] = ()) -> str:
+        """The kind, the sizes, and the fields that differ from their defaults but are not `shown` in the sizes."""
+        fields = [f"{name} {text(value)}" for name, value in changed_fields(self).items() if name not in shown]
         return ", ".join([self.kind.replace("_", " "), *sizes, *fields])
 
 
 class Position(DecoderPart):
     """How positions enter: vectors added to the embeddings, a rotation of queries and keys, a bias, or not at all."""
 
-    added: ClassVar[bool] = False  # whether vectors are added to the embeddings, once for all layers
+    added: ClassVar[bool] = False  # whether `build` gives a module whose vectors are added to the embeddings
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module | None:
         """A module from positions (B, T) and a dtype to the vectors (B, T, D) that are added to the embeddings, or
@@ -64,19 +64,19 @@ class Position(DecoderPart):
         return None
 
     def slopes(self, config: DecoderConfig, device: torch.device) -> Tensor | None:
-        """One number per head, (H,), from which `score_bias` makes what is added to the scores; None: nothing is."""
+        """One number per head, (H,), the `slope` of `score_bias`; None: the scores have no bias."""
         return None
 
     def score_bias(self, config: DecoderConfig, slope: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """What is added to a score, elementwise: for the slope of a head, a query's and a key's position.
+        """The bias of a score, elementwise, from the slope of its head and the positions of its query and key.
 
-        Positions are in the precision to compute in, at least fp32. The arguments broadcast: a dense bias has
+        Positions have the dtype to compute in, at least fp32. The arguments broadcast: a dense bias has
         (H, 1, 1), (B, 1, T, 1) and (B, 1, 1, S), and FlexAttention calls it with single numbers.
         """
         raise NotImplementedError
 
     def limit(self, config: DecoderConfig) -> float:
-        """The number of positions, infinite where nothing depends on it."""
+        """The number of positions that exist; infinite where every position does."""
         return math.inf
 
 
@@ -99,7 +99,7 @@ class Attention(DecoderPart):
 
 
 class FeedForward(DecoderPart):
-    """A function of each token's vector by itself."""
+    """A function that is applied to the vector of each token separately."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         """A module from x (..., D) to (..., D)."""

@@ -80,7 +80,7 @@ class Rotary(Position, kind="rotary"):
         return int(width * self.fraction)
 
     def describe(self, config: DecoderConfig) -> str:
-        return self.in_words(f"theta {text(self.theta)}", said=("theta",))
+        return self.in_words(f"theta {text(self.theta)}", shown=("theta",))
 
     def rotation(self, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
         from onward.model.positions import rotation
@@ -186,7 +186,7 @@ class LatentAttention(Attention, kind="latent"):
 
     def describe(self, config: DecoderConfig) -> str:
         heads = f"{config.n_heads} heads of {self.d_nope} + {self.d_rope}"
-        return self.in_words(heads, f"latents of {self.d_latent}", said=("d_latent", "d_nope", "d_rope"))
+        return self.in_words(heads, f"latents of {self.d_latent}", shown=("d_latent", "d_nope", "d_rope"))
 
     def rope_width(self, config: DecoderConfig) -> int:
         return self.d_rope
@@ -213,7 +213,7 @@ class Plain(FeedForward, kind="plain"):
         return PlainModule(config.d_model, config.d_ff, self.act, self.bias, config.dropout)
 
     def describe(self, config: DecoderConfig) -> str:
-        return self.in_words(f"width {config.d_ff:,}", self.act, said=("act",))
+        return self.in_words(f"width {config.d_ff:,}", self.act, shown=("act",))
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Gated(FeedForward, kind="gated"):
         return GatedModule(config.d_model, config.d_ff, self.act, self.bias, config.dropout)
 
     def describe(self, config: DecoderConfig) -> str:
-        return self.in_words(f"width {config.d_ff:,}", self.act, said=("act",))
+        return self.in_words(f"width {config.d_ff:,}", self.act, shown=("act",))
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class Experts(FeedForward, kind="experts"):
     def describe(self, config: DecoderConfig) -> str:
         sizes = [f"{self.count} of width {self.d_ff or config.d_ff:,}, {self.top_k} per token"]
         sizes += [f"one more of width {self.d_shared:,} for all tokens"] * (self.d_shared > 0)
-        return self.in_words(*sizes, self.act, said=("count", "d_ff", "top_k", "d_shared", "act"))
+        return self.in_words(*sizes, self.act, shown=("count", "d_ff", "top_k", "d_shared", "act"))
 
     def check(self, config: DecoderConfig) -> None:
         where = f"mlp.{self.kind}"
