@@ -161,7 +161,7 @@ def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: C
 
 
 def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
-    """Raise a UserError unless tokens are ids (B, T) or vectors (B, T, D); only on a CPU is the range of ids checked."""
+    """Raise a UserError unless tokens are ids (B, T) or vectors (B, T, D); on a CPU, their range is checked."""
     if not isinstance(tokens, Tensor):
         raise UserError(f"tokens are {type(tokens).__name__}: give a tensor of ids (B, T), or of vectors (B, T, D)")
     is_ids, shape = tokens.dtype in (torch.int64, torch.int32), tuple(tokens.shape)
