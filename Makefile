@@ -29,6 +29,8 @@ quick: lint
 
 test: lint
 	$(PYTEST)
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  $(PYTEST) --device cuda tests/model tests/generation tests/training; fi
 
 test-all: test
 	$(PYTEST) -m long

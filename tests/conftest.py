@@ -3,7 +3,7 @@
 import os
 import random
 import signal
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -23,24 +23,19 @@ TINY = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_le
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--devices",
-        type=lambda names: names.split(","),
-        default=devices.available(),
-        help=f"where tests of {', '.join(sorted(devices.FOLDERS))} run (default: cpu, and cuda where there is one)",
-    )
+    parser.addoption("--device", default="cpu", help="where tests compute, such as cuda (default: cpu)")
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.definition.path.parent.name in devices.FOLDERS:
-        metafunc.parametrize("device", metafunc.config.getoption("devices"), indirect=True, scope="module")
+def pytest_configure(config: pytest.Config) -> None:
+    stack = ExitStack()
+    stack.enter_context(devices.using(config.getoption("device")))
+    config.add_cleanup(stack.close)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """The device of the models and tensors that the test makes with `support.decoders` (the CPU outside FOLDERS)."""
-    with devices.using(getattr(request, "param", "cpu")) as current:
-        yield current
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """The device on which the tests compute."""
+    return devices.device()
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from onward.model.decoder import Decoder
 from onward.model.paged import NULL_BLOCK, PagedKVCache
 
 from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
+from support.devices import device
 from support.programs import CHUNK, ROWS, Program
 from support.ways import CACHED
 
@@ -27,12 +28,14 @@ MODELS = {name: decoder(DECODERS[name]) for name in NAMES}
 
 
 def in_blocks(model: Decoder, blocks: int, size: int) -> BlockManager:
-    return BlockManager(PagedKVCache(model.config, ROWS, LENGTH, CHUNK, blocks=blocks, block_size=size))
+    return BlockManager(
+        PagedKVCache(model.config, ROWS, LENGTH, CHUNK, blocks=blocks, block_size=size, device=device())
+    )
 
 
 CACHES: dict[str, Callable[[Decoder], CacheManager]] = {
-    "contiguous": lambda model: CacheManager(KVCache(model.config, ROWS, LENGTH, CHUNK)),
-    "growing": lambda model: CacheManager(KVCache(model.config, ROWS, LENGTH, CHUNK, step=2)),
+    "contiguous": lambda model: CacheManager(KVCache(model.config, ROWS, LENGTH, CHUNK, device=device())),
+    "growing": lambda model: CacheManager(KVCache(model.config, ROWS, LENGTH, CHUNK, step=2, device=device())),
     "paged": lambda model: in_blocks(model, 17, 2),
     "paged in blocks of 3": lambda model: in_blocks(model, 11, 3),
     "paged by token": lambda model: in_blocks(model, 99, 1),
@@ -112,7 +115,7 @@ def test_random_programs_notice_mutant(mutant: str, monkeypatch: pytest.MonkeyPa
 
 def paged(blocks: int, window: int = 0, rows: int = 3, chunk: int = 4, length: int = 12) -> BlockManager:
     c = config(attention=(SelfAttention(window=window), SelfAttention()) if window else SelfAttention())
-    return BlockManager(PagedKVCache(c, rows, length, chunk, blocks=blocks, block_size=2))
+    return BlockManager(PagedKVCache(c, rows, length, chunk, blocks=blocks, block_size=2, device=device()))
 
 
 def test_allocation_without_enough_blocks_changes_nothing() -> None:

@@ -24,6 +24,7 @@ from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 from support import SHARED
+from support.devices import on_device
 
 TEXT = 'abc é 猫 🐈 0123456789 {"name": [true, false, null], "b": -1.5e+2}\n \\u "ab": "ba"}' * 3
 SPECS = ["char", "byte", "bpe:330", "gpt2"]
@@ -37,8 +38,9 @@ def lm(spec: str) -> LanguageModel:
         pytest.skip(f"needs the data in {SHARED}")
     tokenizer = Tokenizer.load(folder) if spec == "gpt2" else train_tokenizer(spec, [TEXT])
     torch.manual_seed(0)
-    sizes = {"d_model": 8, "n_layers": 1, "n_heads": 1, "n_kv_heads": 1, "context_length": 512}
-    return LanguageModel(Decoder(DecoderConfig(vocab_size=tokenizer.vocab_size + 3, **sizes)).eval(), tokenizer)  # type: ignore[arg-type]
+    sizes: dict[str, Any] = {"d_model": 8, "n_layers": 1, "n_heads": 1, "n_kv_heads": 1, "context_length": 512}
+    model = on_device(Decoder(DecoderConfig(vocab_size=tokenizer.vocab_size + 3, **sizes)).eval())
+    return LanguageModel(model, tokenizer)
 
 
 def form(spec: str, **how: Any) -> TextConstraint:

@@ -12,6 +12,8 @@ from onward.errors import UserError
 from onward.generation.distribution import draw, next_token_distribution, uniform
 from onward.generation.sampling import Sampling
 
+from support.devices import device
+
 WORDS = {"mat": 0.35, "floor": 0.25, "bed": 0.15, "roof": 0.10, "chair": 0.05, "table": 0.04, "ground": 0.03, "o": 0.03}
 LOGITS = torch.tensor([list(WORDS.values())]).log()
 
@@ -120,7 +122,7 @@ def in_transformers(
     if s.suppress_tokens:
         steps.append(t.SuppressTokensLogitsProcessor(list(s.suppress_tokens)))
     if banned:
-        steps.append(t.MinNewTokensLengthLogitsProcessor(prompt, len(text) + 1, sorted(banned)))
+        steps.append(t.MinNewTokensLengthLogitsProcessor(prompt, len(text) + 1, sorted(banned), device=device()))
     if s.forced_tokens and len(text) == prompt:
         steps.append(t.ForcedBOSTokenLogitsProcessor(s.forced_tokens[0]))
         ids = ids[:, :1]  # it forces the second token of a text

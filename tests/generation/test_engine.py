@@ -27,6 +27,7 @@ from onward.model.config import Alibi, DecoderConfig, Learned, SelfAttention
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 
+from support.devices import device, on_device
 from support.grids import first
 
 GREEDY, WARM = Sampling(temperature=0), Sampling(temperature=1.3, top_k=20, top_p=0.95)
@@ -41,7 +42,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def decoder(kind: str = "rotary", **changes: object) -> Decoder:
     torch.manual_seed(3)
     sizes = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_length": 24}
-    model = Decoder(DecoderConfig(**sizes | CONFIGS[kind] | changes)).eval()  # type: ignore[arg-type]
+    model = on_device(Decoder(DecoderConfig(**sizes | CONFIGS[kind] | changes)).eval())  # type: ignore[arg-type]
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(4)  # far from uniform, so that the choices hang on the model
@@ -145,7 +146,7 @@ def test_sliding_in_a_batch_changes_no_token() -> None:
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_prompts_longer_than_a_chunk_are_prefilled_in_pieces(kind: str) -> None:
     model = decoder(kind)
-    cache = CacheManager(KVCache(model.config, 4, 24, 3))
+    cache = CacheManager(KVCache(model.config, 4, 24, 3, device=device()))
     found = run(model, [Request(p, GREEDY, 10) for p in PROMPTS], cache=cache)
     assert found == [plainly(model, Request(p, GREEDY, 10)) for p in PROMPTS]
 
@@ -208,9 +209,9 @@ def requests_of(random: Random) -> list[Request]:
 def cache_of(model: Decoder, random: Random, rows: int, chunk: int) -> CacheManager:
     kind = random.choice(["whole", "growing", "paged", "scarce"])
     if kind in ("whole", "growing"):
-        return CacheManager(KVCache(model.config, rows, 24, chunk, step=5 if kind == "growing" else 0))
+        return CacheManager(KVCache(model.config, rows, 24, chunk, step=5 if kind == "growing" else 0, device=device()))
     blocks = 24 // 4 + chunk // 4 + 2 if kind == "scarce" else 200  # hardly more than one request needs
-    return BlockManager(PagedKVCache(model.config, rows, 24, chunk, blocks=blocks, block_size=4))
+    return BlockManager(PagedKVCache(model.config, rows, 24, chunk, blocks=blocks, block_size=4, device=device()))
 
 
 @pytest.mark.parametrize("mix", first(60, range(200)))
@@ -267,7 +268,9 @@ def test_samples_of_one_prompt_share_its_prefill() -> None:
 
 def test_request_larger_than_the_cache_fails() -> None:
     model = MODELS["rotary"]
-    engine = Engine(model, rows=2, cache=BlockManager(PagedKVCache(model.config, 2, 24, 8, blocks=2, block_size=4)))
+    engine = Engine(
+        model, rows=2, cache=BlockManager(PagedKVCache(model.config, 2, 24, 8, blocks=2, block_size=4, device=device()))
+    )
     engine.add(Request([1] * 5, GREEDY, 10))
     request = engine.scheduler.waiting[0]
     list(engine.run())
@@ -317,8 +320,8 @@ def test_late_sample_does_not_share_what_windows_have_passed(paged: bool) -> Non
     model = MODELS["windows"]
     first = Request(PROMPTS[1], WARM, 6)
     requests = [first, *(Request(PROMPTS[1], WARM, 3 + i, seed=i) for i in range(8))]
-    blocks = lambda: BlockManager(PagedKVCache(model.config, 2, 24, 3, blocks=40, block_size=4))
-    engine = Engine(model, cache=blocks() if paged else CacheManager(KVCache(model.config, 2, 24, 3)))
+    blocks = lambda: BlockManager(PagedKVCache(model.config, 2, 24, 3, blocks=40, block_size=4, device=device()))
+    engine = Engine(model, cache=blocks() if paged else CacheManager(KVCache(model.config, 2, 24, 3, device=device())))
     for request in requests:
         engine.add(request)
     list(engine.run())
@@ -326,7 +329,7 @@ def test_late_sample_does_not_share_what_windows_have_passed(paged: bool) -> Non
 
 
 def small_cache(model: Decoder, chunk: int = 8) -> CacheManager:
-    return CacheManager(KVCache(model.config, 2, 24, chunk))
+    return CacheManager(KVCache(model.config, 2, 24, chunk, device=device()))
 
 
 IMPOSSIBLE = {
@@ -414,8 +417,8 @@ def test_request_that_cannot_go_on_fails_alone(case: str, kind: str, draft: str 
     model = decoder("windows" if "windows" in kind else "rotary")
     with torch.no_grad():
         model.embed.weight[BAD_TOKEN] = math.nan
-    memory = KVCache(model.config, 3, 24, 8)
-    paged = lambda: BlockManager(PagedKVCache(model.config, 3, 24, 8, blocks=22, block_size=4))
+    memory = KVCache(model.config, 3, 24, 8, device=device())
+    paged = lambda: BlockManager(PagedKVCache(model.config, 3, 24, 8, blocks=22, block_size=4, device=device()))
     cache = paged() if "paged" in kind else CacheManager(memory)
     look_up = LookupDraft(num_draft_tokens=3, ngram=2) if draft else None
     engine = Engine(model, cache=cache, allowed=NOT_BAD, draft=look_up)
@@ -440,7 +443,7 @@ def test_samples_over_windows_and_scarce_blocks_keep_their_tokens(mix: int) -> N
     prompts = [[random.randrange(50) for _ in range(random.randint(2, 14))] for _ in range(2)]
     requests = [Request(random.choice(prompts), WARM, random.randint(2, 10), seed=i) for i in range(7)]
     blocks = random.randint(-(-24 // size) + chunk // size + 2, 20)
-    cache = BlockManager(PagedKVCache(model.config, rows, 24, chunk, blocks=blocks, block_size=size))
+    cache = BlockManager(PagedKVCache(model.config, rows, 24, chunk, blocks=blocks, block_size=size, device=device()))
     engine = Engine(model, cache=cache)
     waiting = list(requests)
     while waiting or engine.busy:

@@ -15,17 +15,20 @@ from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 
 from support.decoders import DECODERS, LENGTH, assert_close, decoder, token_ids
+from support.devices import device
 from support.disk import with_room_for
 
 NAMES = "llama", "gemma2", "everything about scores", "deepseek", "scaled turns"
 CHUNK = 3
 CACHES: dict[str, Callable[[Decoder], CacheManager]] = {
-    "contiguous": lambda model: CacheManager(KVCache(model.config, 2, LENGTH, CHUNK)),
-    "growing": lambda model: CacheManager(KVCache(model.config, 2, LENGTH, CHUNK, step=2)),
-    "paged": lambda model: BlockManager(PagedKVCache(model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2)),
-    "quantized": lambda model: CacheManager(KVCache(model.config, 2, LENGTH, CHUNK, quantized=True)),
+    "contiguous": lambda model: CacheManager(KVCache(model.config, 2, LENGTH, CHUNK, device=device())),
+    "growing": lambda model: CacheManager(KVCache(model.config, 2, LENGTH, CHUNK, step=2, device=device())),
+    "paged": lambda model: BlockManager(
+        PagedKVCache(model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2, device=device())
+    ),
+    "quantized": lambda model: CacheManager(KVCache(model.config, 2, LENGTH, CHUNK, quantized=True, device=device())),
     "quantized, paged": lambda model: BlockManager(
-        PagedKVCache(model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2, quantized=True)
+        PagedKVCache(model.config, 2, LENGTH, CHUNK, blocks=20, block_size=2, quantized=True, device=device())
     ),
 }
 TEXT = token_ids(DECODERS["llama"], 1)[0].tolist()

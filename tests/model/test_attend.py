@@ -16,6 +16,7 @@ from onward.model.decoder import Decoder
 from onward.model.positions import SinusoidalModule, alibi_slopes, rotate
 
 from support.decoders import DECODERS, assert_close
+from support.devices import on_device
 
 POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 1, 2, 0, 1]])  # the second is packed
 
@@ -64,7 +65,7 @@ LAYERS = [
 def assert_equals_plain_loops(name: str, layer: int) -> None:
     config = DECODERS[name]
     torch.manual_seed(2)
-    attend = Decoder(config).double().blocks[layer].attn.attend
+    attend: Any = on_device(Decoder(config).double()).blocks[layer].attn.attend
     sinks = None if attend.sinks is None else attend.sinks.normal_().tolist()
     q = torch.randn(2, 9, config.n_heads, config.d_head, dtype=torch.float64)
     k, v = torch.randn(2, 2, 9, config.n_kv_heads, config.d_head, dtype=torch.float64)

@@ -17,6 +17,7 @@ from onward.model.context import AttentionContext, attention_contexts
 from onward.model.paged import PagedKVCache
 
 from support.decoders import DECODERS, assert_close
+from support.devices import device
 
 PACKED = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 1, 2, 0, 1]])
 LAYERS = [
@@ -58,10 +59,10 @@ def test_backend_equals_the_reference_without_a_cache(backend: str, positions: T
 
 
 CACHES: dict[str, Callable[[DecoderConfig], CacheManager]] = {
-    "contiguous": lambda config: CacheManager(KVCache(config, 2, 12, 5)),
-    "growing": lambda config: CacheManager(KVCache(config, 2, 12, 5, step=3)),
-    "quantized": lambda config: CacheManager(KVCache(config, 2, 12, 5, quantized=True)),
-    "paged": lambda config: BlockManager(PagedKVCache(config, 2, 12, 5, blocks=30, block_size=2)),
+    "contiguous": lambda config: CacheManager(KVCache(config, 2, 12, 5, device=device())),
+    "growing": lambda config: CacheManager(KVCache(config, 2, 12, 5, step=3, device=device())),
+    "quantized": lambda config: CacheManager(KVCache(config, 2, 12, 5, quantized=True, device=device())),
+    "paged": lambda config: BlockManager(PagedKVCache(config, 2, 12, 5, blocks=30, block_size=2, device=device())),
 }
 
 

@@ -11,13 +11,14 @@ from onward.model.config import LatentAttention, Learned, SelfAttention
 from onward.model.paged import PagedKVCache
 
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids
+from support.devices import device
 
 ROWS, LENGTH, CHUNK = 3, 12, 4
 
 
 def test_layers_have_length_or_window_plus_chunk_slots() -> None:
     c = config(n_layers=3, n_kv_heads=2, attention=(SelfAttention(window=3), SelfAttention(), SelfAttention(window=99)))
-    cache = KVCache(c, ROWS, LENGTH, CHUNK, dtype=torch.bfloat16)
+    cache = KVCache(c, ROWS, LENGTH, CHUNK, dtype=torch.bfloat16, device=device())
     assert [layer.slots for layer in cache.layers] == [3 + CHUNK, LENGTH + CHUNK, LENGTH + CHUNK]
     assert cache.layers[0].entries["k"].shape == (ROWS, 3 + CHUNK, c.n_kv_heads, c.d_head)
 
@@ -25,21 +26,30 @@ def test_layers_have_length_or_window_plus_chunk_slots() -> None:
 WINDOWS = config(n_kv_heads=2, attention=(SelfAttention(window=3), SelfAttention()))  # 2 * 2 * 4 numbers per token
 LATENTS = config(attention=LatentAttention(d_latent=40, d_rope=6))  # 46 numbers per token
 MEMORY = {  # a cache and, for each layer, slots times bytes of an entry in each
-    "windows": (lambda: KVCache(WINDOWS, 3, 12, 4, dtype=torch.bfloat16), 3 * (7 * 16 * 2 + 16 * 16 * 2)),
-    "in fp32": (lambda: KVCache(WINDOWS, 3, 12, 4), 3 * (7 * 16 * 4 + 16 * 16 * 4)),
-    "latents": (lambda: KVCache(LATENTS, 3, 12, 4, dtype=torch.float16), 2 * 3 * 16 * 46 * 2),
-    "growing": (lambda: KVCache(WINDOWS, 3, 12, 4, step=5, dtype=torch.bfloat16), 3 * (5 * 16 * 2 + 5 * 16 * 2)),
+    "windows": (
+        lambda: KVCache(WINDOWS, 3, 12, 4, dtype=torch.bfloat16, device=device()),
+        3 * (7 * 16 * 2 + 16 * 16 * 2),
+    ),
+    "in fp32": (lambda: KVCache(WINDOWS, 3, 12, 4, device=device()), 3 * (7 * 16 * 4 + 16 * 16 * 4)),
+    "latents": (lambda: KVCache(LATENTS, 3, 12, 4, dtype=torch.float16, device=device()), 2 * 3 * 16 * 46 * 2),
+    "growing": (
+        lambda: KVCache(WINDOWS, 3, 12, 4, step=5, dtype=torch.bfloat16, device=device()),
+        3 * (5 * 16 * 2 + 5 * 16 * 2),
+    ),
     "quantized": (  # 4 vectors of 4 numbers
-        lambda: KVCache(WINDOWS, 3, 12, 4, quantized=True, dtype=torch.bfloat16),
+        lambda: KVCache(WINDOWS, 3, 12, 4, quantized=True, dtype=torch.bfloat16, device=device()),
         3 * (7 * 4 * (4 + 2) + 16 * 4 * (4 + 2)),
     ),
-    "quantized latents": (lambda: KVCache(LATENTS, 3, 12, 4, quantized=True), 2 * 3 * 16 * (46 + 2 * 4)),
+    "quantized latents": (
+        lambda: KVCache(LATENTS, 3, 12, 4, quantized=True, device=device()),
+        2 * 3 * 16 * (46 + 2 * 4),
+    ),
     "paged": (  # and two blocks more: null and padding; the rows hold at most 3 * 5 blocks of the window
-        lambda: PagedKVCache(WINDOWS, 3, 12, 4, blocks=19, block_size=2, dtype=torch.bfloat16),
+        lambda: PagedKVCache(WINDOWS, 3, 12, 4, blocks=19, block_size=2, dtype=torch.bfloat16, device=device()),
         (2 + 3 * 4) * 2 * 16 * 2 + (2 + 19) * 2 * 16 * 2,
     ),
     "quantized, paged": (
-        lambda: PagedKVCache(LATENTS, 3, 12, 4, blocks=19, block_size=2, quantized=True),
+        lambda: PagedKVCache(LATENTS, 3, 12, 4, blocks=19, block_size=2, quantized=True, device=device()),
         2 * (2 + 19) * 2 * (46 + 2 * 4),
     ),
 }
@@ -66,7 +76,7 @@ def test_token_takes_2_layers_kv_heads_d_head_numbers() -> None:
 
 
 def test_growing_cache_gets_slots_in_steps() -> None:
-    cache = KVCache(WINDOWS, ROWS, LENGTH, CHUNK, step=5)
+    cache = KVCache(WINDOWS, ROWS, LENGTH, CHUNK, step=5, device=device())
     wanted = {0: (5, 5), 4: (5, 5), 5: (7, 10), 9: (7, 10), 10: (7, 15), 3: (7, 15), 12: (7, 15)}  # one is for pads
     for end, slots in wanted.items():
         assert CacheManager(cache).reserve(0, max(0, end - 1), end)
@@ -95,7 +105,7 @@ def test_quantized_nan_stays_nan() -> None:
 
 
 def test_views_share_the_memory_of_the_cache() -> None:
-    cache = KVCache(DECODERS["llama"], ROWS, LENGTH, CHUNK)
+    cache = KVCache(DECODERS["llama"], ROWS, LENGTH, CHUNK, device=device())
     view = cache.view(1, 2, 5)
     view.layers[0].entries["k"].fill_(1)
     k = cache.layers[0].entries["k"]
@@ -109,7 +119,7 @@ MODELS = [decoder(DECODERS[name]) for name in ("gemma2", "alibi in windows", "ev
 @given(model=st.sampled_from(MODELS), data=st.data())
 @torch.inference_mode()
 def test_interleaved_chunks_and_roll_backs_equal_the_plain_run(model, data) -> None:  # type: ignore[no-untyped-def]
-    cache = KVCache(model.config, ROWS, LENGTH, CHUNK)
+    cache = KVCache(model.config, ROWS, LENGTH, CHUNK, device=device())
     texts: list[list[int]] = [[] for _ in range(ROWS)]
     furthest = [0] * ROWS  # the end of what was ever written to each row, pads included
     for _ in range(data.draw(st.integers(1, 8), "calls")):
@@ -134,14 +144,18 @@ def test_interleaved_chunks_and_roll_backs_equal_the_plain_run(model, data) -> N
             assert_close(logits[row, : len(new)], model(torch.tensor([text]))[0, -len(new) :])
 
 
+on_the_cpu = pytest.mark.skipif(device().type != "cpu", reason="elsewhere checking positions would force a sync")
+
+
 def call(positions: list[int] | None, view: str = "whole") -> None:
     model = decoder(DECODERS["llama"])
-    cache = KVCache(model.config, 1, LENGTH, CHUNK)
+    cache = KVCache(model.config, 1, LENGTH, CHUNK, device=device())
     seen = {"whole": cache.view(), "upto": cache.view(length=6)}[view]
     tokens = token_ids(model.config, 1, len(positions or [0]))
     model(tokens, None if positions is None else torch.tensor([positions]), seen)
 
 
+@on_the_cpu
 @pytest.mark.parametrize(
     ("positions", "view", "message"),
     [
@@ -162,6 +176,7 @@ def test_padding_may_lie_past_the_length() -> None:
     call([11, 12, 13, 14])
 
 
+@on_the_cpu
 @pytest.mark.parametrize("positions", [None, torch.arange(13)[None]])
 def test_positions_beyond_the_learned_ones_are_a_value_error(positions: torch.Tensor | None) -> None:
     model = decoder(config(position=Learned()))

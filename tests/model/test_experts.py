@@ -14,6 +14,7 @@ from onward.model.routing import SigmoidRouting, SoftmaxRouting
 
 from support.allocations import Allocations
 from support.decoders import assert_close, config, decoder, token_ids
+from support.devices import on_device
 
 SIZES = [(16, 15), (15, 7), (7, 1), (1, 3)]  # d_model, width of an expert: few are whole 16 bytes
 
@@ -22,7 +23,7 @@ def experts(d_model: int, d_ff: int, *, dtype: torch.dtype = torch.float32, **op
     torch.manual_seed(0)
     c = config(d_model=d_model, n_heads=1, d_head=2)
     part = Experts(count=6, top_k=2, d_ff=d_ff, **options)  # type: ignore[arg-type]
-    module = ExpertsModule(part, c).to(dtype)
+    module = on_device(ExpertsModule(part, c).to(dtype))
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     return module

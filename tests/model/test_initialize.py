@@ -22,6 +22,7 @@ from onward.model.config import (
 from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS, LENGTH
+from support.devices import on_device
 
 N = {PreNorm(): 2, PreNorm(0.5): 2, PostNorm(): 2, Sandwich(): 2, Parallel(): 2, SharedNorm(): 2, AttentionOnly(): 1}
 
@@ -29,7 +30,7 @@ N = {PreNorm(): 2, PreNorm(0.5): 2, PostNorm(): 2, Sandwich(): 2, Parallel(): 2,
 def fresh(block: Block | tuple[Block, ...], **changes: object) -> Decoder:
     torch.manual_seed(0)
     sizes = {"vocab_size": 300, "d_model": 64, "n_layers": 3, "n_heads": 4, "context_length": 256}
-    return Decoder(DecoderConfig(**{**sizes, "block": block, **changes}))  # type: ignore[arg-type]
+    return on_device(Decoder(DecoderConfig(**{**sizes, "block": block, **changes})))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_matrices_have_std_002_and_ends_of_branches_less(mlp: Plain | Experts, b
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_fresh_norms_have_unit_output(offset: float) -> None:
-    norm = RMSNorm(offset=offset).build(DECODERS["llama"], 0, 8)
+    norm = on_device(RMSNorm(offset=offset).build(DECODERS["llama"], 0, 8))
     x = torch.randn(5, 8) * 7
     torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(5))
 
@@ -65,7 +66,7 @@ def test_fresh_norms_have_unit_output(offset: float) -> None:
 @pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
 def test_fresh_model_predicts_uniformly(config: DecoderConfig) -> None:
     torch.manual_seed(0)
-    model = Decoder(config)
+    model = on_device(Decoder(config))
     tokens = torch.randint(config.vocab_size, (8, LENGTH))
     loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten())
     assert loss.item() == pytest.approx(torch.tensor(config.vocab_size).log().item(), abs=0.15)

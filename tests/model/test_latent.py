@@ -12,6 +12,7 @@ from onward.model.context import AttentionContext, AttentionMask, attention_cont
 from onward.model.latent import LatentAttentionModule
 
 from support.decoders import assert_close, config
+from support.devices import on_device
 
 PARTS = {
     "narrow latents": LatentAttention(d_latent=5, d_nope=6, d_rope=4, d_value=3),
@@ -23,7 +24,7 @@ every_part = pytest.mark.parametrize("part", PARTS.values(), ids=PARTS.keys())
 
 def module(part: LatentAttention) -> LatentAttentionModule:
     torch.manual_seed(0)
-    made = LatentAttentionModule(part, config(attention=part)).double()
+    made = on_device(LatentAttentionModule(part, config(attention=part)).double())
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=parameter.size(-1) ** -0.5)
     return made

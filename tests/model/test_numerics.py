@@ -10,6 +10,7 @@ from onward.model.decoder import Scale
 from onward.model.positions import rotate
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
+from support.devices import on_device
 
 
 def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ NORMS = {
 def test_norm_is_the_exact_formula_rounded_once(name: str, dtype: torch.dtype) -> None:
     part, formula = NORMS[name]
     torch.manual_seed(0)
-    norm = part.build(DECODERS["llama"], 0, 64).to(dtype)
+    norm = on_device(part.build(DECODERS["llama"], 0, 64).to(dtype))
     for parameter in norm.parameters():
         torch.nn.init.normal_(parameter)
     x = (torch.randn(50, 64) * 3 + 1).to(dtype)

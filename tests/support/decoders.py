@@ -32,7 +32,7 @@ from onward.model.decoder import Decoder
 from onward.model.routing import SigmoidRouting, SoftmaxRouting
 from onward.model.scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRoPEScaling, YaRNScaling
 
-from support.devices import device
+from support.devices import on_device
 
 LENGTH = 12  # context_length of all
 
@@ -158,13 +158,13 @@ def decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decode
     model = Decoder(config).to(dtype).eval()
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.to(device())
+    return on_device(model)
 
 
 def token_ids(config: DecoderConfig, rows: int = 2, length: int = LENGTH) -> Tensor:
     """Random token ids (rows, length) on the test's device."""
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(config.vocab_size, (rows, length), generator=generator).to(device())
+    return torch.randint(config.vocab_size, (rows, length), generator=generator)
 
 
 def assert_close(got: Tensor, wanted: Tensor, share: float = 1e-5) -> None:

@@ -1,28 +1,64 @@
-"""The device of the models and tensors of a test: `conftest.py` runs every test of FOLDERS once on each device."""
+"""The device of the models and tensors of tests: `pytest --device cuda` runs any test there."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-FOLDERS = {"model", "generation", "training"}
+TESTS = str(Path(__file__).parents[1])
+FACTORIES = {
+    torch.tensor,
+    torch.arange,
+    torch.zeros,
+    torch.ones,
+    torch.full,
+    torch.eye,
+    torch.empty,
+    torch.logspace,
+} | {
+    torch.randn,
+    torch.rand,
+    torch.randint,
+}
+T = TypeVar("T", Tensor, nn.Module, Any)
 _device = torch.device("cpu")
 
 
 def device() -> torch.device:
-    """Where the running test makes models and tensors."""
+    """The device of this test run."""
     return _device
 
 
+def on_device(value: T) -> T:
+    """Move a tensor or a module to the device of this test run."""
+    return value.to(_device)
+
+
+class TensorsOfTests(TorchFunctionMode):
+    """Moves tensors that files of the tests make to the device, but not those that the package makes: there, a missing
+    `device=` is an error to be found."""
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        value = func(*args, **(kwargs or {}))
+        if func not in FACTORIES or "device" in (kwargs or {}) or not caller(2).startswith(TESTS):
+            return value
+        return on_device(value.detach()).requires_grad_(value.requires_grad)
+
+
+def caller(depth: int) -> str:
+    return sys._getframe(depth).f_code.co_filename
+
+
 @contextmanager
-def using(name: str) -> Iterator[torch.device]:
+def using(name: str) -> Iterator[None]:
+    """Choose the device, before any test is imported."""
     global _device
     before, _device = _device, torch.device(name)
-    try:
-        yield _device
-    finally:
-        _device = before
-
-
-def available() -> list[str]:
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    with nullcontext() if name == "cpu" else TensorsOfTests():
+        yield
+    _device = before

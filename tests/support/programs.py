@@ -13,6 +13,7 @@ from onward.model.decoder import Decoder
 from onward.model.paged import NULL_BLOCK
 
 from support.decoders import assert_close
+from support.devices import device
 
 ROWS, LENGTH, CHUNK = 4, 12, 4
 
@@ -89,7 +90,7 @@ class Program:
 
     def plain(self, text: list[int], row: int) -> torch.Tensor:
         """The logits by a cache that is used once, since the rope_length of the row may be longer than the text."""
-        cache = KVCache(self.model.config, 1, LENGTH, len(text))
+        cache = KVCache(self.model.config, 1, LENGTH, len(text), device=device())
         cache.rope_length[0] = self.manager.cache.rope_length[row]
         return self.model(torch.tensor([text]), torch.arange(len(text))[None], cache)[0]
 

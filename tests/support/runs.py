@@ -10,8 +10,11 @@ from onward.checkpoint.training import saves
 from onward.checkpoint.weights import read_tensors
 from onward.training.config import RunConfig
 
+from support.devices import device
+
 TINY = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_length": 32, "dropout": 0.1}
-SETTINGS: dict[str, Any] = {"tokenizer": "char", "steps": 30, "batch_size": 4, "precision": "fp32", "device": "cpu"}
+SETTINGS: dict[str, Any] = {"tokenizer": "char", "steps": 30, "batch_size": 4, "precision": "fp32"}
+SETTINGS |= {"device": str(device())}
 SETTINGS |= {"validate_every": 10, "model": TINY, "learning_rate": 1e-2}
 
 

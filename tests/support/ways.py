@@ -23,7 +23,11 @@ def positions(tokens: Tensor, start: int = 0) -> Tensor:
 
 def new_cache(model: Decoder, chunk: int, kind: str = "contiguous") -> CacheManager:
     """The manager of a cache of some kind for 2 rows of LENGTH tokens."""
-    options: dict[str, Any] = {"dtype": model.embed.weight.dtype, "quantized": kind.startswith("quantized")}
+    options: dict[str, Any] = {
+        "dtype": model.embed.weight.dtype,
+        "quantized": kind.startswith("quantized"),
+        "device": model.device,
+    }
     if kind.endswith("paged"):
         return BlockManager(PagedKVCache(model.config, 2, LENGTH, chunk, blocks=LENGTH, block_size=2, **options))
     return CacheManager(KVCache(model.config, 2, LENGTH, chunk, step=3 if kind == "growing" else 0, **options))

@@ -9,6 +9,7 @@ from torch import nn
 from onward.training.average import Average
 
 from support.decoders import DECODERS, decoder, token_ids
+from support.devices import on_device
 
 
 def moved(model: nn.Module, average: Average, times: int) -> list[dict[str, torch.Tensor]]:
@@ -34,7 +35,7 @@ def test_average_weighs_each_update_less_than_the_next(decay: float) -> None:
 
 
 def test_average_is_kept_in_at_least_fp32() -> None:
-    model = nn.Linear(1, 1, bias=False).bfloat16()
+    model = on_device(nn.Linear(1, 1, bias=False).bfloat16())
     average = Average(model, 0.999)
     for value in 1.0, 1.0, 2.0:
         model.weight.data.fill_(value)
@@ -63,7 +64,7 @@ def test_average_continues_exactly_from_its_state() -> None:
     results = []
     for stop in False, True:
         torch.manual_seed(0)
-        model = nn.Linear(3, 4)
+        model = on_device(nn.Linear(3, 4))
         average = Average(model, 0.9)
         moved(model, average, 3)
         if stop:

@@ -23,6 +23,7 @@ from onward.training.checks import Check, apart, causal, first_loss, shifted, st
 from onward.training.presets import PRESETS, SHAPE
 
 from support.decoders import DECODERS, config, decoder, token_ids
+from support.devices import device, on_device
 
 RANDOM = np.random.default_rng(0)
 TEXT = RANDOM.integers(0, 500, 200_000).astype(np.uint16)
@@ -31,12 +32,13 @@ TEXT = RANDOM.integers(0, 500, 200_000).astype(np.uint16)
 def batch(pack: Any = "stream", context_length: int = 32, tokens: Tokens | None = None) -> Batch:
     """The first windows of a run."""
     tokens = tokens or Tokens.of(TEXT[:5000], np.arange(7, 5001, 7).astype(np.uint64))
-    return Windows([tokens], context_length, seed=0, pack=pack).read(range(8))
+    return Windows([tokens], context_length, seed=0, pack=pack).read(range(8)).to(device())
 
 
 def fresh(**changes: Any) -> Decoder:
     torch.manual_seed(0)
-    return Decoder(DecoderConfig(**{"vocab_size": 500, "d_model": 64, "n_layers": 2, "n_heads": 4} | changes))
+    sizes: dict[str, Any] = {"vocab_size": 500, "d_model": 64, "n_layers": 2, "n_heads": 4}
+    return on_device(Decoder(DecoderConfig(**sizes | changes)))
 
 
 # ---------------------------------------------------------------- targets

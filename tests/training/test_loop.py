@@ -23,12 +23,14 @@ from onward.training.loss import CrossEntropy, mean_loss
 from onward.training.optimizer import optimizers
 from onward.training.trainer import Step, StepConfig, StepPlan, Trainer
 
+from support.devices import on_device
+
 CONFIG = DecoderConfig(vocab_size=20, d_model=32, n_layers=2, n_heads=4, context_length=16)
 
 
 def fresh() -> Decoder:
     torch.manual_seed(0)
-    return Decoder(CONFIG)
+    return on_device(Decoder(CONFIG))
 
 
 def adamw(model: Decoder) -> list[torch.optim.Optimizer]:
@@ -127,7 +129,7 @@ def test_fp16_overflow_skips_the_update_and_lowers_the_scale() -> None:
 
 def test_dropout_is_a_function_of_the_seed_of_the_batch() -> None:
     torch.manual_seed(0)
-    model = Decoder(replace(CONFIG, dropout=0.5))
+    model = on_device(Decoder(replace(CONFIG, dropout=0.5)))
     losses = []
     for state, seed in (1, 7), (2, 7), (1, 8):
         torch.manual_seed(state)
@@ -187,7 +189,7 @@ class Wrapped(torch.nn.Module):
 
 def trained(config: DecoderConfig, **options: Any) -> tuple[Trainer, list[Step]]:
     torch.manual_seed(0)
-    model = Decoder(config)
+    model = on_device(Decoder(config))
     trainer = Trainer(model, adamw(model), lambda _: 1e-2, balance=Balance(model, 0.1, 0.1), **options)
     return trainer, list(trainer.train([StepPlan([windows(4), windows(2)])] * 5))
 

@@ -13,6 +13,7 @@ from onward.training.loss import CrossEntropy
 
 from support.allocations import Allocations
 from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
+from support.devices import on_device
 
 HEADS = {"plain": "llama", "tied, cap": "gemma2", "scale": "granite", "bias": "gpt", "projected, tied": "opt-350m"}
 OBJECTIVES = {
@@ -84,7 +85,7 @@ def test_all_logits_are_never_in_memory_at_once(options: dict[str, float], preci
 
 
 def test_logits_of_a_large_vocabulary_take_128_mib_by_default() -> None:
-    model = Decoder(config(vocab_size=100_000, d_model=2, n_heads=1, n_layers=1))
+    model = on_device(Decoder(config(vocab_size=100_000, d_model=2, n_heads=1, n_layers=1)))
     tokens = token_ids(model.config, rows=40)
     with torch.inference_mode(), Allocations() as made:
         CrossEntropy()(model, Batch(tokens, tokens))
