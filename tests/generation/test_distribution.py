@@ -274,17 +274,17 @@ def test_draws_follow_the_distribution() -> None:
     n, p = 100_000, next_token_distribution(LOGITS, [Sampling(temperature=1)])
     many, fixed = torch.arange(n), torch.full((n,), 7)
     for seeds, index in (many, fixed), (fixed, many), (many, many):
-        chosen = draw(p.expand(n, -1), uniform(seeds, index, 0))
+        chosen = draw(p.expand(n, -1), seeds, index, 0)
         assert chi_square(chosen.bincount(minlength=8).double(), p[0].double() * n) < 24.3
     one, next_ = uniform(fixed, many, 0), uniform(fixed, many + 1, 0)
     assert abs(float(torch.corrcoef(torch.stack([one, next_]))[0, 1])) < 0.015
     assert abs(float(torch.corrcoef(torch.stack([one, uniform(fixed, many, 1)]))[0, 1])) < 0.015
 
 
-@given(row=ROWS, s=SAMPLINGS, at=st.floats(0, 1, exclude_max=True) | st.sampled_from([0.0, 1 - 2**-53]))
-def test_tokens_without_probability_are_never_drawn(row: list[float], s: Sampling, at: float) -> None:
+@given(row=ROWS, s=SAMPLINGS, seed=st.integers(0, 2**63 - 1), index=st.integers(0, 10**6))
+def test_tokens_without_probability_are_never_drawn(row: list[float], s: Sampling, seed: int, index: int) -> None:
     p = next_token_distribution(torch.tensor([row]), [s])
-    chosen = int(draw(p, torch.tensor([at], dtype=torch.float64)))
+    chosen = int(draw(p, torch.tensor([seed]), torch.tensor([index]), 0))
     assert chosen < 9
     assert float(p[0, chosen]) > 0
 
@@ -310,3 +310,27 @@ def test_penalties_do_not_depend_on_the_default_dtype() -> None:
         assert torch.equal(next_token_distribution(logits, sampling, [[0, 1, 1]], [1]), p)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_draws_of_neighboring_tokens_and_indices_are_independent() -> None:
+    """With two equally likely tokens among many, each is drawn half of the time whatever the other draws were."""
+    n = 20_000
+    p = torch.zeros(n, 64)
+    p[:, [20, 21]] = 0.5
+    seeds, index = torch.full((n,), 3), torch.arange(n)
+    first = (draw(p, seeds, index, 0) == 20).double()
+    assert abs(float(first.mean()) - 0.5) < 0.012
+    assert abs(float(torch.corrcoef(torch.stack([first[:-1], first[1:]]))[0, 1])) < 0.025
+    for other in draw(p, seeds + 1, index, 0), draw(p, seeds, index, 1), draw(p.roll(2, 1), seeds, index, 0) - 2:
+        assert abs(float(torch.corrcoef(torch.stack([first, (other == 20).double()]))[0, 1])) < 0.025
+
+
+def test_draw_changes_only_where_two_tokens_nearly_tie() -> None:
+    """Rounding of 1e-6 in the logits changes about one draw in a million, at any size of the vocabulary."""
+    torch.manual_seed(0)
+    for rows, size in (20_000, 23), (100, 50_000):
+        logits = torch.randn(rows, size) * 3
+        near = logits * (1 + 1e-6 * torch.randn_like(logits))
+        seeds, index = torch.arange(len(logits)), torch.zeros(len(logits), dtype=torch.long)
+        both = [draw(z.softmax(-1), seeds, index, 0) for z in (logits, near)]
+        assert torch.equal(*both)

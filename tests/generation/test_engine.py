@@ -15,7 +15,7 @@ import torch
 from onward.errors import UserError
 from onward.generation.blocks import BlockManager
 from onward.generation.cache_manager import CacheManager
-from onward.generation.distribution import draw, next_token_distribution, uniform
+from onward.generation.distribution import draw, next_token_distribution
 from onward.generation.drafts import Draft, LookupDraft, ModelDraft
 from onward.generation.engine import Engine, generate
 from onward.generation.prefix_files import PrefixFiles
@@ -66,7 +66,7 @@ def plainly(model: Decoder, request: Request) -> list[int]:
         logits, may_end = model(torch.tensor([context]))[:, -1], index >= request.min_new_tokens
         allowed = torch.tensor([may_end or token not in request.stop_token_ids for token in range(logits.size(1))])
         p = next_token_distribution(logits, request.sampling, [prompt + tokens], [len(prompt)], allowed)
-        token = int(draw(p, uniform(torch.tensor([request.seed]), torch.tensor([index]), DRAW)))
+        token = int(draw(p, torch.tensor([request.seed]), torch.tensor([index]), DRAW))
         if token in request.stop_token_ids:
             break
         tokens.append(token)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onward.generation import speculation
-from onward.generation.distribution import draw, next_token_distribution, uniform
+from onward.generation.distribution import draw, next_token_distribution
 from onward.generation.drafts import LookupDraft, LookupIndex
 from onward.generation.request import Request
 from onward.generation.sampler import Sampler
@@ -47,7 +47,7 @@ def proposals(requests: Sequence[Request], kind: str) -> list[Proposal]:
     for j in range(AHEAD):
         q = distribution(DRAFTER, [t + new for t, (new, _) in zip(texts, found)], requests[0].sampling)
         index = torch.tensor([len(r.tokens) + j for r in requests])
-        chosen = draw(q, uniform(torch.tensor([r.seed for r in requests]), index, DRAFT)).tolist()
+        chosen = draw(q, torch.tensor([r.seed for r in requests]), index, DRAFT).tolist()
         for (new, qs), token, one in zip(found, chosen, q):
             new.append(token)
             qs.append(one)

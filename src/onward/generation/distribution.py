@@ -144,24 +144,27 @@ def counts(like: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
 GOLDEN = 0x9E3779B97F4A7C15  # 2 ** 64 over the golden ratio
 
 
-def uniform(seeds: Tensor, index: Tensor, purpose: int) -> Tensor:
-    """Numbers in [0, 1), fp64, each a pure function of a seed, a token index and a purpose, all int64.
+def counter_hash(seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
+    """64 random bits as int64, a pure function of a seed, a token index and a purpose, all int64.
 
     The counter-based generator SplitMix64 (Steele et al. 2014): so a draw does not depend on other rows or on how
     many were made before it.
     """
-
-    def shift(x: Tensor, by: int) -> Tensor:  # logical: int64 would carry the sign along
-        return (x >> by) & ((1 << (64 - by)) - 1)
-
-    def scramble(x: Tensor) -> Tensor:
-        x = (x ^ shift(x, 30)) * signed(0xBF58476D1CE4E5B9)
-        x = (x ^ shift(x, 27)) * signed(0x94D049BB133111EB)
-        return x ^ shift(x, 31)
-
     step = signed(GOLDEN)
-    x = scramble(scramble(scramble(seeds + step) + index * step) + signed(purpose * GOLDEN % (1 << 64)))
-    return shift(x, 11).double() * 2.0**-53
+    offset = purpose * step if isinstance(purpose, Tensor) else signed(purpose * GOLDEN % (1 << 64))
+    return scramble(scramble(scramble(seeds + step) + index * step) + offset)
+
+
+def scramble(x: Tensor) -> Tensor:
+    """The output function of SplitMix64."""
+    x = shift_right(x, 30).bitwise_xor_(x).mul_(signed(0xBF58476D1CE4E5B9))
+    x = shift_right(x, 27).bitwise_xor_(x).mul_(signed(0x94D049BB133111EB))
+    return shift_right(x, 31).bitwise_xor_(x)
+
+
+def shift_right(x: Tensor, bits: int) -> Tensor:
+    """A logical shift: that of int64 would carry the sign along."""
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def signed(x: int) -> int:
@@ -169,7 +172,19 @@ def signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-def draw(probabilities: Tensor, at: Tensor) -> Tensor:
-    """Token ids (B,): where the cumulated probabilities (B, V) pass `at` (B,), numbers in [0, 1)."""
-    cumulated = probabilities.double().cumsum(-1)
-    return torch.searchsorted(cumulated, at[:, None] * cumulated[:, -1:], right=True)[:, 0]
+def uniform(seeds: Tensor, index: Tensor, purpose: int) -> Tensor:
+    """Numbers in [0, 1), fp64, each a pure function of a seed, a token index and a purpose; see `counter_hash`."""
+    return shift_right(counter_hash(seeds, index, purpose), 11).double() * 2.0**-53
+
+
+def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
+    """Token ids (B,) drawn from probabilities (B, V), normalized or not, as a pure function of seeds and indices (B,).
+
+    Each token v gets an exponential number e_v of its own, and the token with the greatest p_v / e_v is drawn (the
+    Gumbel-max trick). Where p is rounded otherwise, as in another batch, this changes the token only if two ratios
+    nearly tie; a draw by cumulated probabilities would have V borders to fall over.
+    """
+    tokens = torch.arange(probabilities.size(1), device=probabilities.device)
+    bits = scramble(counter_hash(seeds, index, purpose)[:, None] + tokens * signed(GOLDEN))
+    e = shift_right(bits, 12).double().add_(0.5).mul_(2.0**-52).log_().neg_()  # of numbers strictly between 0 and 1
+    return (probabilities / e).argmax(-1)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from onward.errors import UserError
 from onward.generation.cache_manager import CacheManager
-from onward.generation.distribution import draw, process_logits, uniform
+from onward.generation.distribution import draw, process_logits
 from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
 from onward.generation.request import Request
 from onward.generation.runner import Runner
@@ -117,7 +117,7 @@ class ModelDraft:
                 found.append(p)
                 finite = p.isfinite().all(-1).tolist()
                 room = [most if ok else min(most, step) for most, ok in zip(room, finite)]
-                for new, token in zip(tokens, draw(p, uniform(seeds, index, DRAFT)).tolist()):
+                for new, token in zip(tokens, draw(p, seeds, index, DRAFT).tolist()):
                     new.append(min(token, self.vocab_size - 1))
                 if step + 1 < max(room):
                     # a row without room for more is fed its last token once again

@@ -38,13 +38,12 @@ def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tenso
     lengths = torch.tensor([len(proposal.tokens) for proposal in proposals], device=p.device)
     first = torch.cumsum(lengths + 1, 0) - lengths - 1  # the place after a request's last token
     if not any(proposal.tokens for proposal in proposals):
-        return lengths, draw(p, uniform(seeds, index, DRAW)), first
+        return lengths, draw(p, seeds, index, DRAW), first
     kept = accepted(p, proposals, first, seeds, index)
     place, index = first + kept, index + kept
     rest = p[place]
     rest = torch.stack([residual(row, proposal, k) for row, proposal, k in zip(rest, proposals, kept)])
-    at = torch.where(kept == lengths, uniform(seeds, index, DRAW), uniform(seeds, index, RESIDUAL))
-    return kept, draw(rest, at), place
+    return kept, draw(rest, seeds, index, torch.where(kept == lengths, DRAW, RESIDUAL)), place
 
 
 def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
