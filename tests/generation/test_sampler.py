@@ -67,9 +67,10 @@ def test_rows_without_a_distribution_fail_by_themselves() -> None:
     assert "no token may come next" in str(sampled[3])
 
 
-def test_nan_after_a_refused_proposal_fails_nothing() -> None:
+def test_nan_after_a_proposal_fails_only_when_its_turn_comes() -> None:
     request, logits = Request([1], Sampling(temperature=0), 9), torch.eye(V)[[3, 4]]
     logits[1] = torch.nan
     assert Sampler().sample(logits, [request], [Proposal([5])])[0] == [[3]]
-    [failed] = Sampler().sample(logits, [request], [Proposal([3])])[0]
+    assert Sampler().sample(logits, [request], [Proposal([3])])[0] == [[3]]
+    [failed] = Sampler().sample(logits[1:], [request], [Proposal()])[0]
     assert isinstance(failed, NotANumber)
