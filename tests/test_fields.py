@@ -121,7 +121,7 @@ every = st.builds(
     several=st.lists(st.text()).map(tuple),
     norm=st.sampled_from([RMSNorm(), LayerNorm(bias=False), (RMSNorm(eps=0.1), LayerNorm())]),
     table=st.dictionaries(st.text(), st.integers()),
-    inner=st.builds(Rotary, st.floats(1, 9)),
+    inner=st.builds(Rotary, st.floats(2, 9)),
 )
 
 

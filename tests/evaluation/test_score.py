@@ -104,3 +104,12 @@ def test_a_text_with_nothing_to_predict_is_one_sentence(count: int) -> None:
 def test_a_token_id_out_of_range_is_one_sentence(token: int) -> None:
     with pytest.raises(UserError, match=f"token id {token} is out of range"):
         logprobs(MODEL, np.array([[1, token, 2]]))
+
+
+@pytest.mark.parametrize("element", [math.nan, 1e300])
+def test_log_probabilities_that_are_not_finite_are_an_error(element: float) -> None:
+    model = Decoder(CONFIG).float()
+    with torch.no_grad():
+        model.head.weight.fill_(element)
+    with pytest.raises(UserError, match="log-probabilities are NaN or infinite"):
+        evaluate(model, TOKENS, 100)

@@ -242,7 +242,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "hidden_act": []}, "config.json"),
     ({"model_type": "llama", "hidden_size": "many"}, "config.json"),
     ({"model_type": "llama", "hidden_size": 64.5}, "64.5"),
-    ({"model_type": "llama", "num_attention_heads": 0}, "n_heads is 0"),
+    ({"model_type": "llama", "num_attention_heads": 0}, "config.json has num_attention_heads 0: it must"),
     ({"model_type": "llama", "num_attention_heads": 3, "num_key_value_heads": 2}, "n_heads 3"),
     ({"model_type": "llama", "vocab_size": None}, "config.json"),
     ({"model_type": "llama", "rope_parameters": 5}, "config.json"),

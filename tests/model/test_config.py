@@ -7,13 +7,12 @@ import pytest
 from onward.errors import UserError
 from onward.model.config import (
     Experts,
-    Gated,
-    Learned,
     Plain,
     Rotary,
     SelfAttention,
     Sinusoidal,
 )
+from onward.model.scaling import Llama3Scaling
 
 from support.decoders import config
 
@@ -22,17 +21,11 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"n_kv_heads": 3}, "n_heads 4 is not a multiple of n_kv_heads 3"),
     ({"d_head": 3}, "rotates 3 of the 3 elements"),
     ({"position": Rotary(fraction=0.25)}, "rotates 1 of the 4 elements"),
-    ({"position": Rotary(fraction=0.0)}, "fraction is 0.0"),
-    ({"position": Rotary(fraction=1.5)}, "fraction is 1.5"),
     ({"position": (Rotary(), Rotary(fraction=0.25))}, "rotates 1 of the 4 elements"),
     ({"d_model": 9, "d_head": 4, "position": Sinusoidal()}, "d_model is 9"),
-    ({"position": Learned(offset=-1)}, "offset is -1"),
-    ({"attention": SelfAttention(window=-2)}, "window is -2"),
-    ({"attention": SelfAttention(attn_softcap=0.0)}, "attn_softcap is 0.0"),
     ({"d_head": 6, "attention": SelfAttention(out=False)}, "heads together are 24 wide where d_model is 16"),
     ({"mlp": Experts(count=2, top_k=3)}, "top_k is 3"),
-    ({"mlp": Experts(top_k=0)}, "top_k is 0"),
-    ({"mlp": (Gated(), Experts(d_shared=-1))}, "d_shared -1"),
+    ({"position": Rotary(scaling=Llama3Scaling(low_frequency=4.0))}, "must be less than high_frequency"),
     ({"attention": ()}, "attention names no part"),
     ({"mlp": ()}, "mlp names no part"),
     ({"dropout": 1.0}, "dropout is 1.0"),

@@ -83,7 +83,7 @@ def load_model(
     """
     hf = read_config(folder)
     stored = dequantized(hf, stored_tensors(folder))
-    kind, config, model = outline(hf, stored)
+    kind, config, model = outline(hf, stored, str(folder / "config.json"))
     wanted = dict(model.named_parameters())  # a tied head is not among them
     where = torch.device(device or "cpu")
     ours = to_ours(kind, config, stored, wanted, dtype=dtype, device=where, allow_nonfinite=allow_nonfinite)
@@ -93,24 +93,30 @@ def load_model(
     return model.eval(), hf
 
 
-def outline(hf: HF, stored: Mapping[str, StoredTensor]) -> tuple[Any, DecoderConfig, Decoder]:
-    """The family, the DecoderConfig, and the Decoder on the meta device.
+def outline(hf: HF, stored: Mapping[str, StoredTensor], where: str) -> tuple[Any, DecoderConfig, Decoder]:
+    """The family, the DecoderConfig, and the Decoder on the meta device; `where` is the path of config.json.
 
     Raises a UserError if the files have far fewer parameters, before anything large is allocated.
     """
     tables = [hf, *(value for value in hf.values() if isinstance(value, dict))]
     depths = [table[key] for table in tables for key in DEPTHS if isinstance(table.get(key), int | float)]
     check_depth(max(depths, default=0), stored)  # before a family loops over the layers
-    kind, config = read(hf)
+    kind, config = read(hf, where)
     check_depth(config.n_layers, stored)
+    model = allocated(config, stored)
     if config.tied and head_differs(kind, config, stored):
         config = replace(config, tied=False)
+        model = allocated(config, stored)
+    return kind, config, model
+
+
+def allocated(config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> Decoder:
+    """The Decoder on the meta device."""
     try:
         with torch.device("meta"), SizeLimit(sum(math.prod(tensor.shape) for tensor in stored.values())):
-            model = Decoder(config)
+            return Decoder(config)
     except (RuntimeError, OverflowError, TypeError) as error:
         raise UserError(f"config.json asks for sizes that no tensor can have ({str(error).splitlines()[0]})") from None
-    return kind, config, model
 
 
 def check_depth(layers: float, stored: Mapping[str, StoredTensor]) -> None:

@@ -24,14 +24,20 @@ def logprobs(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
     """The log-probabilities, in nats, of the tokens from index `first` on in windows (B, T).
 
     Each token is predicted from the tokens before it in its window. Returns (B, T - first) in at least fp32. A token
-    id outside the vocabulary is a UserError.
+    id outside the vocabulary, or a result that is not finite, is a UserError.
     """
     check_ids(int(windows.min()), int(windows.max()), model.config)
     ids = torch.as_tensor(windows.astype(np.int64), device=model.device)
     with without_dropout(model):
         logits = model.logits(model.hidden(ids[:, :-1])[:, first - 1 :])
     exact = torch.promote_types(logits.dtype, torch.float32)
-    return logits.log_softmax(-1, dtype=exact).gather(-1, ids[:, first:, None])[..., 0].cpu().numpy()
+    found = logits.log_softmax(-1, dtype=exact).gather(-1, ids[:, first:, None])[..., 0].cpu().numpy()
+    if not np.isfinite(found).all():
+        raise UserError(
+            f"the model's log-probabilities are NaN or infinite (in {exact}, weights in {model.dtype}): check its "
+            "weights and config.json, or load it in another dtype"
+        )
+    return found
 
 
 TOGETHER = 4096  # tokens in one call

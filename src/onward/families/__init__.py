@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
 from onward import fields
 from onward.errors import UserError
 from onward.families._keys import Keys
-from onward.fields import Part, nearest
+from onward.fields import OutOfRange, Part, nearest
 from onward.model.config import DecoderConfig, Experts, Gated, Plain
 
 if TYPE_CHECKING:
@@ -129,21 +129,79 @@ def family(model_type: str) -> Family:
     return families()[model_type]
 
 
-def read(hf: HF) -> tuple[Family, DecoderConfig]:
-    """The family and the decoder that a config.json describes; a UserError if one of its values is invalid.
+def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
+    """The family and the decoder that a config.json describes.
 
-    A warning names keys that the family did not read, unless they are known to be harmless.
+    A UserError names the file (`where`), its keys and values that are invalid, and the values that are allowed. A
+    warning names keys that the family did not read, unless they are known to be harmless.
     """
     keys = Keys(hf)
-    kind = family(str(keys.get("model_type")))
     try:
-        config = fields.build(DecoderConfig, fields.plain(kind.config(keys)), "config.json")
+        kind = family(str(keys.get("model_type")))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    try:
+        config = decoder_of(kind, keys)
+    except UserError as error:
+        raise UserError(refusal(kind, hf, error, where)) from None
+    keys.warn()
+    return kind, config
+
+
+def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
+    """The decoder of a family that a config.json describes; a UserError if a value is invalid."""
+    try:
+        return fields.build(DecoderConfig, fields.plain(kind.config(hf)))
     except UserError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"config.json has an invalid value ({error}): restore or write it again") from None
-    keys.warn()
-    return kind, config
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"give it another value, or leave it out for the default of transformers ({what})") from None
+
+
+def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
+    """The message for a config.json that a family refuses, with their keys where the error names our fields."""
+    message = str(error)
+    if message.startswith("config.json"):  # which names the key
+        return where + message.removeprefix("config.json")
+    blamed = blame(kind, hf, message)
+    if isinstance(error, OutOfRange):
+        exact = {key: value for key, value in blamed.items() if value is error.value or value == error.value}
+        if exact:
+            blamed, message = exact, f"it must be a number {error.allowed}"
+    named = " and ".join(f"{key} {value!r:.60}" for key, value in blamed.items())
+    return f"{where} has {named}: {message}" if named else f"{where}: {message}"
+
+
+def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
+    """The keys of a config.json, those of inner tables with a dot, that cause this message, with their values.
+
+    A key is a cause if without it, as by default, there is no error. Others are named beside it if the message has
+    their value, and instead of it if there is none.
+    """
+    cured, changed = dict[str, Any](), dict[str, Any]()
+    for path, value, without in variants(hf):
+        try:
+            decoder_of(kind, without)
+            cured[path] = value
+        except UserError as error:
+            if str(error) != message:
+                changed[path] = value
+    if cured:
+        changed = {key: value for key, value in changed.items() if repr(value) in message}
+    found = cured | changed
+    inner = [key for key in found if not any(other.startswith(f"{key}.") for other in found)]
+    return {key: found[key] for key in inner[:3]}
+
+
+def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
+    """Each key of a config.json but model_type, inner tables included, its value, and the config.json without it."""
+    for key, value in hf.items():
+        if key != "model_type":
+            yield prefix + key, value, {k: v for k, v in hf.items() if k != key}
+        if isinstance(value, Mapping):
+            for path, inner, without in variants(value, f"{prefix}{key}."):
+                yield path, inner, {**hf, key: without}
 
 
 def only(hf: HF, **known: Any) -> None:

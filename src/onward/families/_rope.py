@@ -37,7 +37,7 @@ def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1
 def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | None:
     """The scaling that rope_parameters or rope_scaling describe."""
     kind = keys.get("rope_type", keys.get("type", "default"))
-    factor = keys.get("factor") or context / original
+    factor = context / original if keys.get("factor") is None else keys["factor"]
     match kind:
         case "default":
             return None

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from onward.errors import UserError
 from onward.families import HF, Row, linear, llama, only, require, sizes, with_defaults
 from onward.families._layers import layer_types, windowed_layers
 from onward.families._rope import rope
 from onward.model.config import DecoderConfig, Experts, RMSNorm, SelfAttention, at
+from onward.model.part_types import Factor
 from onward.model.routing import SoftmaxRouting
 
 if TYPE_CHECKING:
@@ -50,23 +50,18 @@ EXPERTS = {
 class ClampedExperts(Experts, kind="clamped_experts", internal=True):
     """Experts that combine their gate and up projections g and u, both clamped, as (u + 1) * g * sigmoid(alpha * g)."""
 
-    limit: float = 7.0  # u is clamped to -limit ... limit, g to at most limit
-    alpha: float = 1.702  # steepness of the sigmoid
+    limit: Factor = 7.0  # u is clamped to -limit ... limit, g to at most limit
+    alpha: Factor = 1.702  # steepness of the sigmoid
 
     def combine(self, act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return (up + 1) * (gate * (self.alpha * gate).sigmoid())
 
-    def check(self, config: DecoderConfig) -> None:
-        super().check(config)
-        if self.limit <= 0:
-            raise UserError(f"mlp.clamped_experts.limit is {self.limit}: it must be positive")
-
 
 def config(hf: HF) -> DecoderConfig:
     only(hf, hidden_act="silu")
     hf = with_defaults(hf, DEFAULTS)
-    if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
+    if hf.get("rope_parameters") is None and not hf.get("rope_scaling"):  # {} means no scaling
         hf = with_defaults({"rope_parameters": YARN}, hf)
     c = llama.config(hf)
     bias = hf.get("attention_bias", True)

@@ -10,7 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onward.errors import UserError
-from onward.model.part_types import Attention, Block, FeedForward, Norm, P, Position, at, each
+from onward.fields import in_range
+from onward.model.part_types import (
+    Attention,
+    Block,
+    Factor,
+    FeedForward,
+    Norm,
+    P,
+    Position,
+    Rate,
+    Size,
+    SizeOrZero,
+    at,
+    each,
+)
 from onward.model.parts import *  # noqa: F403
 from onward.model.parts import Gated, Plain, PreNorm, RMSNorm, Rotary, SelfAttention
 
@@ -22,14 +36,14 @@ class DecoderConfig:
     Sizes that are 0 by default are computed from the others. Raises UserError where sizes contradict each other.
     """
 
-    vocab_size: int  # number of token ids
-    d_model: int  # width of the residual stream
-    n_layers: int  # number of blocks
-    n_heads: int  # number of query heads
-    n_kv_heads: int = 0  # number of key/value heads: 1 is multi-query; 0: n_heads
-    d_head: int = 0  # width of a head; 0: d_model / n_heads
-    d_ff: int = 0  # width inside the feed-forward; 0: 4 d_model, or 8/3 d_model up to a multiple of 32 where gated
-    context_length: int = 1024  # the longest sequence, in tokens
+    vocab_size: Size  # number of token ids
+    d_model: Size  # width of the residual stream
+    n_layers: Size  # number of blocks
+    n_heads: Size  # number of query heads
+    n_kv_heads: SizeOrZero = 0  # number of key/value heads: 1 is multi-query; 0: n_heads
+    d_head: SizeOrZero = 0  # width of a head; 0: d_model / n_heads
+    d_ff: SizeOrZero = 0  # width inside the feed-forward; 0: 4 d_model, or 8/3 d_model, rounded up to 32, where gated
+    context_length: Size = 1024  # the longest sequence, in tokens
     position: Position | tuple[Position, ...] = Rotary()  # how positions enter
     attention: Attention | tuple[Attention, ...] = SelfAttention()  # how a token reads from the tokens before it
     mlp: FeedForward | tuple[FeedForward, ...] = Gated()  # the feed-forward, applied to each token by itself
@@ -38,27 +52,23 @@ class DecoderConfig:
     final_norm: Norm | None = None  # the norm before the head; none: as in the blocks
     tied: bool = False  # the head uses the embedding's weights
     head_bias: bool = False  # whether the head has a bias
-    d_embed: int = 0  # width of the embeddings, projected to d_model and back before the head; 0: d_model
+    d_embed: SizeOrZero = 0  # width of the embeddings, projected to d_model and back before the head; 0: d_model
     embed_norm: Norm | None = None  # the norm of the embeddings; none: they are not normalized
-    embed_scale: float = 1.0  # multiplies the embeddings
-    logit_scale: float = 1.0  # multiplies the logits
-    logit_softcap: float | None = None  # logits z become cap * tanh(z / cap)
-    dropout: float = 0.0  # dropout rate in training, of embeddings, attention weights and block outputs
+    embed_scale: Factor = 1.0  # multiplies the embeddings
+    logit_scale: Factor = 1.0  # multiplies the logits
+    logit_softcap: Factor | None = None  # logits z become cap * tanh(z / cap)
+    dropout: Rate = 0.0  # dropout rate in training, of embeddings, attention weights and block outputs
 
     def __post_init__(self) -> None:
         def derive(name: str, value: Callable[[], int]) -> None:
             object.__setattr__(self, name, getattr(self, name) or value())
 
+        for name, number in in_range(type(self), vars(self), "").items():
+            object.__setattr__(self, name, number)
         names = "position", "attention", "mlp", "norm", "block"
         for name in names:
             if getattr(self, name) == ():
                 raise UserError(f"{name} names no part: give at least one")
-        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "context_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        for name in ("n_kv_heads", "d_head", "d_ff", "d_embed"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be positive, or 0 to be computed")
         if not self.d_head and self.d_model % self.n_heads:
             raise UserError(
                 f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: change one of them or give d_head"
@@ -79,8 +89,6 @@ class DecoderConfig:
             raise UserError(
                 "position: a part that is added to the embeddings (learned, sinusoidal) must be the first layer's"
             )
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout is {self.dropout}: it must be at least 0 and below 1")
         for name in names:
             for part in each(getattr(self, name)):
                 part.check(self)

@@ -6,9 +6,9 @@ Shapes: B batch, T tokens in this call, S keys, D d_model, H heads.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
-from onward.fields import Part, changed_fields, text
+from onward.fields import Part, Range, changed_fields, text
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from onward.model.config import DecoderConfig
 
 P = TypeVar("P", bound=Part)
+MOST = 2**31 - 1
+Size = Annotated[int, Range(1, MOST)]
+SizeOrZero = Annotated[int, Range(0, MOST)]  # what 0 means, the field says
+Epsilon = Annotated[float, Range(1e-30, 1)]  # of a norm
+Factor = Annotated[float, Range(1e-6, 1e6)]  # multiplies or divides activations, scores or frequencies
+Rate = Annotated[float, Range(0, 0.999)]  # of dropout
+Offset = Annotated[float, Range(-1e6, 1e6)]  # of a norm's weight
+Base = Annotated[float, Range(2, 1e30)]  # of the wavelengths of sinusoidal and rotary positions
 
 
 def at(parts: P | tuple[P, ...], layer: int) -> P:

@@ -8,11 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from onward.errors import UserError
-from onward.fields import text
-from onward.model.part_types import Attention, Block, FeedForward, Norm, Position, each
+from onward.fields import Range, text
+from onward.model.part_types import (
+    Attention,
+    Base,
+    Block,
+    Epsilon,
+    Factor,
+    FeedForward,
+    Norm,
+    Offset,
+    Position,
+    Size,
+    SizeOrZero,
+    each,
+)
 from onward.model.routing import Routing, SoftmaxRouting
 from onward.model.scaling import Scaling
 
@@ -31,7 +44,7 @@ class Learned(Position, kind="learned"):
     """A trained vector per position (GPT)."""
 
     added: ClassVar[bool] = True
-    offset: int = 0  # position p uses row p + offset (OPT: 2)
+    offset: SizeOrZero = 0  # position p uses row p + offset (OPT: 2)
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.positions import LearnedModule
@@ -44,17 +57,13 @@ class Learned(Position, kind="learned"):
     def describe(self, config: DecoderConfig) -> str:
         return self.in_words(f"{config.context_length:,} vectors")
 
-    def check(self, config: DecoderConfig) -> None:
-        if self.offset < 0:
-            raise UserError(f"position.learned.offset is {self.offset}: it must be at least 0")
-
 
 @dataclass(frozen=True)
 class Sinusoidal(Position, kind="sinusoidal"):
     """Fixed sines and cosines of each position (Vaswani et al. 2017, section 3.5)."""
 
     added: ClassVar[bool] = True
-    theta: float = 10_000.0  # the longest wavelength is 2 pi theta
+    theta: Base = 10_000.0  # the longest wavelength is 2 pi theta
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.positions import SinusoidalModule
@@ -71,8 +80,8 @@ class Rotary(Position, kind="rotary"):
     """Queries and keys rotated by angles proportional to the position (RoFormer, Su et al. 2021); element i is paired
     with element i + rope_dim / 2."""
 
-    theta: float = 10_000.0  # base of the frequencies; the larger, the slower the rotation
-    fraction: float = 1.0  # fraction of each head's elements that are rotated
+    theta: Base = 10_000.0  # base of the frequencies; the larger, the slower the rotation
+    fraction: Annotated[float, Range(1e-6, 1)] = 1.0  # fraction of each head's elements that are rotated
     scaling: Scaling | None = None  # of the frequencies, for contexts longer than in training
 
     def rope_dim(self, width: int) -> int:
@@ -88,8 +97,6 @@ class Rotary(Position, kind="rotary"):
         return rotation(self.theta, self.rope_dim(width), positions, self.scaling, rope_length)
 
     def check(self, config: DecoderConfig) -> None:
-        if not 0 < self.fraction <= 1:
-            raise UserError(f"position.rotary.fraction is {self.fraction}: it must be above 0 and at most 1")
         for head in {attention.rope_width(config) for attention in each(config.attention)}:
             if (width := self.rope_dim(head)) % 2 or not width:
                 raise UserError(
@@ -104,7 +111,7 @@ class Rotary(Position, kind="rotary"):
 class Alibi(Position, kind="alibi"):
     """Scores lowered in proportion to the distance of query and key, by a slope per head (Press et al. 2021)."""
 
-    steepness: float = 8.0  # the last head's slope is 2 ** -steepness
+    steepness: Annotated[float, Range(1e-6, 100)] = 8.0  # the last head's slope is 2 ** -steepness
 
     def slopes(self, config: DecoderConfig, device: torch.device) -> Tensor:
         from onward.model.positions import alibi_slopes
@@ -127,12 +134,12 @@ class NoPosition(Position, kind="none"):
 class SelfAttention(Attention, kind="self"):
     """Softmax attention: multi-head, grouped-query or multi-query as n_kv_heads says."""
 
-    window: int = 0  # number of tokens that a token attends to, itself included; 0: all
-    scale: float | None = None  # multiplies the scores; none: d_head ** -0.5
-    attn_softcap: float | None = None  # scores s become cap * tanh(s / cap) (Gemma 2)
+    window: SizeOrZero = 0  # number of tokens that a token attends to, itself included; 0: all
+    scale: Factor | None = None  # multiplies the scores; none: d_head ** -0.5
+    attn_softcap: Factor | None = None  # scores s become cap * tanh(s / cap) (Gemma 2)
     sinks: bool = False  # add a learned score per head to the softmax, with no value (GPT-OSS)
     qk_norm: Literal["none", "head", "heads", "width"] = "none"  # norm of q and k: per head, with own weights, whole
-    clip: float | None = None  # clamp queries, keys and values to -clip ... clip (MPT)
+    clip: Factor | None = None  # clamp queries, keys and values to -clip ... clip (MPT)
     bias: bool = False  # whether the q, k and v projections have biases
     out_bias: bool = False  # whether the output projection has a bias
     out: bool = True  # whether there is an output projection
@@ -150,11 +157,6 @@ class SelfAttention(Attention, kind="self"):
         return self.in_words(f"{config.n_heads} heads of {config.d_head}", *shared)
 
     def check(self, config: DecoderConfig) -> None:
-        if self.window < 0:
-            raise UserError(f"attention.self.window is {self.window}: it must be positive, or 0 for all tokens")
-        for name in ("scale", "attn_softcap", "clip"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise UserError(f"attention.self.{name} is {value}: it must be positive, or none")
         if not self.out and (heads := config.n_heads * config.d_head) != config.d_model:
             raise UserError(
                 f"attention.self.out is false, and the heads together are {heads} wide where d_model is "
@@ -167,14 +169,14 @@ class LatentAttention(Attention, kind="latent"):
     """Keys and values are projections of one latent vector per token; the cache keeps that and a rotary key shared by
     all heads (multi-head latent attention, DeepSeek-V2, DeepSeek-AI 2024, section 2.1)."""
 
-    d_latent: int = 512  # width of the latent of keys and values
-    d_query_latent: int = 0  # width of the latent of queries; 0: queries are projected from x
-    d_nope: int = 128  # elements of each query and key that are not rotated
-    d_rope: int = 64  # rotated elements; of the key they are shared by all heads
-    d_value: int = 128  # width of each head's value
-    scale: float | None = None  # multiplies the scores; none: (d_nope + d_rope) ** -0.5
+    d_latent: Size = 512  # width of the latent of keys and values
+    d_query_latent: SizeOrZero = 0  # width of the latent of queries; 0: queries are projected from x
+    d_nope: Size = 128  # elements of each query and key that are not rotated
+    d_rope: Size = 64  # rotated elements; of the key they are shared by all heads
+    d_value: Size = 128  # width of each head's value
+    scale: Factor | None = None  # multiplies the scores; none: (d_nope + d_rope) ** -0.5
     bias: bool = False  # whether the projections to the latents and the output projection have biases
-    norm_eps: float = 1e-6  # epsilon of the norms of the latents
+    norm_eps: Epsilon = 1e-6  # epsilon of the norms of the latents
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.latent import LatentAttentionModule
@@ -190,11 +192,6 @@ class LatentAttention(Attention, kind="latent"):
 
     def rope_width(self, config: DecoderConfig) -> int:
         return self.d_rope
-
-    def check(self, config: DecoderConfig) -> None:
-        for name in ("d_latent", "d_nope", "d_rope", "d_value"):
-            if getattr(self, name) < 1:
-                raise UserError(f"attention.latent.{name} is {getattr(self, name)}: it must be at least 1")
 
 
 # ---------------------------------------------------------------- feed-forward
@@ -236,11 +233,11 @@ class Gated(FeedForward, kind="gated"):
 class Experts(FeedForward, kind="experts"):
     """Many gated feed-forwards, of which each token uses a few (mixture of experts; Mixtral, DeepSeek-MoE)."""
 
-    count: int = 8  # number of experts
-    top_k: int = 2  # number of experts per token
-    d_ff: int = 0  # width inside one expert; 0: the config's d_ff
+    count: Size = 8  # number of experts
+    top_k: Size = 2  # number of experts per token
+    d_ff: SizeOrZero = 0  # width inside one expert; 0: the config's d_ff
     router: Routing = SoftmaxRouting()  # how a token's experts are selected
-    d_shared: int = 0  # width of a feed-forward that every token uses in addition; 0: there is none
+    d_shared: SizeOrZero = 0  # width of a feed-forward that every token uses in addition; 0: there is none
     shared_gate: bool = False  # multiply its output by a learned share of each token (Qwen2-MoE)
     act: Activation = "silu"  # the activation function
     bias: bool = False  # whether the three projections of each expert have biases
@@ -262,10 +259,8 @@ class Experts(FeedForward, kind="experts"):
 
     def check(self, config: DecoderConfig) -> None:
         where = f"mlp.{self.kind}"
-        if not 1 <= self.top_k <= self.count:
-            raise UserError(f"{where}.top_k is {self.top_k}: it must be between 1 and count ({self.count})")
-        if self.d_shared < 0 or self.d_ff < 0:
-            raise UserError(f"{where} has d_shared {self.d_shared} and d_ff {self.d_ff}: neither can be negative")
+        if self.top_k > self.count:
+            raise UserError(f"{where}.top_k is {self.top_k}: it must be at most count ({self.count})")
         r = self.router
         if not 1 <= r.top_k_groups <= r.n_groups or self.count % r.n_groups:
             raise UserError(
@@ -283,7 +278,7 @@ class Experts(FeedForward, kind="experts"):
 class LayerNorm(Norm, kind="layer"):
     """Centered and divided by the standard deviation (Ba et al. 2016)."""
 
-    eps: float = 1e-5  # added to the variance
+    eps: Epsilon = 1e-5  # added to the variance
     bias: bool = True  # whether a learned vector is added
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
@@ -296,8 +291,8 @@ class LayerNorm(Norm, kind="layer"):
 class RMSNorm(Norm, kind="rms"):
     """Divided by the root of the mean square, not centered (Zhang and Sennrich 2019)."""
 
-    eps: float = 1e-5  # added to the mean square
-    offset: float = 0.0  # added to the weight, which is initialized to 1 - offset (Gemma: 1)
+    eps: Epsilon = 1e-5  # added to the mean square
+    offset: Offset = 0.0  # added to the weight, which is initialized to 1 - offset (Gemma: 1)
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
         from onward.model.norms import RMSNormModule
@@ -322,7 +317,7 @@ class NoNorm(Norm, kind="none"):
 class PreNorm(Block, kind="pre_norm"):
     """x + attn(norm(x)), then x + mlp(norm(x)) (GPT-2)."""
 
-    residual_scale: float = 1.0  # multiplies the output of attention and of the feed-forward (Granite)
+    residual_scale: Factor = 1.0  # multiplies the output of attention and of the feed-forward (Granite)
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.blocks import PreNormModule, ScaledModule

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from onward.fields import Part
+from onward.model.part_types import Factor, Size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,9 +20,9 @@ class Routing(Part):
     """A linear layer gives a logit per expert; each token is assigned to the top k experts."""
 
     renormalize: bool = True  # divide the weights of a token's experts by their sum
-    scale: float = 1.0  # multiplies the weights
-    n_groups: int = 1  # number of equal groups that the experts are divided into
-    top_k_groups: int = 1  # number of groups from which a token's experts are selected
+    scale: Factor = 1.0  # multiplies the weights
+    n_groups: Size = 1  # number of equal groups that the experts are divided into
+    top_k_groups: Size = 1  # number of groups from which a token's experts are selected
 
     def build(self, width: int, experts: int, top_k: int) -> nn.Module:
         """A module from tokens (N, D) to the weights and the ids of their experts, both (N, K)."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from onward.errors import UserError
 from onward.fields import Part
+from onward.model.part_types import Factor, Size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +41,7 @@ class Scaling(Part):
 class LinearScaling(Scaling, kind="linear"):
     """Positions divided by the factor (position interpolation, Chen et al. 2023)."""
 
-    factor: float = 1.0  # ratio of the new context to the original one
+    factor: Factor = 1.0  # ratio of the new context to the original one
 
     def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         return plain / self.factor
@@ -50,8 +51,8 @@ class LinearScaling(Scaling, kind="linear"):
 class DynamicScaling(Scaling, kind="dynamic"):
     """A base that grows with the row's length beyond the original one (dynamic NTK, Peng et al. 2023, section 3.3)."""
 
-    factor: float = 1.0  # how fast the base grows with the length
-    original: int = 2048  # the context length in training
+    factor: Factor = 1.0  # how fast the base grows with the length
+    original: Size = 2048  # the context length in training
 
     def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         longer = rope_length.clamp(min=self.original) / self.original
@@ -67,12 +68,12 @@ class DynamicScaling(Scaling, kind="dynamic"):
 class YaRNScaling(Scaling, kind="yarn"):
     """Slow pairs are interpolated, fast pairs unchanged, with a ramp between (YaRN, Peng et al. 2023, section 3.4)."""
 
-    factor: float = 1.0  # ratio of the new context to the original one
-    original: int = 2048  # the context length in training
-    beta_fast: float = 32.0  # pairs with at least this many rotations in the original context are unchanged
-    beta_slow: float = 1.0  # pairs with fewer rotations than this are interpolated
+    factor: Factor = 1.0  # ratio of the new context to the original one
+    original: Size = 2048  # the context length in training
+    beta_fast: Factor = 32.0  # pairs with at least this many rotations in the original context are unchanged
+    beta_slow: Factor = 1.0  # pairs with fewer rotations than this are interpolated
     truncate: bool = True  # round the ends of the ramp to whole pairs
-    attention_factor: float | None = None  # the magnitude; none: 0.1 ln(factor) + 1
+    attention_factor: Factor | None = None  # the magnitude; none: 0.1 ln(factor) + 1
 
     def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         pairs = plain.numel()
@@ -101,15 +102,22 @@ def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
 class Llama3Scaling(Scaling, kind="llama3"):
     """Long wavelengths are interpolated, short ones unchanged, with a blend between (Llama 3.1, Dubey et al. 2024)."""
 
-    factor: float = 8.0  # ratio of the new context to the original one
-    low_frequency: float = 1.0  # wavelengths above original / low_frequency are interpolated
-    high_frequency: float = 4.0  # wavelengths below original / high_frequency are unchanged
-    original: int = 8192  # the context length in training
+    factor: Factor = 8.0  # ratio of the new context to the original one
+    low_frequency: Factor = 1.0  # wavelengths above original / low_frequency are interpolated
+    high_frequency: Factor = 4.0  # wavelengths below original / high_frequency are unchanged
+    original: Size = 8192  # the context length in training
 
     def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         rotations = plain * (self.original / (2 * math.pi))  # in the original context
         share = ((rotations - self.low_frequency) / (self.high_frequency - self.low_frequency)).clamp(0, 1)
         return plain * (share + (1 - share) / self.factor)
+
+    def check(self, pairs: int) -> None:
+        if self.low_frequency >= self.high_frequency:
+            raise UserError(
+                f"position.rotary.scaling.llama3 has low_frequency {self.low_frequency} and high_frequency "
+                f"{self.high_frequency}: low_frequency must be less than high_frequency"
+            )
 
 
 @dataclass(frozen=True)
@@ -117,10 +125,10 @@ class LongRoPEScaling(Scaling, kind="longrope"):
     """A factor per pair found by search, one list for rows up to the original length, one for longer rows (Ding et al.
     2024)."""
 
-    short: tuple[float, ...] = ()  # factors for rows up to the original length
-    long: tuple[float, ...] = ()  # factors for longer rows
-    original: int = 4096  # the context length in training
-    attention_factor: float = 1.0  # the magnitude
+    short: tuple[Factor, ...] = ()  # factors for rows up to the original length
+    long: tuple[Factor, ...] = ()  # factors for longer rows
+    original: Size = 4096  # the context length in training
+    attention_factor: Factor = 1.0  # the magnitude
 
     def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
         import torch
