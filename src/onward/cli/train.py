@@ -1,6 +1,7 @@
 """onward train: a model from text."""
 
 import dataclasses
+import os
 import re
 import signal
 import tomllib
@@ -64,6 +65,16 @@ class Options(RunConfig):
 
 
 def main(argv: Sequence[str]) -> int:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return run_command(argv)
+    from onward.training.failures import one_report
+
+    with one_report():
+        return run_command(argv)
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Start or resume a run as the words of the command say, and train it; return the exit status."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))

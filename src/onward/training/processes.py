@@ -5,9 +5,20 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+
+from onward.errors import UserError
+
+STORES: list[distributed.Store] = []  # of the process group that was joined
+
+
+def leave() -> None:
+    """Leave the process group."""
+    STORES.clear()
+    distributed.destroy_process_group()
 
 
 @dataclass(frozen=True)
@@ -16,6 +27,7 @@ class Processes:
 
     rank: int = 0
     count: int = 1
+    store: distributed.Store | None = None  # of small values that all processes see; None for one process
 
     @classmethod
     def join(cls) -> "Processes":
@@ -29,10 +41,22 @@ class Processes:
             # imported later, the defaults of its functions would keep the group alive, with its threads
             from torch.distributed.nn import functional  # noqa: F401
 
+            try:
+                store, rank, count = next(distributed.rendezvous("env://"))
+            except distributed.DistNetworkError as error:
+                where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+                reason = str(error).splitlines()[0]
+                raise UserError(
+                    f"the processes cannot meet at {where} ({reason}): choose another --master-port"
+                ) from None
             # the first process prepares the data alone, which may take hours
-            distributed.init_process_group(timeout=timedelta(days=1))
-            atexit.register(distributed.destroy_process_group)  # its threads must not outlive Python
-        return cls(distributed.get_rank(), count)
+            day = timedelta(days=1)
+            distributed.init_process_group(
+                store=distributed.PrefixStore("group", store), rank=rank, world_size=count, timeout=day
+            )
+            STORES.append(distributed.PrefixStore("onward", store))
+            atexit.register(leave)  # the group's threads must not outlive Python
+        return cls(distributed.get_rank(), count, STORES[-1] if STORES else None)
 
     def wait(self) -> None:
         """Wait until all processes are here."""
@@ -45,6 +69,19 @@ class Processes:
         tensor = torch.tensor(values, dtype=torch.float64)
         distributed.all_reduce(tensor)
         return tensor.tolist()
+
+    def check_same(self, facts: dict[str, object]) -> None:
+        """A UserError in all processes, if a process has another value for a fact than rank 0."""
+        if self.count == 1:
+            return
+        of_ranks: list[Any] = [None] * self.count
+        distributed.all_gather_object(of_ranks, facts)
+        for rank, other in enumerate(of_ranks):
+            if differ := [name for name, value in of_ranks[0].items() if other[name] != value]:
+                raise UserError(
+                    f"the ranks hold different runs: rank {rank} differs from rank 0 in {' and '.join(differ)}; "
+                    "give all ranks one run folder, on a shared disk"
+                )
 
     def sum_gradients(self, model: nn.Module) -> None:
         """Replace the gradients by their sums over all processes."""

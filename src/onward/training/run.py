@@ -223,6 +223,7 @@ class Run:
         """
         began, stopping = perf_counter() - self.seconds, False
         with nullcontext() if self.processes.rank else run_lock(self.folder, again=True), self.recorder() as record:
+            self.check_ranks()
             yield from self.validations(record)  # a kill may have come between the save and its validation
             while self.step < self.config.steps and not stopping:
                 with closing(self.plans(self.step, self.position, self.skipped)) as plans:
@@ -239,12 +240,25 @@ class Run:
                         recovered = bool(self.failed_steps) and self.step >= self.failed_steps[-1]
                         stopping, saving = map(bool, self.processes.sum([stop(), save()]))
                         if stopping or saving or recovered or self.due():
+                            self.check_ranks()
                             self.save()
                         yield from self.validations(record)
                         yield from (Notice(self.step, sentence) for sentence in self.pop_messages())
                         if stopping:
                             break
         self.finish()
+
+    def check_ranks(self) -> None:
+        """A UserError if a process trains another run than rank 0, such as one in a folder of another disk."""
+        if self.processes.count > 1:
+            record = read_json(self.folder / "inputs.json")
+            facts = {
+                "configuration": fields.plain(replace(self.config, out="")),
+                "data": [*record["data"].values(), record["tokenizer"]],
+                "step": self.step,
+                "weights": self.trainer.checksum(),
+            }
+            self.processes.check_same(facts)
 
     def plans(self, step: int, position: int, skipped: Sequence[tuple[int, int]]) -> Generator[StepPlan]:
         """The plans of the steps after `step`, prepared ahead in another thread, from the window number `position` on

@@ -3,6 +3,7 @@
 Shapes: B windows, T tokens of each, V vocabulary.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -169,6 +170,13 @@ class Trainer:
     def finite(self) -> bool:
         """Whether all weights are finite."""
         return all(bool(p.isfinite().all()) for p in self.model.parameters())
+
+    def checksum(self) -> str:
+        """A hash of the weights, which is another one if any bit differs."""
+        integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        bits = (p.detach().contiguous().view(integers[p.element_size()]) for p in self.model.parameters())
+        sums = [int(tensor.sum(dtype=torch.int64)) for tensor in bits]
+        return hashlib.sha256(repr(sums).encode()).hexdigest()
 
     def averaged(self) -> AbstractContextManager[object]:
         """A context in which the model has the averaged weights, where the trainer averages them."""

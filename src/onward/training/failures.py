@@ -1,0 +1,99 @@
+"""One report of a failure of several processes: the first that fails says why, the others that they end with it."""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from onward.errors import UserError
+from onward.training.processes import Processes
+
+PATIENCE = 5.0  # seconds in which the cause of a broken connection becomes known
+
+
+class Terminated(Exception):
+    """SIGTERM, which torchrun sends to the processes that are left when one has ended."""
+
+
+@contextmanager
+def one_report() -> Iterator[None]:
+    """Join the process group, and turn an error of any process into one report: an error that is not of the connection
+    is raised in the first process that has one, with its rank; the others raise a UserError that names that rank.
+    The first to notice raises a UserError for a process that was killed. torchrun reads the sentence in the file
+    TORCHELASTIC_ERROR_FILE."""
+    processes = Processes.join()
+    if processes.store is None:
+        yield
+        return
+    store, rank = processes.store, processes.rank
+    store.set(f"process/{rank}", f"{os.getpid()} {socket.gethostname()}")
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except Exception as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            failed, reporter = first_failure(store, processes, error)
+        except RuntimeError:  # the store ended with the first process, which has it where torchrun has none
+            failed, reporter = 0, 0
+        if failed == rank and isinstance(error, Terminated):
+            raise SystemExit(128 + signal.SIGTERM) from None
+        if failed == reporter == rank:
+            report = UserError(f"rank {rank}: {error}") if isinstance(error, UserError) else error
+        elif reporter == rank:
+            report = UserError(
+                f"rank {failed} was killed, perhaps for lack of memory: go on with --resume, if need be with a smaller "
+                "--batch-size"
+            )
+        else:
+            report = UserError(f"rank {rank} ended because rank {failed} ended")
+        write_error_file(str(report) or type(report).__name__, first=reporter == rank)
+        if report is error:
+            raise
+        raise report from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def terminate(*_: object) -> NoReturn:
+    raise Terminated
+
+
+def first_failure(store: Any, processes: Processes, error: Exception) -> tuple[int, int]:
+    """The rank that failed first, and the rank that reports it."""
+    failed, until = processes.rank, time.monotonic() + PATIENCE
+    if isinstance(error, Terminated | RuntimeError):  # of a connection whose other end is gone, perhaps
+        while not store.check(["failure"]) and time.monotonic() < until:
+            if killed := [rank for rank in range(processes.count) if is_dead(store.get(f"process/{rank}").decode())]:
+                failed = killed[0]
+                break
+            time.sleep(0.05)
+    known = store.compare_set("failure", "", f"{failed} {processes.rank}").decode()
+    failed, reporter = map(int, known.split())
+    return failed, reporter
+
+
+def is_dead(process: str) -> bool:
+    """Whether a process, given as its id and host, was of this host and has ended."""
+    pid, host = process.split()
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(pid), 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except ProcessLookupError:
+        return True
+    except OSError:  # a system without /proc
+        return False
+
+
+def write_error_file(sentence: str, first: bool) -> None:
+    """Record why this process ended where torchrun looks for it. Of several causes it shows the earliest."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        extra = {"py_callstack": sentence, "timestamp": str(int(time.time()) + (not first))}
+        Path(path).write_text(json.dumps({"message": {"message": sentence, "extraInfo": extra}}))
