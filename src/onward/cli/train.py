@@ -43,8 +43,8 @@ examples:
   onward train --resume runs/mybook
   torchrun --standalone --nproc-per-node 2 -m onward train mybook.txt --accumulation 4
 
-SIGTERM saves and exits with 143, Ctrl-C with 130, SIGUSR1 saves and goes on. A run that was killed is resumed from its
-newest save, and gives the weights that it would have given.
+SIGTERM saves and exits with 143, SIGHUP with 129, Ctrl-C with 130; SIGUSR1 saves and goes on. A run that was killed is
+resumed from its newest save, and gives the weights that it would have given.
 
 --preset takes tiny, mini, small, medium or a published release, which `onward models` lists, with new weights and the
 tokenizer's vocabulary. Where its width or its heads change, what follows from them does too.
@@ -173,7 +173,7 @@ def train(run: "Run") -> int:
 
 
 class Requests:
-    """Requests by signals: SIGINT and SIGTERM to save and stop, SIGUSR1 to save and go on."""
+    """Requests by signals: SIGINT, SIGTERM and SIGHUP to save and stop, SIGUSR1 to save and go on."""
 
     def __init__(self) -> None:
         self.signal, self.saving = 0, False
@@ -201,7 +201,8 @@ def signals() -> Iterator[Requests]:
     """Turn signals into requests; a second Ctrl-C interrupts at once."""
     requests = Requests()
     before = {
-        number: signal.signal(number, requests.note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        number: signal.signal(number, requests.note)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     }
     try:
         yield requests

@@ -36,7 +36,7 @@ def one_report() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until this process has ended, with its sentence
         try:
             failed, reporter = first_failure(store, processes, error)
         except RuntimeError:  # the store ended with the first process, which has it where torchrun has none
@@ -56,7 +56,7 @@ def one_report() -> Iterator[None]:
         if report is error:
             raise
         raise report from None
-    finally:
+    else:
         signal.signal(signal.SIGTERM, before)
 
 
