@@ -30,15 +30,20 @@ def place(story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return tmp_path
 
 
+def files() -> dict[Path, int]:
+    """All files with the times of their last change, without the lock of a run, which names its last holder."""
+    return {p: p.stat().st_mtime_ns for p in Path().rglob("*") if p.is_file() and p.name != "train.lock"}
+
+
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on standard error of a command that must fail."""
-    before = {p: p.stat().st_mtime_ns for p in Path().rglob("*") if p.is_file()}
+    before = files()
     assert main(words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("onward: ")
     assert captured.err.count("\n") == 1, captured.err
-    assert {p: p.stat().st_mtime_ns for p in Path().rglob("*") if p.is_file()} == before, "nothing is written"
+    assert files() == before, "nothing is written"
     return captured.err
 
 

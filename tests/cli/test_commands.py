@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from onward.cli import COMMANDS, main
+from onward.cli.train import configure
 from onward.model.config import Alibi, Rotary
 from onward.training.config import RunConfig, seconds
-from onward.training.run import Run
 
 SMALL = "--tokenizer char --steps 6 --batch-size 2 --precision fp32 --device cpu --model.d-model 16 --model.n-layers 1"
 SMALL += " --model.n-heads 2 --model.context-length 16"
@@ -170,16 +170,12 @@ theta = 12345.0
         ("preset = 'gpt2'", "--model.d-model 24", {"d_head": 2, "tied": True}),
     ],
 )
-def test_what_a_toml_file_says_counts_where_the_command_line_says_nothing_else(
-    toml: str, words: str, expected: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[RunConfig] = []
-    monkeypatch.setattr(Run, "start", lambda config: started.append(config) or sys.exit())
+def test_command_line_takes_precedence_over_a_toml_file(toml: str, words: str, expected: dict, tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(toml)
     sources = [] if "sources" in toml else ["x.txt"]
-    with pytest.raises(SystemExit):
-        main(["train", *sources, "--config", str(tmp_path / "my.toml"), *words.split()])
-    found = vars(started[0]) | vars(started[0].decoder(300))
+    config, _ = configure([*sources, "--config", str(tmp_path / "my.toml"), *words.split()])
+    assert isinstance(config, RunConfig)
+    found = vars(config) | vars(config.decoder(300))
     assert {name: found[name] for name in expected} == expected
 
 

@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
     from pathlib import Path
 
     import onward
+    from onward.cli.progress import progress_bars
     from onward.cli.train import continue_text, train
     from onward.errors import UserError
     from onward.files import read_json
@@ -47,7 +48,8 @@ def main(argv: Sequence[str]) -> int:
         with run_lock(folder):
             shutil.rmtree(folder)
     console.print("Training a decoder on the documentation inside this Python.")
-    run = Run.start(config, sample=continue_text)
+    with progress_bars() as progress:
+        run = Run.start(config, sample=continue_text, progress=progress)
     if status := train(run):
         return status
     lm = onward.load(folder)

@@ -16,6 +16,7 @@ from rich.markup import escape
 from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console, print_json, print_next
+from onward.cli.progress import progress_bars
 from onward.data.sources import output_folders
 from onward.errors import UserError
 from onward.files import read_json
@@ -64,6 +65,24 @@ class Options(RunConfig):
     json: bool = False  # print the final figures as JSON
 
 
+def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
+    """The configuration of a new run, or the folder of the run to resume; and whether to print figures as JSON."""
+    values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
+    resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
+    if not values.get("sources"):
+        values.pop("sources", None)
+    if resume and (values or toml):
+        given = ", ".join(["config"] * bool(toml) + list(values))
+        raise UserError(f"--resume goes on with the run as it was configured: leave out {given}")
+    if resume:
+        return Path(resume), as_json
+    values = merge(from_toml(Path(toml)) if toml else {}, values)
+    if "sources" not in values:
+        raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")
+    config = fields.build(RunConfig, values)
+    return config if config.out else dataclasses.replace(config, out=f"runs/{default_name(config.sources[0])}"), as_json
+
+
 def main(argv: Sequence[str]) -> int:
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return run_command(argv)
@@ -76,25 +95,14 @@ def main(argv: Sequence[str]) -> int:
 def run_command(argv: Sequence[str]) -> int:
     """Start or resume a run as the words of the command say, and train it; return the exit status."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
-    values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
-    resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
-    if not values.get("sources"):
-        values.pop("sources", None)
-    if resume and (values or toml):
-        given = ", ".join(["config"] * bool(toml) + list(values))
-        raise UserError(f"--resume goes on with the run as it was configured: leave out {given}")
-    if not resume:
-        values = merge(from_toml(Path(toml)) if toml else {}, values)
-        if "sources" not in values:
-            raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")
-        config = fields.build(RunConfig, values)
-        if not config.out:
-            config = dataclasses.replace(config, out=f"runs/{default_name(config.sources[0])}")
+    config, as_json = configure(argv)
     from onward.training.run import Run
 
-    if not resume and console.is_terminal:
-        console.print("Reading the text and making the tokenizer.")
-    run = Run.resume(Path(resume)) if resume else Run.start(config, sample=continue_text)
+    if isinstance(config, Path):
+        run = Run.resume(config)
+    else:
+        with progress_bars() as progress:
+            run = Run.start(config, sample=continue_text, progress=progress)
     status = train(run)
     if not status and as_json:
         print_json(read_json(run.folder / "result.json"))

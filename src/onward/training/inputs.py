@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from onward import fields
 from onward.data.prepare import Cleaning, prepare
-from onward.data.sources import passages
+from onward.data.progress import Progress, silent
+from onward.data.sources import download_corpora, passages
 from onward.data.tokens import INDEX, Tokens, is_prepared, load_tokens
 from onward.data.windows import Windows
 from onward.errors import UserError
@@ -39,16 +40,19 @@ class Inputs:
         return sum(map(len, self.train))
 
 
-def prepare_inputs(config: RunConfig, folder: Path) -> Tokenizer:
+def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
     """Prepare the texts of a run in its folder, and write inputs.json; sources prepared before stay where they are."""
     held_share = share(config.validation)
     sources = [store_input(folder) if source == "-" else source for source in config.sources]
     apart = {source: Path(source) for source in [*sources, config.validation] if is_prepared(Path(source))}
     raw = [source for source in sources if source not in apart]
+    download_corpora(raw, progress)
+    progress("learning the tokenizer", 0, 0)
     tokenizer = choose_tokenizer(config, list(apart.values()), raw)
+    options: dict[str, Any] = {"field": config.field, "encoding": config.encoding, "cleaning": AS_IT_IS}
 
     def own(texts: Sequence[str], name: str) -> None:
-        prepare(texts, tokenizer, folder / name, field=config.field, encoding=config.encoding, cleaning=AS_IT_IS)
+        prepare(texts, tokenizer, folder / name, progress=progress, **options)
 
     if raw:
         own(raw, "data")

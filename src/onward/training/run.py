@@ -24,6 +24,7 @@ import torch
 
 from onward import fields
 from onward.checkpoint.training import SavedState, Saver, newest_state, saves, step_of
+from onward.data.progress import Progress, silent
 from onward.data.windows import Batch, take
 from onward.device import choose_device
 from onward.errors import UserError
@@ -112,6 +113,7 @@ class Run:
         model: Decoder | None = None,
         loss: Loss | None = None,
         sample: Callable[[Decoder, Tokenizer], object] = lambda model, tokenizer: None,
+        progress: Progress = silent,
     ) -> "Run":
         """Prepare the data and the tokenizer, fix the options left open (steps, precision, experts), and save step 0.
 
@@ -119,6 +121,7 @@ class Run:
         model as configured. A given model takes the place of the configured preset and fields, and the configured
         tokenizer must be its own. `loss` replaces the configured cross-entropy; give it to `resume` as well.
         `sample` does what the caller will do at each validation: a run of a given time leaves time for it.
+        `progress` is called while texts are read: with the task, the bytes done, and the bytes in all (0: unknown).
         """
         folder, processes = Path(config.out), Processes.join()
         if model is not None:
@@ -136,7 +139,7 @@ class Run:
             if saves(folder):  # of a process that was faster
                 raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
             try:
-                run = cls.prepare(config, folder, model, loss, sample)
+                run = cls.prepare(config, folder, model, loss, sample, progress)
             except UserError:
                 if new and not (folder / "data.unfinished").exists():
                     shutil.rmtree(folder, ignore_errors=True)
@@ -152,10 +155,11 @@ class Run:
         model: Decoder | None,
         loss: Loss | None,
         sample: Callable[[Decoder, Tokenizer], object],
+        progress: Progress,
     ) -> "Run":
         """The work of `start`, in the first process."""
         device = choose_device(config.device)
-        tokenizer = prepare_inputs(config, folder)
+        tokenizer = prepare_inputs(config, folder, progress)
         inputs = open_inputs(config, folder)
         torch.manual_seed(config.seed)
         fresh = model is None
