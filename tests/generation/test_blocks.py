@@ -191,7 +191,7 @@ def test_row_is_not_rolled_back_past_its_window_blocks() -> None:
     cache = paged(blocks=99, window=3)
     for start in 0, 4, 8:
         cache.reserve(0, start, start + 4)
-    with pytest.raises(UserError, match="does not hold all that is seen from position 3"):
+    with pytest.raises(UserError, match="lacks blocks that position 3 attends to"):
         cache.reserve(0, 3, 4)
     with pytest.raises(UserError, match="position 5"):
         cache.reserve(1, 5, 6)

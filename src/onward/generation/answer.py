@@ -9,10 +9,10 @@ from onward.text.tokenizer import Tokenizer
 
 
 class StopText:
-    """Passes text through up to the first stop text, and holds back what may be the beginning of one.
+    """Passes text through up to the first stop text, and holds back characters that may begin a stop text.
 
-    The first is the stop text that is complete first, however the text is cut into pieces; of two that end at the same
-    character, the longer.
+    The first stop text is the one that ends first, however the text is split into pieces; of two that end at the same
+    character, the longer one.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -31,20 +31,20 @@ class StopText:
         return passed
 
     def beginning(self, stop: str) -> int:
-        """How many of the last characters begin a stop text."""
+        """The number of last characters that are the beginning of a stop text."""
         return next(n for n in range(min(len(stop) - 1, len(self.pending)), -1, -1) if self.pending.endswith(stop[:n]))
 
     def finish(self) -> str:
-        """The end of the text: returns what was held back."""
+        """End the text; returns the characters that were held back."""
         rest, self.pending = self.pending, ""
         return rest
 
 
 class Answer:
-    """Text from tokens: each piece as soon as no further token can change it; joined they are the whole text.
+    """The text of an answer, decoded token by token: a character is added once no later token can change it.
 
-    `before` are the tokens that the answer goes on from; `stop` are texts that end it and are no part of it; `when` is
-    asked with the whole text after each token whether to end there.
+    `before` are the tokens that the answer follows; `stop` are texts that end the answer and are not part of it;
+    `when` is called with the text so far after each token and returns whether the answer ends.
     """
 
     def __init__(
@@ -54,21 +54,21 @@ class Answer:
         stop: Sequence[str] = (),
         when: Callable[[str], bool] | None = None,
     ) -> None:
-        self.decoded, self.stops, self.when = TextStream(tokenizer, before), StopText(stop), when
+        self.stream, self.stop_text, self.when = TextStream(tokenizer, before), StopText(stop), when
         self.text = ""  # all text that no further token can change
         self.num_taken = 0  # characters that `take` has returned
 
     def push(self, token: int) -> bool:
-        """Add a token; returns whether the answer ends with it."""
-        self.text += self.stops.push(self.decoded.push(token))
-        return self.stops.stopped or bool(self.when and self.when(self.text))
+        """Append a token; returns whether the answer ends with it."""
+        self.text += self.stop_text.push(self.stream.push(token))
+        return self.stop_text.stopped or bool(self.when and self.when(self.text))
 
     def finish(self) -> str:
-        """The end of the tokens: returns the whole text."""
-        if not self.stops.stopped:
-            self.text += self.stops.push(self.decoded.finish())
-        if not self.stops.stopped:
-            self.text += self.stops.finish()
+        """End the answer; returns its whole text."""
+        if not self.stop_text.stopped:
+            self.text += self.stop_text.push(self.stream.finish())
+        if not self.stop_text.stopped:
+            self.text += self.stop_text.finish()
         return self.text
 
     def take(self) -> str:

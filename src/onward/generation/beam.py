@@ -1,4 +1,4 @@
-"""Beam search: the likeliest continuations that a search of limited width finds.
+"""Beam search: the likeliest continuations, searched with a fixed number of hypotheses at a time.
 
 Shapes: B rows, D d_model, V vocabulary.
 """
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from onward.errors import UserError
 from onward.generation.distribution import History, process_logits
-from onward.generation.sampler import blame
+from onward.generation.sampler import no_distribution_error
 from onward.generation.sampling import Sampling
-from onward.generation.search import UNCHANGED, check_prompts, prefill, without
+from onward.generation.search import UNCHANGED, check_prompts, mask_without, prefill
 from onward.model.decoder import Decoder, without_dropout
 
 EarlyStopping = bool | Literal["never"]
@@ -35,27 +35,27 @@ class Hypothesis:
 
 @dataclass
 class Beam:
-    """A hypothesis that still grows."""
+    """A hypothesis that is not finished."""
 
-    row: int  # of the cache: its own or, until the rows are reordered, that of the beam it continues
+    row: int  # its row of the cache or, until the rows are reordered, the row of the beam that it continues
     tokens: list[int]
     total: float = 0.0  # log-probability less the diversity penalties
     logprob: float = 0.0
 
 
 @dataclass(frozen=True)
-class Rules:
+class StoppingRules:
     """When a hypothesis ends and when the search ends; see `beam_search`."""
 
-    size: int  # beams in a group
+    group_size: int  # number of beams in a group
     stop_token_ids: frozenset[int]
     max_new_tokens: int
     length_penalty: float
     early_stopping: EarlyStopping
 
     def ended(self, running: list[Beam], finished: list[Hypothesis]) -> bool:
-        """Whether the search ends, given running and finished hypotheses, each with the best first."""
-        if not running or len(finished) < self.size:
+        """Whether the search ends, given the running and the finished hypotheses of a group, both best first."""
+        if not running or len(finished) < self.group_size:
             return not running
         longest = self.early_stopping == "never" and self.length_penalty > 0
         best = running[0].total / (self.max_new_tokens if longest else len(running[0].tokens)) ** self.length_penalty
@@ -69,11 +69,12 @@ class Group:
     running: list[Beam]
     finished: list[Hypothesis] = field(default_factory=list)  # the best first
 
-    def advance(self, log_p: Tensor, penalty: Tensor, rules: Rules) -> list[int]:
+    def advance(self, log_p: Tensor, penalty: Tensor, rules: StoppingRules) -> list[int]:
         """Extend the beams by a token, given log-probabilities (B, V) of all rows and a penalty (V,).
 
-        Of the `size` likeliest candidates, those with a stop token become finished hypotheses; the `size` likeliest
-        without one become the running beams, or none where the search has ended. Returns the last tokens of both.
+        Of the `group_size` likeliest candidates, those with a stop token become finished hypotheses; the `group_size`
+        likeliest without one become the running beams, or none where the search has ended. Returns the new tokens of
+        both.
         """
         if not self.running:
             return []
@@ -81,7 +82,7 @@ class Group:
         taken: list[int] = []
         plain = log_p[[beam.row for beam in sources]]
         totals = (plain + plain.new_tensor([beam.total for beam in sources])[:, None] - penalty).flatten()
-        enough = (1 + len(rules.stop_token_ids)) * rules.size  # that `size` of them have no stop token
+        enough = (1 + len(rules.stop_token_ids)) * rules.group_size  # so that group_size have no stop token
         best = totals.topk(min(enough, len(totals)))
         lasts = plain.flatten()[best.indices].tolist()
         for rank, (total, index, last) in enumerate(zip(best.values.tolist(), best.indices.tolist(), lasts)):
@@ -90,7 +91,7 @@ class Group:
             source, token = sources[index // log_p.size(1)], index % log_p.size(1)
             ended, logprob = token in rules.stop_token_ids, source.logprob + last
             runs = not ended and length < rules.max_new_tokens
-            if (len(self.running) if runs else rank) >= rules.size:
+            if (len(self.running) if runs else rank) >= rules.group_size:
                 continue
             taken.append(token)
             tokens = source.tokens if ended else [*source.tokens, token]
@@ -98,14 +99,14 @@ class Group:
                 self.running.append(Beam(source.row, tokens, total, logprob))
             else:
                 self.finished.append(Hypothesis(tokens, total / length**rules.length_penalty, logprob, ended))
-        self.finished = ranked(self.finished)[: rules.size]
+        self.finished = ranked(self.finished)[: rules.group_size]
         if rules.ended(self.running, self.finished):
             self.running = []
         return taken
 
 
 def ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Sorted by score, best first; equal scores keep their order."""
+    """The hypotheses sorted by score, best first; the sort is stable."""
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
@@ -128,18 +129,18 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The `n` best hypotheses for each prompt, best first; fewer where fewer exist.
 
-    A hypothesis is rated by its log-probability over its number of new tokens ** `length_penalty`: the greater the
-    penalty, the better longer ones do. It ends with a token of `stop_token_ids` or at `max_new_tokens`. Once there
+    The score of a hypothesis is its log-probability / number of new tokens ** `length_penalty`; a greater penalty
+    favors longer hypotheses. A hypothesis ends with a token of `stop_token_ids` or at `max_new_tokens`. Once there
     are as many finished hypotheses as `beams`, the search ends at once (`early_stopping` True), or as soon as no
     running one can beat the worst of them at its present length (False), or at any length ("never", which is exact
     where the penalty is at least 0). The rules are those of transformers' `generate(num_beams=beams)`.
 
-    With `groups`, each step goes through the groups one after the other, and a token loses `diversity` for each
-    time that an earlier group has just chosen it (diverse beam search with Hamming diversity, Vijayakumar et al.
-    2016); each group has beams / groups beams.
+    With `groups`, each step extends the groups in turn, and `diversity` is subtracted from the score of a token for
+    each time that an earlier group chose it in this step (diverse beam search with Hamming diversity, Vijayakumar et
+    al. 2016); each group has beams / groups beams.
 
-    `sampling` says how the model's log-probabilities are changed, without being normalized anew: penalties, bans,
-    temperature and so on, by default not at all. `allowed` (V,) is False for tokens that are never chosen; before
+    `sampling` changes the model's log-probabilities (penalties, bans, temperature and so on), which are not normalized
+    again; by default they are not changed. `allowed` (V,) is False for tokens that are never chosen; before
     `min_new_tokens` no token of `stop_token_ids` is. All prompts are searched together, in `beams` rows of one cache
     each. Options that contradict each other are a UserError.
     """
@@ -158,17 +159,17 @@ def beam_search(
     check_prompts(model, prompts, sampling, max_new_tokens, min_new_tokens, stop_token_ids)
     if not (prompts and max_new_tokens):
         return [[Hypothesis([], 0.0, 0.0, False)] for _ in prompts]
-    rules = Rules(beams // groups, frozenset(stop_token_ids), max_new_tokens, length_penalty, early_stopping)
+    rules = StoppingRules(beams // groups, frozenset(stop_token_ids), max_new_tokens, length_penalty, early_stopping)
     with without_dropout(model):
-        held, states = prefill(model, prompts, max_new_tokens, len(prompts) * beams)
+        search_rows, states = prefill(model, prompts, max_new_tokens, len(prompts) * beams)
         hidden = torch.stack([pieces[-1][-1] for pieces in states])
         rows = [(prompt, Beam(row, [])) for row, prompt in enumerate(prompts)]
         searches = [[Group([beam]) for _ in range(groups)] for _, beam in rows]
         while rows:
             logits = model.logits(hidden)
             texts, lengths = [prompt + beam.tokens for prompt, beam in rows], [len(prompt) for prompt, _ in rows]
-            few = len(rows[0][1].tokens) < min_new_tokens  # all have as many tokens
-            mask = without(stop_token_ids, allowed, logits) if few else allowed
+            too_short = len(rows[0][1].tokens) < min_new_tokens  # all have as many tokens
+            mask = mask_without(stop_token_ids, allowed, logits) if too_short else allowed
             log_p = process_logits(
                 logits.float().log_softmax(-1), [sampling] * len(rows), History(texts, lengths), mask
             )
@@ -177,14 +178,14 @@ def beam_search(
                 for group in search:
                     for token in group.advance(log_p, penalty, rules):
                         penalty[token] += diversity
-            stuck = any(not (group.running or group.finished) for search in searches for group in search)
-            if stuck or bool(log_p.isnan().any()):
-                raise blame(logits, texts, model)
+            no_candidate = any(not (group.running or group.finished) for search in searches for group in search)
+            if no_candidate or bool(log_p.isnan().any()):
+                raise no_distribution_error(logits, texts, model)
             rows = [(p, beam) for p, search in zip(prompts, searches) for group in search for beam in group.running]
             if rows:
-                held.manager.reorder([beam.row for _, beam in rows])
+                search_rows.manager.reorder([beam.row for _, beam in rows])
                 for row, (_, beam) in enumerate(rows):
                     beam.row = row
                 starts = [len(prompt) + len(beam.tokens) - 1 for prompt, beam in rows]
-                hidden = held.forward([beam.tokens[-1:] for _, beam in rows], starts)[:, 0]
+                hidden = search_rows.forward([beam.tokens[-1:] for _, beam in rows], starts)[:, 0]
     return [ranked([h for group in search for h in group.finished])[:n] for search in searches]

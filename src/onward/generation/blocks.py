@@ -1,7 +1,9 @@
 """The block manager of a paged cache: rows get blocks as they grow, and share those of a common prefix.
 
-The design is that of vLLM (Kwon et al. 2023): blocks are found by a hash of all tokens up to their end, counted by the
-rows that use them, and evicted least recently used first.
+The design is that of vLLM (Kwon et al. 2023): a full block is identified by a hash of all tokens up to its end, has a
+reference count, and is evicted least recently used first.
+
+Shapes: P blocks of a row.
 """
 
 from __future__ import annotations
@@ -20,47 +22,47 @@ from onward.model.paged import NULL_BLOCK, PagedKVCache, max_blocks
 
 
 class BlockPool:
-    """The blocks of the layers of one window (0: no window): which row has which, and which tokens find them.
+    """The `count` blocks of `size` positions of the layers with one window (0: no window), numbered from 1.
 
-    A row has a list of blocks, of which the first may be NULL_BLOCK: they were freed, being behind the window.
-    `ref_counts` says how many rows have a block. Blocks of no row are free, but are still found by their hash until
-    they are allocated: first those without a hash, then the least recently used.
+    Each row has a list of blocks; those behind the window are freed and replaced by NULL_BLOCK. `ref_counts` is the
+    number of rows that have each block. Blocks with no reference are free, but keep their hash until they are
+    allocated: first blocks without a hash, then the least recently used.
     """
 
     def __init__(self, window: int, size: int, limit: int, count: int, table: Tensor) -> None:
         self.window, self.size, self.limit = window, size, limit  # a row has at most `limit` blocks
         self.table = table  # (rows, P), NULL_BLOCK where a row has none
-        self.row_blocks: list[list[int]] = [[] for _ in range(len(table))]  # the same, without NULL_BLOCK at the end
+        self.row_blocks: list[list[int]] = [[] for _ in range(len(table))]  # the table without NULL_BLOCK at the end
         self.ref_counts = [0] * (count + 1)
-        self.block_hashes: list[bytes | None] = [None] * (count + 1)
+        self.block_hashes: list[bytes | None] = [None] * (count + 1)  # None: not registered
         self.hash_to_block: dict[bytes, int] = {}
-        self.free = OrderedDict.fromkeys(range(1, count + 1))
+        self.free = OrderedDict.fromkeys(range(1, count + 1))  # in the order of allocation
 
     def first_visible(self, start: int) -> int:
-        """The first block that a query at position `start`, or a later one, sees."""
+        """The index in a row of the first block that queries from position `start` on attend to."""
         return max(0, start - self.window + 1) // self.size if self.window else 0
 
     def prefix_blocks(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of a row that continues after the blocks of these hashes."""
+        """The blocks for a row that begins with the blocks of these hashes, NULL_BLOCK behind the window."""
         first = self.first_visible(len(hashes) * self.size)
         return [NULL_BLOCK] * first + [self.hash_to_block[h] for h in hashes[first:]]
 
     def allocate(self) -> int:
-        """A free block, for one row."""
+        """Take a block from the free list, with one reference."""
         block, _ = self.free.popitem(last=False)
         self.unregister(block)
         self.ref_counts[block] = 1
         return block
 
     def acquire(self, block: int) -> int:
-        """The same block, for one row more."""
+        """Add a reference to a block; returns the block."""
         if block != NULL_BLOCK:
             self.ref_counts[block] += 1
             self.free.pop(block, None)
         return block
 
     def release(self, block: int) -> None:
-        """One row fewer has the block."""
+        """Remove a reference to a block."""
         if block == NULL_BLOCK:
             return
         self.ref_counts[block] -= 1
@@ -70,19 +72,19 @@ class BlockPool:
                 self.free.move_to_end(block, last=False)
 
     def unregister(self, block: int) -> None:
-        """The block is no longer found by a hash."""
-        found, self.block_hashes[block] = self.block_hashes[block], None
-        if found is not None:
-            del self.hash_to_block[found]
+        """Remove the hash of a block."""
+        block_hash, self.block_hashes[block] = self.block_hashes[block], None
+        if block_hash is not None:
+            del self.hash_to_block[block_hash]
 
     def register(self, row: int, first: int, hashes: Sequence[bytes]) -> None:
-        """The blocks of a row, from the `first` on, hold the tokens of these hashes."""
-        for block, found in zip(self.row_blocks[row][first:], hashes):
-            if block != NULL_BLOCK and self.block_hashes[block] is None and found not in self.hash_to_block:
-                self.block_hashes[block], self.hash_to_block[found] = found, block
+        """Register the blocks of a row, from index `first` on, under these hashes."""
+        for block, block_hash in zip(self.row_blocks[row][first:], hashes):
+            if block != NULL_BLOCK and self.block_hashes[block] is None and block_hash not in self.hash_to_block:
+                self.block_hashes[block], self.hash_to_block[block_hash] = block_hash, block
 
     def assign(self, row: int, blocks: list[int]) -> None:
-        """A row has these blocks, which it has acquired, and no longer those it had."""
+        """Replace the blocks of a row by these, which are acquired already, and release the old ones."""
         old, self.row_blocks[row] = self.row_blocks[row], blocks
         self.table[row] = NULL_BLOCK
         self.table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.long)
@@ -90,14 +92,15 @@ class BlockPool:
             self.release(block)
 
     def to_allocate(self, row: int, start: int, end: int) -> list[int]:
-        """Which blocks of a row must be allocated to write positions start to end - 1: missing or shared ones."""
+        """The indices of the blocks of a row to allocate before positions start to end - 1 are written: missing blocks
+        and shared blocks."""
         blocks = self.row_blocks[row]
         writes = range(start // self.size, -(-end // self.size))
         return [i for i in writes if i >= len(blocks) or self.ref_counts[blocks[i]] != 1]
 
     def to_free(self, row: int, start: int, end: int) -> list[int]:
-        """Which blocks of a row lie at `end` and beyond, or are not seen from the beginning of the block of `start`,
-        from where others may continue that share what lies before."""
+        """The indices of the blocks of a row to free: those from position `end` on, and those behind the window of the
+        first position in the block of `start`, where rows that share the prefix may continue."""
         blocks = self.row_blocks[row]
         freed = list(range(len(blocks) - 1, -(-end // self.size) - 1, -1))
         behind = self.first_visible(start // self.size * self.size) - 1
@@ -107,23 +110,24 @@ class BlockPool:
         return freed
 
     def can_continue(self, row: int, start: int) -> bool:
-        """Whether a row has all blocks that queries from position `start` on see."""
+        """Whether a row has all blocks that queries from position `start` on attend to."""
         blocks, first = self.row_blocks[row], self.first_visible(start)
         return start <= len(blocks) * self.size and (start <= first * self.size or blocks[first] != NULL_BLOCK)
 
     def has_capacity(self, row: int, start: int, end: int) -> bool:
-        """Whether `reserve` finds all blocks. A UserError where the row lacks blocks that queries from `start` see."""
+        """Whether there are enough free blocks for `reserve`. Raises a UserError where the row lacks blocks that
+        queries from `start` attend to."""
         if not self.can_continue(row, start):
-            raise UserError(f"a row does not hold all that is seen from position {start}: allocate it again")
+            raise UserError(f"a row lacks blocks that position {start} attends to: allocate the row again")
         blocks = self.row_blocks[row]
         freed = sum(self.ref_counts[blocks[i]] == 1 for i in self.to_free(row, start, end))
         return len(self.to_allocate(row, start, end)) <= len(self.free) + freed
 
     def reserve(self, row: int, start: int, end: int) -> tuple[list[int], tuple[int, int] | None]:
-        """Give a row blocks of its own for positions start to end - 1.
+        """Allocate unshared blocks for positions start to end - 1 of a row, and free those of `to_free`.
 
-        Returns the blocks that were allocated and, where the first of them replaces a shared block that the row keeps
-        reading, (source, target) of the copy to make.
+        Returns the allocated blocks and, where the first of them replaces a shared block with positions before `start`,
+        (source, target) of the copy to make.
         """
         blocks, new, copied = self.row_blocks[row], [], None
         for i in self.to_free(row, start, end):
@@ -148,12 +152,11 @@ class BlockPool:
 
 
 class BlockManager(CacheManager):
-    """Gives the rows and blocks of a PagedKVCache to requests.
+    """Assigns the rows and blocks of a PagedKVCache to requests.
 
-    Blocks that hold the tokens a request begins with are shared by `allocate`, in every layer or in none, once
-    `register_prefix` has named them and until they are evicted. A block that several rows have is copied before one of
-    them writes to it. `reserve` frees what a window has passed and what lies at `end` and beyond, so rows can be
-    rolled back as far as the `start` of the last call.
+    `allocate` shares the registered blocks of the longest prefix of the request's tokens, in all layers or in none. A
+    shared block is copied before a row writes to it. `reserve` frees blocks behind the window and blocks from `end` on,
+    so a row can be rolled back as far as the `start` of the last call.
     """
 
     def __init__(self, cache: PagedKVCache) -> None:
@@ -164,32 +167,33 @@ class BlockManager(CacheManager):
             limit = max_blocks(window, cache.block_size, cache.chunk, table.size(1))
             self.pools[window] = BlockPool(window, cache.block_size, limit, cache.num_blocks[window], table)
         root = rope_key(cache.config, cache.length)
-        self.hashes = [[root] for _ in range(cache.rows)]  # of the registered blocks of each row, behind a root
+        self.hashes = [[root] for _ in range(cache.rows)]  # of each row: its rope_key, hashes of registered blocks
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int) -> int | None:
         self.free(row)
         hashes = self.chain([rope_key(self.cache.config, rope_length)], tokens[:-1])
-        found, pools = self.longest_prefix(hashes[1:]), self.pools.values()
-        prefixes = [pool.prefix_blocks(hashes[1 : 1 + found]) for pool in pools]
+        num_shared, pools = self.longest_prefix(hashes[1:]), self.pools.values()
+        prefixes = [pool.prefix_blocks(hashes[1 : 1 + num_shared]) for pool in pools]
         for pool, blocks in zip(pools, prefixes):
-            wanted = min(-(-len(tokens) // self.block_size), pool.limit + blocks.count(NULL_BLOCK)) - found
-            if wanted > len(pool.free) - sum(block in pool.free for block in blocks):
+            needed = min(-(-len(tokens) // self.block_size), pool.limit + blocks.count(NULL_BLOCK)) - num_shared
+            if needed > len(pool.free) - sum(block in pool.free for block in blocks):
                 return None
         for pool, blocks in zip(pools, prefixes):
             pool.assign(row, [pool.acquire(block) for block in blocks])
-        self.hashes[row] = hashes[: 1 + found]
+        self.hashes[row] = hashes[: 1 + num_shared]
         self.cache.rope_length[row] = rope_length
-        return found * self.block_size
+        return num_shared * self.block_size
 
     def longest_prefix(self, hashes: Sequence[bytes]) -> int:
-        """How many of the first blocks, by their hashes, are found with all that their windows need."""
-        found, runs = 0, dict.fromkeys(self.pools, 0)
+        """The number of blocks of the longest prefix, given block hashes, whose blocks in the window exist in all
+        pools."""
+        num_shared, runs = 0, dict.fromkeys(self.pools, 0)
         for n, key in enumerate(hashes, 1):
             for window, pool in self.pools.items():
                 runs[window] = runs[window] + 1 if key in pool.hash_to_block else 0
             if all(runs[w] >= n - pool.first_visible(n * self.block_size) for w, pool in self.pools.items()):
-                found = n
-        return found
+                num_shared = n
+        return num_shared
 
     def reserve(self, row: int, start: int, end: int) -> bool:
         if not all(pool.has_capacity(row, start, end) for pool in self.pools.values()):
@@ -198,7 +202,7 @@ class BlockManager(CacheManager):
             new, copied = pool.reserve(row, start, end)
             for cache in self.cache.layers if new else ():
                 for entry in cache.entries.values() if cache.window == window else ():
-                    entry[new] = 0  # see CacheManager: NaN of an earlier row would not be hidden by a mask
+                    entry[new] = 0  # a mask does not hide NaN of an earlier row, see CacheManager
                     if copied:
                         entry[copied[1]] = entry[copied[0]]
         del self.hashes[row][1 + start // self.block_size :]
@@ -211,7 +215,7 @@ class BlockManager(CacheManager):
             pool.register(row, known - 1, self.hashes[row][known:])
 
     def chain(self, hashes: list[bytes], tokens: Sequence[int]) -> list[bytes]:
-        """The hashes of whole blocks of tokens, each made from the one before; the first `hashes` are known."""
+        """`hashes` and those of the further full blocks of tokens, each computed from the hash before it."""
         hashes = list(hashes)
         for start in range((len(hashes) - 1) * self.block_size, len(tokens) - self.block_size + 1, self.block_size):
             block = array("q", tokens[start : start + self.block_size]).tobytes()
@@ -247,5 +251,5 @@ class BlockManager(CacheManager):
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
         if not self.can_continue(row, (length - 1) // self.block_size * self.block_size):
-            raise UserError(f"a row no longer holds its first {length} tokens: they cannot be kept")
+            raise UserError(f"a row no longer has the blocks of its first {length} tokens: they cannot be saved")
         return super().dump(row, length)

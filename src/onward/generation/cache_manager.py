@@ -1,4 +1,4 @@
-"""Which request owns which row of a cache, and what memory the row has; tensors of the cache are moved, never computed.
+"""Assigns rows of a cache and their memory to requests; vectors of the cache are copied, never computed.
 
 Shapes: T tokens.
 """
@@ -16,15 +16,15 @@ from onward.model.config import DecoderConfig, at
 
 
 class CacheManager:
-    """Gives the rows of a contiguous KVCache to requests.
+    """Assigns the rows of a contiguous KVCache to requests.
 
-    A scheduler calls `allocate` when it gives a row to a request, `reserve` before each call of the model,
-    `register_prefix` when tokens are in the row, and `free` when it takes the row back.
+    A scheduler calls `allocate` when it assigns a row to a request, `reserve` before each call of the model,
+    `register_prefix` after the call, and `free` when the request leaves the row.
 
-    A freed row is set to zero: a mask of minus infinity hides numbers, but NaN times zero is NaN.
+    A freed row is set to zero: a masked key has weight 0, but 0 * NaN is NaN.
     """
 
-    block_size = 1  # positions that get memory together
+    block_size = 1  # positions per block; a contiguous cache has no blocks
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
@@ -32,9 +32,9 @@ class CacheManager:
         self.used = [0] * cache.rows  # of each row: positions that may have been written, padding included
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int) -> int | None:
-        """Give a row to a request that has these tokens so far and reaches at most `rope_length` positions.
+        """Assign a row to a request with these tokens, which will have at most `rope_length` tokens.
 
-        Returns how many of the first tokens the row holds already, always fewer than all, or None where there is not
+        Returns the number of first tokens that the row holds already, always fewer than all, or None where there is not
         enough memory now.
         """
         self.starts[row] = 0
@@ -42,7 +42,7 @@ class CacheManager:
         return 0
 
     def reserve(self, row: int, start: int, end: int) -> bool:
-        """Make positions start to end - 1 of a row writable, at most a chunk; the row holds all before them.
+        """Make positions start to end - 1 of a row writable, at most a chunk; the row holds the positions before them.
 
         Returns False, and changes nothing, where there is not enough memory.
         """
@@ -56,18 +56,19 @@ class CacheManager:
         """Note that a row holds these tokens, so that requests that begin with them may share its memory."""
 
     def free(self, row: int) -> None:
-        """Take a row back; its memory may go to others."""
+        """Free a row and its memory."""
         for cache in self.cache.layers:
             for entry in cache.entries.values():
                 entry[row, : self.used[row]].zero_()
         self.starts[row] = self.used[row] = 0
 
     def can_continue(self, row: int, position: int) -> bool:
-        """Whether a row still holds all that tokens from `position` on see: window layers forget."""
+        """Whether a row holds all positions that queries from `position` on attend to; window layers overwrite old
+        ones."""
         return position >= self.starts[row] or not any(cache.window for cache in self.cache.layers)
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Row `target` becomes a copy of the first `length` positions of row `source`, and gets its rope_length."""
+        """Copy the first `length` positions of row `source`, and its rope_length, to row `target`."""
         self.cache.rope_length[target] = self.cache.rope_length[source]
         self.starts[target], self.used[target] = self.starts[source], self.used[source]
         for cache in self.cache.layers:
@@ -75,12 +76,12 @@ class CacheManager:
                 entry[target, :length] = entry[source, :length]
 
     def move(self, source: int, target: int) -> None:
-        """Row `target`, which is free, becomes row `source`, which is then free."""
+        """Move row `source` to row `target`, which is free."""
         self.fork(source, target, self.used[source])
         self.free(source)
 
     def reorder(self, index: Sequence[int]) -> None:
-        """The first rows become the rows of the index, in which some may be left out and others repeated."""
+        """Copy row index[i] to row i for every i; rows may be left out or repeated."""
         rows = torch.tensor(index, device=self.cache.rope_length.device)
         entries = (entry for cache in self.cache.layers for entry in cache.entries.values())
         for tensor in [self.cache.rope_length, *entries]:
@@ -89,8 +90,8 @@ class CacheManager:
         self.used[: len(index)] = [self.used[row] for row in index]
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
-        """What a row that holds `length` tokens needs to go on, from the last of them: for every layer and entry the
-        vectors (T, ...) of all tokens or, in a window layer, of the last ones."""
+        """The entries that a row with `length` tokens needs to continue from the last token: "layer.entry" -> vectors
+        (T, ...) of all tokens or, in window layers, of the last tokens."""
         return {
             f"{layer}.{name}": entry[index][0]
             for layer, cache, index in self.needed(row, length)
@@ -98,13 +99,13 @@ class CacheManager:
         }
 
     def load(self, row: int, length: int, vectors: Mapping[str, Tensor]) -> None:
-        """Write what `dump` returned to a row for which length - 1 to `length` is reserved."""
+        """Write the vectors that `dump` returned to a row; position length - 1 must be reserved."""
         for layer, cache, index in self.needed(row, length):
             for name, entry in cache.entries.items():
                 entry[index] = vectors[f"{layer}.{name}"][None].to(entry.device)
 
     def needed(self, row: int, length: int) -> Iterator[tuple[int, LayerCache, tuple[Tensor, Tensor]]]:
-        """Each layer, its cache and the indices of what is seen from the block of position length - 1 on."""
+        """Each layer, its cache, and the indices of the positions that the block of position length - 1 attends to."""
         size = self.block_size
         for layer, cache in enumerate(self.cache.view(row, row + 1).layers):
             first = max(0, (length - 1) // size * size - cache.window + 1) // size * size if cache.window else 0
@@ -114,8 +115,8 @@ class CacheManager:
 
 @lru_cache(maxsize=256)
 def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
-    """What rotations depend on in a row of this `rope_length`: rows with the same key rotate alike."""
+    """A key that is equal for rows with equal rotations: cosines and sines at position 1 for this `rope_length`."""
     one, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
     widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
-    found = [position.rotation(width, one, length) for position, width in dict.fromkeys(widths)]
-    return repr([[t.tolist() for t in turn] for turn in found if turn]).encode()
+    rotations = [position.rotation(width, one, length) for position, width in dict.fromkeys(widths)]
+    return repr([[t.tolist() for t in rotation] for rotation in rotations if rotation]).encode()

@@ -24,8 +24,8 @@ from onward.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # that fit are allowed, not only those the tokenizer would choose
-SPACE = r"[ ]?|\n[ ]{0,40}"  # white space between the parts of JSON: one line or indented, but bounded
+ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # allow every tokenization of a text, not only the tokenizer's
+SPACE = r"[ ]?|\n[ ]{0,40}"  # white space between JSON tokens: at most one space, or a new line with at most 40 spaces
 
 
 def constraint(
@@ -34,8 +34,9 @@ def constraint(
     """The constraint of the options' `regex` or `json_schema`, over the first `size` token ids; None without either.
 
     Regular expressions are those of Rust's regex crate, which must match the whole answer: Unicode classes, no
-    look-around, no back-references, no `\\b`. Schemas with a keyword that is not supported are a UserError, as are
-    constraints that no tokens of the model meet. `end` are the token ids allowed exactly where the answer is complete.
+    look-around, no back-references, no `\\b`. Schemas with a keyword that is not supported raise a UserError, as do
+    constraints that no tokens of the model can meet. `end` are token ids that are allowed only where the answer is
+    complete.
     """
     if options.regex:
         what, text = "regex", options.regex
@@ -91,7 +92,8 @@ class TextConstraint:
         return result
 
     def after(self, text: str) -> TextConstraint:
-        """A copy for an answer that follows a text; without one, tokens that lose their first space are not allowed."""
+        """A copy for an answer that follows `text`; after an empty text, tokens that lose their first space are
+        excluded."""
         result = self.copy()
         if not text:
             result.mask = self.mask & ~self.known.spaced
@@ -100,10 +102,10 @@ class TextConstraint:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """All tokens, in the form that llguidance takes."""
+    """The tokens of a tokenizer for llguidance."""
 
     inner: LLTokenizer
-    spaced: Tensor  # (V,), those that lose their first space where a text begins
+    spaced: Tensor  # (V,), True for tokens that lose their first space at the beginning of a text
 
 
 @lru_cache(maxsize=2)
@@ -116,7 +118,7 @@ def vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
     class Tokens:
         is_tokenizer_wrapper = True
         tokens = (*pieces, b"")
-        bos_token_id, eos_token_id, special_token_ids = None, size, (size,)  # its end token is none of ours
+        bos_token_id, eos_token_id, special_token_ids = None, size, (size,)  # an end token that the model does not have
 
         def __call__(self, text: str) -> list[int]:
             return tokenizer.encode(text, special=False)
@@ -127,7 +129,7 @@ def vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
 
 
 def read_schema(text: str) -> str:
-    """A schema with our white space, unless it sets its own under llguidance's key."""
+    """A schema with the white space SPACE, unless it sets `x-guidance` itself."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:

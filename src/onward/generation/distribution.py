@@ -1,4 +1,4 @@
-"""From logits to a token: the distribution that every path samples from, and the draw.
+"""The distribution of the next token, computed from logits, and how a token is drawn from it.
 
 Shapes: B rows, V vocabulary.
 """
@@ -25,10 +25,9 @@ def next_token_distribution(
     """The probabilities (B, V) of the next token, in fp32, from logits (B, V) and one Sampling for all or per row.
 
     `history` are the tokens of each row, of which the first `prompt_lengths` are its prompt (all of them by default);
-    `allowed` (V,) or (B, V) is False for tokens that must not come, by a constraint for instance. What a Sampling asks
-    for acts in this order: logit_bias, repetition_penalty, frequency_penalty and presence_penalty,
-    no_repeat_ngram_size, suppress_tokens, `allowed`, forced_tokens, processors, temperature, top_k, top_p, min_p,
-    typical_p.
+    `allowed` (V,) or (B, V) is False for tokens that must not be generated. A Sampling is applied in this order:
+    logit_bias, repetition_penalty, frequency_penalty and presence_penalty, no_repeat_ngram_size, suppress_tokens,
+    `allowed`, forced_tokens, processors, temperature, top_k, top_p, min_p, typical_p.
     """
     rows = [samplings] * len(logits) if isinstance(samplings, Sampling) else list(samplings)
     return process_logits(logits, rows, History(history or [()] * len(rows), prompt_lengths), allowed).softmax(-1)
@@ -42,7 +41,7 @@ class History:
         self.prompt_lengths = [len(text) for text in texts] if prompt_lengths is None else prompt_lengths
 
     def num_generated(self) -> list[int]:
-        """How many tokens each row has generated."""
+        """The number of generated tokens of each row."""
         return [len(text) - length for text, length in zip(self.texts, self.prompt_lengths)]
 
     def text(self, row: int) -> Sequence[int]:
@@ -50,11 +49,11 @@ class History:
         return self.texts[row]
 
     def seen(self, like: Tensor) -> Tensor:
-        """Which tokens a row holds, (B, V)."""
+        """Whether each token is in the prompt or answer of a row, (B, V) of bool."""
         return counts(like, self.texts) > 0
 
     def generated(self, like: Tensor) -> Tensor:
-        """How often a row has generated each token, (B, V)."""
+        """The number of times that a row has generated each token, (B, V)."""
         return counts(like, [text[length:] for text, length in zip(self.texts, self.prompt_lengths)])
 
     def repeats(self, row: int, size: int) -> Iterable[int]:
@@ -71,39 +70,39 @@ def process_logits(
 ) -> Tensor:
     """The logits whose softmax is the distribution; arguments as of `next_token_distribution`.
 
-    What a processor of a row raises goes into `errors`, if it is given, under the row.
+    An exception of a processor is stored in `errors` under its row or, without `errors`, raised.
     """
     z = logits.float()
 
-    def asked(name: str) -> bool:  # by any row
+    def is_set(name: str) -> bool:  # in any row
         return any(getattr(row, name) != getattr(DEFAULT, name) for row in rows)
 
     def each(name: str) -> list[Any]:
         return [getattr(row, name) for row in rows]
 
-    if asked("logit_bias"):
+    if is_set("logit_bias"):
         z = z.clone()
         for row, sampling in enumerate(rows):
             if sampling.logit_bias:
                 z[row, list(sampling.logit_bias)] += z.new_tensor(list(sampling.logit_bias.values()))
-    if asked("repetition_penalty"):
+    if is_set("repetition_penalty"):
         z = p.penalize_repetition(z, each("repetition_penalty"), history.seen(z))
-    if asked("frequency_penalty") or asked("presence_penalty"):
+    if is_set("frequency_penalty") or is_set("presence_penalty"):
         z = p.penalize_counts(z, each("frequency_penalty"), each("presence_penalty"), history.generated(z))
-    if asked("no_repeat_ngram_size"):
+    if is_set("no_repeat_ngram_size"):
         z = p.ban(z, [sorted(history.repeats(i, row.no_repeat_ngram_size)) for i, row in enumerate(rows)])
-    if asked("suppress_tokens"):
+    if is_set("suppress_tokens"):
         z = p.ban(z, each("suppress_tokens"))
     if allowed is not None:
         z = z.masked_fill(~allowed, -math.inf)
-    if asked("forced_tokens"):
+    if is_set("forced_tokens"):
         new = history.num_generated()
         z = p.force(z, [row.forced_tokens[n] if n < len(row.forced_tokens) else None for row, n in zip(rows, new)])
-    if asked("processors"):
+    if is_set("processors"):
         z = torch.stack([processed(sampling, history, i, z[i], errors) for i, sampling in enumerate(rows)])
     z = p.apply_temperature(z, each("temperature"))
     for name, keep in KEEP.items():
-        if asked(name):
+        if is_set(name):
             z = keep(z, each(name))
     return z
 
@@ -120,10 +119,10 @@ KEEP: dict[str, Callable[[Tensor, Sequence[Any]], Tensor]] = {
 def processed(
     sampling: Sampling, history: History, row: int, logits: Tensor, errors: dict[int, Exception] | None
 ) -> Tensor:
-    """The logits (V,) of a row after the user's processors."""
+    """The logits (V,) of a row after the processors of its Sampling."""
     try:
         for processor in sampling.processors:
-            changed = processor(history.text(row), logits.clone())  # which may be changed in place
+            changed = processor(history.text(row), logits.clone())  # a processor may change its argument
             if not isinstance(changed, Tensor) or changed.shape != logits.shape:
                 raise UserError(f"a processor gave {getattr(changed, 'shape', changed)!r}: it must return logits (V,)")
             logits = changed
@@ -135,7 +134,7 @@ def processed(
 
 
 def counts(like: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
-    """How often each token is in each text, (B, V)."""
+    """The number of times that each token is in each text, (B, V), with the dtype and device of `like` (B, V)."""
     rows = torch.tensor([row for row, text in enumerate(texts) for _ in text], dtype=torch.long, device=like.device)
     tokens = torch.tensor([token for text in texts for token in text], dtype=torch.long, device=like.device)
     return torch.zeros_like(like).index_put_((rows, tokens), like.new_ones(()), accumulate=True)
@@ -147,8 +146,7 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2 ** 64 over the golden ratio
 def counter_hash(seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
     """64 random bits as int64, a pure function of a seed, a token index and a purpose, all int64.
 
-    The counter-based generator SplitMix64 (Steele et al. 2014): so a draw does not depend on other rows or on how
-    many were made before it.
+    The counter-based generator SplitMix64 (Steele et al. 2014): a draw depends on no other row and no earlier draw.
     """
     step = signed(GOLDEN)
     offset = purpose * step if isinstance(purpose, Tensor) else signed(purpose * GOLDEN % (1 << 64))

@@ -1,4 +1,4 @@
-"""Drafts: what proposes tokens for speculative decoding.
+"""Drafts, which propose tokens for speculative decoding.
 
 Shapes: B requests, K proposed tokens, D d_model, V vocabulary.
 """
@@ -27,13 +27,13 @@ from onward.model.decoder import Decoder, without_dropout
 
 
 class Draft(Protocol):
-    """Where proposals come from."""
+    """Proposes tokens that the model then verifies. A draft serves one engine at a time."""
 
     num_draft_tokens: int  # the most tokens it proposes
-    manager: CacheManager | None  # of its own cache, with the rows of the engine's
+    manager: CacheManager | None  # of the draft's own cache, whose row i belongs to row i of the engine
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        """Make ready for this many rows of this length, of a model with this vocabulary."""
+        """Prepare for an engine: its rows, their length, the most tokens per call, and the size of the vocabulary."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         """At most `room` tokens for each request; request i is in row i."""
@@ -41,7 +41,8 @@ class Draft(Protocol):
 
 
 class LookupDraft:
-    """Proposes what followed the last tokens where they stood before in the text (prompt look-up, Saxena 2023)."""
+    """Proposes the tokens that followed the last occurrence of the last n-gram of the text (prompt lookup decoding,
+    Saxena 2023)."""
 
     manager: CacheManager | None = None
 
@@ -52,7 +53,7 @@ class LookupDraft:
         self.indices: WeakKeyDictionary[Request, LookupIndex] = WeakKeyDictionary()
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        """Nothing has to be made ready."""
+        """A look-up needs no preparation."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         proposals = []
@@ -65,13 +66,13 @@ class LookupDraft:
 
 
 class LookupIndex:
-    """Where each sequence of at most `ngram` tokens of a text ended last, so that a token more costs no search."""
+    """The end of the last occurrence of each n-gram of at most `ngram` tokens of a text; a new token costs O(ngram)."""
 
     def __init__(self, ngram: int) -> None:
         self.ngram, self.tokens, self.ends = ngram, list[int](), dict[tuple[int, ...], int]()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Continue the text."""
+        """Append tokens to the text."""
         for token in tokens:
             end = len(self.tokens)
             for size in range(1, min(self.ngram, end) + 1):
@@ -79,7 +80,7 @@ class LookupIndex:
             self.tokens.append(token)
 
     def find(self, most: int) -> list[int]:
-        """What followed the longest sequence of last tokens where it stood last before; nothing if it is new."""
+        """At most `most` tokens that followed the last occurrence of the longest n-gram that ends the text; or none."""
         for size in range(min(self.ngram, len(self.tokens) - 1), 0, -1):
             end = self.ends.get(tuple(self.tokens[-size:]))
             if end is not None:
@@ -88,7 +89,7 @@ class LookupIndex:
 
 
 class ModelDraft:
-    """Proposes what a smaller model with the same vocabulary would say."""
+    """Proposes tokens that a smaller model with the same vocabulary samples."""
 
     def __init__(self, model: Decoder, num_draft_tokens: int = 4) -> None:
         if num_draft_tokens < 1:
@@ -108,13 +109,13 @@ class ModelDraft:
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         seeds, room = torch.tensor([r.seed for r in requests]), list(room)
         tokens: list[list[int]] = [[] for _ in requests]
-        found: list[Tensor] = []
+        distributions: list[Tensor] = []  # of each step, (B, V)
         with without_dropout(self.model):
             last = self.catch_up(requests)
             for step in range(max(room)):
                 p = self.distribution(last, requests, tokens)
                 index = torch.tensor([len(r.tokens) + step for r in requests])
-                found.append(p)
+                distributions.append(p)
                 finite = p.isfinite().all(-1).tolist()
                 room = [most if ok else min(most, step) for most, ok in zip(room, finite)]
                 for new, token in zip(tokens, draw(p, seeds, index, DRAFT).tolist()):
@@ -128,25 +129,26 @@ class ModelDraft:
         for request, most in zip(requests, room):
             request.num_draft_cached = request.num_context_tokens + max(0, most - 1)
         return [
-            Proposal(new[:most], torch.stack([p[i] for p in found[:most]]) if most else None)
+            Proposal(new[:most], torch.stack([p[i] for p in distributions[:most]]) if most else None)
             for i, (new, most) in enumerate(zip(tokens, room))
         ]
 
     def distribution(self, last: Tensor, requests: Sequence[Request], proposed: Sequence[Sequence[int]]) -> Tensor:
-        """The draft's distributions (B, V) from hidden states (B, 1, D), shaped as each request asks."""
+        """The draft's distributions (B, V) from hidden states (B, 1, D), after each request's Sampling."""
         logits = self.model.logits(last)[:, 0, : self.vocab_size]  # vocabularies differ in their padding
         logits = F.pad(logits, (0, self.vocab_size - logits.size(1)), value=-math.inf)
         history = RequestHistory(requests, list(enumerate(proposed)), self.counts, self.ngrams)
-        errors: dict[int, Exception] = {}  # what fails here fails again where proposals are verified
+        errors: dict[int, Exception] = {}  # a processor that fails here fails again when proposals are verified
         return process_logits(logits, [r.sampling for r in requests], history, None, errors).softmax(-1).cpu()
 
     def catch_up(self, requests: Sequence[Request]) -> Tensor:
-        """The hidden states (B, 1, D) of the last tokens, once all that is new has been fed."""
+        """Feed the tokens that the draft's cache lacks; returns the hidden states (B, 1, D) of the last tokens."""
         assert self.manager is not None
-        cached = [min(r.num_draft_cached, r.num_cached) for r in requests]  # proposals that were refused do not count
+        cached = [min(r.num_draft_cached, r.num_cached) for r in requests]  # refused proposals are rolled back
         last: list[Tensor] = []
         while not last or any(n < r.num_context_tokens for r, n in zip(requests, cached)):
-            starts = [min(n, r.num_context_tokens - 1) for r, n in zip(requests, cached)]  # the last may come again
+            # at least the last token is fed
+            starts = [min(n, r.num_context_tokens - 1) for r, n in zip(requests, cached)]
             pieces = [r.context_from(n)[: self.manager.cache.chunk] for r, n in zip(requests, starts)]
             hidden = self.forward(pieces, starts)
             last = [hidden[row, len(piece) - 1] for row, piece in enumerate(pieces)]
@@ -154,9 +156,9 @@ class ModelDraft:
         return torch.stack(last)[:, None]
 
     def forward(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """The hidden states of tokens; those that the draft does not know are read as its last token."""
+        """The hidden states (B, T, D) of tokens; ids outside the draft's vocabulary are replaced by its last id."""
         assert self.manager is not None
-        unknown = self.model.config.vocab_size - 1
+        last_id = self.model.config.vocab_size - 1
         for row, (piece, start) in enumerate(zip(pieces, starts)):
             self.manager.reserve(row, start, start + len(piece))
-        return self.runner.forward_rows(0, [[min(token, unknown) for token in p] for p in pieces], starts)
+        return self.runner.forward_rows(0, [[min(token, last_id) for token in p] for p in pieces], starts)

@@ -1,4 +1,4 @@
-"""The engine: many requests over one cache. A step is: schedule, run, sample, hand out.
+"""The engine: continuous batching of requests over one cache. A step is: schedule, forward, sample, distribute.
 
 Shapes: B requests, T tokens in one call, D d_model, V vocabulary.
 """
@@ -31,15 +31,15 @@ STEP = 256  # slots by which a cache grows
 class Engine:
     """Continues many requests over one cache (continuous batching, Yu et al. 2022, Orca).
 
-    A request's tokens depend on its own prompt, options and seed, not on its company. One that cannot go on (no token
-    is allowed, its logits are NaN, a function of the user raises, the cache is too small) fails alone: its
-    `finish_reason` is "error", `error` says why, and the others go on.
+    The tokens of a request depend on its prompt, options and seed, not on other requests. A request that cannot
+    continue (no token is allowed, its logits are NaN, a function of the user raises, the cache is too small) fails
+    alone: its `finish_reason` is "error", and `error` is the exception.
 
-    `stop_token_ids` end an answer, besides those of its request; `allowed` (V,) is False for tokens that are never
-    sampled. Where prompt and new tokens are more than `length`, by default the model's context, that is a UserError or,
-    with `slide`, the row continues from the later half of its context whenever that is full. A `draft` proposes tokens
-    that the model then verifies together (speculative decoding). Prompts that have been read are kept in `files` and
-    found there again. At most `rows` requests are active at a time, by default 16 or as many as the `cache` has, which
+    `stop_token_ids` end an answer, in addition to those of its request; `allowed` (V,) is False for tokens that are
+    never sampled. Prompt and new tokens beyond the length of the context or the cache are a UserError in `add` or, with
+    `slide`, the request continues from the later half of its context whenever the context is full. A `draft` proposes
+    tokens that the model then verifies together (speculative decoding). Prefilled prompts are saved in `files` and
+    loaded from there. At most `rows` requests are active at a time, by default 16 or as many as the `cache` has, which
     by default is contiguous and grows; with a draft its chunk must exceed `draft.num_draft_tokens`.
     """
 
@@ -55,16 +55,18 @@ class Engine:
         draft: Draft | None = None,
         files: PrefixFiles | None = None,
     ) -> None:
-        length, ahead = model.config.context_length, draft.num_draft_tokens if draft else 0
+        length, num_draft_tokens = model.config.context_length, draft.num_draft_tokens if draft else 0
         if rows is None:
             rows = 16 if cache is None else cache.cache.rows
         if rows < 1 or (cache and rows > cache.cache.rows):
             raise UserError(f"rows is {rows}: it must be at least 1, and at most the rows of the cache")
         if cache and len(cache.cache.layers) != model.config.n_layers:
             raise UserError("the cache belongs to another model: make one from this model's config")
-        if cache and draft and cache.cache.chunk <= ahead:
-            raise UserError(f"the cache takes {cache.cache.chunk} tokens at a time: speculation needs {ahead + 1}")
-        cache = cache or growing_cache(model, rows, length, max(min(CHUNK, length), ahead + 1))
+        if cache and draft and cache.cache.chunk <= num_draft_tokens:
+            raise UserError(
+                f"the cache takes {cache.cache.chunk} tokens at a time: speculation needs {num_draft_tokens + 1}"
+            )
+        cache = cache or growing_cache(model, rows, length, max(min(CHUNK, length), num_draft_tokens + 1))
         self.model, self.length, self.slide, self.draft = model, min(length, cache.cache.length), slide, draft
         self.stop_token_ids = frozenset(stop_token_ids)
         if draft:
@@ -73,18 +75,18 @@ class Engine:
             PrefixCache(cache, files),
             rows,
             self.length,
-            num_draft_tokens=ahead,
+            num_draft_tokens=num_draft_tokens,
             draft_manager=draft.manager if draft else None,
         )
         self.runner, self.sampler = Runner(model, cache.cache), Sampler(allowed)
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or is active."""
+        """Whether any request is waiting or active."""
         return bool(self.scheduler.waiting or self.scheduler.active)
 
     def add(self, request: Request) -> Request:
-        """Take a request; it waits until there is room for it. A UserError where it can never be answered."""
+        """Queue a request. Raises a UserError where it can never be answered."""
         check(request, self.model.config, self.length, self.slide)
         request.stop_token_ids |= self.stop_token_ids
         if request.max_new_tokens:
@@ -99,14 +101,14 @@ class Engine:
         request.finish_reason = request.finish_reason or "cancelled"
 
     def run(self) -> Iterator[tuple[Request, int]]:
-        """Go on until every request is done; yields (request, token) as tokens come, a stop token not among them."""
-        with without_dropout(self.model):  # once, instead of in every step
+        """Step until every request is done; yields (request, token) for each generated token except stop tokens."""
+        with without_dropout(self.model):  # here rather than in every step
             while self.busy:
                 yield from self.step()
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, int]]:
-        """Schedule, run, sample, hand out; returns the new tokens."""
+        """Run one step; returns the new tokens of all requests."""
         with without_dropout(self.model):
             schedule = self.scheduler.schedule()
             requests, proposals, hidden = self.forward(schedule)
@@ -114,13 +116,13 @@ class Engine:
                 return []
             logits = self.model.logits(torch.cat(hidden)[None])[0]
             sampled, self.runner.sampled = self.sampler.sample(logits, requests, proposals)
-            new = self.hand_out(requests, proposals, sampled, logits)
+            new = self.distribute(requests, proposals, sampled, logits)
             self.scheduler.release(requests)
             return new
 
     def forward(self, schedule: Schedule) -> tuple[list[Request], list[Proposal], list[Tensor]]:
-        """Run the model; returns the requests that sample, what a draft proposes to each, and the hidden states (T, D)
-        after its last token and after each proposed one."""
+        """Run the model; returns the requests that sample a token, the draft's proposal for each, and the hidden states
+        (T, D) of its last token and of each proposed token."""
         requests, proposals, hidden = list(schedule.decode), [Proposal() for _ in schedule.decode], list[Tensor]()
         if requests:
             if self.draft:
@@ -130,29 +132,29 @@ class Engine:
         if schedule.prefill:
             pieces, first = [piece for _, piece in schedule.prefill], self.scheduler.num_decoding
             starts = [request.num_cached for request, _ in schedule.prefill]
-            read = self.runner.forward_rows(first, pieces, starts)
+            prefill_hidden = self.runner.forward_rows(first, pieces, starts)
             for place in self.scheduler.prefilled(schedule):
                 request, end = schedule.prefill[place][0], len(pieces[place])
                 requests.append(request)
                 proposals.append(Proposal())
-                hidden.append(read[place, end - 1 : end])
+                hidden.append(prefill_hidden[place, end - 1 : end])
         return requests, proposals, hidden
 
-    def hand_out(
+    def distribute(
         self,
         requests: Sequence[Request],
         proposals: Sequence[Proposal],
         sampled: Sequence[list[int] | Exception],
         logits: Tensor,
     ) -> list[tuple[Request, int]]:
-        """Give sampled tokens to their requests, and end those that are done or have failed."""
+        """Append sampled tokens to their requests, and fail requests with an error; returns the new tokens."""
         new: list[tuple[Request, int]] = []
         row = 0
         for request, proposal, tokens in zip(requests, proposals, sampled):
             end = row + 1 + len(proposal.tokens)
             if isinstance(tokens, Exception):
-                unknown = isinstance(tokens, NotANumber)
-                self.scheduler.fail(request, nan_error(self.model, request.context) if unknown else tokens)
+                is_nan = isinstance(tokens, NotANumber)
+                self.scheduler.fail(request, nan_error(self.model, request.context) if is_nan else tokens)
             else:
                 try:
                     new += receive(request, proposal, tokens, logits[row:end])
@@ -165,7 +167,7 @@ class Engine:
 def receive(
     request: Request, proposal: Proposal, tokens: Sequence[int], logits: Tensor
 ) -> Iterator[tuple[Request, int]]:
-    """Append tokens, sampled from logits (T, V), to a request's answer, up to its end; yields those appended."""
+    """Append tokens, sampled from logits (T, V), to a request up to the end of its answer; yields appended tokens."""
     logprobs = token_logprobs(logits[: len(tokens)], tokens, request.num_logprobs)
     request.steps += 1
     request.num_accepted += len(tokens) - 1
@@ -188,12 +190,12 @@ def receive(
 
 
 def growing_cache(model: Decoder, rows: int, length: int, chunk: int) -> CacheManager:
-    """A contiguous cache in the model's precision that gets slots as its rows grow."""
+    """A contiguous cache in the model's dtype that grows with its rows."""
     return CacheManager(KVCache(model.config, rows, length, chunk, step=STEP, device=model.device, dtype=model.dtype))
 
 
 def generate(model: Decoder, requests: Sequence[Request], **options: Any) -> Iterator[tuple[Request, int]]:
-    """Continue all requests together by an Engine with these options; yields (request, token) as tokens come.
+    """Continue requests by an Engine with these options; yields (request, token) for each token.
 
     Raises the error of a request that failed once all others are done.
     """

@@ -1,6 +1,6 @@
-"""What earlier tokens of requests say to penalties, kept up to date token by token instead of counted anew each step.
+"""Counts and n-grams of earlier tokens for penalties, updated token by token instead of recomputed in each step.
 
-Shapes: N places (a request's next token, or one after some proposed tokens), B rows, V vocabulary.
+Shapes: N places (after the last token of a request, and after each proposed token), B rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from onward.generation.request import Request
 
 
 class NgramIndex:
-    """Which tokens followed each sequence of `size` - 1 tokens of a text."""
+    """The tokens that followed each sequence of `size` - 1 tokens of a text."""
 
     def __init__(self, size: int) -> None:
         self.size, self.tokens = size, list[int]()
         self.following: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
 
     def push(self, token: int) -> None:
-        """Continue the text by a token."""
+        """Append a token to the text."""
         self.tokens.append(token)
         if len(self.tokens) >= self.size:
             self.following[tuple(self.tokens[-self.size : -1])].append(token)
 
     def pop(self) -> None:
-        """Take the last token back."""
+        """Remove the last token."""
         if len(self.tokens) >= self.size:
             self.following[tuple(self.tokens[-self.size : -1])].pop()
         self.tokens.pop()
@@ -42,15 +42,15 @@ class NgramIndex:
 
 
 class TokenCounts:
-    """Which tokens the prompts of requests hold, and how often each token was generated, on the device."""
+    """Which tokens are in the prompts of requests, and the number of times each token was generated, on the device."""
 
     def __init__(self) -> None:
         self.requests: list[Request | None] = []  # of each row
-        self.counted: list[int] = []  # generated tokens that are counted, of each row
+        self.counted: list[int] = []  # number of generated tokens counted so far, of each row
         self.prompts = self.generated = torch.empty(0, 0)  # (B, V) of bool, (B, V)
 
     def update(self, requests: Sequence[Request], like: Tensor) -> None:
-        """Make row i that of request i, counting what is new."""
+        """Assign row i to request i, and count new tokens; `like` (B, V) gives V and the device."""
         rows = len(requests)
         if rows > len(self.prompts) or self.prompts.device != like.device:
             self.requests, self.counted = [None] * rows, [0] * rows
@@ -69,7 +69,7 @@ class TokenCounts:
 
 
 class RequestHistory(History):
-    """The history of places: after all tokens of a request and of those proposed to follow them."""
+    """The history of each place: the tokens of a request, and the proposed tokens before the place."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class RequestHistory(History):
         counts: TokenCounts,
         ngrams: WeakKeyDictionary[Request, NgramIndex],
     ) -> None:
-        self.requests, self.places = requests, places  # of each place: the request, and the tokens that follow its own
+        self.requests, self.places = requests, places  # of each place: index of the request, proposed tokens before it
         self.counts, self.ngrams = counts, ngrams
 
     def num_generated(self) -> list[int]:
@@ -115,7 +115,7 @@ class RequestHistory(History):
             index.push(token)
         for token in proposed:
             index.push(token)
-        found = set(index.repeats())
+        repeats = set(index.repeats())
         for _ in proposed:
             index.pop()
-        return found
+        return repeats

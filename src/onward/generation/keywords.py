@@ -23,7 +23,7 @@ class SearchKeywords(SamplingKeywords, total=False):
 
 
 class BeamKeywords(TypedDict, total=False):
-    """The parameters of `generation.beam.beam_search` that are its own."""
+    """The parameters that only `generation.beam.beam_search` has."""
 
     beams: int
     groups: int
@@ -39,7 +39,7 @@ class BeamSearchKeywords(SearchKeywords, BeamKeywords, total=False):
 
 
 class ContrastiveKeywords(TypedDict, total=False):
-    """The parameters of `generation.contrastive.contrastive_search` that are its own."""
+    """The parameters that only `generation.contrastive.contrastive_search` has."""
 
     alpha: float
     k: int

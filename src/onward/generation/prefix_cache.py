@@ -1,7 +1,7 @@
-"""Prompts that begin alike are read once: one prefix cache, with three backends in the order of their cost.
+"""The prefix cache: requests with a common prefix prefill it once. It has three backends, tried in this order.
 
-Blocks of a paged cache are found by their hash (`BlockManager.allocate`), rows of requests in the cache by comparing
-tokens, and prompts on disk by a hash in their file's name (`PrefixFiles`).
+Blocks of a paged cache are found by their hash (`BlockManager.allocate`), rows of other requests by comparing tokens
+(`fork`), and prompts on disk by a hash in the name of their file (`PrefixFiles`).
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from onward.generation.prefix_files import PrefixFiles
 
 
 class PrefixCache:
-    """Gives rows to requests with as much of their prompt as is known from elsewhere."""
+    """Allocates rows that hold the longest cached prefix of their tokens."""
 
     def __init__(self, manager: CacheManager, files: PrefixFiles | None = None) -> None:
         self.manager, self.files = manager, files
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]]) -> int | None:
-        """As `CacheManager.allocate`; `rows` are the tokens that each row of the cache holds."""
-        found = self.manager.allocate(row, tokens, rope_length)
-        if found is None:
+        """As `CacheManager.allocate`; `rows` are the cached tokens of each row in use."""
+        cached = self.manager.allocate(row, tokens, rope_length)
+        if cached is None:
             return None
-        found = max(found, self.fork(row, tokens, rope_length, rows, found))
-        return self.files.load(self.manager, row, tokens, rope_length, found) if self.files else found
+        cached = max(cached, self.fork(row, tokens, rope_length, rows, cached))
+        return self.files.load(self.manager, row, tokens, rope_length, cached) if self.files else cached
 
-    def fork(self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], found: int) -> int:
-        """Copy the longest common prefix with another row, if it is longer than what is `found`; returns its length."""
-        best, source = found, None
-        for other, held in enumerate(rows):
-            length = min(common_prefix(tokens, held), len(tokens) - 1)
+    def fork(
+        self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], cached: int
+    ) -> int:
+        """Copy the longest common prefix with another row, if it is longer than `cached`; returns its length or 0."""
+        best, source = cached, None
+        for other, row_tokens in enumerate(rows):
+            length = min(common_prefix(tokens, row_tokens), len(tokens) - 1)
             if other != row and length > best and self.manager.can_continue(other, length):
                 best, source = length, other
         config, lengths = self.manager.cache.config, self.manager.cache.rope_length
@@ -41,17 +43,17 @@ class PrefixCache:
         return best
 
     def register(self, row: int, tokens: Sequence[int]) -> None:
-        """Note that a row holds these tokens."""
+        """Register the tokens that a row holds, see `CacheManager.register_prefix`."""
         self.manager.register_prefix(row, tokens)
 
     def keep(self, row: int, tokens: Sequence[int]) -> None:
-        """Keep a prompt that a row holds for other runs of the program."""
+        """Save the tokens that a row holds to a file, if there are files."""
         if self.files:
             self.files.save(self.manager, row, tokens)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many first tokens are equal."""
+    """The number of first tokens that are equal."""
     length = min(len(a), len(b))
     if a[:length] == b[:length]:
         return length

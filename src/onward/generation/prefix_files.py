@@ -1,4 +1,4 @@
-"""Prompts kept on disk: one file per prompt, found again by the tokens a later prompt begins with."""
+"""Prefilled prompts on disk: one file per prompt, found by a hash of its tokens."""
 
 from __future__ import annotations
 
@@ -18,43 +18,44 @@ from onward.model.decoder import Decoder
 
 
 class PrefixFiles:
-    """Rows of caches of one model in a folder, as safetensors: the backend of a PrefixCache that outlives the program.
+    """Rows of caches of one model in a folder, as safetensors: the backend of a PrefixCache that persists.
 
     A file's name is a hash of the tokens, the weights, the config and the form of the cache's entries. A file is
-    written whole or not at all and holds a checksum; one that is damaged, or is not what its name says, is passed
-    over. Files are never removed.
+    written atomically and has a checksum; damaged files and files under a wrong name are ignored. Files are never
+    removed.
     """
 
     def __init__(self, folder: Path, model: Decoder) -> None:
         self.folder, self.model = folder, model
-        self.hashed: tuple[list[tuple[int, int, int]], bytes] = [], b""  # a state of the weights and its hash
+        # versions of the tensors, and the hash of the weights
+        self.hashed: tuple[list[tuple[int, int, int]], bytes] = [], b""
 
-    def load(self, manager: CacheManager, row: int, tokens: Sequence[int], rope_length: int, found: int) -> int:
-        """Fill an allocated row, which holds the first `found` tokens, from the longest file that these tokens begin
-        with; returns how many of the tokens the row holds then, always fewer than all."""
+    def load(self, manager: CacheManager, row: int, tokens: Sequence[int], rope_length: int, cached: int) -> int:
+        """Load the file with the longest prefix of the tokens into an allocated row, which holds the first `cached`
+        tokens; returns the number of first tokens that the row then holds, always fewer than all."""
         names, saved = {path.stem for path in self.folder.glob("*.safetensors")}, []
         if not names:
-            return found
+            return cached
         state = self.name_hash(manager, rope_length)
         for n, token in enumerate(tokens, 1):
             state.update(array("q", [token]))
-            if min(n, len(tokens) - 1) > found and state.hexdigest() in names:
+            if min(n, len(tokens) - 1) > cached and state.hexdigest() in names:
                 saved.append((n, state.hexdigest()))
         chunk = manager.cache.chunk
         for n, name in reversed(saved):
             vectors = read(self.folder / f"{name}.safetensors")
             if vectors is None:
                 continue
-            starts = *range(found, n, chunk), n - 1
+            starts = *range(cached, n, chunk), n - 1
             if not all(manager.reserve(row, start, min(n, start + chunk)) for start in starts):
                 return manager.allocate(row, tokens, rope_length) or 0
             manager.load(row, n, vectors)
             manager.register_prefix(row, tokens[:n])
             return min(n, len(tokens) - 1)
-        return found
+        return cached
 
     def save(self, manager: CacheManager, row: int, tokens: Sequence[int]) -> Path:
-        """Keep a row that holds these tokens and no more than a chunk beyond them; returns its file."""
+        """Save a row that holds these tokens and at most a chunk beyond them; returns the path of the file."""
         state = self.name_hash(manager, int(manager.cache.rope_length[row]))
         state.update(array("q", tokens))
         path = self.folder / f"{state.hexdigest()}.safetensors"
@@ -68,13 +69,13 @@ class PrefixFiles:
         """The state of a file name's hash before the tokens."""
         config, layers = self.model.config, manager.cache.layers
         kinds = [(name, t.dtype, t.shape[2:]) for layer in layers for name, t in layer.entries.items()]
-        made_for = config, kinds, manager.block_size, self.weights(), rope_key(config, rope_length)
-        return hashlib.sha256(repr(made_for).encode())
+        identity = config, kinds, manager.block_size, self.weights(), rope_key(config, rope_length)
+        return hashlib.sha256(repr(identity).encode())
 
     def weights(self) -> bytes:
         """A hash of all weights, computed again when one of them has changed."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        tracked = not any(t.is_inference() for t in tensors)  # those do not tell whether they have changed
+        tracked = not any(t.is_inference() for t in tensors)  # inference tensors have no version counter
         state = [(id(t), t.data_ptr(), t._version) for t in tensors] if tracked else []
         if not tracked or state != self.hashed[0]:
             digest = hashlib.sha256()
@@ -99,11 +100,11 @@ def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
 
 
 def read(path: Path) -> dict[str, Tensor] | None:
-    """The tensors of a file, or None where it is missing, damaged, or holds those of another name."""
+    """The tensors of a file, or None where it is missing, damaged, or saved under another name."""
     try:
         with safe_open(path, framework="pt") as file:
             vectors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            wanted = (file.metadata() or {}).get("sha256")
+            expected = (file.metadata() or {}).get("sha256")
     except (SafetensorError, OSError):
         return None
-    return vectors if wanted == checksum(path.stem, vectors) else None
+    return vectors if expected == checksum(path.stem, vectors) else None

@@ -1,6 +1,6 @@
 """Changes of the logits before a token is sampled, one function per strategy.
 
-Shapes: B rows, V vocabulary. Each takes logits (B, V) in fp32 and what it needs of the rows, a value per row.
+Shapes: B rows, V vocabulary. Each takes logits (B, V) in fp32 and one value per row.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-COLDEST = 1e-6  # a lower temperature would overflow fp32, and samples the same token
-HOTTEST = 1e30  # a higher one would overflow fp32, and samples uniformly as well
+MIN_TEMPERATURE = 1e-6  # lower temperatures count as 0: logits divided by them could overflow fp32
+MAX_TEMPERATURE = 1e30  # a higher one would overflow fp32, and samples uniformly as well
 
 
 def column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -56,27 +56,29 @@ def force(logits: Tensor, token: Sequence[int | None]) -> Tensor:
 
 
 def apply_temperature(logits: Tensor, temperature: Sequence[float]) -> Tensor:
-    """Logits divided by the temperature; at 0 the likeliest token, the first of equals, gets all the probability."""
-    greedy = column([t < COLDEST for t in temperature], logits, torch.bool)
+    """Logits divided by the temperature; at 0 the likeliest token, the first of equals, gets probability 1."""
+    greedy = column([t < MIN_TEMPERATURE for t in temperature], logits, torch.bool)
     top, place = logits.max(-1, keepdim=True)
     best = torch.full_like(logits, -math.inf).scatter_(1, place, torch.where(top > -math.inf, 0.0, top))
-    return torch.where(greedy, best, logits / column([min(max(t, COLDEST), HOTTEST) for t in temperature], logits))
+    return torch.where(
+        greedy, best, logits / column([min(max(t, MIN_TEMPERATURE), MAX_TEMPERATURE) for t in temperature], logits)
+    )
 
 
 def keep_top_k(logits: Tensor, k: Sequence[int]) -> Tensor:
     """Keep the k likeliest tokens, 0 for all; ties with the last of them are kept (Fan et al. 2018)."""
     size = logits.size(1)
-    k = [min(one or size, size) for one in k]
-    best = logits.topk(max((one for one in k if one < size), default=1)).values
-    border = best.gather(1, column([min(one, best.size(1)) - 1 for one in k], logits, torch.long))
-    return logits.masked_fill((logits < border) & column([one < size for one in k], logits, torch.bool), -math.inf)
+    k = [min(value or size, size) for value in k]
+    best = logits.topk(max((value for value in k if value < size), default=1)).values
+    border = best.gather(1, column([min(value, best.size(1)) - 1 for value in k], logits, torch.long))
+    return logits.masked_fill((logits < border) & column([value < size for value in k], logits, torch.bool), -math.inf)
 
 
 def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
     """Keep the smallest set of likeliest tokens whose probability is at least p (Holtzman et al. 2020)."""
     ranked, order = logits.sort(-1, descending=True)
     shares = ranked.softmax(-1)
-    out = shares.cumsum(-1) - shares >= column([one if one < 1 else math.inf for one in p], logits)
+    out = shares.cumsum(-1) - shares >= column([value if value < 1 else math.inf for value in p], logits)
     return logits.masked_fill(out.scatter(1, order, out), -math.inf)
 
 
@@ -93,5 +95,5 @@ def keep_typical(logits: Tensor, p: Sequence[float]) -> Tensor:
     entropy = (shares * surprise).nansum(-1, keepdim=True)  # a token without probability adds nothing
     order = (surprise - entropy).abs().argsort(dim=-1, stable=True)
     ranked = shares.gather(1, order)
-    out = ranked.cumsum(-1) - ranked >= column([one if one < 1 else math.inf for one in p], logits)
+    out = ranked.cumsum(-1) - ranked >= column([value if value < 1 else math.inf for value in p], logits)
     return logits.masked_fill(out.scatter(1, order, out), -math.inf)

@@ -16,10 +16,10 @@ from onward.model.decoder import check_ids
 
 
 class Constraint(Protocol):
-    """The state of a form that an answer must have, such as a regular expression."""
+    """The state of a constraint on the text of an answer, such as a regular expression."""
 
     def allowed(self) -> Tensor:
-        """A mask (V,) that is True for the tokens that may come next."""
+        """A mask (V,) that is True for the tokens that are allowed next."""
         ...
 
     def accept(self, token: int) -> bool:
@@ -41,13 +41,13 @@ class TokenLogprob:
 
 
 def random_seed() -> int:
-    """A seed for a request that is given none."""
+    """The seed of a request without one."""
     return secrets.randbits(63)
 
 
 @dataclass(eq=False)
 class Request:
-    """A prompt that an engine continues: its options, its answer so far, and its place in the engine.
+    """A prompt that an engine continues: its options, its answer so far, and its state in the engine.
 
     A token of `stop_token_ids` ends the answer and is not part of it; none is generated before `min_new_tokens`.
     `stop` is called with each new token and returns whether the answer ends with it. Equal seeds give equal answers.
@@ -69,7 +69,7 @@ class Request:
     start: int = 0  # index in prompt + tokens where the context begins
     num_cached: int = 0  # tokens of the context that the cache holds
     num_draft_cached: int = 0  # tokens of the context that the draft's cache holds
-    arrival: int = 0  # arrival order
+    arrival: int = 0  # number of requests that the engine received before it
     steps: int = 0  # steps that sampled a token or more
     num_drafted: int = 0  # drafted tokens that were verified
     num_accepted: int = 0  # drafted tokens that were accepted
@@ -110,9 +110,9 @@ class Request:
 
 
 def check(request: Request, config: DecoderConfig, length: int, slide: bool | None) -> None:
-    """A UserError for a request that cannot be continued within `length` tokens.
+    """Raise a UserError for a request that cannot be continued within `length` tokens.
 
-    `slide` says whether the context slides; None where it cannot.
+    `slide`: whether the context slides; None where sliding is not supported.
     """
     if not request.prompt:
         raise UserError("the prompt is empty and there is no beginning-of-text token: give it at least one token")

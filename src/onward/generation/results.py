@@ -19,7 +19,7 @@ class Completion:
     steps: int  # decoding steps: forward passes that gave a token or more
     num_drafted: int  # tokens that a draft proposed and the model verified (speculative decoding)
     num_accepted: int  # of these, the tokens that were accepted
-    error: Exception | None  # why it failed
+    error: Exception | None  # of an answer that failed
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The runner: calls of the model for rows of a cache. It owns shapes and buffers.
+"""The runner: builds input tensors, and calls the model for rows of a cache.
 
 Shapes: B rows, T tokens in one call, D d_model.
 """
@@ -15,24 +15,23 @@ from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
 
 BUCKET = 64  # cache lengths are rounded up to a multiple of it, so that the same view serves many steps
-VIEWS = 64  # views that are kept
+MAX_VIEWS = 64  # views that are kept
 
 
 class Runner:
     """Runs a model over the rows of its cache.
 
-    Rows keep their place in the cache. Views of it are made once per range of rows and bucket of length, and reused
-    from step to step. While the same rows decode, the tokens sampled last and the positions stay on the device: the
-    next step begins without a copy from the host.
+    Views of the cache are made once per range of rows and bucket of length, and reused in later steps. While the same
+    rows decode, sampled tokens and positions stay on the device: the next step needs no copy from the host.
     """
 
     def __init__(self, model: Decoder, cache: KVCache) -> None:
         self.model, self.cache = model, cache
         self.capacity = cache.capacity
         self.views: dict[tuple[int, int, int], CacheView] = {}
-        self.decoding: list[Request] = []  # the rows of the step before
-        self.starts: list[int] = []  # the positions of their tokens
-        self.positions = self.sampled = torch.empty(0)  # the same on the device, and the tokens sampled, (B,)
+        self.decoding: list[Request] = []  # the requests of the last call of `decode`
+        self.starts: list[int] = []  # the positions of their last tokens
+        self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
 
     def view(self, first: int, end: int, length: int) -> CacheView:
         """Rows first to end - 1 of the cache, with the slots of positions below `length`."""
@@ -41,7 +40,7 @@ class Runner:
             self.capacity = self.cache.capacity
         key = first, end, -(-length // BUCKET) * BUCKET
         if key not in self.views:
-            if len(self.views) >= VIEWS:
+            if len(self.views) >= MAX_VIEWS:
                 self.views.clear()
             self.views[key] = self.cache.view(*key)
         return self.views[key]
@@ -49,7 +48,7 @@ class Runner:
     def forward_rows(self, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
         """The hidden states (B, T, D) of tokens at positions from `starts` on, in the rows from `first` on.
 
-        Shorter pieces are padded with their last token: should the model make NaN of a token, no other row gets it.
+        Shorter pieces are padded with their own last token: NaN from a token never reaches another row.
         """
         width, device = max(map(len, pieces)), self.model.device
         tokens = torch.tensor([[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces], device=device)
@@ -75,7 +74,8 @@ class Runner:
         return self.forward_rows(0, [[r.last_token, *p] for r, p in zip(requests, proposals)], starts)
 
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
-        """Whether the tokens sampled last are those to feed now, one after another in the same rows."""
+        """Whether `sampled` holds the tokens to feed now, each one position after the last call; advances
+        `positions`."""
         if self.decoding != list(requests) or len(self.sampled) != len(requests):
             return False
         if any(start != before + 1 for start, before in zip(starts, self.starts)):

@@ -1,4 +1,4 @@
-"""The sampler: from logits to the next tokens of requests, each for itself.
+"""The sampler: the next tokens of requests, from logits.
 
 Shapes: N places (after each request's last token, and after each proposed one), T tokens, V vocabulary.
 """
@@ -22,7 +22,7 @@ NOTHING_ALLOWED = "no token may come next: the constraint, bans and processors o
 
 
 class Sampler:
-    """Samples the next tokens of requests; the device is waited for once per call.
+    """Samples the next tokens of requests, and reads results from the device once per call.
 
     `allowed` (V,) is False for tokens that are never sampled.
     """
@@ -46,7 +46,7 @@ class Sampler:
         errors: dict[int, Exception] = {}
         allowed = masks(requests, proposals, self.allowed, logits, errors)
         p = process_logits(logits, [requests[i].sampling for i, _ in places], history, allowed, errors).softmax(-1)
-        p = p.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)  # whatever a ban made of it
+        p = p.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)  # bans may have replaced NaN
         device = torch.device("cpu") if p.device.type == "mps" else p.device  # fp64, of random numbers, is not on mps
         p = p.to(device)
         seeds, index = torch.tensor([[r.seed, len(r.tokens)] for r in requests], device=device).unbind(1)
@@ -69,7 +69,7 @@ class Sampler:
 
 
 class NotANumber(Exception):
-    """The logits of a request hold NaN; `nan_error` finds out where it came from."""
+    """The logits of a request are NaN; `nan_error` names the module."""
 
 
 def masks(
@@ -79,9 +79,9 @@ def masks(
     like: Tensor,
     errors: dict[int, Exception],
 ) -> Tensor | None:
-    """Which tokens may come at each place, (N, V) or the same for all, (V,); V and the device are those of `like`.
+    """Which tokens are allowed at each place, (N, V) or, for all places, (V,); V and the device are those of `like`.
 
-    What the constraint of a request raises goes into `errors` under its place.
+    An exception of a constraint is stored in `errors` under its place.
     """
     if all(r.constraint is None and len(r.tokens) >= r.min_new_tokens for r in requests):
         return allowed
@@ -94,7 +94,7 @@ def masks(
                 if state is not None:
                     mask &= state.allowed().to(mask.device)
                     if token is not None and not state.accept(token):
-                        state = None  # this proposal has no probability, so what follows does not matter
+                        state = None  # this proposal has probability 0: later places are not used
             except Exception as error:
                 errors[len(result)], state = error, None
             if index < request.min_new_tokens:
@@ -107,20 +107,20 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int | None) -> 
     """For each token its log-probability among logits (T, V), in a list of one; empty lists where `count` is None."""
     if count is None:
         return [[] for _ in tokens]
-    found = logits.float().log_softmax(-1)
-    top = found.topk(min(count, found.size(1)))
+    log_p = logits.float().log_softmax(-1)
+    top = log_p.topk(min(count, log_p.size(1)))
     pairs = [list(zip(ids, values)) for ids, values in zip(top.indices.tolist(), top.values.tolist())]
-    return [[TokenLogprob(t, float(row[t]), best)] for t, row, best in zip(tokens, found, pairs)]
+    return [[TokenLogprob(t, float(row[t]), best)] for t, row, best in zip(tokens, log_p, pairs)]
 
 
-def blame(logits: Tensor, contexts: Sequence[Sequence[int]], model: Decoder) -> UserError:
-    """Why there is no distribution in one of the rows of logits (N, V)."""
+def no_distribution_error(logits: Tensor, contexts: Sequence[Sequence[int]], model: Decoder) -> UserError:
+    """The error for logits (N, V) of which a row has no distribution: NaN, or no token is allowed."""
     nan = logits.isnan().any(-1)
     return nan_error(model, contexts[int(nan.int().argmax())]) if bool(nan.any()) else UserError(NOTHING_ALLOWED)
 
 
 def nan_error(model: Decoder, tokens: Sequence[int]) -> UserError:
-    """Which module of a model made the first NaN for these tokens."""
+    """The error that names the first module whose output is NaN for these tokens."""
     name = first_nan(model, torch.tensor([list(tokens)], device=model.device))
     return UserError(f"the logits are not numbers: {name} made the first NaN")
 
@@ -129,7 +129,7 @@ def first_nan(model: Decoder, tokens: Tensor) -> str:
     """The first module of a decoder whose output holds NaN."""
     found: list[str] = []
 
-    def look(name: str) -> object:
+    def nan_hook(name: str) -> object:
         def hook(module: torch.nn.Module, inputs: object, output: object) -> None:
             if not found and isinstance(output, Tensor) and bool(output.isnan().any()):
                 found.append(name)
@@ -137,7 +137,7 @@ def first_nan(model: Decoder, tokens: Tensor) -> str:
         return hook
 
     leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
-    hooks = [module.register_forward_hook(look(name)) for name, module in leaves]  # type: ignore[arg-type]
+    hooks = [module.register_forward_hook(nan_hook(name)) for name, module in leaves]  # type: ignore[arg-type]
     try:
         with torch.compiler.set_stance("force_eager"):
             model(tokens)

@@ -1,6 +1,6 @@
-"""The scheduler: which requests run in a step, in which rows. It moves rows, never tensors, and knows no model.
+"""The scheduler: chooses the requests of each step and their rows. It calls cache managers, never the model.
 
-Requests wait, are admitted to a row, read their prompt in chunks (prefill), decode together with the others, and leave.
+Requests wait, are admitted to a row, prefill their prompt in chunks, decode together with other requests, and leave.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ PADDING = 1.25  # prompts are prefilled together where padding makes the call at
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the model computes in one step."""
+    """The tokens that the model processes in one step."""
 
     decode: list[Request]  # row i decodes request i
-    room: list[int]  # for each of them: how many tokens may be proposed to follow the last one
-    prefill: list[tuple[Request, list[int]]]  # requests of the next rows, and the tokens that each reads
+    room: list[int]  # the most draft tokens of each of them
+    prefill: list[tuple[Request, list[int]]]  # requests of the next rows, and the tokens that each prefills
 
 
 class Scheduler:
-    """Row i of the cache belongs to `active[i]`; the first `num_decoding` rows decode, the others still prefill.
+    """Row i of the cache belongs to `active[i]`; the first `num_decoding` rows decode, the others prefill.
 
-    `manager` owns the memory, and `draft_manager` that of a draft, whose rows are the same. At most `rows` requests are
-    active. A context that outgrows `length` tokens ends the request or, with `slide`, is read again from its later
-    half. A request that can never go on fails alone: `failed` holds it and the reason.
+    `manager` allocates rows of the cache, and `draft_manager` those of a draft's cache, with the same indices. At most
+    `rows` requests are active. A request whose context exceeds `length` tokens is prefilled again from the later half.
+    A request that can never continue fails alone, with its `error` set.
     """
 
     def __init__(
@@ -52,45 +52,44 @@ class Scheduler:
         self.arrivals = 0
 
     def add(self, request: Request) -> None:
-        """Let a request wait for a row."""
+        """Append a request to the waiting queue."""
         request.arrival = self.arrivals
         self.arrivals += 1
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it is; its row is free at once."""
+        """Remove a request from the queue, or from its row, which is freed."""
         if request in self.waiting:
             self.waiting.remove(request)
         elif request in self.active:
             self.leave(self.active.index(request))
 
     def fail(self, request: Request, error: Exception) -> None:
-        """End a request that cannot go on; the others do."""
+        """End a request with an error."""
         request.error, request.finish_reason = error, "error"
         self.remove(request)
 
     def schedule(self) -> Schedule:
-        """Admit requests, and choose what the next call computes."""
+        """Admit requests, and choose the tokens of the next step."""
         self.admit()
         decode = self.decode()
-        ahead = self.num_draft_tokens
-        room = [min(ahead, r.remaining - 1, self.length - r.num_context_tokens) for r in decode]
+        room = [min(self.num_draft_tokens, r.remaining - 1, self.length - r.num_context_tokens) for r in decode]
         return Schedule(decode, room, self.prefill())
 
     def admit(self) -> None:
-        """Give free rows to waiting requests in the order of their arrival."""
+        """Assign free rows to waiting requests in the order of the queue."""
         while self.waiting and len(self.active) < self.rows:
             request, row = self.waiting[0], len(self.active)
             if request.num_context_tokens > self.length:
                 request.start += request.num_context_tokens - (self.length // 2 or 1)
             context = request.context
-            if any(is_reading(other, request.prompt) for other in self.active[self.num_decoding :]):
-                return  # the prompt will be shared once it has been read
-            reach = min(self.length, len(context) + request.remaining)
+            if any(is_prefilling(other, request.prompt) for other in self.active[self.num_decoding :]):
+                return  # wait until that prompt is prefilled, to share it
+            rope_length = min(self.length, len(context) + request.remaining)
             cached = (other.context[: other.num_cached] for other in self.active)  # made only where there is memory
-            found = self.prefixes.allocate(row, context, reach, cached)
-            if found is not None:
-                request.num_cached = found
+            num_cached = self.prefixes.allocate(row, context, rope_length, cached)
+            if num_cached is not None:
+                request.num_cached = num_cached
                 self.active.append(self.waiting.popleft())
             elif self.active:
                 return
@@ -98,8 +97,8 @@ class Scheduler:
                 self.fail(request, self.too_large(request))
 
     def decode(self) -> list[Request]:
-        """The requests that decode, once all have room for a token and for what may be proposed to follow it; if need
-        be, the requests that arrived last are preempted."""
+        """The requests that decode, after memory for a token and its draft tokens is reserved in each row; where memory
+        is short, the requests that arrived last are preempted."""
         row = 0
         while row < self.num_decoding:
             request = self.active[row]
@@ -112,13 +111,13 @@ class Scheduler:
         return self.active[: self.num_decoding]
 
     def prefill(self) -> list[tuple[Request, list[int]]]:
-        """A chunk of the first prompt that is not read, or the whole of several prompts that are about as long."""
-        while self.num_decoding < len(self.active) and not unread(self.active[self.num_decoding]):
+        """A chunk of the first prompt that is not prefilled, or several whole prompts of about the same length."""
+        while self.num_decoding < len(self.active) and not tokens_to_prefill(self.active[self.num_decoding]):
             self.num_decoding += 1  # it continues where it was preempted
         start, chunk = self.num_decoding, self.manager.cache.chunk
         pieces: list[tuple[Request, list[int]]] = []
         for row, request in enumerate(self.active[start:], start):
-            piece = unread(request)[:chunk]
+            piece = tokens_to_prefill(request)[:chunk]
             width = max(len(p) for _, p in [*pieces, (request, piece)])
             total = sum(len(p) for _, p in pieces) + len(piece)
             if not piece or (pieces and width * (len(pieces) + 1) > min(chunk, PADDING * total)):
@@ -126,14 +125,15 @@ class Scheduler:
             if not self.manager.reserve(row, request.num_cached, request.num_cached + len(piece)):
                 break
             pieces.append((request, piece))
-        if not pieces and start == 0 and self.active:  # no decoding request will make room
+        if not pieces and start == 0 and self.active:  # no decoding request will free memory
             self.preempt()
         return pieces
 
     def prefilled(self, schedule: Schedule) -> list[int]:
-        """Take note that the prompts of a schedule have been read so far.
+        """Update the requests of `schedule.prefill` after the call of the model.
 
-        Returns which of them, by their place in `schedule.prefill`, are read to their end and sample their first token.
+        Returns the indices in `schedule.prefill` of the requests that have their whole prompt in the cache and sample
+        their first token.
         """
         first, sampling = self.num_decoding, list[int]()
         failed: list[tuple[Request, UserError]] = []
@@ -141,9 +141,9 @@ class Scheduler:
             request.num_cached += len(piece)
             known = request.context[: request.num_cached]
             self.prefixes.register(first + place, known)
-            if unread(request):
+            if tokens_to_prefill(request):
                 continue
-            self.num_decoding += 1  # all of several, or the only one
+            self.num_decoding += 1  # of several pieces, all complete their prompt
             if request.tokens:
                 continue
             try:
@@ -158,7 +158,7 @@ class Scheduler:
         return sampling
 
     def release(self, requests: Sequence[Request]) -> None:
-        """Let requests leave that are done; those whose context is full wait, to slide and be read again."""
+        """Remove requests that are done; requests whose context is full wait, to slide and be prefilled again."""
         for request in requests:
             if request in self.active and (request.done or request.num_context_tokens > self.length):
                 self.leave(self.active.index(request))
@@ -166,7 +166,7 @@ class Scheduler:
                     self.waiting.appendleft(request)
 
     def leave(self, row: int) -> None:
-        """Take a request out of its row; the last rows that decode and that prefill close the gap."""
+        """Free the row of a request; the last decoding row and the last prefilling row move to close the gap."""
         request = self.active[row]
         self.prefixes.register(row, request.context[: request.num_cached])
         request.num_cached = request.num_draft_cached = 0
@@ -180,16 +180,16 @@ class Scheduler:
         self.active.pop()
 
     def move(self, source: int, target: int) -> None:
-        """Row `target`, which is free, becomes row `source`."""
+        """Move row `source` to row `target`, which is free."""
         if source != target:
             self.active[target] = self.active[source]
             for manager in self.managers:
                 manager.move(source, target)
 
     def preempt(self) -> None:
-        """Let the request that arrived last wait until there is room again; it is then read anew.
+        """Move the request that arrived last back to the queue; it is prefilled again later.
 
-        The only request fails instead: there will never be room.
+        The only active request fails instead: there will never be more memory.
         """
         request = max(self.active, key=lambda request: request.arrival)
         if len(self.active) == 1:
@@ -204,13 +204,13 @@ class Scheduler:
         )
 
 
-def is_reading(request: Request, prompt: list[int]) -> bool:
-    """Whether a request is prefilling this very prompt, with more to read than the last token, which all read."""
+def is_prefilling(request: Request, prompt: list[int]) -> bool:
+    """Whether a request is prefilling the same prompt and has more than its last token left, which is never shared."""
     return request.num_cached < len(prompt) - 1 and request.prompt == prompt
 
 
-def unread(request: Request) -> list[int]:
-    """What is to be prefilled before the next token can be sampled: the rest of the context, in an answer that has
-    begun without its last token, which is fed together with what a draft proposes."""
+def tokens_to_prefill(request: Request) -> list[int]:
+    """The tokens to prefill before the next token is sampled: the rest of the context. Where the answer has begun, its
+    last token is left out, which is fed in decoding, together with draft tokens."""
     rest = request.context_from(request.num_cached)
     return rest[:-1] if request.tokens else rest

@@ -1,4 +1,4 @@
-"""What beam search and contrastive search share: checks, and prompts that are prefilled into rows of a cache.
+"""Shared by beam search and contrastive search: checks of arguments, and prefill into the rows of a cache.
 
 Shapes: T tokens, D d_model.
 """
@@ -27,15 +27,15 @@ def check_prompts(
     min_new_tokens: int,
     stop_token_ids: Collection[int],
 ) -> None:
-    """A UserError for a prompt that cannot be continued with these options."""
+    """Raise a UserError for a prompt that cannot be continued with these options."""
     ids = frozenset(stop_token_ids)
     for prompt in prompts:
         request = Request(prompt, sampling, max_new_tokens, min_new_tokens=min_new_tokens, stop_token_ids=ids)
         check(request, model.config, model.config.context_length, slide=None)
 
 
-def without(tokens: Collection[int], allowed: Tensor | None, like: Tensor) -> Tensor:
-    """The mask `allowed` (V,), by default of all tokens of logits like (B, V), less some tokens."""
+def mask_without(tokens: Collection[int], allowed: Tensor | None, like: Tensor) -> Tensor:
+    """The mask `allowed` (V,), by default all True for logits (B, V) `like`, with False for some tokens."""
     mask = like.new_ones(like.size(-1), dtype=torch.bool) if allowed is None else allowed.clone()
     mask[list(tokens)] = False
     return mask
@@ -56,8 +56,8 @@ class SearchRows:
 
 
 def prefill(model: Decoder, prompts: Sequence[list[int]], new: int, rows: int) -> tuple[SearchRows, list[list[Tensor]]]:
-    """Rows with room for `new` tokens after each prompt, of which row i holds prompt i; and the hidden states of each
-    prompt, in pieces (T, D)."""
+    """Rows with slots for `new` tokens after each prompt, with prompt i in row i; and the hidden states of each prompt,
+    as a list of (T, D)."""
     longest = max(map(len, prompts))
     search = SearchRows(model, rows, longest + new)
     for row, prompt in enumerate(prompts):
@@ -65,7 +65,7 @@ def prefill(model: Decoder, prompts: Sequence[list[int]], new: int, rows: int) -
     states: list[list[Tensor]] = [[] for _ in prompts]
     chunk = search.manager.cache.chunk
     for start in range(0, longest, chunk):
-        starts = [min(start, len(prompt) - 1) for prompt in prompts]  # a prompt that is read feeds its last token again
+        starts = [min(start, len(prompt) - 1) for prompt in prompts]  # a prefilled prompt feeds its last token again
         pieces = [prompt[begin : start + chunk] for begin, prompt in zip(starts, prompts)]
         hidden = search.forward(pieces, starts)
         for row, piece in enumerate(pieces):

@@ -1,7 +1,6 @@
 """Speculative decoding: tokens that a draft proposes are verified together (Leviathan et al. 2023; Chen et al. 2023).
 
-Each is kept with a probability such that the result has exactly the model's distribution; without proposals this is
-plain sampling.
+Rejection sampling gives exactly the distribution of the model; without proposals this is plain sampling.
 Shapes: B requests, N places in all requests, K proposed tokens, V vocabulary.
 """
 
@@ -20,19 +19,19 @@ DRAW, ACCEPT, RESIDUAL, DRAFT = range(4)  # the purposes of random numbers, see 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Tokens that may follow, and the distributions (K, V) they were drawn from; None: the draft was certain."""
+    """Proposed tokens, and the distributions (K, V) they were drawn from; None: each had probability 1."""
 
     tokens: list[int] = field(default_factory=list)
     distributions: Tensor | None = None
 
 
 def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How many proposals of each request are accepted, (B,), the token that follows them, (B,), and the row of p that
-    it was drawn from, (B,). No value is read from the device.
+    """The number of accepted proposals of each request, the token that follows them, and the row of p that this token
+    is drawn from, each (B,). No value is read from the device.
 
     `p` (N, V) are the model's distributions, request by request, after its last token and after each of its proposals.
-    A proposal x is accepted with probability min(1, p(x) / q(x)), q being the draft's distribution; the first one that
-    is not is replaced by a draw from max(p - q, 0), normalized, and after the last one a token is drawn from p.
+    A proposal x is accepted with probability min(1, p(x) / q(x)), q being the draft's distribution; the first
+    refused one is replaced by a draw from max(p - q, 0), normalized, and after the last one a token is drawn from p.
     `seeds` (B,) and `index` (B,), the number of tokens of each answer, determine all draws.
     """
     lengths = torch.tensor([len(proposal.tokens) for proposal in proposals], device=p.device)
@@ -47,7 +46,8 @@ def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tenso
 
 
 def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
-    """How many proposals of each request are accepted, (B,)."""
+    """The number of accepted proposals of each request, (B,); arguments as of `verify`, `first` the first row of p of
+    each."""
     width = max(len(proposal.tokens) for proposal in proposals)
     padded = [[*proposal.tokens, *[0] * (width - len(proposal.tokens))] for proposal in proposals]
     tokens, column = torch.tensor(padded, device=p.device), torch.arange(width, device=p.device)
