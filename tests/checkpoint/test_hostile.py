@@ -1,8 +1,6 @@
 """A folder made to harm gives a sentence, or a model, in little time and memory."""
 
 import json
-import resource
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,35 +18,23 @@ from onward.files import read_json, write_json
 from onward.model.config import Experts
 
 from support.decoders import DECODERS, config, decoder
+from support.limits import limited
 
 pytestmark = pytest.mark.filterwarnings("ignore:config.json has keys")
 ROOM = 400 << 20  # bytes: what may be asked for beyond what is there
 INDEX = "model.safetensors.index.json"
 
 
-@contextmanager
-def with_little_time_and_memory(seconds: float = 5) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    here = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (here + ROOM, hard))
-    start = time.monotonic()
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    assert time.monotonic() - start < seconds
-
-
 def refusal(folder: Path) -> str:
     """The one sentence that a folder is refused in."""
-    with with_little_time_and_memory(), pytest.raises(UserError) as error:
+    with limited(5, ROOM), pytest.raises(UserError) as error:
         load_model(folder)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
 def test_memory_guard_fails_on_large_allocations() -> None:
-    with pytest.raises(MemoryError), with_little_time_and_memory():
+    with pytest.raises(MemoryError), limited(5, ROOM):
         bytes(2 * ROOM)
 
 
@@ -191,7 +177,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def survives(folder: Path) -> None:
-    with with_little_time_and_memory(), suppress(UserError):
+    with limited(5, ROOM), suppress(UserError):
         load_model(folder)
 
 

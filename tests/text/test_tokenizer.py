@@ -214,3 +214,17 @@ def test_the_beginning_token_precedes_a_document_once_where_there_is_one() -> No
     assert tokenizer.begin(tokens) == tokenizer.begin([begin, *tokens]) == [begin, *tokens]
     assert tokenizer.begin([]) == [begin]
     assert Tokenizer(tokenizer.inner, None, None).begin(tokens) == tokens
+
+
+@pytest.mark.parametrize(
+    ("merges", "sentence"), [(None, "there is no merges.txt in"), ("one\ntwo three four\n", "merges.txt are not")]
+)
+def test_missing_or_broken_merges_are_named(merges: str | None, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1}')
+    if merges is not None:
+        (tmp_path / "merges.txt").write_text(merges)
+    with pytest.raises(UserError) as error:
+        Tokenizer.load(tmp_path)
+    assert sentence in str(error.value)
+    assert str(tmp_path) in str(error.value)
+    assert "tokenizer.json" not in str(error.value)

@@ -82,11 +82,14 @@ def load_model(
     raise a UserError unless `allow_nonfinite`.
     """
     hf = read_config(folder)
-    stored = dequantized(hf, stored_tensors(folder))
-    kind, config, model = outline(hf, stored, str(folder / "config.json"))
-    wanted = dict(model.named_parameters())  # a tied head is not among them
     where = torch.device(device or "cpu")
-    ours = to_ours(kind, config, stored, wanted, dtype=dtype, device=where, allow_nonfinite=allow_nonfinite)
+    try:
+        stored = dequantized(hf, stored_tensors(folder))
+        kind, config, model = outline(hf, stored, str(folder / "config.json"))
+        wanted = dict(model.named_parameters())  # a tied head is not among them
+        ours = to_ours(kind, config, stored, wanted, dtype=dtype, device=where, allow_nonfinite=allow_nonfinite)
+    except UserError as error:
+        raise error if str(folder) in str(error) else UserError(f"{folder}: {error}") from None
     model.load_state_dict(ours, strict=False, assign=True)
     if config.tied:
         model.head.weight = model.embed.weight

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -188,10 +189,15 @@ def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
             if str(error) != message:
                 changed[path] = value
     if cured:
-        changed = {key: value for key, value in changed.items() if repr(value) in message}
+        changed = {key: value for key, value in changed.items() if mentions(message, value)}
     found = cured | changed
     inner = [key for key in found if not any(other.startswith(f"{key}.") for other in found)]
     return {key: found[key] for key in inner[:3]}
+
+
+def mentions(message: str, value: Any) -> bool:
+    """Whether a message has a value, not as a part of another number or word."""
+    return re.search(rf"(?<![\w.]){re.escape(repr(value))}(?![\w.])", message) is not None
 
 
 def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:

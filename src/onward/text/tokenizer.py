@@ -65,9 +65,10 @@ class Tokenizer:
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
             if path.is_dir() and not file.exists() and (path / "vocab.json").exists():
-                bpe = models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
-                return cls(byte_level(bpe, use_regex=True))
+                return cls(byte_level(read_bpe(path), use_regex=True))
             inner = tokenizers.Tokenizer.from_file(str(file))
+        except UserError:
+            raise
         except Exception as error:  # the library raises nothing narrower
             if not file.exists():
                 raise UserError(f"there is no tokenizer.json in {path}: name a folder or file that holds one") from None
@@ -195,6 +196,17 @@ def byte_symbols() -> dict[str, int]:
 
 
 BYTE_OF = byte_symbols()
+
+
+def read_bpe(folder: Path) -> models.BPE:
+    """The model in GPT-2's vocab.json and merges.txt; a UserError names the file that is missing or broken."""
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    if not merges.exists():
+        raise UserError(f"there is no merges.txt in {folder}, which {vocab.name} needs: copy or download it")
+    try:
+        return models.BPE.from_file(str(vocab), str(merges))
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{vocab} and merges.txt are not a tokenizer ({error}): copy or download both again") from None
 
 
 def published(folder: Path) -> dict[str, dict[str, Any]]:
