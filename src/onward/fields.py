@@ -291,6 +291,11 @@ def text(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else notation(value)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: 1 step, 2,000 steps."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def changed_fields(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults."""
     found = {f.name: (getattr(value, f.name), f.default) for f in dataclasses.fields(value) if f.init}

@@ -233,7 +233,7 @@ def test_train_in_a_folder_skips_its_own_runs_and_says_so(
         printed = capsys.readouterr().err
         tokens.append(json.loads((tmp_path / f"runs/{name}/data/data.json").read_text())["sources"][0])
     assert tokens[0] == tokens[1]
-    assert ".: skipped 1 folders of runs or tokens in it, such as runs/first\n" in printed
+    assert ".: skipped 1 folder of runs or tokens in it, such as runs/first\n" in printed
 
 
 @pytest.mark.parametrize("words", ["--time 2 seconds", "--time 2 sec", "--time 2s"])

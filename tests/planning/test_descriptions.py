@@ -135,6 +135,11 @@ def test_neutral_defaults_are_not_listed() -> None:
     assert mixed >= {"active parameters", "key/value bytes, windows full", "attention.window", "mlp.router"}
 
 
+def test_width_of_the_feed_forward_is_listed_where_a_layer_has_it() -> None:
+    cases = {Experts(d_ff=24): False, Experts(): True, (Gated(), Experts(d_ff=24)): True}
+    assert {mlp: any(fact.what == "d_ff" for fact in describe(config(mlp=mlp))) for mlp in cases} == cases
+
+
 def test_window_longer_than_the_context_saves_no_memory() -> None:
     found = {fact.what for fact in describe(config(attention=SelfAttention(window=13)))}
     assert "attention.window" in found

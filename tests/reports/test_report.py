@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def test_page_says_why_the_last_validation_is_not_the_final_loss(tmp_path: Path)
 
 
 def test_options_are_shown_with_the_values_in_effect() -> None:
-    rows = {name: value for name, value, _ in options_in_effect({"steps": 400, "sources": ["a.txt"]}, d_model=64)}
+    model, options = DecoderConfig(9, d_model=64, n_layers=1, n_heads=1), {"steps": 400, "sources": ["a.txt"]}
+    rows = {name: value for name, value, _ in options_in_effect(options, model)}
     assert rows["learning_rate"] == str(0.5 / 64)
     assert rows["validate_every"] == "20"
     assert rows["steps"] == "400"
@@ -61,7 +63,23 @@ def test_options_are_shown_with_the_values_in_effect() -> None:
     assert rows["compile"] == "no"
     assert "as many as" in rows["loss_chunk"]
     assert "epochs" not in rows
-    assert not {"None", "", "[]"} & set(rows.values())
+    assert not {"None", "", "[]", "auto"} & set(rows.values())
+    assert not {"device", "experts", "balance_loss"} & rows.keys()
+    mixture, options = replace(model, mlp=Experts(4, top_k=2)), options | {"device": "cpu", "experts": "loop"}
+    rows = {name: value for name, value, _ in options_in_effect(options, mixture)}
+    assert (rows["device"], rows["experts"], rows["balance_loss"]) == ("cpu", "loop", "0.01")
+
+
+def test_data_are_a_table_of_sources_and_of_dropped_documents(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    source = {"name": "a.txt", "documents": 3, "tokens": 12_345, "bytes": 65_589, "listing": "b" * 64}
+    report = {"bytes_per_token": 0.9999847537734411, "dropped": {"too short": 7}}
+    (run / "data/data.json").write_text(json.dumps({"version": 2, "sources": [source], "report": report}))
+    page, _ = written(run)
+    table = page[page.index("<summary>The data") :].partition("</table>")[0]
+    cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", table)
+    assert cells[:4] == ["source", "documents", "tokens", "bytes"]
+    assert cells[4:] == ["a.txt", "3", "12,345", "65,589", "dropped: too short", "7", "", ""]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +150,11 @@ PASSAGES = {  # text: the passage of at most 30 characters
     "A HEADING\n\nThis, below it, is longer. More.": "This, below it, is longer.",
     "No sentence ends in all of this text, which is long": "No sentence ends in all of",
     "Said “I will not go there.” So he stayed at home that day.": "Said “I will not go there.”",
+    "A key (any text, e.g. a name) is read. So it is.": "A key (any text, e.g. a name)",
+    "Mr. J. S. Bach, they said, came in. He sat down.": "He sat down.",
+    "See e.g. that etc. or this. More of it follows.": "See e.g. that etc. or this.",
+    "It (this. And that) is so. (Is it so? Yes.) Then more.": "It (this. And that) is so.",
+    "Open (and never closed. So it is. And so on and on.": "Open (and never closed.",
     "x" * 40: "x" * 40,
 }
 

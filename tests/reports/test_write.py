@@ -15,7 +15,7 @@ from onward.errors import UserError
 from onward.reports.write import write_reports
 from onward.training.run import Run, Validation
 
-from support.runs import config
+from support.runs import config, metrics
 
 
 def figures(page: Path) -> dict[str, str]:
@@ -124,7 +124,7 @@ def test_runs_command_lists_runs_sorted_with_their_figures(
     monkeypatch.chdir(tmp_path)
     assert main(["runs"]) == 0
     assert capsys.readouterr().err.startswith("There are no runs in runs: ")
-    run = Run.start(config(story_file, tmp_path / "runs/deep/stopped", steps=4))
+    run = Run.start(config(story_file, tmp_path / "runs/deep/stopped", steps=4, validate_every=1))
     events = run.train(stop=lambda: run.step == 2)
     next(events)
     shutil.copytree(tiny_run, "runs/tiny")
@@ -136,6 +136,8 @@ def test_runs_command_lists_runs_sorted_with_their_figures(
     assert [one["name"] for one in listed("--sort", "name")] == ["runs/deep/stopped", "runs/tiny"]
     assert [one["name"] for one in listed("--sort", "bits-per-byte")] == ["runs/tiny", "runs/deep/stopped"]
     (stopped,) = listed("runs/deep")
+    validations = [row["validation_loss"] for row in metrics(run.folder) if "validation_loss" in row]
+    assert stopped["validation_loss"] == validations[-1]
     assert (stopped["state"], stopped["step"], stopped["steps"], stopped["bits_per_byte"]) == ("stopped", 2, 4, None)
     table = printed(capsys, "runs").splitlines()
     assert table[0].split() == ["run", "state", "step", "size", "loss", "bits/byte", "time", "written"]

@@ -132,10 +132,11 @@ def train(run: "Run") -> int:
         say(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
     for source in run.config.sources:
         if found := skipped_folders(source, folder):
-            say(f"{source}: skipped {len(found)} folders of runs or tokens in it, such as {found[0]}", markup=False)
+            folders = fields.counted(len(found), "folder")
+            say(f"{source}: skipped {folders} of runs or tokens in it, such as {found[0]}", markup=False)
     parameters = sum(p.numel() for p in run.model.parameters())
     say(
-        f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {run.config.steps:,} steps, "
+        f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {fields.counted(run.config.steps, 'step')}, "
         f"{run.config.precision} on {run.device}, into {folder}",
         soft_wrap=True,
     )

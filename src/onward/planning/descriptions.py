@@ -13,7 +13,7 @@ from typing import Any
 
 from onward import fields
 from onward.fields import Part, text
-from onward.model.config import AttentionOnly, DecoderConfig, at
+from onward.model.config import AttentionOnly, DecoderConfig, at, each
 from onward.planning.parameters import active_parameters, biases, cache_bytes_per_token, parameters
 
 NEUTRAL = (0, 1, None, "none", "auto")  # defaults that add, scale, cap or share nothing, and need no mention
@@ -101,6 +101,7 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
             yield from facts_of_part(field.name, meaning, [at(value, layer) for layer in range(config.n_layers)])
         elif not field.name.endswith("bias"):
             silent = neutral(value, field) or (field.name == "d_embed" and value == config.d_model)
+            silent |= field.name == "d_ff" and all(getattr(part, "d_ff", 0) for part in each(config.mlp))
             yield Fact(field.name, shown(value, meaning), SPECIAL.sub("", meaning), silent)
         if field.name == "n_kv_heads":
             yield Fact("grouping", grouping(config), "how heads share keys and values")

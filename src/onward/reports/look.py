@@ -6,7 +6,8 @@ Shapes: H heads, T tokens.
 import base64
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +21,7 @@ from onward.text.tokenizer import Tokenizer
 TOKENS, FEWEST = 48, 12  # the most tokens of the text that are shown, and the fewest that are worth it
 CELLS = 300_000  # the most attention weights on a page
 SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*(?=\s|$)|(?<=[。！？])[」』”’]*")
+ABBREVIATION = re.compile(r"(?:\b[a-z]|\b(?:etc|cf|vs|al|mr|mrs|ms|dr|prof|st))\.$", re.IGNORECASE)  # e.g., J. S.
 SENTENCES = 50  # the most of a paragraph that are looked at
 
 
@@ -74,7 +76,7 @@ def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
     if count(text) <= most:
         return text
     for paragraph in re.split(r"\n\s*\n", text):
-        ends = [end.end() for end in SENTENCE_END.finditer(paragraph)][:SENTENCES]
+        ends = list(islice(sentence_ends(paragraph), SENTENCES))
         for i, start in enumerate([0, *ends]):
             fitting = ""
             for end in ends[i:]:
@@ -85,6 +87,16 @@ def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
                 return fitting
     spaces = [space.start() for space in re.finditer(r"(?<=\S)\s", text)]
     return next((text[:end] for end in reversed(spaces) if count(text[:end]) <= most), text)
+
+
+def sentence_ends(text: str) -> Iterator[int]:
+    """Where sentences end: not after an abbreviation, except at the end of the text, and not inside parentheses."""
+    for found in SENTENCE_END.finditer(text):
+        end = found.end()
+        abbreviated = end < len(text) and ABBREVIATION.search(text[max(0, found.start() - 6) : found.start()])
+        inside = re.search(r"\([^()]*$", text[:end]) and re.match(r"[^()]*[()]", text[end:])
+        if not abbreviated and not inside:
+            yield end
 
 
 def packed(weights: Tensor) -> str:

@@ -38,6 +38,6 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
     return f"<table>{f'<tr>{head}</tr>' if head else ''}{body}</table>"
 
 
-def details(title: str, rows: Sequence[Sequence[str]]) -> str:
+def details(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
     """A table that unfolds; "" without rows."""
-    return f"<details><summary>{visible(title)}</summary>{table(rows)}</details>" if rows else ""
+    return f"<details><summary>{visible(title)}</summary>{table(rows, header)}</details>" if rows else ""

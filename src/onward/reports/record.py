@@ -15,6 +15,7 @@ from onward import fields
 from onward.errors import UserError
 from onward.fields import text
 from onward.files import read_json
+from onward.model.config import DecoderConfig, Experts, each
 from onward.reports.metrics import Metrics, numbers, read_lines, read_metrics
 from onward.training.config import RunConfig
 from onward.training.lock import is_running
@@ -134,8 +135,9 @@ def read_table(path: Path) -> dict[str, Any]:
         return {}
 
 
-def options_in_effect(options: Mapping[str, Any], d_model: int) -> list[tuple[str, str, str]]:
-    """The name, the value in effect and the meaning of each option of a run; options that are empty are left out.
+def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[tuple[str, str, str]]:
+    """The name, the value in effect and the meaning of each option of a run; options that are empty, or have no effect
+    on this model, are left out, and so is `auto`, as what it chose is not on record.
 
     A value that stands for something else (0, none, "") is given as what it stands for. The model's fields are left
     out: the model itself says them.
@@ -146,14 +148,16 @@ def options_in_effect(options: Mapping[str, Any], d_model: int) -> list[tuple[st
         return [(name, str(value), "") for name, value in leaves(options)]
     known = {name: value for name, value in fields.plain(config).items() if value or name not in ("time", "epochs")}
     known |= {
-        "learning_rate": config.peak_learning_rate(d_model),
+        "learning_rate": config.peak_learning_rate(model.d_model),
         "validate_every": config.validation_interval,
     }
     docs = fields.docs(RunConfig)
+    mixture = any(isinstance(part, Experts) for part in each(model.mlp))
+    unshown = {"model", *(() if mixture else ("experts", "balance_loss", "balance_bias"))}
     rows = [
-        (name, in_words(known[name], docs[name]), docs[name].partition(";")[0]) for name in known if name != "model"
+        (name, in_words(known[name], docs[name]), docs[name].partition(";")[0]) for name in known if name not in unshown
     ]
-    return [row for row in rows if row[1]]
+    return [row for row in rows if row[1] not in ("", "auto")]
 
 
 def in_words(value: Any, meaning: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from onward.errors import UserError
+from onward.fields import counted
 from onward.fields import text as in_text
 from onward.files import written_whole
 from onward.model.config import DecoderConfig
@@ -24,11 +25,12 @@ from onward.reports.look import look
 from onward.reports.markup import details, table, visible
 from onward.reports.metrics import Metrics, sample
 from onward.reports.plot import COLORS, STYLE, short
-from onward.reports.record import Figures, Record, leaves, options_in_effect
+from onward.reports.record import Figures, Record, options_in_effect
 from onward.text.tokenizer import Tokenizer
 
 SAMPLES, SAMPLE_LENGTH = 60, 4_000  # the most samples, and characters of each
 ROLLBACKS = 50  # the most that are listed
+COUNTS = "documents", "tokens", "bytes"  # columns of the table of sources
 UNSHOWN = "shards", "unknown_characters", "files", "size", "listing", "fingerprint"  # of a source
 
 
@@ -82,7 +84,7 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
     if f.bits_per_byte is not None:
         tiles.append(("bits per byte", f"{f.bits_per_byte:.4f}", "of text; the text itself takes 8"))
     if f.tokens:
-        tiles.append(("tokens seen", short(f.tokens), f"in {f.step:,} steps"))
+        tiles.append(("tokens seen", short(f.tokens), f"in {counted(f.step, 'step')}"))
     if f.tokens_per_second:
         tiles.append(("tokens per second", f"{f.tokens_per_second:,.0f}", "in training"))
     notices = {
@@ -161,7 +163,7 @@ def comparison(record: Record, figures: Figures, config: DecoderConfig, other: R
     }
     rows = [(name, *(value or "–" for value in values)) for name, values in shown.items()]
     settings = [
-        dict(describe_parts(c)) | {name: value for name, value, _ in options_in_effect(one.options, c.d_model)}
+        dict(describe_parts(c)) | {name: value for name, value, _ in options_in_effect(one.options, c)}
         for one, c in ((record, config), (other, theirs))
     ]
     names = dict.fromkeys([*settings[0], *settings[1]])
@@ -180,13 +182,23 @@ def comparison(record: Record, figures: Figures, config: DecoderConfig, other: R
 def tables(record: Record, config: DecoderConfig) -> str:
     """Everything on record, as tables that unfold."""
     facts = [(fact.what, in_text(fact.value), fact.meaning) for fact in describe(config)]
-    plain = lambda value: [(name, str(item)) for name, item in leaves(value)] if value else []
     return (
-        details("The options of the run, with the values in effect", options_in_effect(record.options, config.d_model))
+        details("The options of the run, with the values in effect", options_in_effect(record.options, config))
         + details("The model", facts)
-        + details("The data", plain(record.data))
-        + details("The final evaluation", plain(record.result))
+        + details("The data", data_rows(record.data), ["source", *COUNTS])
+        + details("The final evaluation", [(name, in_text(value)) for name, value in record.result.items()])
     )
+
+
+def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
+    """A row of name and COUNTS for each source; then, for each filter that dropped documents, their number."""
+    sources, report = data.get("sources"), data.get("report")
+    named = [one for one in sources if isinstance(one, Mapping)] if isinstance(sources, list) else []
+    rows = [[str(one.get("name", "?")), *(source_line(one.get(name)) for name in COUNTS)] for one in named]
+    dropped = report.get("dropped") if isinstance(report, Mapping) else None
+    if isinstance(dropped, Mapping):
+        rows += [[f"dropped: {why}", source_line(count), "", ""] for why, count in dropped.items()]
+    return rows
 
 
 def rollbacks(metrics: Metrics) -> str:

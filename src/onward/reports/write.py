@@ -14,7 +14,7 @@ from onward.evaluation.text import evaluate_tokens
 from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.reports.curve import write_loss_svg
-from onward.reports.look import SENTENCE_END
+from onward.reports.look import sentence_ends
 from onward.reports.record import Figures, Record
 from onward.reports.report import write_report
 from onward.text.tokenizer import Tokenizer
@@ -83,5 +83,4 @@ def opening(folder: Path, tokenizer: Tokenizer | None) -> str:
         return ""
     tokens = inputs.train[0] if inputs.validation is None else inputs.validation
     text = tokenizer.decode(tokens[:OPENING].tolist())
-    begin = SENTENCE_END.search(text)  # the validation text begins anywhere in a sentence
-    return text[begin.end() :].strip() if begin else text
+    return text[next(sentence_ends(text), 0) :].strip()  # the validation text begins anywhere in a sentence

@@ -184,7 +184,8 @@ class Run:
             processes.wait()  # until the first process has made or repaired the folder
         config = replace(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), out=str(folder))
         if (folder / "result.json").exists():
-            raise UserError(f"{folder} has finished its {config.steps:,} steps: start another with --out")
+            steps = fields.counted(config.steps, "step")
+            raise UserError(f"{folder} has finished its {steps}: start another with --out")
         check_trackers(config.track)
         with nullcontext() if processes.rank else run_lock(folder):
             tokenizer = Tokenizer.load(folder)
