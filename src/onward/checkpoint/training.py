@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from onward import fields
 from onward.checkpoint.folder import load_model, save_weights
 from onward.checkpoint.weights import SINGLE, fill, read_tensors
 from onward.errors import UserError
@@ -62,8 +63,17 @@ class TrainerState:
 class SavedState(TrainerState):
     """A state that was read from a save, and the model that it belongs to."""
 
+    folder: Path  # of the save
     model: Decoder  # with the weights that are trained, not their average
     messages: list[str]  # a sentence for each damaged save
+
+
+@dataclass(frozen=True)
+class Best:
+    """The content of best.json."""
+
+    step: int
+    validation_loss: float
 
 
 class Saver:
@@ -121,9 +131,9 @@ class Saver:
     def known_best(self) -> dict[str, Any]:
         """The step and validation loss of the best save that is still there; {} if there is none."""
         try:
-            best = read_json(self.run / "checkpoints" / "best.json")
-            return best if self.folder(best["step"]).exists() else {}
-        except (UserError, KeyError):
+            best = fields.build(Best, read_json(self.run / "checkpoints" / "best.json"))
+            return fields.plain(best) if self.folder(best.step).exists() else {}
+        except UserError:
             return {}
 
     def finish(self) -> None:
@@ -196,9 +206,10 @@ def newest_state(run: Path, device: torch.device) -> SavedState:
         show(folder, run)  # where a kill came before, or what is shown is damaged
     model, _ = load_model(folder, device=device)
     tensors, progress = read_tensors(folder / STATE), read_json(folder / PROGRESS)
+    frozen = fields.convert(tuple[str, ...], progress.get("frozen", ()), f"{folder / PROGRESS}.frozen")
     dtypes = {tensor.dtype for name, tensor in tensors.items() if name.startswith("weight/")}  # averages have another
     for name, parameter in model.named_parameters():
-        if name in progress.get("frozen", ()):
+        if name in frozen:
             parameter.requires_grad_(False)
             parameter.data = parameter.data.to(next(iter(dtypes), parameter.dtype))
         elif (weight := tensors.get(f"weight/{name}")) is not None:
@@ -206,7 +217,7 @@ def newest_state(run: Path, device: torch.device) -> SavedState:
             parameter.data = weight.to(device, copy=True)
         else:
             tensors[f"weight/{name}"] = parameter.data
-    return SavedState(tensors, progress, model, messages)
+    return SavedState(tensors, progress, folder, model, messages)
 
 
 def training_tensors(

@@ -4,8 +4,8 @@ RUN/inputs.json names the prepared folders, in order, with the checksum of each 
 """
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,35 @@ from onward.training.config import RunConfig
 
 AS_IT_IS = Cleaning(exact=False)
 HELD_OUT = 1 << 22  # the most tokens of a source that are held out; more would not measure better
+
+
+@dataclass(frozen=True)
+class Record:
+    """The content of inputs.json."""
+
+    train: tuple[tuple[str, int | None], ...]  # of each source, its folder and its number there; none: all of them
+    validation: str  # the folder of the validation text; "" where it is a share of each source, or none
+    data: Mapping[str, Any]  # the checksum of the index of each folder
+    tokenizer: str  # the checksum of tokenizer.json
+    model: Mapping[str, Any]  # the fields of its DecoderConfig
+
+
+def read_record(folder: Path) -> Record:
+    """The content of a run's inputs.json. A UserError names a key that is missing or of another type."""
+    path = folder / "inputs.json"
+    record = fields.build(Record, read_json(path), str(path))
+    for name in {*(name for name, _ in record.train), record.validation} - {""}:
+        if name not in record.data:
+            raise UserError(f"{path}.data has no {name!r}: restore it, or start another run")
+    return record
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The configuration in a run's run.json, which is saved in `folder`."""
+    config = fields.build(RunConfig, read_json(path := folder / "run.json"), str(path))
+    if config.steps < 1:
+        raise UserError(f"{path}.steps is {config.steps}: it must be at least 1")
+    return replace(config, out=str(folder))
 
 
 @dataclass(frozen=True)
@@ -70,11 +99,13 @@ def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent)
 
 def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> Inputs:
     """The tokens that inputs.json names, their checksums verified or, quickly, their sizes."""
-    record = read_json(folder / "inputs.json")
-    found = {name: load_tokens(folder / name, verify) for name in record["data"]}
+    record = read_record(folder)
+    found = {name: load_tokens(folder / name, verify) for name in record.data}
     # of a folder's sources, the one with this number or, for None, all
-    sources = [found[name].sources if n is None else found[name].sources[n : n + 1] for name, n in record["train"]]
-    validation = Tokens.join(found[record["validation"]].sources) if record["validation"] else None
+    sources = [found[name].sources if n is None else found[name].sources[n : n + 1] for name, n in record.train]
+    if not sources or not all(sources):
+        raise UserError(f"{folder / 'inputs.json'}.train names a source that is not there: restore it")
+    validation = Tokens.join(found[record.validation].sources) if record.validation else None
     if held := share(config.validation):
         border = lambda tokens: max(int(len(tokens) * (1 - held)), len(tokens) - HELD_OUT)
         validation = Tokens.join(t.part(border(t), len(t)) for parts in sources for t in parts)
@@ -82,7 +113,7 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
     if validation is not None and len(validation) < 2:
         raise UserError("the validation text has fewer than two tokens: give it more, or --validation none")
     unknown = sum(source["unknown_characters"] for data in found.values() for source in data.info["sources"])
-    n_bytes = sum(source["bytes"] for source in found[name].info["sources"]) if (name := record["validation"]) else None
+    n_bytes = sum(source["bytes"] for source in found[name].info["sources"]) if (name := record.validation) else None
     return Inputs(tuple(map(Tokens.join, sources)), validation, unknown, n_bytes)
 
 
@@ -93,15 +124,15 @@ def open_windows(config: RunConfig, inputs: Inputs, context_length: int) -> Wind
 
 def check_inputs(folder: Path, model: DecoderConfig) -> None:
     """A UserError that lists the inputs that differ from those the run was started with."""
-    record = read_json(folder / "inputs.json")
+    record = read_record(folder)
     differ = [
         f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")
-        for name, known in record["data"].items()
+        for name, known in record.data.items()
         if not (index := folder / name / INDEX).exists() or file_sha256(index) != known
     ]
-    if not (path := folder / "tokenizer.json").exists() or file_sha256(path) != record["tokenizer"]:
+    if not (path := folder / "tokenizer.json").exists() or file_sha256(path) != record.tokenizer:
         differ.append("the tokenizer")
-    now, then = fields.plain(model), record["model"]
+    now, then = fields.plain(model), record.model
     differ += [f"model.{name} ({then.get(name)} then, {now[name]} now)" for name in now if now[name] != then.get(name)]
     if differ:
         raise UserError(
@@ -112,7 +143,7 @@ def check_inputs(folder: Path, model: DecoderConfig) -> None:
 
 def inputs_of(folder: Path) -> Inputs:
     """The tokens of a run, of which only the sizes are verified."""
-    return open_inputs(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), folder, "size")
+    return open_inputs(read_config(folder), folder, "size")
 
 
 def store_input(folder: Path) -> str:

@@ -7,6 +7,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from onward.errors import UserError
+
 
 class Journal:
     """A file of JSON lines. While the disk is full, lines are kept in memory."""
@@ -36,6 +38,16 @@ class Journal:
         """Keep the rows before the first for which `keep` is false; remove a line that a kill left unfinished."""
         self.waiting = "".join(takewhile(lambda line: keep(json.loads(line)), self.waiting.splitlines(keepends=True)))
         if self.path.exists():
-            lines = self.path.read_bytes().splitlines(keepends=True)
-            kept = takewhile(lambda line: line.endswith(b"\n") and keep(json.loads(line)), lines)
-            os.truncate(self.path, sum(map(len, kept)))  # works on a full disk
+            lines = enumerate(self.path.read_bytes().splitlines(keepends=True), 1)
+            kept = takewhile(lambda line: line[1].endswith(b"\n") and keep(self.row(*line)), lines)
+            os.truncate(self.path, sum(len(line) for _, line in kept))  # works on a full disk
+
+    def row(self, number: int, line: bytes) -> dict[str, Any]:
+        """The row in a line. A UserError where there is none, or none with a step."""
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{self.path} line {number} is not JSON ({error}): correct or remove the line") from None
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            raise UserError(f"{self.path} line {number} holds no whole number as step: correct or remove the line")
+        return row

@@ -11,7 +11,7 @@ runs/mybook/
 """
 
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from onward import fields
-from onward.checkpoint.training import SavedState, Saver, newest_state, saves, step_of
+from onward.checkpoint.training import PROGRESS, SavedState, Saver, newest_state, saves, step_of
 from onward.data.progress import Progress, silent
 from onward.data.windows import Batch, take
 from onward.device import choose_device
@@ -35,7 +35,15 @@ from onward.training.build import build_trainer
 from onward.training.calibration import calibrated
 from onward.training.checks import Check, start_checks
 from onward.training.config import RunConfig
-from onward.training.inputs import Inputs, check_inputs, open_inputs, open_windows, prepare_inputs
+from onward.training.inputs import (
+    Inputs,
+    check_inputs,
+    open_inputs,
+    open_windows,
+    prepare_inputs,
+    read_config,
+    read_record,
+)
 from onward.training.journal import Journal
 from onward.training.lock import run_lock
 from onward.training.loss import Loss
@@ -64,6 +72,22 @@ class Notice:
 
     step: int
     sentence: str
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """The content of a save's progress.json."""
+
+    step: int
+    frozen: tuple[str, ...]  # names of frozen parameters
+    losses: tuple[float, ...]  # that spikes are compared with
+    scaler: Mapping[str, Any]  # state of the GradScaler
+    averaged: int  # updates of the averaged weights
+    config: Mapping[str, Any]  # fields of RunConfig
+    position: int  # the number of the window to continue from
+    seconds: float  # that the run has trained
+    skipped: tuple[tuple[int, int], ...]  # half-open ranges of window numbers
+    failed_steps: tuple[int, ...]
 
 
 Event = Step | Validation | Rollback | Notice
@@ -182,7 +206,7 @@ class Run:
         processes = Processes.join()
         if processes.rank:
             processes.wait()  # until the first process has made or repaired the folder
-        config = replace(fields.build(RunConfig, read_json(folder / "run.json"), "run.json"), out=str(folder))
+        config = read_config(folder)
         if (folder / "result.json").exists():
             steps = fields.counted(config.steps, "step")
             raise UserError(f"{folder} has finished its {steps}: start another with --out")
@@ -203,11 +227,11 @@ class Run:
 
     def load_state(self, state: SavedState) -> None:
         """Go to the step of a save."""
+        progress = fields.build(RunProgress, state.progress, str(state.folder / PROGRESS))
         self.trainer.load_state(state)
-        progress = state.progress
-        self.position, self.seconds, self.failed_steps = (progress[n] for n in ("position", "seconds", "failed_steps"))
-        self.skipped = [(first, end) for first, end in progress["skipped"]]
-        known, now = progress["config"], fields.plain(self.config)
+        self.position, self.seconds, self.failed_steps = progress.position, progress.seconds, [*progress.failed_steps]
+        self.skipped = [*progress.skipped]
+        known, now = progress.config, fields.plain(self.config)
         edited = [name for name in now if now[name] != known.get(name) and name != "out"]
         self.messages += state.messages
         if edited:
@@ -256,10 +280,10 @@ class Run:
     def check_ranks(self) -> None:
         """A UserError if a process trains another run than rank 0, such as one in a folder of another disk."""
         if self.processes.count > 1:
-            record = read_json(self.folder / "inputs.json")
+            record = read_record(self.folder)
             facts = {
                 "configuration": fields.plain(replace(self.config, out="")),
-                "data": [*record["data"].values(), record["tokenizer"]],
+                "data": [*record.data.values(), record.tokenizer],
                 "step": self.step,
                 "weights": self.trainer.checksum(),
             }
