@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from onward.cli import streams
+
 COMMANDS = {
     "quickstart": "train a small decoder on the built-in text and watch it learn",
     "models": "published decoders: their parts, and the changes from one to the next",
@@ -45,35 +47,40 @@ onward COMMAND --help explains each command, with examples. The commands:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 2 for a mistake of the user, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        status = dispatch(words)
-        sys.stdout.flush()  # where the reader has gone, here and not when Python ends
-        return status
-    except KeyboardInterrupt:
-        print("\nonward: interrupted", file=sys.stderr)
-        return 130
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and not re.search("allocate memory|out of memory", str(error)):
-            raise
-        print("onward: there is not enough memory: choose smaller sizes or a smaller --batch-size", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader of the output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ValueError, OSError) as error:
-        from onward.cli.options import with_flags
-        from onward.errors import UserError
+    streams.prepare()
+    with streams.handled_interrupts():
+        try:
+            status = dispatch(words)
+            sys.stdout.flush()  # so that an error of the output is reported here and not when Python ends
+            return status
+        except KeyboardInterrupt:
+            print("\nonward: interrupted", file=sys.stderr)
+            return 130
+        except BrokenPipeError:  # the reader of the output has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except (RuntimeError, MemoryError, ValueError, OSError) as error:
+            message = sentence(error, words)
+            if message is None:
+                raise
+            print(f"onward: {message}", file=sys.stderr)
+            streams.drop_output()
+            return 2
 
-        if isinstance(error, UserError):
-            message = with_flags(str(error), words)
-        elif isinstance(error, OSError):
-            message = f"{error.filename or 'a file'}: {error.strerror or error}"
-        else:
-            raise
-        from onward.cli.output import printable
 
-        print(f"onward: {printable(message)}", file=sys.stderr)
-        return 2
+def sentence(error: Exception, words: Sequence[str]) -> str | None:
+    """One sentence for an exception; None for one that is not the user's."""
+    from onward.cli.options import with_flags
+    from onward.cli.output import printable
+    from onward.errors import UserError
+
+    if isinstance(error, UserError):
+        return printable(with_flags(str(error), words))
+    if isinstance(error, OSError):
+        return printable(f"{error.filename or 'standard output or a file'}: {error.strerror or error}")
+    if isinstance(error, MemoryError) or re.search("allocate memory|out of memory", str(error)):
+        return "there is not enough memory: choose smaller sizes or a smaller --batch-size"
+    return None
 
 
 def dispatch(words: list[str]) -> int:
@@ -95,7 +102,11 @@ def dispatch(words: list[str]) -> int:
         raise UserError(f"{words[0]!r} is not a command: {nearest(words[0], COMMANDS)}")
     with warnings.catch_warnings():
         warnings.showwarning = partial(show_warning, warnings.showwarning)
-        status: int | None = importlib.import_module(f"onward.cli.{words[0]}").main(words[1:])
+        try:
+            status: int | None = importlib.import_module(f"onward.cli.{words[0]}").main(words[1:])
+        except SystemExit:  # after --help
+            sys.stdout.flush()
+            raise
     return status or 0
 
 

@@ -73,6 +73,8 @@ def main(argv: Sequence[str]) -> None:
     while True:
         try:
             line = input("> " if typed else "")
+        except UnicodeDecodeError as error:
+            raise UserError(f"standard input is not UTF-8 text (byte {error.start:,}): convert it") from None
         except EOFError:
             if typed:
                 print()

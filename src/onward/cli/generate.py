@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console, print_next, print_table, printable, warn_of_unknown
+from onward.cli.streams import ClosedInput
 from onward.errors import UserError
 from onward.generation.options import GenerationOptions
 
@@ -91,7 +92,7 @@ def main(argv: Sequence[str]) -> None:
     if options.prompts:
         prompts += from_file(options.prompts, options.field)
     if not prompts:
-        prompts = ["" if sys.stdin is None or sys.stdin.isatty() else standard_input()]
+        prompts = ["" if isinstance(sys.stdin, ClosedInput) or sys.stdin.isatty() else standard_input()]
     load = lambda folder: onward.load(folder, device=options.device, allow_nonfinite=options.allow_nonfinite)
     lm = load(options.model)
     warn_of_unknown(lm.tokenizer, prompts)

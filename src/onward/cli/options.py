@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
@@ -70,6 +71,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stdout).write(message)  # argparse ignores errors of the output
 
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:

@@ -1,0 +1,93 @@
+"""Standard streams that are closed or take only ASCII, and Ctrl-C while modules are imported."""
+
+import errno
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from onward.errors import UserError
+
+
+class Closed(io.RawIOBase):
+    """A closed standard stream: using it is a UserError."""
+
+    def __init__(self, name: str) -> None:
+        self.error = f"{name} is closed: connect it to a terminal, a file or a pipe"
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def readinto(self, _: Any) -> int:
+        raise UserError(self.error)
+
+    def write(self, _: Any) -> int:
+        raise UserError(self.error)
+
+
+class ClosedInput(io.TextIOWrapper):
+    """Standard input where it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BufferedReader(Closed("standard input")), encoding="utf-8")
+
+
+def prepare() -> None:
+    """Replace closed standard streams, and write characters that an encoding lacks as escapes such as \\xe9."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError as error:
+            if error.errno == errno.EBADF:  # or else the next file to be opened becomes a standard stream
+                os.open(os.devnull, os.O_RDWR)
+    if sys.stdin is None:
+        sys.stdin = ClosedInput()
+    if sys.stdout is None:
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(Closed("standard output")), encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+
+
+def drop_output() -> None:
+    """Give up standard output if it cannot be written, or else Python fails again when it ends."""
+    try:
+        sys.stdout.flush()
+    except (OSError, UserError):
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def interrupted(_: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; while a module is imported, end at once, since libraries do not expect it there."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"\nonward: interrupted\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def handled_interrupts() -> Iterator[None]:
+    """Handle Ctrl-C by `interrupted`, unless something else does already."""
+    try:
+        default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if default:
+            signal.signal(signal.SIGINT, interrupted)
+    except ValueError:  # not in the main thread
+        default = False
+    try:
+        yield
+    finally:
+        if default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,136 @@
+"""Standard streams that are closed, full, gone or ASCII: one sentence, no traceback, no success with lost output."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = f"{sys.executable} -m onward"
+SMALL = "--tokenizer char --steps 2 --batch-size 2 --precision fp32 --model.d-model 16 --model.n-layers 1"
+SMALL += " --model.n-heads 2 --model.context-length 16 --validate-every 100"
+
+
+def shell(line: str, tiny_run: Path, story_file: Path, place: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash in which `onward` is the command, MODEL a model and STORY a text."""
+    where = {"MODEL": str(tiny_run), "STORY": str(story_file)}
+    script = f'onward() {{ {COMMAND} "$@"; }}\n{line}'
+    environment = os.environ | where | more
+    return subprocess.run(
+        ["bash", "-c", script], cwd=place, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+CLOSED_INPUT, CLOSED_OUTPUT = "standard input is closed", "standard output is closed"
+LINES = {
+    "onward evaluate $MODEL - <&-": (2, CLOSED_INPUT),
+    "onward generate $MODEL --prompts - <&-": (2, CLOSED_INPUT),
+    "onward generate $MODEL - <&-": (2, CLOSED_INPUT),
+    "onward chat $MODEL <&-": (2, CLOSED_INPUT),
+    f"onward train - {SMALL} --out r <&-": (2, CLOSED_INPUT),
+    "onward evaluate $MODEL $STORY >&-": (2, CLOSED_OUTPUT),
+    "onward generate $MODEL The --max-new-tokens 3 >&-": (2, CLOSED_OUTPUT),
+    "echo a | onward chat $MODEL --max-new-tokens 3 >&-": (2, CLOSED_OUTPUT),
+    "onward generate --help >&-": (2, CLOSED_OUTPUT),
+    "onward --help >/dev/full": (2, "No space left on device"),
+    "onward generate --help >/dev/full": (2, "No space left on device"),
+    "printf 'caf\\351\\n' | onward chat $MODEL": (2, "standard input is not UTF-8 text"),
+    "onward models gpt2 | head -1; exit ${PIPESTATUS[0]}": (0, ""),
+    "onward generate nowhere The 2>&-": (2, ""),
+}
+
+
+QUICK = [  # the others are long
+    "onward evaluate $MODEL - <&-",
+    "onward evaluate $MODEL $STORY >&-",
+    "onward chat $MODEL <&-",
+    "onward generate --help >/dev/full",
+]
+
+
+@pytest.mark.parametrize(
+    "line", [line if line in QUICK else pytest.param(line, marks=pytest.mark.long) for line in LINES]
+)
+def test_odd_stream(line: str, tiny_run: Path, story_file: Path, tmp_path: Path) -> None:
+    status, said = LINES[line]
+    found = shell(line, tiny_run, story_file, tmp_path)
+    errors = [text for text in found.stderr.splitlines() if "no chat template" not in text]
+    assert (found.returncode, len(errors)) == (status, bool(said)), found.stderr
+    assert said in "".join(errors)
+
+
+def test_output_in_ascii_writes_other_characters_as_escapes(tiny_run: Path, story_file: Path, tmp_path: Path) -> None:
+    line = "onward generate $MODEL é --max-new-tokens 1 && echo é | onward chat $MODEL --max-new-tokens 1"
+    found = shell(line, tiny_run, story_file, tmp_path, PYTHONIOENCODING="ascii")
+    assert (found.returncode, found.stdout[:4]) == (0, "\\xe9")
+    assert "Traceback" not in found.stderr
+
+
+INTERRUPTED = """\
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == sys.argv[-1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+from onward.cli import main
+sys.exit(main(["generate", "nowhere", "The"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["onward.language_model", pytest.param("torch._utils", marks=pytest.mark.long)])
+def test_ctrl_c_while_modules_are_imported_is_not_a_traceback(module: str) -> None:
+    found = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (130, "\nonward: interrupted\n")
+
+
+COMMANDS = [
+    "--help",
+    "--version",
+    "generate --help",
+    "models gpt2",
+    "models --json",
+    "generate $MODEL é --max-new-tokens 3 --seed 1",
+    "generate $MODEL - --max-new-tokens 3 --json",
+    "generate $MODEL --prompts - --max-new-tokens 3 --logprobs 2",
+    "evaluate $MODEL $STORY",
+    "evaluate $MODEL -",
+    "chat $MODEL --max-new-tokens 3",
+    f"train - {SMALL} --out r",
+    "tokenizer compare byte --text é",
+    "completion bash",
+    "gen\\\\udcff $MODEL",
+]
+INPUTS = ["<&-", "</dev/null", "<<< é", "<<< $'caf\\xe9'", "<<< $'a\\0b'", "< $STORY", "</dev/full"]
+OUTPUTS = [">&-", ">/dev/null", ">/dev/full", "| head -c 3", "| true", "> out"]
+ERRORS = ["", "", "2>&-", "2>/dev/full"]
+ENCODINGS = ["utf-8", "ascii", "latin-1", "ascii:strict"]
+
+
+def check_random_line(seed: int, tiny_run: Path, story_file: Path, place: Path) -> None:
+    some = random.Random(seed)
+    command, source, target, errors = (some.choice(choices) for choices in (COMMANDS, INPUTS, OUTPUTS, ERRORS))
+    line = f"onward {command} {source} {errors} {target}; exit ${{PIPESTATUS[0]}}"
+    found = shell(line, tiny_run, story_file, place, PYTHONIOENCODING=some.choice(ENCODINGS))
+    assert found.returncode in (0, 2), (seed, line, found)
+    assert "Exception ignored" not in found.stderr, (seed, line, found.stderr)
+    assert "Traceback" not in found.stderr, (seed, line, found.stderr)
+    if target in (">&-", ">/dev/full") and not command.startswith(("train", "chat")):
+        assert found.returncode == 2, (seed, line)
+    if found.returncode == 2 and not errors:
+        assert sum(text.startswith("onward: ") for text in found.stderr.splitlines()) >= 1, (seed, line, found.stderr)
+
+
+@pytest.mark.parametrize("seed", range(1))
+def test_random_line_with_odd_streams(seed: int, tiny_run: Path, story_file: Path, tmp_path: Path) -> None:
+    check_random_line(seed, tiny_run, story_file, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 200))
+def test_many_random_lines_with_odd_streams(seed: int, tiny_run: Path, story_file: Path, tmp_path: Path) -> None:
+    check_random_line(seed, tiny_run, story_file, tmp_path)
