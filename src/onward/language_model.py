@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
@@ -174,10 +174,10 @@ class LanguageModel:
         prompt: Prompt,
         max_new_tokens: int | None = None,
         **keywords: Unpack[GenerationKeywords],
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, str]:
         """The text that `generate` returns for one prompt, in pieces, each as soon as no further token can change it.
 
-        Arguments as of `complete`, without n.
+        Arguments as of `complete`, without n. The generator returns the finish_reason of the answer.
         """
         options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
         if options.n > 1:
@@ -192,6 +192,7 @@ class LanguageModel:
             yield piece
         if request.error:
             raise request.error
+        return request.finish_reason
 
     def chat(
         self,
@@ -216,15 +217,15 @@ class LanguageModel:
         *,
         variables: Mapping[str, Any] | None = None,
         **keywords: Unpack[GenerationKeywords],
-    ) -> Iterator[str]:
-        """The answer that `chat` returns, in pieces."""
+    ) -> Generator[str, None, str]:
+        """The answer that `chat` returns, in pieces; the generator returns its finish_reason."""
         if not isinstance(variables, Mapping | None):
             raise UserError(f"variables is {variables!r}: give a table of values for the chat template")
         chat = chat_of(self.text())
         options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
         options = replace(options, stop=(*chat.stop, *options.stop))
         tokens = chat.encode(messages, **variables or {})
-        yield from self.stream(tokens, options=options, **cast(EngineKeywords, rest))
+        return (yield from self.stream(tokens, options=options, **cast(EngineKeywords, rest)))
 
     def beam_search(
         self,

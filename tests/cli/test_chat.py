@@ -213,3 +213,12 @@ def test_on_a_terminal_it_asks_ctrl_c_asks_again_and_ctrl_d_leaves(folder: Path)
         os.close(ours)
     assert "top_p is 7.0: it must be above 0" in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]], ids=["text", "JSON"])
+def test_answer_cut_by_its_length_is_said_in_text_mode(
+    words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the\n"))
+    assert main(["chat", str(folder), "--max-new-tokens", "2", "--seed", "1", *words]) == 0
+    assert ("the answer was cut after 2 tokens" in capsys.readouterr().err) == (not words)

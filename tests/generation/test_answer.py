@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.generation.answer import StopText
+from onward.generation.answer import Answer, StopText
+from onward.text.tokenizer import train_tokenizer
 
 LETTERS = st.text("ab\n", min_size=1, max_size=4)
 
@@ -44,3 +45,11 @@ def test_overlapping_stop_texts() -> None:
     stream = StopText(["\n\nUser", "\n\n"])
     assert [stream.push(p) for p in ("one\n", "two\n", "\n", "User")][:3] == ["one", "\ntwo", ""]
     assert stream.stopped
+
+
+def test_stop_text_that_the_last_token_completes_ends_the_answer() -> None:
+    tokenizer = train_tokenizer("byte", [])
+    half = tokenizer.encode("é")[0]  # half a character, which is held back until the end
+    answer = Answer(tokenizer, stop=["\ufffd"], limit=2)
+    assert [answer.push(token) for token in (*tokenizer.encode("a"), half)] == [False, True]
+    assert answer.finish() == "a"

@@ -220,6 +220,14 @@ def test_impossible_constraint_is_a_user_error(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("forced", [b"b", b""], ids=["a letter", "the end"])
+def test_forced_token_that_breaks_the_constraint_is_an_error(forced: bytes) -> None:
+    token = min(ids_of("byte")[forced]) if forced else lm("byte").text().eos_id
+    ((answer,),) = lm("byte").complete("x", 9, regex="a+", forced_tokens=(token,))
+    assert (answer.tokens, answer.finish_reason) == ([], "error")
+    assert f"token {token}, which is forced, breaks the constraint" in str(answer.error)
+
+
 def test_missing_llguidance_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(UserError, match=r"pip install 'onward\[constrain\]'"):

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # so that an error of the output is reported here and not when Python ends
             return status
         except KeyboardInterrupt:
-            print("\nonward: interrupted", file=sys.stderr)
+            streams.complain("\nonward: interrupted")
             return 130
         except BrokenPipeError:  # the reader of the output has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             message = sentence(error, words)
             if message is None:
                 raise
-            print(f"onward: {message}", file=sys.stderr)
+            streams.complain(f"onward: {message}")
             streams.drop_output()
             return 2
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -16,6 +16,7 @@ from onward.generation.options import GenerationOptions
 if TYPE_CHECKING:
     from onward.generation.blocks import BlockManager
     from onward.language_model import LanguageModel
+    from onward.text.chat import Message
 
 ABOUT = """\
 Talk with a model, turn by turn; each line that is piped in is a message.
@@ -107,6 +108,7 @@ class Conversation:
         self.system = [{"role": "system", "content": options.system}] if options.system else []
         self.turns: list[dict[str, str]] = []  # messages of the user and answers of the assistant, alternating
         self.cache: BlockManager | None = None
+        self.finish_reason = ""  # of the last answer; empty if it was interrupted
 
     def empty_cache(self) -> "BlockManager":
         """A cache with room for the whole conversation."""
@@ -137,7 +139,7 @@ class Conversation:
             room = self.room()
             new = min(self.settings.max_new_tokens or room, room)
             messages = [*self.system, *self.turns]
-            for piece in self.lm.stream_chat(messages, new, options=self.settings, rows=1, cache=self.cache):
+            for piece in self.pieces(messages, new):
                 said.append(piece)
                 if not self.options.json:
                     print(show(piece), end="", flush=True)
@@ -148,6 +150,14 @@ class Conversation:
             raise
         self.turns.append({"role": "assistant", "content": "".join(said)})
         print(json.dumps(self.turns[-1]) if self.options.json else "", flush=True)
+        if self.finish_reason == "length" and not self.options.json:
+            console.print(f"the answer was cut after {new:,} tokens: see --max-new-tokens", soft_wrap=True)
+
+    def pieces(self, messages: "Sequence[Message]", new: int) -> Iterator[str]:
+        """The pieces of the answer to messages, which has at most `new` tokens; sets `finish_reason` at its end."""
+        self.finish_reason = ""
+        stream = self.lm.stream_chat(messages, new, options=self.settings, rows=1, cache=self.cache)
+        self.finish_reason = yield from stream
 
     def room(self) -> int:
         """The number of tokens that an answer can have; drops the oldest turns if there is too little room."""

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -57,6 +57,12 @@ def prepare() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+
+
+def complain(message: str) -> None:
+    """Print a message on standard error, if it can be written."""
+    with suppress(OSError):
+        print(message, file=sys.stderr)
 
 
 def drop_output() -> None:

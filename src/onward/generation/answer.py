@@ -43,8 +43,9 @@ class StopText:
 class Answer:
     """The text of an answer, decoded token by token: a character is added once no later token can change it.
 
-    `before` are the tokens that the answer follows; `stop` are texts that end the answer and are not part of it;
-    `when` is called with the text so far after each token and returns whether the answer ends.
+    `before` are the tokens that the answer follows; `limit` is the most tokens that it has; `stop` are texts that end
+    the answer and are not part of it; `when` is called with the text so far after each token and returns whether the
+    answer ends.
     """
 
     def __init__(
@@ -53,14 +54,20 @@ class Answer:
         before: Sequence[int] = (),
         stop: Sequence[str] = (),
         when: Callable[[str], bool] | None = None,
+        limit: int | None = None,
     ) -> None:
         self.stream, self.stop_text, self.when = TextStream(tokenizer, before), StopText(stop), when
         self.text = ""  # all text that no further token can change
+        self.remaining = limit  # tokens that may still be pushed
         self.num_taken = 0  # characters that `take` has returned
 
     def push(self, token: int) -> bool:
         """Append a token; returns whether the answer ends with it."""
         self.text += self.stop_text.push(self.stream.push(token))
+        if self.remaining is not None:
+            self.remaining -= 1
+            if self.remaining == 0:  # the text that is held back may complete a stop text
+                self.finish()
         return self.stop_text.stopped or bool(self.when and self.when(self.text))
 
     def finish(self) -> str:

@@ -173,6 +173,10 @@ def receive(
     request.num_accepted += len(tokens) - 1
     request.num_drafted += min(len(tokens), len(proposal.tokens))
     for token, logprob in zip(tokens, logprobs):
+        if request.constraint is not None and not request.constraint.allowed()[token]:
+            raise UserError(
+                f"token {token}, which is forced, breaks the constraint of this request: leave out one of them"
+            )
         request.num_cached += 1
         if token in request.stop_token_ids:
             request.finish_reason = "stop"

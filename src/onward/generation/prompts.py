@@ -64,11 +64,12 @@ def submit(
         room = DEFAULT_NEW_TOKENS if engine.slide else engine.length - len(tokens)
         before = tokenizer.decode(tokens[-LOOK_BACK:])
         for _ in range(options.n):
-            answer = Answer(tokenizer, tokens, options.stop, options.stop_when)
+            limit = default_new_tokens(room) if options.max_new_tokens is None else options.max_new_tokens
+            answer = Answer(tokenizer, tokens, options.stop, options.stop_when, limit)
             request = Request(
                 tokens,
                 options,
-                default_new_tokens(room) if options.max_new_tokens is None else options.max_new_tokens,
+                limit,
                 answer.push,
                 form and form.after(before),
                 options.min_new_tokens,
