@@ -121,7 +121,7 @@ BAD: dict[str, tuple[str, bytes | None, list[str]]] = {  # name, content, parts 
     "a broken line": ("t.jsonl", b'{"text": "a"}\n\n{"text": ', ["t.jsonl line 3 is not JSON"]),
     "a line without the field": ("t.jsonl", b'{"body": "a"}', ["t.jsonl line 1", "'text'", "body", "--field"]),
     "a field with a line break": ("t.jsonl", b'{"a\\nb": "a"}', ["t.jsonl line 1", r"'a\nb'"]),
-    "a field that is no text": ("t.jsonl", b'{"text": 3}', ["t.jsonl line 1 has no text"]),
+    "a field that is no text": ("t.jsonl", b'{"text": 3}', ["t.jsonl line 1 holds int, not text, under 'text'"]),
     "a line that is a list": ("t.jsonl", b"[1]", ["t.jsonl line 1", "list"]),
     "deep brackets": ("t.jsonl", b"[" * 100_000, ["t.jsonl line 1 is not JSON"]),
     "not a .parquet": ("t.parquet", b"text", ["t.parquet cannot be read as .parquet"]),
@@ -197,3 +197,14 @@ def test_any_bytes_named_gz_are_a_user_error(data: bytes) -> None:
         path.write_bytes(b"\x1f\x8b\x08" + data)
         with pytest.raises(UserError, match=r"x\.gz"):
             list(documents([str(path)]))
+
+
+@pytest.mark.parametrize("encoding", ["utf16", "UTF16", "u16", "utf-16", "U32"])
+def test_aliases_of_wide_encodings_are_known(encoding: str, tmp_path: Path) -> None:
+    (path := tmp_path / "a.txt").write_bytes("word".encode(encoding))
+    assert list(documents([str(path)], encoding=encoding)) == ["word"]
+
+
+def test_names_in_capitals_are_read_as_in_lower_case(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT.GZ").write_bytes(gzip.compress(b"word"))
+    assert list(documents([str(tmp_path)])) == ["word"]

@@ -194,7 +194,7 @@ def source_files(source: str) -> list[Path]:
         outputs = output_folders(inside)
         hidden = lambda p: any(part.startswith(".") or part.endswith(".unfinished") for part in p.parts)
         names = [p for p in inside if not hidden(p) and outputs.isdisjoint(p.parents)]
-        kinds = ((p, Path(str(p).removesuffix(".gz")).suffix.lower()) for p in names)
+        kinds = ((p, Path(str(p).lower().removesuffix(".gz")).suffix) for p in names)
         files = sorted(path / p for p, kind in kinds if kind in TEXT or kind == ".parquet")
         files = [p for p in files if p.is_file() and p.stat().st_size]
         if not files:
@@ -213,7 +213,7 @@ def read_file(path: Path, field: str, encoding: str, sizes: Sizes) -> Iterator[P
     """The pieces of one file."""
     try:
         with open(path, "rb") as file:
-            if path.suffix == ".parquet":
+            if path.suffix.lower() == ".parquet":
                 yield from parquet_pieces(str(path), file, field)
             else:
                 yield from read(str(path), file, encoding, sizes)
@@ -225,7 +225,7 @@ def read_file(path: Path, field: str, encoding: str, sizes: Sizes) -> Iterator[P
 
 def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
     """The pieces of a text or a .jsonl, decompressed if the name ends in .gz."""
-    stream = gzip.GzipFile(fileobj=file) if name.endswith(".gz") else file
+    stream = gzip.GzipFile(fileobj=file) if name.lower().endswith(".gz") else file
     lines = name.lower().removesuffix(".gz").endswith(".jsonl")
     parts: list[bytes] = []
     size, held, blank, line, begins, offset = 0, "", True, 1, True, 0
@@ -255,7 +255,7 @@ def decode_blocks(name: str, stream: Any, encoding: str, block_bytes: int) -> It
         decoder = codecs.getincrementaldecoder(encoding)()
     except (LookupError, ValueError):
         raise UserError(f"--encoding {encoding} is unknown: try utf-8, latin-1 or cp1252") from None
-    wide = encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32"))
+    wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
     offset, lines, last, first = 0, 1, False, True
     while not last:
         block = stream.read(block_bytes)
@@ -285,7 +285,10 @@ def record_text(name: str, number: int, line: str, field: str) -> str:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name} line {number} is not JSON ({error}): correct or remove the line") from None
-    if not isinstance(value, dict) or not isinstance(value.get(field), str):
+    if isinstance(value, dict) and field in value and not isinstance(value[field], str):
+        kind = type(value[field]).__name__
+        raise UserError(f"{name} line {number} holds {kind}, not text, under {field!r}: name another --field")
+    if not isinstance(value, dict) or field not in value:
         keys = ", ".join(map(ascii, value)) if isinstance(value, dict) else type(value).__name__
         raise UserError(f"{name} line {number} has no text under {field!r} (it has {keys}): name it with --field")
     return SURROGATE.sub(UNKNOWN, value[field])
