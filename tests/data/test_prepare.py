@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -80,37 +79,34 @@ def test_tokens_decode_to_the_documents(corpus: list[str], tmp_path: Path) -> No
         assert tokens[:].tolist() == ids
 
 
-KILLED = """
-import sys
+PROGRAM = """
+import os, signal, sys
 from pathlib import Path
 from onward.data.prepare import prepare
 from onward.data.sources import Sizes
+
+def progress(task, done, total):
+    last, share = sys.argv[2].split()
+    if task == last and done > float(share) * total:
+        os.kill(os.getpid(), signal.SIGKILL)
+
 sizes = Sizes(piece_chars=3000, block_bytes=500, serial_bytes=0)
-prepare(sys.argv[2:], "bpe:300", Path(sys.argv[1]), workers=2, sizes=sizes)
+prepare(sys.argv[3:], "bpe:300", Path(sys.argv[1]), workers=2, sizes=sizes, progress=progress)
 """
 
 
 def test_killed_preparation_continues_without_redoing_a_unit(corpus: list[str], tmp_path: Path) -> None:
-    choose, out = random.Random(0), tmp_path / "out"
-    command = [sys.executable, "-c", KILLED, str(out), *corpus]
-
-    def written() -> dict[Path, int]:
-        paths = (tmp_path / "out.unfinished" / "parts").glob("[0-9]*")
-        return {path: path.stat().st_mtime_ns for path in paths if path.suffix in (".npz", ".json")}
-
+    out, parts = tmp_path / "out", tmp_path / "out.unfinished" / "parts"
+    command = [sys.executable, "-c", PROGRAM, str(out)]
     done: dict[Path, int] = {}
-    for _ in range(4):
-        process = subprocess.Popen(command)
-        while len(written()) == len(done):
-            assert process.poll() is None
-        time.sleep(choose.random() / 20)
-        process.kill()
-        process.wait()
+    for until in "inspecting 0.3", "inspecting 0.8", "encoding 0.3", "encoding 0.8":
+        assert subprocess.run([*command, until, *corpus]).returncode == -signal.SIGKILL
         time.sleep(0.3)  # until its workers have exited
-        now = written()
+        written = [path for path in parts.glob("[0-9]*") if path.suffix in (".npz", ".json")]
+        now = {path: path.stat().st_mtime_ns for path in written}
         assert done.items() < now.items(), "a finished unit was written again"
         done = now
-    subprocess.run(command, check=True)
+    subprocess.run([*command, "never 0", *corpus], check=True)
     prepare(corpus, "bpe:300", tmp_path / "at once", workers=1, sizes=SMALL)
     assert content(out) == content(tmp_path / "at once")
 
@@ -127,7 +123,7 @@ def worker_ids(process: int) -> list[int]:
 
 
 def test_workers_exit_with_the_process_that_started_them(corpus: list[str], tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "out"), *corpus])
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path / "out"), "never 0", *corpus])
     while not (workers := worker_ids(process.pid)):
         assert process.poll() is None
     process.kill()
@@ -299,10 +295,10 @@ def test_progress_is_reported_for_each_pass_up_to_the_total(corpus: list[str], t
     total = sum(path.stat().st_size for path in (tmp_path / "corpus").rglob("*") if path.is_file())
     assert list(dict.fromkeys(task for task, _, _ in calls)) == [
         "learning the tokenizer",
-        "inspecting documents",
+        "inspecting",
         "encoding",
     ]
-    for task in "inspecting documents", "encoding":
+    for task in "inspecting", "encoding":
         done = [amount for name, amount, _ in calls if name == task]
         assert done == sorted(done)
         assert done[-1] == total

@@ -289,7 +289,7 @@ def run(
             tokenizer = train_tokenizer(tokenizer, texts)
         tokenizer.save(folder)
     if preparation.cleaning.drops_documents and not (decided := folder / "parts" / "decided.json").exists():
-        units = process("inspecting documents", preparation.inspect, ".npz")
+        units = process("inspecting", preparation.inspect, ".npz")
         Verdicts(folder / "parts", units).drop_duplicates(preparation.cleaning.exact, preparation.cleaning.near)
         write_json(decided, {"units": units})
     index = preparation.index(process("encoding", preparation.encode, ".json"), settings)
