@@ -15,7 +15,7 @@ import sys
 import types
 from collections import abc
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from onward.errors import UserError
 from onward.suggestions import nearest
@@ -93,6 +93,13 @@ class Part:
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Any]]]
     internal: ClassVar[bool]
+    named: frozenset[str]  # the fields that were given when the part was made, be they at their defaults or not
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        part = super().__new__(cls)
+        positional = [field.name for field in dataclasses.fields(cls)][: len(values)] if values else []  # type: ignore[arg-type]
+        object.__setattr__(part, "named", frozenset((*positional, *named)))
+        return part
 
     def __init_subclass__(cls, kind: str | None = None, internal: bool = False) -> None:
         if kind is None:

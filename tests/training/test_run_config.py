@@ -1,5 +1,6 @@
 """A run's configuration as a value."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -181,6 +182,9 @@ KEPT: list[tuple[str, Any, Any]] = [  # preset, attention as given, attention of
     ("mini", "(self(window=32), self)", (SelfAttention(window=32, qk_norm="head"), HEAD)),
     ("mini", {"kind": "self", "window": 32}, SelfAttention(window=32, qk_norm="head")),
     ("mini", SelfAttention(window=32), SelfAttention(window=32, qk_norm="head")),
+    ("mini", SelfAttention(window=32, qk_norm="none"), SelfAttention(window=32)),
+    ("mini", SelfAttention(32, None, None, False, "none"), SelfAttention(window=32)),
+    ("mini", copy.deepcopy(SelfAttention(window=32)), SelfAttention(window=32, qk_norm="head")),
     ("mini", (SelfAttention(window=32), SelfAttention()), (SelfAttention(window=32, qk_norm="head"), HEAD)),
     ("mini", ["self(window=32)", {"kind": "self"}], (SelfAttention(window=32, qk_norm="head"), HEAD)),
     ("mini", "self(qk_norm=none)", SelfAttention()),
@@ -209,13 +213,14 @@ def test_fields_of_parts_inside_parts_are_kept_as_well() -> None:
 UNNAMED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("mini", {}, []),
     ("mini", {"attention": "(self(window=32), self)"}, []),
-    ("mini", {"position": "alibi", "n_layers": 2}, []),
+    ("mini", {"position": "alibi", "n_layers": 2}, ["position.theta 10,000 -> absent"]),
     ("mini", {"norm": "layer"}, ["norm.eps 1e-06 -> 1e-05", "biases none -> norms"]),
     ("mini", {"norm": "layer(eps=1e-6, bias=true)"}, []),
     ("gpt2", {"mlp": "gated"}, ["d_ff 3,072 -> 2,048", "mlp.act gelu_tanh -> silu", "biases q, k, v, out, mlp, norms"]),
     ("gpt2", {"d_model": 96}, ["d_head 64 -> 8", "d_ff 3,072 -> 384"]),
     ("gpt2", {"d_model": 96, "d_head": 8, "d_ff": 384}, []),
     ("gemma-2-9b", {"attention": SelfAttention()}, ["attention.window"]),
+    ("mini", {"attention": "latent"}, ["attention.qk_norm head -> absent"]),
 ]
 
 

@@ -91,13 +91,13 @@ def inherited(there: Any, value: Any, path: str) -> Any:
 
 
 def tables(value: Any, path: str) -> Any:
-    """A part, or several, given as text or in Python, as tables of the named fields. Of a part made in Python those are
-    the fields that differ from their defaults."""
+    """A part, or several, given as text or made in Python, as tables of the fields that were named."""
     if isinstance(value, str):
         return fields.parse(value, path)
     if isinstance(value, fields.Part):
-        named = fields.changed_fields(value).items()
-        return {"kind": value.kind} | {name: tables(v, path) if isinstance(v, fields.Part) else v for name, v in named}
+        named = {name: getattr(value, name) for name in fields.hints(type(value)) if name in value.named}
+        plain = {name: tables(v, path) if isinstance(v, fields.Part) else v for name, v in named.items()}
+        return {"kind": value.kind} | plain
     return [tables(each, path) for each in value] if isinstance(value, list | tuple) else value
 
 
@@ -111,7 +111,8 @@ def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def unnamed_changes(preset: str, config: DecoderConfig, changes: Mapping[str, Any]) -> list[str]:
     """The differences of a decoder from its preset beside the changes that are named: sizes that follow from others,
-    and fields of a part of another kind. Each is written as `norm.eps 1e-06 -> 1e-05`."""
+    and fields of a part of another kind. Each is written as `norm.eps 1e-06 -> 1e-05`; what the other kind does not
+    have becomes absent."""
     from onward.planning.descriptions import differences
 
     named = {"vocab_size", *changes}
@@ -122,12 +123,15 @@ def unnamed_changes(preset: str, config: DecoderConfig, changes: Mapping[str, An
         named.add("biases")
     inside = tuple(f"{name}." for name in named if "." in name)
     return [
-        f"{change.what} {fields.text(change.before)} -> {fields.text(change.after)}"
+        f"{change.what} {shown(change.before)} -> {shown(change.after)}"
         for change in differences(decoder(preset, config.vocab_size, {}), config)
-        if None not in (change.before, change.after)
-        and change.what not in named | FIGURES
-        and not change.what.startswith(inside)
+        if change.before is not None and change.what not in named | FIGURES and not change.what.startswith(inside)
     ]
+
+
+def shown(value: Any) -> str:
+    """A value of a difference; None: the field is not there."""
+    return "absent" if value is None else fields.text(value)
 
 
 def as_list(value: Any) -> list[Any]:
