@@ -214,7 +214,7 @@ BAD = {
     "a device that is not there": (lambda lm: onward.load("x", device="tpu9"), "device is 'tpu9'"),
     "a folder that is not there": (lambda lm: onward.load("no/such"), r"there is no folder no/such"),
     "a text of one token": (lambda lm: lm.evaluate(np.array([3])), "fewer than two tokens"),
-    "an unknown option": (lambda lm: onward.train("x", "y", step=3), "did you mean steps"),
+    "an unknown option": (lambda lm: onward.train("x", "y", step=3), "did you mean steps"),  # type: ignore[call-arg]
 }
 
 

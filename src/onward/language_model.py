@@ -43,6 +43,7 @@ from onward.reports.write import conclude
 from onward.text.chat import Message, chat_of
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
+from onward.training.keywords import RunKeywords
 from onward.training.progress import Progress
 from onward.training.run import Event, Run
 
@@ -401,10 +402,10 @@ def save(lm: LanguageModel, folder: str | Path, *, shard_bytes: float = 5e9) -> 
 
 
 def train(
-    sources: str | Sequence[str],
+    sources: str | Path | Sequence[str | Path],
     out: str | Path,
     on_event: Callable[[Event], object] | None = None,
-    **config: Any,
+    **config: Unpack[RunKeywords],
 ) -> LanguageModel:
     """Train a fresh model on texts into the run folder `out`, and return it.
 
@@ -412,8 +413,14 @@ def train(
     called with a Step after each step and with a Validation after each validation; by default it shows the progress on
     standard error, if that is a terminal or a notebook. `onward train --resume` continues a run that was stopped.
     """
-    values = {"sources": [sources] if isinstance(sources, str) else list(sources), "out": str(out)} | config
-    run = Run.start(build(RunConfig, values))
+    if not isinstance(out, str | Path) or not str(out):
+        raise UserError(f"out is {out!r}: give the folder of the run, such as 'runs/mybook'")
+    if not isinstance(sources, str | Path | list | tuple):
+        raise UserError(f"sources are {sources!r}: give a file, a folder, or a list of them")
+    if on_event is not None and not callable(on_event):
+        raise UserError(f"on_event is {on_event!r}: give a function of an event")
+    texts = [sources] if isinstance(sources, str | Path) else sources
+    run = Run.start(build(RunConfig, {"sources": [str(text) for text in texts], "out": str(out), **config}))
     on_event = on_event or Progress(run.config.steps)
     for event in run.train():
         on_event(event)

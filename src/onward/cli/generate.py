@@ -191,16 +191,13 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
 
 
 class Printed:
-    """A prompt and its answer on standard output. Answers that are not the only one begin with a line [1/3] on a
-    terminal, and are separated by an empty line elsewhere."""
+    """A prompt and its answer on standard output. Of several answers, each begins with a line such as [1/3]."""
 
     def __init__(self, prompt: str, number: int, count: int) -> None:
         self.show = printable if sys.stdout.isatty() else str
         self.waiting = prompt  # is printed with the first text that follows it, so not before an error
-        if count > 1 and sys.stdout.isatty():
+        if count > 1:
             self.waiting = f"[{number + 1}/{count}]\n{prompt}"
-        elif number:
-            self.waiting = f"\n{prompt}"
 
     def add(self, piece: str) -> None:
         if piece:

@@ -6,7 +6,7 @@ Shapes: B requests, T tokens in one call, D d_model, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -198,7 +198,20 @@ def growing_cache(model: Decoder, rows: int, length: int, chunk: int) -> CacheMa
     return CacheManager(KVCache(model.config, rows, length, chunk, step=STEP, device=model.device, dtype=model.dtype))
 
 
-def generate(model: Decoder, requests: Sequence[Request], **options: Any) -> Iterator[tuple[Request, int]]:
+class EngineOptions(TypedDict, total=False):
+    """The parameters of an Engine but for its model and rows."""
+
+    cache: CacheManager | None
+    stop_token_ids: Collection[int]
+    allowed: Tensor | None
+    slide: bool
+    draft: Draft | None
+    files: PrefixFiles | None
+
+
+def generate(
+    model: Decoder, requests: Sequence[Request], **options: Unpack[EngineOptions]
+) -> Iterator[tuple[Request, int]]:
     """Continue requests by an Engine with these options; yields (request, token) for each token.
 
     Raises the error of a request that failed once all others are done.

@@ -54,7 +54,8 @@ def submit(
     """Add n requests for each prompt to an engine; return each with its text, which grows as the engine steps.
 
     Request i, counted over all prompts, has the seed options.seed + i, or a random one. Requests with one prompt share
-    its prefill. By default an answer has at most DEFAULT_NEW_TOKENS tokens, or as many as the context has room for.
+    its prefill. By default an answer has at most DEFAULT_NEW_TOKENS tokens, or as many as the context has room for. Of
+    several requests, one that can never be answered fails alone, see `Request.error`.
     """
     ends = {*engine.stop_token_ids, *options.stop_token_ids}
     form = constraint(tokenizer, engine.model.config.vocab_size, ends, options)
@@ -78,6 +79,11 @@ def submit(
                 options.logprobs,
             )
             answers[request] = answer
-    for request in answers:
-        engine.add(request)
+    for number, request in enumerate(answers):
+        try:
+            engine.add(request)
+        except UserError as error:
+            if len(answers) == 1:
+                raise
+            request.finish_reason, request.error = "error", UserError(f"prompt {number // options.n + 1}: {error}")
     return answers
