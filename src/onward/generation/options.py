@@ -17,7 +17,7 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 
 @dataclass(frozen=True)
 class GenerationOptions(Sampling):
-    """A Sampling, and the length, end, form and number of the answers to a prompt."""
+    """Length, end, form and number of the answers to a prompt, beside the sampling."""
 
     max_new_tokens: int | None = None  # the most tokens of an answer; none: 256, or as many as the context holds
     min_new_tokens: int = 0  # no stop token is generated before this many new tokens
