@@ -161,7 +161,7 @@ def scramble(x: Tensor) -> Tensor:
 
 
 def shift_right(x: Tensor, bits: int) -> Tensor:
-    """A logical shift: that of int64 would carry the sign along."""
+    """A logical shift; the shift of int64 keeps the sign bit."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
@@ -180,7 +180,7 @@ def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Ten
 
     Each token v gets an exponential number e_v of its own, and the token with the greatest p_v / e_v is drawn (the
     Gumbel-max trick). Where p is rounded otherwise, as in another batch, this changes the token only if two ratios
-    nearly tie; a draw by cumulated probabilities would have V borders to fall over.
+    nearly tie. A draw by cumulated probabilities changes near each of its V borders.
     """
     tokens = torch.arange(probabilities.size(1), device=probabilities.device)
     bits = scramble(counter_hash(seeds, index, purpose)[:, None] + tokens * signed(GOLDEN))

@@ -17,7 +17,7 @@ Processor = Callable[..., Any]  # (tokens of prompt and answer, logits (V,)) -> 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The options that turn logits into the distribution of the next token.
+    """Sampling: how logits become the distribution of the next token.
 
     The names are those of the OpenAI API and of transformers; `next_token_distribution` lists the order in which they
     are applied. Values of a wrong type, out of range or in contradiction are a UserError.
