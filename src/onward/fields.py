@@ -324,7 +324,7 @@ def describe(kind: Any) -> str:
     if origin is tuple:
         return f"({describe(args[0])}, ...)" if args[-1] is Ellipsis else f"({', '.join(map(describe, args))})"
     if origin is abc.Mapping:
-        return "a table"
+        return "a table, such as {5: 1.5}"
     if isinstance(kind, type) and issubclass(kind, Part):
         return "|".join(kind.choices())
     return {int: "a whole number", float: "a number", str: "text", bool: "true|false"}.get(kind, "a table of fields")

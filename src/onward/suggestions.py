@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable
+from functools import partial
 
 SYNONYMS = {  # names used elsewhere -> the last component of ours
     # parts
@@ -15,6 +16,8 @@ SYNONYMS = {  # names used elsewhere -> the last component of ours
     **dict.fromkeys(("swiglu", "geglu", "glu"), "gated"),
     **dict.fromkeys(("mlp", "ffn", "dense"), "plain"),
     **dict.fromkeys(("moe", "mixture"), "experts"),
+    **dict.fromkeys(("experts", "num_experts", "n_experts", "num_local_experts", "n_routed_experts"), "count"),
+    **dict.fromkeys(("per_token", "experts_per_token", "num_experts_per_tok", "active"), "top_k"),
     **dict.fromkeys(("rmsnorm", "rms_norm"), "rms"),
     **dict.fromkeys(("layernorm", "layer_norm", "ln"), "layer"),
     # sizes
@@ -69,9 +72,8 @@ SYNONYMS = {  # names used elsewhere -> the last component of ours
 def nearest(name: str, known: Iterable[str]) -> str:
     """ "did you mean X?" or, if nothing is near and there are few, "choose from ..."; made to end a sentence."""
     known = sorted(known)
-    close = same_meaning(name, known) or difflib.get_close_matches(
-        name, known, 1, cutoff=0.5 if len(known) <= 50 else 0
-    )
+    like = partial(difflib.get_close_matches, name, n=1, cutoff=0.5 if len(known) <= 50 else 0)
+    close = same_meaning(name, known) or same_beginning(name, known) or like(known)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
 
 
@@ -88,6 +90,16 @@ def same_meaning(name: str, known: Iterable[str]) -> list[str]:
 
     ranked = sorted(known, key=rank, reverse=True)
     return [candidate for candidate in ranked if rank(candidate)[0]]
+
+
+def same_beginning(name: str, known: Iterable[str]) -> list[str]:
+    """The known names that begin like an unknown one, or that it begins like, whatever their separators; the longest
+    common beginning first, and of those the shortest name: gemma-2-2b for gemma2, gpt2 for gpt2-small."""
+    plain = lambda text: re.sub(r"[^a-z0-9]", "", text.lower())
+    typed = plain(name)
+    shared = {candidate: min(typed, plain(candidate), key=len) for candidate in known}
+    found = [c for c, text in shared.items() if len(text) > 2 and typed.startswith(text) and plain(c).startswith(text)]
+    return sorted(found, key=lambda candidate: (-len(shared[candidate]), len(candidate), candidate))
 
 
 def parts(name: str) -> list[str]:

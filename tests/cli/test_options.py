@@ -3,7 +3,8 @@
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ class Options:
     stop: tuple[str, ...] = ()  # texts that end the answer
     weights: tuple[float, ...] = ()  # shares
     top_p: float = 1.0  # a share
+    bias: Mapping[int, float] = field(default_factory=dict)  # added to logits
 
 
 def options(*words: str) -> Options:
@@ -33,6 +35,14 @@ def options(*words: str) -> Options:
 def test_options_that_repeat_take_one_value_each() -> None:
     got = options("run", "--stop", ".", "Return", "--weights", "0.5", "--stop", ",", "--weights", "2")
     assert got == Options("run", ("Return",), (".", ","), (0.5, 2.0))
+
+
+def test_tables_of_an_option_given_several_times_are_merged() -> None:
+    assert options("run", "--bias", "{5: 1}", "--bias", "{6: 2, 5: 3}").bias == {5: 3, 6: 2}
+
+
+def test_text_after_two_dashes_may_begin_with_a_dash() -> None:
+    assert options("run", "--top-p", "0.5", "--", "-5 degrees", "-x").prompt == ("-5 degrees", "-x")
 
 
 @pytest.mark.parametrize(
@@ -74,6 +84,7 @@ def test_help_lists_common_options_and_help_all_every_option(command: str) -> No
         if not argument.positional:
             assert f"  {argument.flag}" in long
             assert (f"  {argument.flag} " in short or f"  {argument.flag}," in short) == (argument.name in common)
+    assert long.index("common options:") < long.index("\noptions:")
     assert f"onward {command} --help-all lists" in short
     assert short.count("\n") < 100
 

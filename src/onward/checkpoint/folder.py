@@ -51,11 +51,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     refuse_pickles(folder)
     if folder.is_dir():
         return read_json(folder / "config.json")
-    name, ours = str(folder), "name the folder of a model, such as runs/mybook"
+    name = re.sub(r"^(\w\w+):/(?=[^/])", r"\1://", str(folder))  # a Path keeps one slash of an address
+    ours = "name the folder of a model, such as runs/mybook"
     if folder.exists():
         raise UserError(f"{name} is a file: name its folder, with a config.json beside the weights")
-    if re.match(r"https?:/", name):
-        raise UserError(f"{name} is an address: download the model's files into a folder, and name that")
+    if "://" in name:
+        hub = re.match(r"(?:hf://|https?://(?:www\.)?huggingface\.co/)([\w-][\w.-]*(?:/[\w.-]+)?)", name)
+        how = f" (hf download {hub[1]} --local-dir {Path(hub[1]).name})" if hub else ""
+        raise UserError(f"{name} is an address: download the model's files into a folder{how}, and name that")
     if name in presets():
         raise UserError(f"{name} is a published release, and there is no folder {name}: download its files into one")
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) and not folder.parent.exists():

@@ -9,12 +9,14 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from onward import fields
 from onward.errors import UserError
 from onward.model.config import DecoderConfig
+from onward.suggestions import SYNONYMS, parts, same_meaning
 
 T = TypeVar("T")
 IMPORTS = "import this module first, which defines parts of your own"
@@ -92,16 +94,46 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
         fields.import_parts(module)
     parser = make_parser(cls, prog, about, everything="--help-all" in argv)
     known, unknown = parser.parse_known_intermixed_args(argv)  # texts may stand between options
+    table = [*arguments(cls)]
     if unknown:
-        name = unknown[0].split("=")[0]
-        flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
-        raise UserError(f"{name} is not an option of {prog}: {fields.nearest(name, flags)}")
+        raise UserError(surplus(unknown[0], table, prog))
     values = vars(known)
+    for argument in table:
+        if get_origin(argument.kind) is Mapping and argument.name in values:
+            given = [fields.convert(argument.kind, value, argument.name) for value in values[argument.name]]
+            values[argument.name] = {key: value for one in given for key, value in one.items()}
     for name in ESCAPED & values.keys():
         values[name] = [unescaped(text) for text in values[name]]
     if "imports" not in fields.hints(cls):
         values.pop("imports", None)
     return nest(values)
+
+
+def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
+    """What is wrong with a word that is neither an option nor an argument that the command takes."""
+    name, flags = word.split("=")[0], [argument.flag for argument in table if not argument.positional]
+    if not word.startswith("-"):
+        places = " ".join(argument.name for argument in table if argument.positional) or "options only"
+        compare = f"; to compare with it: --compare {word}" if "--compare" in flags else ""
+        return f"{word} is one argument too many: {prog} takes {places}{compare}"
+    meant = meant_option(name, table)
+    ways = [f"did you mean {meant}?"] if meant else []
+    if not word.startswith("--") and any(argument.positional and argument.many for argument in table):
+        ways.append("put -- before an argument that begins with -")
+    return f"{name} is not an option of {prog}: {' Or '.join(ways) or f'see {prog} --help'}"
+
+
+def meant_option(name: str, table: Sequence[Argument]) -> str:
+    """The option that an unknown one stands for, with its value where the name is that of a value (--rope for
+    --model.position rotary); "" if there is none like it."""
+    flags = [argument.flag for argument in table if not argument.positional]
+    if close := same_meaning(name.lstrip("-"), flags):
+        return close[0]
+    last = parts(name.lstrip("-"))[-1]
+    value = SYNONYMS.get(last, last)
+    valued = [f"{argument.flag} {value}" for argument in table if value in argument.choices]
+    similar = get_close_matches(name, flags, 1, cutoff=0.5) if name.startswith("--") else []  # -5 is like no option
+    return next(iter(valued or similar), "")
 
 
 def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
@@ -121,6 +153,7 @@ def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
     groups: dict[str, Any] = {"options": parser}
     if common:
         groups["common options"] = parser.add_argument_group("common options")
+        parser._action_groups.insert(1, parser._action_groups.pop())  # before "options"
         parser.add_argument("--help-all", action="help", help="show all options and exit")
     for argument in sorted(table, key=lambda a: common.index(a.name) if a.name in common else len(common)):
         title = "common options" if argument.name in common else argument.group
@@ -138,7 +171,8 @@ def add(group: Any, argument: Argument, shown: bool) -> None:
     many, text = argument.many, argument.help
     if argument.positional:
         nargs = "*" if many else None if argument.required else "?"
-        group.add_argument(argument.name, nargs=nargs, help=escaped(text))
+        optional = {} if argument.required else {"default": argparse.SUPPRESS}  # else argparse requires one
+        group.add_argument(argument.name, nargs=nargs, help=escaped(text), **optional)
         return
     if argument.name in ESCAPED:
         text += r"; \n, \t and \\ stand for a line break, a tab and a backslash"
@@ -150,7 +184,8 @@ def add(group: Any, argument: Argument, shown: bool) -> None:
     if argument.kind is bool:
         group.add_argument(argument.flag, dest=argument.name, action=argparse.BooleanOptionalAction, help=help_text)
     else:
-        one, action = (get_args(argument.kind)[0], "append") if many else (argument.kind, "store")
+        one = get_args(argument.kind)[0] if many else argument.kind
+        action = "append" if many or get_origin(one) is Mapping else "store"
         name = metavar(one)
         group.add_argument(argument.flag, dest=argument.name, metavar=name, action=action, help=help_text)
 
@@ -189,9 +224,11 @@ def model_arguments() -> Iterator[Argument]:
         for part in fields.part_choices(kind):
             for own in fields.hints(part):
                 owners.setdefault(own, []).append(part)
-        for own, parts in owners.items():
-            help_text = f"{', '.join(p.kind for p in parts)}: {fields.docs(parts[0]).get(own, '')}"
-            yield Argument(f"model.{name}.{own}", fields.hints(parts[0])[own], help_text, "fields of the model's parts")
+        for own, holders in owners.items():
+            help_text = f"{', '.join(p.kind for p in holders)}: {fields.docs(holders[0]).get(own, '')}"
+            yield Argument(
+                f"model.{name}.{own}", fields.hints(holders[0])[own], help_text, "fields of the model's parts"
+            )
 
 
 def metavar(kind: Any) -> str:
@@ -216,13 +253,19 @@ def unescaped(text: str) -> str:
 
 def with_flags(message: str, argv: Sequence[str]) -> str:
     """The message of a UserError with the option that was typed in place of the name of its field, where it begins with
-    one: `--top-p is 2` for `top_p is 2`, `--model.d-model` for `d_model`."""
+    one: `--top-p is 2` for `top_p is 2`, `--model.d-model` for `d_model`, `--model.mlp: gated.x` for `mlp.gated.x`."""
     typed = {word.partition("=")[0] for word in argv if word.startswith("--")}
 
     def option(found: re.Match[str]) -> str:
-        last = found[1].split(".")[-1]
-        flags = [flag for flag in typed if flag[2:].replace("-", "_").split(".")[-1] == last]
-        return flags[0] if len(flags) == 1 else found[0]
+        path = found[1].removeprefix("model.").split(".")
+        names = {flag: parts(flag) for flag in typed}
+        flags = [flag for flag, own in names.items() if own[-1] == path[-1]]
+        if len(flags) == 1:
+            return flags[0]
+        for flag, own in names.items():
+            if own[:1] == ["model"] and own[1:] == path[: len(own) - 1] and len(own) > 1:
+                return f"{flag}: {'.'.join(path[len(own) - 1 :])}"
+        return found[0]
 
     name = r"([A-Za-z_][\w.]*)(?:\[\d+\])?"
     begin = re.match(rf"{name}(?: and {name})?", message)

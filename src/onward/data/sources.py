@@ -206,6 +206,8 @@ def source_files(source: str) -> list[Path]:
         return matches
     if source in corpora.DOWNLOADS:
         return [corpora.get(source)]
+    if "://" in source:
+        raise UserError(f"{source} is an address: download the text into a file, and name that")
     raise UserError(f"{source} does not exist: name a file, a folder, a glob, - or a corpus ({corpora.NAMES})")
 
 

@@ -48,6 +48,9 @@ def read_record(folder: Path) -> Record:
 
 def read_config(folder: Path) -> RunConfig:
     """The configuration in a run's run.json, which is saved in `folder`."""
+    if not (folder / "run.json").exists():
+        file, there = f"{folder} is a file", f"there is no {'run.json in' if folder.is_dir() else 'folder'} {folder}"
+        raise UserError(f"{file if folder.is_file() else there}: name the folder of a run")
     config = fields.build(RunConfig, read_json(path := folder / "run.json"), str(path))
     if config.steps < 1:
         raise UserError(f"{path}.steps is {config.steps}: it must be at least 1")
