@@ -280,6 +280,26 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "tokens without a batch": (lambda lm: lm.model(torch.tensor([1, 2, 3])), r"tokens are int64 \(3,\): give ids"),
     "a list of tokens": (lambda lm: lm.model([[1, 2]]), "tokens are list: give a tensor of ids"),
     "vectors without a width": (lambda lm: lm.model(torch.zeros(1, 2)), r"tokens are float32 \(1, 2\)"),
+    "no tokens": (lambda lm: lm.model(torch.zeros(1, 0, dtype=torch.long)), "at least one token"),
+    "positions without rows": (
+        lambda lm: lm.model(torch.tensor([[1, 2]]), torch.tensor([0, 1])),
+        r"positions are int64 \(2,\)",
+    ),
+    "positions that are no integers": (
+        lambda lm: lm.model(torch.tensor([[1, 2]]), torch.tensor([[0.0, 1.0]])),
+        r"positions are float32 \(1, 2\)",
+    ),
+    "a cache that is none": (
+        lambda lm: lm.model(torch.tensor([[1]]), torch.tensor([[0]]), "x"),
+        "cache is str: give a KVCache",
+    ),
+    "a manager of rows for a paged cache": (
+        lambda lm: onward.CacheManager(onward.PagedKVCache(lm.config, 1, 16, blocks=4)),
+        "BlockManager",
+    ),
+    "a run without a folder": (lambda lm: onward.train("x.txt", None), "out is None"),
+    "a number as sources": (lambda lm: onward.train(3, "runs/x"), "sources are 3"),  # type: ignore[arg-type]
+    "a number as on_event": (lambda lm: onward.train("x.txt", "runs/x", 5), "on_event is 5"),  # type: ignore[arg-type]
     "vectors of another width": (lambda lm: lm.model(torch.zeros(1, 2, 5)), r"vectors \(B, T, 32\)"),
     "an id beyond the vocabulary": (lambda lm: lm.model(torch.tensor([[1, 9999]])), "token id 9999 is out of range"),
 }

@@ -11,8 +11,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from onward.errors import UserError
 from onward.model.cache import KVCache, LayerCache
 from onward.model.config import DecoderConfig, at
+from onward.model.paged import PagedKVCache
 
 
 class CacheManager:
@@ -27,6 +29,8 @@ class CacheManager:
     block_size = 1  # positions per block; a contiguous cache has no blocks
 
     def __init__(self, cache: KVCache) -> None:
+        if isinstance(cache, PagedKVCache):
+            raise UserError("this cache is paged: a BlockManager gives its blocks to rows")
         self.cache = cache
         self.starts = [0] * cache.rows  # of each row: where the last reserved call began
         self.used = [0] * cache.rows  # of each row: positions that may have been written, padding included

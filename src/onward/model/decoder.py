@@ -137,6 +137,11 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: CacheView | None) -> None:
     """Raise a UserError for positions outside the model or the cache, and for more tokens than the cache's chunk."""
     limit = at(config.position, 0).limit(config)
+    if not isinstance(cache, CacheView | None):
+        raise UserError(f"cache is {type(cache).__name__}: give a KVCache, a view of one, or None")
+    if positions is not None and (positions.dim() != 2 or positions.dtype not in (torch.int64, torch.int32)):
+        kind = str(positions.dtype).removeprefix("torch.")
+        raise UserError(f"positions are {kind} {tuple(positions.shape)}: give integers (B, T)")
     if cache:
         if positions is None:
             raise UserError("with a cache, give the positions (B, T) of the tokens")
@@ -170,6 +175,8 @@ def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
             f"tokens are {str(tokens.dtype).removeprefix('torch.')} {shape}: give ids (B, T) as int64, or vectors "
             f"(B, T, {config.d_embed}) in place of their embeddings"
         )
+    if tokens.size(1) < 1:
+        raise UserError(f"tokens are {tuple(tokens.shape)}: give at least one token in each row")
     if is_ids and tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
         least, greatest = tokens.aminmax()
         check_ids(int(least), int(greatest), config)
