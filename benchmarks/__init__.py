@@ -1,1 +1,1 @@
-"""Side by side with peers and plain baselines: each module is a command that prints a table of ratios."""
+"""Comparisons with other libraries and plain baselines: each module is a command that prints a table of ratios."""

@@ -1,4 +1,4 @@
-"""The baseline: GPT-2 in plain PyTorch, as one would write it on an afternoon."""
+"""The baseline: GPT-2 in plain PyTorch, without any optimization."""
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ class PlainGPT(nn.Module):
 
     @torch.no_grad()
     def copy(self, theirs: dict[str, Tensor]) -> None:
-        """Take the weights of an Onward decoder of the same shape, by its state_dict."""
+        """Copy the weights of an Onward decoder of the same shape from its state_dict."""
         names = {"ln_1": "attn_norm", "ln_2": "mlp_norm", "proj": "attn.out", "up": "mlp.up", "down": "mlp.down"}
         top = {"wte.weight": "embed.weight", "wpe.weight": "position.weight"}
         for name, parameter in self.named_parameters():

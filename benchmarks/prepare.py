@@ -1,12 +1,12 @@
-"""How fast texts become tokens on disk, and how much memory it takes.
+"""Throughput and memory of `onward data prepare`.
 
-    python -m benchmarks.prepare                                 64 MB as one .txt, BPE learned from it
+    python -m benchmarks.prepare                                 64 MiB as one .txt, BPE trained before
     python -m benchmarks.prepare --size 1024 --kind gz           1 GiB as one .txt.gz
-    python -m benchmarks.prepare --kind jsonl --tokenizer PATH   documents, with the tokenizer in a folder
+    python -m benchmarks.prepare --kind jsonl --tokenizer PATH   documents, with a tokenizer from a folder
 
-The text is made of lines of the built-in corpus in random order. It is prepared by the command in a fresh process;
-memory is the proportional set size (what is shared counts once) of that process and all its workers together, looked
-at ten times a second. `--options` are passed on to the command, such as --options=--no-exact.
+The text consists of lines of the built-in corpus in random order. The command runs in a new process. Memory is the sum
+of the proportional set sizes (shared pages count once) of that process and its workers, measured ten times a second.
+`--options` are passed to the command, such as --options=--no-exact.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from benchmarks.text import machine
 from onward.data.sources import documents
 from onward.text.tokenizer import train_tokenizer
 
-LINES = 20  # of a document
+LINES = 20  # per document
 
 
 def generate(path: Path, size: int) -> None:
@@ -40,17 +40,17 @@ def generate(path: Path, size: int) -> None:
 
 
 def family(process: int) -> list[int]:
-    """The ids of a process and of all that it started."""
+    """The ids of a process and its descendants."""
     try:
-        files = list(Path(f"/proc/{process}/task").glob("*/children"))  # of each of its threads
+        files = list(Path(f"/proc/{process}/task").glob("*/children"))  # one file per thread
         children = [int(child) for file in files for child in file.read_text().split()]
-    except OSError:  # it has ended
+    except OSError:  # the process has exited
         return []
     return [process, *(one for child in children for one in family(child))]
 
 
 def memory(process: int) -> int:
-    """The proportional set size of a process in kB, 0 once it has ended."""
+    """The proportional set size of a process in kB, 0 once it has exited."""
     try:
         return int(Path(f"/proc/{process}/smaps_rollup").read_text().split("\nPss:")[1].split()[0])
     except (OSError, IndexError):
@@ -61,9 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=64, help="MiB of text")
     parser.add_argument("--kind", choices=("txt", "jsonl", "gz"), default="txt")
-    parser.add_argument("--tokenizer", help="a tokenizer.json or its folder (default: BPE of 16,384 learned before)")
-    parser.add_argument("--workers", type=int, default=0, help="processes; 0: one for each core")
-    parser.add_argument("--options", default="", help="further ones of onward data prepare")
+    parser.add_argument("--tokenizer", help="a tokenizer.json or its folder (default: BPE of 16,384 ids)")
+    parser.add_argument("--workers", type=int, default=0, help="number of processes; 0: one per core")
+    parser.add_argument("--options", default="", help="further options of onward data prepare")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         path, out = Path(folder) / f"text.{options.kind}".replace(".gz", ".txt.gz"), Path(folder) / "out"
@@ -87,7 +87,7 @@ def main() -> None:
     print(f"{path.name}: {report['bytes'] / 1e6:,.0f} MB in {report['documents']:,} documents, {most} processes")
     print(f"{report['tokens']:,} tokens, {report['bytes_per_token']:.2f} bytes each")
     print(
-        f"{report['bytes'] / 1e6 / seconds:.2f} MB/s, {seconds:.1f} s in all; {peak / 1024:,.0f} MiB of memory at most"
+        f"{report['bytes'] / 1e6 / seconds:.2f} MB/s, {seconds:.1f} s in total; peak: {peak / 1024:,.0f} MiB of memory"
     )
 
 

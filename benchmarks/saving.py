@@ -1,9 +1,9 @@
-"""What saving costs the training beside it: the time of steps with saves, as a share of the same steps without.
+"""The cost of saves for training: the time of steps with saves over the time of the same steps without.
 
 python -m benchmarks.saving
 
-In turns, the medians of the ratios. A model of 10.7 M parameters with AdamW (128 MB a save, 171 with averaged weights),
-a save every 20 and every 40 steps, and the worst that can be: one always under way.
+Medians of ratios, measured in turns. A model of 10.7 M parameters with AdamW (128 MB per save, 171 MB with averaged
+weights), saved every 20 and every 40 steps, and continuously (the worst case).
 """
 
 import statistics
@@ -52,22 +52,22 @@ def main() -> None:
             return perf_counter() - start
 
         first: Callable[[int], bool] = lambda step: step == 0
-        ways: dict[str, Callable[[], float]] = {
+        cases: dict[str, Callable[[], float]] = {
             "every 20 steps": lambda: steps(lambda step: step % 20 == 0),
             "every 40 steps": lambda: steps(first),
             "every 40 steps, with averaged weights": lambda: steps(first, average),
-            "always under way": lambda: steps(lambda step: not saver.pending or saver.pending.done()),
+            "continuously": lambda: steps(lambda step: not saver.pending or saver.pending.done()),
         }
         steps()
-        ratios: dict[str, list[float]] = {name: [] for name in ways}
+        ratios: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(ROUNDS):
-            for name, way in ways.items():
+            for name, timed in cases.items():
                 without = steps()
-                ratios[name].append(way() / without)
+                ratios[name].append(timed() / without)
                 saver.finish()
-        for name, found in ratios.items():
-            print(f"{name:40}{statistics.median(found):6.3f}   ({min(found):.3f} to {max(found):.3f})")
-        print(f"a step takes {without / STEPS:.3f} s; a save holds it for {statistics.median(held):.3f} s, to copy")
+        for name, values in ratios.items():
+            print(f"{name:40}{statistics.median(values):6.3f}   ({min(values):.3f} to {max(values):.3f})")
+        print(f"a step takes {without / STEPS:.3f} s; a save blocks it for {statistics.median(held):.3f} s")
         print(saver.pop_failure() or f"{len(held) - 1} saves, none failed")
 
 

@@ -1,4 +1,4 @@
-"""What the defaults reach in a given time: tinyshakespeare by characters, validation loss over the whole split.
+"""Validation loss of the default settings after a given time: tinyshakespeare by characters, the whole split.
 
 python -m benchmarks.shakespeare                100 s
 python -m benchmarks.shakespeare --time 30s     any other time, and any other option of `onward train`

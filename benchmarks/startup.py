@@ -1,4 +1,4 @@
-"""What it costs to start: `import onward` beside `import torch`, and the help texts, best of five each, in turns.
+"""Start-up time of `import onward` and of the help texts, relative to `import torch`; best of five, in turns.
 
 python -m benchmarks.startup
 """

@@ -1,4 +1,4 @@
-"""Text for benchmarks, and a line about the machine."""
+"""The text of benchmarks, and a description of the machine."""
 
 import platform
 from pathlib import Path
@@ -9,18 +9,18 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 def shakespeare() -> list[str]:
-    """tinyshakespeare where it is at hand, else the built-in corpus (and a line that says so)."""
+    """tinyshakespeare if its file exists, else the built-in corpus, with a printed notice."""
     from onward.data.sources import documents
 
     path = SHARED / "tinyshakespeare.txt"
     if path.exists():
         return list(documents([str(path)]))
-    print("tinyshakespeare is not at hand: the built-in corpus takes its place, and losses are other ones")
+    print("tinyshakespeare is missing: the built-in corpus is used instead, so losses are not comparable")
     return list(documents(["embedded"]))
 
 
 def machine() -> str:
-    """What this runs on."""
+    """Processor, threads and version of torch, in one line."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]

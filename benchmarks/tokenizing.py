@@ -1,10 +1,10 @@
-"""How fast texts become token ids: through `tiktoken` beside the `tokenizers` library, in one process and in two.
+"""Throughput of tokenization: `tiktoken` compared with the `tokenizers` library, in one process and in two.
 
-    python -m benchmarks.tokenizing                 the vocabulary of GPT-2 where it is at hand, else one learned here
-    python -m benchmarks.tokenizing FOLDER          that of any tokenizer
+    python -m benchmarks.tokenizing                 the vocabulary of GPT-2 if its file exists, else one trained here
+    python -m benchmarks.tokenizing FOLDER          the vocabulary of any tokenizer
 
-A little more than 25 MB: tinyshakespeare where it is at hand and the built-in corpus, again and again, in texts of up
-to 64 KB. Best of three, in turns; the start of the processes and of their encoders is left out.
+Slightly more than 25 MB: tinyshakespeare (if its file exists) and the built-in corpus, repeated, in texts of up to
+64 KB. Best of three, in turns; starting processes and encoders is not measured.
 """
 
 import os
@@ -21,13 +21,13 @@ from onward.text.fast import Encoder, by_library, by_tiktoken
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 BYTES = 25_000_000
-WAYS = {"tiktoken": by_tiktoken, "tokenizers": by_library}
+LIBRARIES = {"tiktoken": by_tiktoken, "tokenizers": by_library}
 encoders: dict[str, Encoder] = {}
 texts: list[str] = []
 
 
 def read() -> list[str]:
-    """The texts."""
+    """The texts, of at least BYTES bytes in total."""
     shakespeare = SHARED / "tinyshakespeare.txt"
     once = list(passages(["embedded", *([str(shakespeare)] if shakespeare.exists() else [])]))
     return once * (BYTES // size(once) + 1)
@@ -41,7 +41,7 @@ def start(folder: str) -> None:
     """Make ready what a process needs, which stays on one core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts.extend(read())
-    for name, way in WAYS.items():
+    for name, way in LIBRARIES.items():
         if encoder := way(Tokenizer.load(folder)):
             encoders[name] = encoder
 
@@ -57,7 +57,7 @@ def main() -> None:
     with TemporaryDirectory() as learned:
         folder = sys.argv[1] if len(sys.argv) > 1 else str(SHARED / "gpt2-tokenizer")
         if not Path(folder).exists():
-            print("the vocabulary of GPT-2 is not at hand: one of 16,384 ids takes its place")
+            print("the vocabulary of GPT-2 is missing: one of 16,384 ids is used instead")
             train_tokenizer("bpe:16384", read()).save(folder := learned)
         print(machine())
         start(folder)
@@ -70,10 +70,10 @@ def main() -> None:
 
 
 def measure(folder: str, processes: int) -> dict[str, float]:
-    """The least seconds that each way takes for all texts."""
+    """The shortest time of each library for all texts, in seconds."""
     best = dict.fromkeys(encoders, float("inf"))
     with ProcessPoolExecutor(processes, get_context("spawn"), start, (folder,)) as pool:
-        for _ in range(4):  # the first to start the processes
+        for _ in range(4):  # the first round starts the processes
             for name in best:
                 began = perf_counter()
                 list(pool.map(encode, [name] * processes, range(processes), [processes] * processes))

@@ -1,12 +1,12 @@
-"""Training on the CPU: Onward's loop against a plain fp32 loop, on the same weights and batches.
+"""Training on the CPU: Onward's loop compared with a plain fp32 loop, on the same weights and batches.
 
     python -m benchmarks.train_cpu                  speed, then 200 steps of each
     python -m benchmarks.train_cpu --steps 0        speed only
-    python -m benchmarks.train_cpu --compile        with the blocks compiled
+    python -m benchmarks.train_cpu --compile        with compiled blocks
 
-The model is GPT-2's shape: width 384, 6 layers, 6 heads, context 256, batch 12, characters. The two are timed in turns,
-and the best and the median of each are compared. The products' own limit is measured beside them: the floating-point
-operations of a step over the rate of a large product in each precision.
+The model has GPT-2's architecture: width 384, 6 layers, 6 heads, context 256, batch 12, characters. The loops are timed
+in turns; the best and the median of each are compared. The limit is the time that the matrix products of a step alone
+would take: their floating-point operations over the rate of a large product in the same precision.
 """
 
 import argparse
@@ -32,7 +32,7 @@ BATCH, CONTEXT, WIDTH, LAYERS, HEADS, RATE = 12, 256, 384, 6, 6, 1e-3
 
 
 def decoder(vocab: int) -> onward.Decoder:
-    """The model in Onward."""
+    """The benchmark's model as an Onward decoder."""
     config = onward.DecoderConfig(
         vocab_size=vocab,
         d_model=WIDTH,
@@ -54,7 +54,7 @@ def batches(windows: Windows) -> Iterator[Batch]:
 
 
 def plain_loop(model: PlainGPT, windows: Windows) -> Iterator[float]:
-    """The loop of the usual kind; yields the loss of each step."""
+    """A plain PyTorch training loop; yields the loss of each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1)
     for batch in batches(windows):
         loss = F.cross_entropy(model(batch.tokens).flatten(0, 1), batch.targets.flatten())
@@ -74,7 +74,7 @@ def our_loop(model: onward.Decoder, windows: Windows) -> Iterator[float]:
 
 @torch.no_grad()
 def held_loss(model: nn.Module, windows: ValidationWindows) -> float:
-    """The mean loss of a text, in fp32."""
+    """The mean validation loss, in fp32."""
     total, count = 0.0, 0
     for batch in windows.batches(BATCH):
         logits, targets = model(batch.tokens).flatten(0, 1), batch.targets.flatten()
@@ -84,7 +84,7 @@ def held_loss(model: nn.Module, windows: ValidationWindows) -> float:
 
 
 def rate(dtype: torch.dtype) -> float:
-    """FLOP/s of the model's widest product."""
+    """FLOP/s of the model's largest matrix product in a dtype."""
     x, w = torch.randn(BATCH * CONTEXT, WIDTH, dtype=dtype), torch.randn(4 * WIDTH, WIDTH, dtype=dtype)
     times = []
     for _ in range(20):
@@ -96,8 +96,8 @@ def rate(dtype: torch.dtype) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="steps of each before their losses are compared")
-    parser.add_argument("--rounds", type=int, default=12, help="timed steps of each")
+    parser.add_argument("--steps", type=int, default=200, help="steps of each loop before their losses are compared")
+    parser.add_argument("--rounds", type=int, default=12, help="timed steps of each loop")
     parser.add_argument("--compile", action="store_true", help="compile Onward's blocks")
     options = parser.parse_args()
     texts = shakespeare()
@@ -119,13 +119,13 @@ def main() -> None:
             next(loop)
             times[name].append(perf_counter() - start)
     parameters = sum(p.numel() for p in ours.parameters())
-    attention = 12 * LAYERS * WIDTH * CONTEXT  # per token, all places of the square counted, as computed
+    attention = 12 * LAYERS * WIDTH * CONTEXT  # per token, without the causal mask: as computed
     flop = BATCH * CONTEXT * (6 * (parameters - CONTEXT * WIDTH) + attention)
     limits = {"plain fp32": flop / rate(torch.float32), "onward bf16": flop / rate(torch.bfloat16)}
 
     print(machine())
     print(f"{parameters:,} parameters, {flop / 1e9:.0f} GFLOP a step\n")
-    print(f"{'':14}{'best':>9}{'median':>9}{'limit of the products':>24}{'of the limit':>14}")
+    print(f"{'':14}{'best':>9}{'median':>9}{'limit':>24}{'of the limit':>14}")
     for name, taken in times.items():
         best, middle = min(taken[2:]), statistics.median(taken[2:])
         limit = limits[name]
@@ -134,7 +134,7 @@ def main() -> None:
         f(times["plain fp32"][2:]) / f(times["onward bf16"][2:])
     )
     print(f"\nsteps per second, onward / plain: {ratio(min):.2f} (best), {ratio(statistics.median):.2f} (median)")
-    print(f"the products alone would allow:   {limits['plain fp32'] / limits['onward bf16']:.2f}")
+    print(f"limit of that ratio:              {limits['plain fp32'] / limits['onward bf16']:.2f}")
     if options.steps:
         for name, loop in loops.items():
             for _ in range(options.steps - len(times[name])):

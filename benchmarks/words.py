@@ -1,9 +1,9 @@
-"""Which share of the words a model writes occur in the text it learned from.
+"""The fraction of the words in a model's samples that occur in its training text.
 
-    python -m benchmarks.words                      of runs/quickstart
-    python -m benchmarks.words runs/mybook          of any run
+    python -m benchmarks.words                      for runs/quickstart
+    python -m benchmarks.words runs/mybook          for any run
 
-Samples of temperature 0.8 are joined until there are 300 words, cut at white space, for five seeds.
+For each of five seeds, samples of temperature 0.8 are joined until they have 300 words, separated by white space.
 """
 
 import json

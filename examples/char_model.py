@@ -1,8 +1,8 @@
-"""A decoder that learns to write, character by character.
+"""A character-level decoder, trained on real text.
 
-One layer of width 256 reads 128 characters and predicts the next, on real text: by default the documentation that
-comes with Python. The loss starts near ln V, falls below what the frequencies of single characters can give, and
-the samples, which start from an empty context, go from noise to the shapes of words.
+One layer of width 256 with a context of 128 characters, trained by default on the documentation that comes with
+Python. The loss starts near ln V and falls below the entropy of the character frequencies. Samples, which start from an
+empty context, change from noise to words.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from onward.training.trainer import StepPlan, Trainer
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")
-parser.add_argument("--steps", type=int, default=200, help="of training (default: 200)")
-parser.add_argument("--seed", type=int, default=0, help="of weights, windows and samples (default: 0)")
+parser.add_argument("--steps", type=int, default=200, help="training steps (default: 200)")
+parser.add_argument("--seed", type=int, default=0, help="seed of weights, windows and samples (default: 0)")
 options = parser.parse_args()
 torch.manual_seed(options.seed)
 
-T, BATCH = 128, 16  # characters in a window, windows in a step
+T, BATCH = 128, 16  # characters per window, windows per step
 try:
     texts = list(documents(options.source))
     tokenizer = train_tokenizer("char", texts)
@@ -57,7 +57,7 @@ print(f"{len(tokens):,} characters, {V} different ones; {sum(p.numel() for p in 
 
 
 def samples() -> list[str]:
-    """Three texts that begin with nothing."""
+    """Three texts sampled from an empty context."""
     model.eval()
     return onward.LanguageModel(model, tokenizer).generate([""] * 3, 120, temperature=1.0, seed=options.seed)
 
@@ -67,10 +67,10 @@ for text in samples():
     print(f"  {text!r}")
 
 
-# each step takes the next windows (B, T) and their targets: at each place the character after it
+# each step takes the next windows (B, T) and their targets, the character after each
 plans = (StepPlan([windows.read(range(step * BATCH, (step + 1) * BATCH))]) for step in range(options.steps))
 trainer = Trainer(model, [torch.optim.AdamW(model.parameters())], lambda step: 3e-4)
-print(f"\nA guess among {V} characters has loss ln {V} = {math.log(V):.3f}.")
+print(f"\nA uniform guess among {V} characters has loss ln {V} = {math.log(V):.3f}.")
 for step in trainer.train(plans):
     if step.step % 50 == 1 or step.step == options.steps:
         print(f"step {step.step:4}  loss {step.loss:.3f}  {step.tokens / step.seconds:7,.0f} characters/s", flush=True)
@@ -78,8 +78,8 @@ for step in trainer.train(plans):
 counts = np.bincount(tokens[:split], minlength=V) / split
 entropy = -float((counts[counts > 0] * np.log(counts[counts > 0])).sum())
 loss, targets = mean_loss(model, held_out.batches(64))
-print(f"validation  loss {loss:.3f} over {targets:,} characters it has not seen")
-print(f"(The frequencies of single characters alone give {entropy:.3f}.)")
+print(f"validation  loss {loss:.3f} over {targets:,} characters that were not trained on")
+print(f"(The entropy of the character frequencies is {entropy:.3f}.)")
 
 print("\nNow it writes:")
 for text in samples():

@@ -1,8 +1,8 @@
-"""What a Llama block is made of, and what each choice does.
+"""The parts of a Llama block, and the effect of each.
 
-A block with RMSNorm, SwiGLU of hidden size int(8/3 d), rotary positions and no biases. Three experiments from
-outside, with hooks: RMSNorm scales a vector but does not center it, as LayerNorm does; the score of two rotated
-vectors depends on how far apart they are and not on where they are; and nothing breaks beyond the training length.
+A block with RMSNorm, SwiGLU of hidden size int(8/3 d), rotary positions and no biases. Three experiments with hooks:
+RMSNorm scales a vector but does not center it, as LayerNorm does; the score of a rotated query and key depends on
+their distance and not on their positions; and the model computes finite values beyond the training length.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import onward
 from onward.model.attention import Attend
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--seed", type=int, default=0, help="of the weights and vectors (default: 0)")
+parser.add_argument("--seed", type=int, default=0, help="seed of the weights and vectors (default: 0)")
 torch.manual_seed(parser.parse_args().seed)
 
 D, TRAINED = 64, 32  # width, training length
@@ -24,7 +24,7 @@ config = onward.DecoderConfig(
     d_model=D,
     n_layers=1,
     n_heads=4,
-    d_ff=int(8 / 3 * D),  # three matrices of 8/3 d have the parameters of the usual two of 4 d
+    d_ff=int(8 / 3 * D),  # three matrices of 8/3 d have as many parameters as two of 4 d
     context_length=TRAINED,
     position=onward.Rotary(),
     attention=onward.SelfAttention(),
@@ -41,7 +41,7 @@ def look_at_norm(norm: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None
 
 
 def look_at_attention(attend: Attend, inputs: tuple[Any, ...], output: Tensor) -> None:
-    q, k, _, view = inputs  # q and k are rotated already
+    q, k, _, view = inputs  # q and k are already rotated
     seen.update(scores=torch.einsum("bqhe,bkhe->bhqk", q, k), weights=attend.weights(q, k, view))
 
 
@@ -53,14 +53,14 @@ print("The block, part by part (no biases):")
 for name, parameter in model.get_submodule("blocks.0").named_parameters():
     print(f"  {name:18} {tuple(parameter.shape)}")
 
-print("\n1. RMSNorm divides by the root of the mean square. It does not center.")
+print("\n1. RMSNorm divides by the root mean square. It does not center.")
 model(3 + torch.randn(1, TRAINED, D))
 layer_norm = onward.LayerNorm().build(config, layer=0)
 for name, x in ("before", seen["before"]), ("RMSNorm", seen["after"]), ("LayerNorm", layer_norm(seen["before"])):
     print(f"  {name:10} mean {x.mean():7.4f}   root mean square {x.square().mean(-1).sqrt().mean():7.4f}")
 
-print("\n2. Rotary positions: the score of two vectors depends on their distance only.")
-print("  The same vector stands at every place, so only position can make scores differ.")
+print("\n2. Rotary positions: the score of a query and a key depends only on their distance.")
+print("  All positions have the same vector, so scores differ only because of their positions.")
 model(torch.randn(D).expand(1, TRAINED, D))
 scores = seen["scores"][0, 0]
 for distance in 0, 1, 2, 4, 8, 16:
@@ -68,12 +68,14 @@ for distance in 0, 1, 2, 4, 8, 16:
     apart = pairs.max() - pairs.min()
     print(f"  distance {distance:2}: score {pairs.mean():8.5f}, the same for {len(pairs)} pairs up to {apart:.1e}")
 
-print("\n3. Nothing breaks beyond the training length.")
+print("\n3. Beyond the training length.")
 tokens = torch.randint(config.vocab_size, (1, 8 * TRAINED))
 logits = model(tokens)
 weights = seen["weights"]
 print(f"  {tokens.size(1)} tokens into a model for {TRAINED}: attention {tuple(weights.shape)}")
 print(f"  finite attention: {weights.isfinite().all()}, finite logits: {logits.isfinite().all()}")
 print(f"  rows sum to 1 up to {(weights.sum(-1) - 1).abs().max():.1e}")
-print("  A learned position per place would have no row there. That the numbers are finite does not make them wise:")
-print("  a model must be trained, or its rotary base raised, to use distances it has never seen.")
+print(
+    "  A table of learned positions would have no row there. Finite values are not yet good predictions: for distances"
+)
+print("  that it has not been trained on, a model needs further training or a larger rotary base.")

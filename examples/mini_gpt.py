@@ -1,8 +1,8 @@
-"""A small GPT, with every parameter accounted for.
+"""A small GPT, and how many parameters each part has.
 
-GPT-2's shape and vocabulary (50,257), made small: context 256, 6 layers, 6 heads, width 384, GELU, and a head that
-uses the embedding's weights, so that the vocabulary is paid for once. It prints the parameters part by part, then
-takes a few steps on real text, by default the documentation that comes with Python.
+GPT-2's architecture and vocabulary (50,257) in a small size: context 256, 6 layers, 6 heads, width 384, GELU, and a
+head tied to the embedding, so that the vocabulary is counted once. Prints the parameters of each part, then takes a few
+steps on real text, by default the documentation that comes with Python.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from onward.training.trainer import StepConfig, StepPlan, Trainer
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")
-parser.add_argument("--steps", type=int, default=6, help="of training (default: 6)")
-parser.add_argument("--seed", type=int, default=0, help="of weights and windows (default: 0)")
+parser.add_argument("--steps", type=int, default=6, help="training steps (default: 6)")
+parser.add_argument("--seed", type=int, default=0, help="seed of weights and windows (default: 0)")
 options = parser.parse_args()
 torch.manual_seed(options.seed)
 
-V, T, BATCH = 50_257, 256, 2  # vocabulary, tokens in a window, windows in a step
+V, T, BATCH = 50_257, 256, 2  # vocabulary, tokens per window, windows per step
 model = onward.Decoder(
     onward.DecoderConfig(
         vocab_size=V,
@@ -49,7 +49,7 @@ for name, parameter in model.named_parameters():
     parts[part] += parameter.numel()
 for part, count in parts.items():
     print(f"  {part:14} {count:10,}")
-print(f"  {'head':14} {0:10,}  (the embedding, once more: tied)")
+print(f"  {'head':14} {0:10,}  (tied to the embedding)")
 print(f"  {'total':14} {parts.total():10,}\n")
 
 try:
@@ -59,11 +59,11 @@ try:
     windows = Windows([Tokens.of(tokens)], T, options.seed)
 except onward.UserError as error:
     parser.error(str(error))
-print(f"The text is {len(tokens):,} tokens of {tokenizer.vocab_size:,} kinds, learned from it; other ids stay unused.")
-print(f"A guess among {V:,} tokens has loss ln {V:,} = {math.log(V):.3f}.")
+print(f"The text is {len(tokens):,} tokens with {tokenizer.vocab_size:,} different ids; the other ids are unused.")
+print(f"A uniform guess among {V:,} tokens has loss ln {V:,} = {math.log(V):.3f}.")
 
 
-# each step takes the next windows; at each place the target is the token after it
+# each step takes the next windows; the target of a token is the one after it
 plans = (StepPlan([windows.read(range(step * BATCH, (step + 1) * BATCH))]) for step in range(options.steps))
 trainer = Trainer(model, [torch.optim.AdamW(model.parameters())], lambda step: 1e-3, StepConfig(clip=1.0))
 for step in trainer.train(plans):

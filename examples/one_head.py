@@ -1,8 +1,8 @@
 """One attention head, small enough to read every number.
 
-Six vectors of width 4 go through a decoder with one layer and one head (post-norm, ReLU, no biases) and come out as
-logits over 20 tokens. There are no embeddings: a decoder takes vectors as gladly as token ids. On the way we look at
-the attention weights, and see why the causal mask matters: no token reads from one that comes after it.
+Six vectors of width 4 pass through a decoder with one layer and one head (post-norm, ReLU, no biases); the output is
+logits over 20 tokens. No embeddings are used, since a decoder accepts vectors in place of token ids. The printed
+attention weights show the effect of the causal mask: no token attends to a later one.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import onward
 from onward.model.attention import Attend
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--seed", type=int, default=0, help="of the weights and vectors (default: 0)")
+parser.add_argument("--seed", type=int, default=0, help="seed of the weights and vectors (default: 0)")
 torch.manual_seed(parser.parse_args().seed)
 torch.set_printoptions(precision=3, sci_mode=False, linewidth=120)
 
@@ -36,20 +36,20 @@ config = onward.DecoderConfig(
     block=onward.PostNorm(),
     final_norm=onward.NoNorm(),  # a post-norm block ends with a norm already
 )
-model = onward.Decoder(config)  # its table of embeddings stays unused
+model = onward.Decoder(config)  # its embedding is not used
 
-# Fresh weights have a deviation of 0.02, which suits widths of hundreds. At width 4 all scores would be near 0 and the
-# attention uniform, so the block's matrices are drawn larger: sums over D products then have a deviation near 1.
+# Initial weights have a standard deviation of 0.02, which suits widths of hundreds. At width 4 all scores would be near
+# 0 and attention uniform; with D ** -0.5, sums over D products have a standard deviation near 1.
 for matrix in model.blocks.parameters():
     if matrix.ndim == 2:
         nn.init.normal_(matrix, std=D**-0.5)
 
-# Every value of interest enters or leaves a submodule, so a hook shows it, and the model needs no line for that.
+# Every activation is the input or output of a submodule, so a hook can read it.
 seen: dict[str, Tensor] = {}
 
 
 def look(attend: Attend, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep what the head works with; its weights are computed once more, beside the kernel that ran."""
+    """Keep queries, keys, values and output; the attention weights are recomputed from the queries and keys."""
     q, k, v, view = inputs
     seen.update(q=q, k=k, v=v, weights=attend.weights(q, k, view).detach(), output=output)
 
@@ -68,15 +68,15 @@ print(f"  head's output   (B, T, H, E)  {tuple(seen['output'].shape)}")
 print(f"  logits out      (B, T, V)     {tuple(logits.shape)}")
 
 weights = seen["weights"][0, 0]
-print("\nAttention: row t is how much token t reads from each token.")
+print("\nAttention weights: row t is how much token t attends to each token.")
 print(weights)
 print(f"Every row sums to 1 (largest error {(weights.sum(-1) - 1).abs().max():.1e}).")
-print(f"Above the diagonal the largest weight is {weights.triu(1).max().item()}: nobody reads from the future.")
+print(f"Above the diagonal the largest weight is {weights.triu(1).max().item()}: no token attends to a later one.")
 
 changed = vectors.clone()
 changed[:, -1] = torch.randn(D)
 moved = (model(changed) - logits).abs().amax((0, 2))
-print(f"So with another last vector the logits change by this much at each place:\n{moved.detach()}")
+print(f"With another last vector, the largest change of the logits at each place:\n{moved.detach()}")
 
 print(f"\nLogits of the last token:\n{logits[0, -1].detach()}")
 
@@ -90,5 +90,5 @@ for when in ("Untrained", "After one step of AdamW"):
     norms = {name: p.grad.norm() for name, p in model.named_parameters() if p.grad is not None}
     print(f"{when}: loss {loss:.4f}, gradient norm at the query projection {norms['blocks.0.attn.q.weight']:.2e}")
     optimizer.step()
-print(f"Untrained, the loss is near ln {V} = {math.log(V):.4f}, that of a guess among {V} tokens. The gradient reaches")
-print("the queries back through head, norms, feed-forward and softmax: all parts learn together.")
+print(f"Untrained, the loss is near ln {V} = {math.log(V):.4f}, that of a uniform guess among {V} tokens. The gradient")
+print("passes through head, norms, feed-forward and softmax to the query projection: all parts are trained.")

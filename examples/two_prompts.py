@@ -1,9 +1,9 @@
-"""The smallest decoder that answers: 37 parameters, 5 tokens, 2 sentences to learn by heart.
+"""A decoder with 37 parameters and 5 tokens, which memorizes 2 sentences.
 
-"what is statquest" and "statquest is what" have the same tokens in another order, and both are to be continued with
-"awesome". Width 2, sinusoidal positions, one attention layer with a residual and nothing else. It also shows a bug
-worth knowing: the loss taken over the wrong axis, which no error betrays as long as there are as many places as
-tokens. With --lightning, Lightning's Trainer does the training of the same model.
+"what is statquest" and "statquest is what" have the same tokens in a different order; both are continued with
+"awesome". The model has width 2, sinusoidal positions, and one attention layer with a residual connection. The example
+also shows a common bug: a loss over the wrong axis, which raises no error as long as the sequence length equals the
+vocabulary size. With --lightning, Lightning's Trainer trains the same model.
 """
 
 import argparse
@@ -28,11 +28,11 @@ def ids(text: str) -> list[int]:
 
 
 SENTENCES = torch.tensor([ids(f"{prompt} awesome EOS") for prompt in PROMPTS])
-INPUTS, TARGETS = SENTENCES[:, :-1], SENTENCES[:, 1:]  # each (B, T): the target at a place is the token after it
+INPUTS, TARGETS = SENTENCES[:, :-1], SENTENCES[:, 1:]  # each (B, T): the target of a token is the one after it
 
 
 def new_model(seed: int) -> onward.Decoder:
-    """Embeddings 5 x 2, queries, keys and values 2 x 2 each, a head of 2 x 5 with 5 biases."""
+    """Parameters: embedding 5 x 2; queries, keys and values 2 x 2 each; head 2 x 5 and 5 biases."""
     torch.manual_seed(seed)
     return onward.Decoder(
         onward.DecoderConfig(
@@ -51,17 +51,17 @@ def new_model(seed: int) -> onward.Decoder:
 
 
 def right_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Logits (B, T, V), targets (B, T): every place is one choice among V tokens."""
+    """The cross-entropy of logits (B, T, V) and targets (B, T) over V classes, averaged over B * T tokens."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def wrong_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """cross_entropy looks for the choices in axis 1. Here that is T: the places compete instead of the tokens."""
+    """A bug: cross_entropy takes axis 1 as the classes, which here is T instead of V."""
     return F.cross_entropy(logits, targets)
 
 
 def train(model: onward.Decoder, loss: Callable[[Tensor, Tensor], Tensor] = right_loss) -> float:
-    """Both sentences in one batch, 30 times; returns the last loss."""
+    """Train on both sentences in one batch, EPOCHS times; returns the last loss."""
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     for _ in range(EPOCHS):
         optimizer.zero_grad()
@@ -72,7 +72,7 @@ def train(model: onward.Decoder, loss: Callable[[Tensor, Tensor], Tensor] = righ
 
 
 def train_with_lightning(model: onward.Decoder) -> None:
-    """The same, with the loop left to Lightning: a decoder is a plain nn.Module."""
+    """The same training by Lightning: a decoder is a plain nn.Module."""
     try:
         from lightning import LightningModule, Trainer
     except ImportError:
@@ -97,7 +97,7 @@ def train_with_lightning(model: onward.Decoder) -> None:
 
 @torch.inference_mode()
 def continuation(model: onward.Decoder, prompt: str) -> str:
-    """The likeliest token, again and again, until EOS or the end of the context."""
+    """Greedy decoding until EOS or the end of the context."""
     tokens, answer = ids(prompt), ""
     while len(tokens) < model.config.context_length and not answer.endswith("EOS"):
         tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
@@ -107,8 +107,8 @@ def continuation(model: onward.Decoder, prompt: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1, help="of the weights (default: 1)")
-    parser.add_argument("--lightning", action="store_true", help="train under Lightning's Trainer")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the weights (default: 1)")
+    parser.add_argument("--lightning", action="store_true", help="train with Lightning's Trainer")
     options = parser.parse_args()
 
     model = new_model(options.seed)
@@ -129,12 +129,12 @@ def main() -> None:
     logits = model(INPUTS)
     print(f"\nThe bug: cross_entropy gets logits {tuple(logits.shape)} and targets {tuple(TARGETS.shape)} as they are.")
     wrong = new_model(options.seed)
-    print(f"T = V = 5, so nothing complains, and in training that loss falls to {train(wrong, wrong_loss):.4f}.")
+    print(f"T = V = 5, so no error is raised, and in training that loss falls to {train(wrong, wrong_loss):.4f}.")
     right = right_loss(wrong(INPUTS), TARGETS)
-    print(f"The right loss of the same model is {right:.4f}, of a guess ln 5 = {math.log(5):.4f}; and it says:")
+    print(f"The right loss of the same model is {right:.4f}; a uniform guess has ln 5 = {math.log(5):.4f}. It answers:")
     for prompt in PROMPTS:
         print(f"  {prompt} -> {continuation(wrong, prompt)}")
-    print("(With another --seed it may even answer well, by accident: trust the right loss, and more than one seed.)")
+    print("(With another --seed it may answer correctly by accident: judge by the right loss and several seeds.)")
     try:
         wrong_loss(logits[:, :4], TARGETS[:, :4])
     except (RuntimeError, ValueError) as error:

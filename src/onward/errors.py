@@ -1,8 +1,8 @@
-"""What a user did wrong, in one sentence."""
+"""The error for mistakes of the user."""
 
 
 class UserError(ValueError):
-    """A mistake of the user: what is wrong, where, and what to do, in one sentence.
+    """A mistake of the user. The message is one sentence: what is wrong, where, and what to do.
 
     The command line prints it without a traceback and exits with status 2; from Python it is a ValueError.
     """

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files and folders that are written whole or not at all, and JSON files."""
 
 import hashlib
 import json
@@ -12,14 +12,15 @@ from typing import Any
 
 from onward.errors import UserError
 
-PART = ".part"  # how the names of folders end in which something is being written, or removed
+PART = ".part"  # suffix of the temporary folders in which files are written, or folders removed
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes `path`'s place, flushed, only if nothing went wrong.
+    """A temporary path to write a file or a folder to, which replaces `path` when the block ends without an error.
 
-    Works for a file and for a folder (which must not exist yet). A full disk is a UserError; `path` stays as it was.
+    The content is flushed to disk before. A folder must not exist yet. An error of the disk is a UserError; `path` then
+    keeps its content.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,24 +34,24 @@ def written_whole(path: Path) -> Iterator[Path]:
             os.replace(new, path)
             flush(path.parent)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; what was there is kept") from error
+        raise UserError(f"cannot write {path}: {error.strerror or error}; its former content is kept") from error
 
 
 def remove_whole(path: Path) -> None:
-    """Remove a folder at once: nobody ever finds a part of it."""
+    """Rename a folder and then remove it, so that it never exists with only a part of its files."""
     aside = path.with_name(f".{path.name}{PART}")
     os.replace(path, aside)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes had not finished to write, or to remove, in a folder."""
+    """Remove the temporary folders that killed processes have left in a folder."""
     for left in folder.glob(f".*{PART}"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def flush(path: Path) -> None:
-    """Have the disk keep what was written to a file or folder."""
+    """Flush a file or folder to disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -65,13 +66,13 @@ def file_sha256(path: Path) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, whole or not at all."""
+    """Write a value as indented JSON, atomically."""
     with written_whole(path) as new:
         new.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The table in a JSON file; a UserError if it is missing or not one."""
+    """The object in a JSON file, as a dict. Raises UserError if the file is missing or contains none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
