@@ -13,6 +13,7 @@ from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS, LENGTH, config, decoder
+from support.grids import thinned
 
 CONFIG = config(context_length=24)
 MODEL, V = decoder(CONFIG), CONFIG.vocab_size
@@ -40,12 +41,14 @@ def by_formula(
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("kind", [k for k in DECODERS if k != "scaled turns"])  # whose turns know the final length
-@pytest.mark.parametrize(("alpha", "k"), [(0.6, 4), (0.2, V), (1.0, 2)])
+KINDS = [kind for kind in DECODERS if kind != "scaled turns"]  # whose rotations depend on the final length
+
+
+@pytest.mark.parametrize(("kind", "options"), thinned(KINDS, [(0.6, 4), (0.2, V), (1.0, 2)]))
 def test_tokens_follow_the_formula_alone_and_in_a_batch(
-    kind: str, alpha: float, k: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, options: tuple[float, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, new = decoder(DECODERS[kind]), LENGTH - 7
+    (alpha, k), model, new = options, decoder(DECODERS[kind]), LENGTH - 7
     wanted = [by_formula(model, prompt, alpha, k, new) for prompt in PROMPTS]
     for prompt, tokens in zip(PROMPTS, wanted):
         assert contrastive_search(model, [prompt], max_new_tokens=new, alpha=alpha, k=k) == [tokens]

@@ -17,6 +17,7 @@ from onward.model.paged import PagedKVCache
 from support.decoders import DECODERS, LENGTH, assert_close, decoder, token_ids
 from support.devices import device
 from support.disk import with_room_for
+from support.grids import thinned
 
 NAMES = "llama", "gemma2", "everything about scores", "deepseek", "scaled turns"
 CHUNK = 3
@@ -68,9 +69,7 @@ def read(tmp_path: Path) -> Callable[..., PrefixFiles]:
     return made
 
 
-@pytest.mark.parametrize("kind", CACHES)
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("length", [1, 4, 8, 9])
+@pytest.mark.parametrize(("length", "name", "kind"), thinned([1, 4, 8, 9], NAMES, list(CACHES), times=2))
 @torch.inference_mode()
 def test_saved_prompt_continues_as_if_just_prefilled(
     name: str, kind: str, length: int, read: Callable[..., PrefixFiles]
