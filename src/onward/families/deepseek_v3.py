@@ -6,6 +6,7 @@ from typing import Any
 
 from onward.families import HF, Row, deepseek_v2, only, with_defaults
 from onward.families.deepseek_v2 import YARN
+from onward.fields import hints
 from onward.model.config import DecoderConfig, LatentAttention
 from onward.model.routing import SigmoidRouting
 
@@ -48,7 +49,10 @@ def config(hf: HF) -> DecoderConfig:
     only(hf, scoring_func="sigmoid", topk_method="noaux_tc")
     router = (hf[key] for key in ("norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"))
     c = deepseek_v2.decoder(hf, SigmoidRouting(*router))
-    return c if hf.get("rope_interleave", True) else replace(c, attention=LatentAttentionHalves(**vars(c.attention)))
+    if hf.get("rope_interleave", True):
+        return c
+    own = {name: getattr(c.attention, name) for name in hints(LatentAttentionHalves)}
+    return replace(c, attention=LatentAttentionHalves(**own))
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
