@@ -315,8 +315,8 @@ def test_help_is_in_groups_and_shows_no_empty_defaults(capsys: pytest.CaptureFix
     assert said.startswith("usage: onward generate model [prompt ...] [options]\n")
     assert re.findall(r"^\w.*:$", said, re.MULTILINE) == [
         "positional arguments:",
-        "options:",
         "common options:",
+        "options:",
         "Length, end, form and number of the answers to a prompt, beside the sampling:",
         "Sampling: how logits become the distribution of the next token:",
         "Search for likely answers, in place of sampling:",
