@@ -13,7 +13,7 @@ from onward.model.backends import attention_weights
 from onward.model.config import Alibi, DecoderConfig, Rotary, SelfAttention, at
 from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
-from onward.model.positions import SinusoidalModule, alibi_slopes, rotate
+from onward.model.positions import SinusoidalPositionModule, alibi_slopes, rotate
 
 from support.decoders import DECODERS, assert_close
 from support.devices import on_device
@@ -131,6 +131,6 @@ def test_rotary_scores_depend_on_the_distance_only(fraction: float) -> None:
 
 
 def test_sinusoidal_positions_are_those_of_the_paper() -> None:
-    got = SinusoidalModule(6, 10_000.0)(torch.tensor([[0, 3]]), torch.float64)[0, 1].tolist()
+    got = SinusoidalPositionModule(6, 10_000.0)(torch.tensor([[0, 3]]), torch.float64)[0, 1].tolist()
     wanted = [f(3 / 10_000 ** (2 * i / 6)) for i in range(3) for f in (math.sin, math.cos)]
     assert got == pytest.approx(wanted, abs=1e-14)

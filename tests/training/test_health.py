@@ -19,7 +19,7 @@ from onward.model.compiling import compile_blocks
 from onward.model.config import AttentionOnly, DecoderConfig, Experts, Gated, NoPosition, Plain, SelfAttention
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
-from onward.model.feedforward import GatedModule, PlainModule
+from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardModule
 from onward.training.health import DEAD, Spikes, matrices, measure, update_ratio
 from onward.training.loss import CrossEntropy
 
@@ -163,11 +163,13 @@ def dead_units(mlp: Any, name: str, inputs: dict[str, Tensor], outputs: dict[str
 
     def peaks(module: nn.Module, x: Tensor) -> list[float]:
         units = (
-            module.act(module.gate(x)) * module.up(x) if isinstance(module, GatedModule) else module.act(module.up(x))
+            module.act(module.gate(x)) * module.up(x)
+            if isinstance(module, GatedFeedForwardModule)
+            else module.act(module.up(x))
         )
         return units.abs().flatten(0, -2).max(0).values.tolist()
 
-    if isinstance(mlp, PlainModule):
+    if isinstance(mlp, PlainFeedForwardModule):
         found = peaks(mlp, inputs[name])
     else:
         assert isinstance(mlp, ExpertsModule)
@@ -191,7 +193,7 @@ def dead_units(mlp: Any, name: str, inputs: dict[str, Tensor], outputs: dict[str
 def kill(model: Decoder, units: int) -> None:
     """The first units of every feed-forward and of the first expert never answer."""
     for module in model.modules():
-        if isinstance(module, PlainModule):
+        if isinstance(module, PlainFeedForwardModule):
             first = getattr(module, "gate", module.up)
             for parameter in first.parameters():
                 parameter[:units] = 0

@@ -25,7 +25,7 @@ class PreNormModule(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class ScaledModule(PreNormModule):
+class ScaledPreNormModule(PreNormModule):
     """x + scale * attn(norm(x)), then x + scale * mlp(norm(x))."""
 
     def __init__(self, config: DecoderConfig, layer: int, scale: float) -> None:

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from onward.model.config import Activation, DecoderConfig, Experts
-from onward.model.feedforward import ACTIVATIONS, GatedModule
+from onward.model.feedforward import ACTIVATIONS, GatedFeedForwardModule
 from onward.model.norms import working_dtype
 from onward.model.routing import Routing
 from onward.timing import fastest
@@ -73,7 +73,7 @@ class SigmoidRoutingModule(SoftmaxRoutingModule):
         return scores + self.routing_bias
 
 
-class GatedSharedModule(GatedModule):
+class GatedSharedExpertModule(GatedFeedForwardModule):
     """The shared expert, whose output is multiplied by sigmoid(share(x)), one number per token (Qwen2-MoE)."""
 
     def __init__(self, width: int, d_ff: int, act: Activation) -> None:
@@ -98,12 +98,12 @@ class ExpertsModule(nn.Module):
         for name, rows in {"gate": d_ff, "up": d_ff, "down": width}.items():
             bias = nn.Parameter(torch.zeros(part.count, rows)) if part.bias else None
             self.register_parameter(f"{name}_bias", bias)
-        self.shared: GatedModule | None = None
+        self.shared: GatedFeedForwardModule | None = None
         if part.d_shared:
             self.shared = (
-                GatedSharedModule(width, part.d_shared, part.act)
+                GatedSharedExpertModule(width, part.d_shared, part.act)
                 if part.shared_gate
-                else GatedModule(width, part.d_shared, part.act, False, 0.0)
+                else GatedFeedForwardModule(width, part.d_shared, part.act, False, 0.0)
             )
         self.dropout = nn.Dropout(config.dropout)
 

@@ -16,7 +16,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-class PlainModule(nn.Module):
+class PlainFeedForwardModule(nn.Module):
     """down(act(up(x)))."""
 
     def __init__(self, width: int, d_ff: int, act: Activation, bias: bool, dropout: float) -> None:
@@ -30,7 +30,7 @@ class PlainModule(nn.Module):
         return self.dropout(self.down(self.act(self.up(x))))
 
 
-class GatedModule(PlainModule):
+class GatedFeedForwardModule(PlainFeedForwardModule):
     """down(act(gate(x)) * up(x))."""
 
     def __init__(self, width: int, d_ff: int, act: Activation, bias: bool, dropout: float) -> None:

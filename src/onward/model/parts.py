@@ -47,9 +47,9 @@ class Learned(Position, kind="learned"):
     offset: SizeOrZero = 0  # position p uses row p + offset (OPT: 2)
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.positions import LearnedModule
+        from onward.model.positions import LearnedPositionModule
 
-        return LearnedModule(config.context_length, config.d_model, self.offset)
+        return LearnedPositionModule(config.context_length, config.d_model, self.offset)
 
     def limit(self, config: DecoderConfig) -> float:
         return config.context_length
@@ -66,9 +66,9 @@ class Sinusoidal(Position, kind="sinusoidal"):
     theta: Base = 10_000.0  # the longest wavelength is 2 pi theta
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.positions import SinusoidalModule
+        from onward.model.positions import SinusoidalPositionModule
 
-        return SinusoidalModule(config.d_model, self.theta)
+        return SinusoidalPositionModule(config.d_model, self.theta)
 
     def check(self, config: DecoderConfig) -> None:
         if config.d_model % 2:
@@ -205,9 +205,9 @@ class Plain(FeedForward, kind="plain"):
     bias: bool = False  # whether both projections have biases
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.feedforward import PlainModule
+        from onward.model.feedforward import PlainFeedForwardModule
 
-        return PlainModule(config.d_model, config.d_ff, self.act, self.bias, config.dropout)
+        return PlainFeedForwardModule(config.d_model, config.d_ff, self.act, self.bias, config.dropout)
 
     def describe(self, config: DecoderConfig) -> str:
         return self.in_words(f"width {config.d_ff:,}", self.act, shown=("act",))
@@ -221,9 +221,9 @@ class Gated(FeedForward, kind="gated"):
     bias: bool = False  # whether the three projections have biases
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.feedforward import GatedModule
+        from onward.model.feedforward import GatedFeedForwardModule
 
-        return GatedModule(config.d_model, config.d_ff, self.act, self.bias, config.dropout)
+        return GatedFeedForwardModule(config.d_model, config.d_ff, self.act, self.bias, config.dropout)
 
     def describe(self, config: DecoderConfig) -> str:
         return self.in_words(f"width {config.d_ff:,}", self.act, shown=("act",))
@@ -320,11 +320,11 @@ class PreNorm(Block, kind="pre_norm"):
     residual_scale: Factor = 1.0  # multiplies the output of attention and of the feed-forward (Granite)
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import PreNormModule, ScaledModule
+        from onward.model.blocks import PreNormModule, ScaledPreNormModule
 
         if self.residual_scale == 1.0:
             return PreNormModule(config, layer)
-        return ScaledModule(config, layer, self.residual_scale)
+        return ScaledPreNormModule(config, layer, self.residual_scale)
 
 
 @dataclass(frozen=True)

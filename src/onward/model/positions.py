@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from onward.model.scaling import Scaling
 
 
-class LearnedModule(nn.Module):
+class LearnedPositionModule(nn.Module):
     """A trained vector per position: positions (B, T) -> (B, T, D)."""
 
     def __init__(self, length: int, width: int, offset: int) -> None:
@@ -24,7 +24,7 @@ class LearnedModule(nn.Module):
         return nn.functional.embedding(rows, self.weight).to(dtype)
 
 
-class SinusoidalModule(nn.Module):
+class SinusoidalPositionModule(nn.Module):
     """Sines at even and cosines at odd indices (Vaswani et al. 2017): positions (B, T) -> (B, T, D)."""
 
     def __init__(self, width: int, theta: float) -> None:

@@ -16,7 +16,7 @@ from onward.data.windows import Batch
 from onward.inspection.attention import attend_modules, capture_attention
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.experts import ExpertsModule
-from onward.model.feedforward import PlainModule
+from onward.model.feedforward import PlainFeedForwardModule
 
 REMEMBERED, FEWEST = 64, 16  # losses that are kept, and losses that are needed before one can be called a spike
 TOKENS = 128  # of one window, of which attention is measured
@@ -115,7 +115,7 @@ def watch_units(module: nn.Module, peaks: list[Tensor]) -> Sequence[torch.utils.
 
     if isinstance(module, ExpertsModule):  # what is inside is computed again beside it
         return [module.router.register_forward_hook(lambda _, inputs, output: visits(module, inputs[0], output[1]))]
-    if isinstance(module, PlainModule):
+    if isinstance(module, PlainFeedForwardModule):
         return [module.down.register_forward_pre_hook(lambda _, inputs: note(inputs[0]))]
     return []
 
