@@ -45,15 +45,11 @@ KINDS = [kind for kind in DECODERS if kind != "scaled turns"]  # whose rotations
 
 
 @pytest.mark.parametrize(("kind", "options"), thinned(KINDS, [(0.6, 4), (0.2, V), (1.0, 2)]))
-def test_tokens_follow_the_formula_alone_and_in_a_batch(
-    kind: str, options: tuple[float, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_follow_the_formula_alone_and_in_a_batch(kind: str, options: tuple[float, int]) -> None:
     (alpha, k), model, new = options, decoder(DECODERS[kind]), LENGTH - 7
     wanted = [by_formula(model, prompt, alpha, k, new) for prompt in PROMPTS]
     for prompt, tokens in zip(PROMPTS, wanted):
         assert contrastive_search(model, [prompt], max_new_tokens=new, alpha=alpha, k=k) == [tokens]
-    monkeypatch.setattr("onward.generation.search.CHUNK", 3)  # prompts are read, and caches grow, in pieces
-    monkeypatch.setattr("onward.generation.engine.STEP", 2)
     assert contrastive_search(model, PROMPTS, max_new_tokens=new, alpha=alpha, k=k) == wanted
 
 
