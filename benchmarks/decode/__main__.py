@@ -1,0 +1,78 @@
+"""Generation side by side: Onward, transformers and llama.cpp on the same weights, in turns, medians.
+
+    python -m benchmarks.decode                                  all sections
+    python -m benchmarks.decode decode prefill --precisions f32  some of them
+    python -m benchmarks.decode --tiny                           a tiny model: shows that everything runs
+
+The model has the shape of a Llama, 124,668,672 parameters (12 layers, width 768, 12 heads, 4 key/value heads, d_ff
+2,048, vocabulary 32,000) and random weights. transformers is measured where it is installed, llama.cpp where
+llama-cpp-python and gguf are; before anything is timed, their logits are compared with Onward's.
+
+sections:
+  decode       tokens/s at batch 1, bytes read per token, and the share of the bandwidth that was reached
+  prefill      tokens/s of prompts
+  batch        16 rows against one
+  requests     64 requests of mixed lengths at once, one after the other, and by transformers' continuous batching
+  slots        a few tokens in a cache of many slots
+  context      decoding after 8,000 tokens
+  stories      stories260K, a trained model of 260,032 parameters
+  memory       peak memory in a fresh process
+  uncached     with and without a cache, by length
+  speculation  a draft of 2 layers for a target of 48, whose tokens are accepted at a rate of 0.8
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="default: all")
+    parser.add_argument("--precisions", nargs="+", metavar="P", help="of f32, bf16, int8, int4; default: all")
+    parser.add_argument("--rounds", type=int, default=5, help="timed runs of each case, of which the median counts")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and few tokens")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, and the tables on standard error")
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # before torch is imported: also of threads of libraries
+
+    import torch
+
+    from benchmarks.decode import memory, serving, speculation, speed, stories, uncached
+    from benchmarks.decode.bench import Bench
+    from benchmarks.decode.models import PRECISIONS, SIZES
+    from benchmarks.decode.peers import missing
+    from benchmarks.text import machine
+
+    functions = (
+        *(speed.decode, speed.prefill, speed.batch),
+        *(serving.requests, serving.slots, serving.context),
+        *(stories.stories, memory.memory, uncached.uncached, speculation.speculation),
+    )
+    sections = {function.__name__: function for function in functions}
+    chosen, precisions = options.sections or list(sections), options.precisions or list(PRECISIONS)
+    for names, known in ((chosen, sections), (precisions, PRECISIONS)):
+        if unknown := set(names) - set(known):
+            parser.error(f"{min(unknown)} is unknown: choose from {', '.join(known)}")
+    torch.set_num_threads(options.threads)
+    out = sys.stderr if options.json else sys.stdout
+    with TemporaryDirectory() as root:
+        bench = Bench(SIZES["tiny" if options.tiny else "full"], precisions, options.rounds, Path(root), missing())
+        print(machine(), flush=True, file=out)
+        for name, reason in bench.absent.items():
+            print(f"{name} is left out: {reason}", file=out)
+        tables = []
+        for section in (speed.agreement, *(sections[name] for name in chosen)):
+            tables.append(section(bench))
+            print(f"\n{tables[-1].as_text()}", flush=True, file=out)
+    if options.json:
+        result = {"machine": machine(), "absent": bench.absent, "tables": [table.as_json() for table in tables]}
+        print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

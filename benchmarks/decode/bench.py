@@ -1,0 +1,60 @@
+"""What the sections share: sizes, the files of the model, the peers that are there, and the machine's bandwidth."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from benchmarks.decode.models import PRECISIONS, Files, Sizes
+from benchmarks.decode.peers import PEERS, Generation, Peer, Prompts
+from benchmarks.decode.tables import K, in_turns
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One run of the benchmark."""
+
+    sizes: Sizes
+    precisions: Sequence[str]
+    rounds: int
+    root: Path  # a temporary folder
+    absent: Mapping[str, str]  # libraries and precisions that are left out, see `missing`
+
+    @property
+    def files(self) -> Files:
+        """The model of most sections."""
+        return Files(self.root / "model", self.sizes.config)
+
+    def names(self, precision: str) -> list[str]:
+        """The libraries that can run the model in this precision, Onward first."""
+        left_out = {*self.absent, *(["transformers"] if PRECISIONS[precision].quantize else [])}
+        return [name for name in PEERS if not {name, f"{name} {precision}"} & left_out]
+
+    def peers(self, precision: str) -> dict[str, Peer]:
+        """The model in each of these libraries."""
+        return {name: PEERS[name](self.files, precision) for name in self.names(precision)}
+
+    def generate(self, peers: Mapping[K, Peer], prompts: Prompts, new: int) -> dict[K, list[Generation]]:
+        """What each peer generates in each round."""
+        return in_turns({name: partial(peer.generate, prompts, new) for name, peer in peers.items()}, self.rounds)
+
+
+def decode_speeds(runs: Mapping[K, Sequence[Generation]]) -> dict[K, list[float]]:
+    """Tokens per second of each run."""
+    return {name: [run.decode_speed for run in found] for name, found in runs.items()}
+
+
+def read_bandwidth(size: int) -> float:
+    """Bytes per second at which the threads of torch read an array of `size` bytes: the best of several passes.
+
+    Other work on the machine changes it at any time.
+    """
+    array, best = torch.ones(size // 4096, 1024), float("inf")
+    for _ in range(10):
+        start = perf_counter()
+        array.amax(1)
+        best = min(best, perf_counter() - start)
+    return array.nbytes / best

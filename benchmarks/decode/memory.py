@@ -1,0 +1,68 @@
+"""Peak memory of loading and generating, in a fresh process for each peer and precision.
+
+As a program, `python -m benchmarks.decode.memory ROOT SIZES PEER PRECISION` is one of these processes.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.decode.bench import Bench
+from benchmarks.decode.models import PRECISIONS, SIZES, Files, prompt
+from benchmarks.decode.peers import PEERS
+from benchmarks.decode.tables import Table
+
+
+def memory(bench: Bench) -> Table:
+    """Peak memory, beyond that of the imported libraries, relative to weights and cache."""
+    table = Table(
+        f"Memory in MB of a process that loads the model and generates {bench.sizes.new} tokens, libraries not counted",
+        ["precision", "peer", "weights", "cache", "peak", "peak / (weights + cache)", "while decoding"],
+        notes=["weights in the chosen precision; memory-mapped pages of a file count where they are in memory"],
+    )
+    for precision in bench.precisions:
+        for peer in bench.names(precision):
+            kind = PRECISIONS[precision]
+            _ = bench.files.gguf(kind.gguf) if peer == "llama.cpp" else bench.files.folder(kind.dtype)
+            words = [str(bench.files.root), bench.sizes.name, peer, precision, str(torch.get_num_threads())]
+            command = [sys.executable, "-m", "benchmarks.decode.memory", *words]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            expected = found["weights"] + found["cache"]
+            cells = [found[name] / 1e6 for name in ("weights", "cache", "peak")]
+            table.rows.append([precision, peer, *cells, found["peak"] / expected, found["held"] / 1e6])
+    return table
+
+
+def resident(line: str) -> int:
+    """VmRSS, the memory of this process, or VmHWM, the most of it so far, in bytes."""
+    return int(Path("/proc/self/status").read_text().split(f"{line}:")[1].split()[0]) * 1024
+
+
+def main() -> None:
+    root, size, name, precision, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    if name == "llama.cpp":
+        importlib.import_module("llama_cpp")
+    elif name == "transformers":
+        importlib.import_module("transformers.models.llama.modeling_llama")
+    sizes = SIZES[size]
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is that of importing
+    peer = PEERS[name](Files(Path(root), sizes.config), precision)
+    peer.generate([prompt(sizes.config, sizes.prompt)], sizes.new)
+    result = {
+        "weights": peer.all_bytes,
+        "cache": peer.cache_bytes * (sizes.prompt + sizes.new),
+        "peak": resident("VmHWM") - before,
+        "held": resident("VmRSS") - before,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""Onward, transformers and llama.cpp behind one interface: greedy generation from token ids, each token with its time.
+
+A peer is made for one model, precision and number of threads; it may be asked many times, and begins anew each time.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+import onward
+from benchmarks.decode.models import PRECISIONS, Files
+from onward.planning.parameters import cache_bytes_per_token
+
+GREEDY = onward.Sampling(temperature=0)
+CHUNK = 64  # the most tokens of one call, with a cache of a given size
+PAGE = 64  # tokens per block of the cache of transformers' continuous batching
+Prompts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """New tokens of each prompt, and the seconds from the start of the call to each of them."""
+
+    tokens: list[list[int]]
+    seconds: list[list[float]]
+
+    @property
+    def first(self) -> float:
+        """The seconds until every prompt has its first token."""
+        return max(times[0] for times in self.seconds)
+
+    @property
+    def total(self) -> float:
+        return max(times[-1] for times in self.seconds)
+
+    @property
+    def decode_speed(self) -> float:
+        """Tokens per second while all rows decode: from the last first token to the first last token."""
+        end = min(times[-1] for times in self.seconds)
+        return sum(self.first < time <= end for times in self.seconds for time in times) / (end - self.first)
+
+
+class Peer(ABC):
+    """A model in one library and precision."""
+
+    name: str
+    all_bytes: int  # of the weights
+    weight_bytes: int  # of the weights that one decoding step reads: all but the table of embeddings
+    cache_bytes: int  # bytes of the cache per token
+
+    @abstractmethod
+    def generate(self, prompts: Prompts, new: int) -> Generation:
+        """Continue each prompt by exactly `new` tokens."""
+
+    @abstractmethod
+    def logits(self, prompt: Sequence[int]) -> np.ndarray:
+        """The logits (V,) after the last token of a prompt."""
+
+    def bytes_per_token(self, length: float) -> float:
+        """The bytes that decoding a token reads with this many tokens in the cache."""
+        return self.weight_bytes + self.cache_bytes * length
+
+
+class Onward(Peer):
+    name = "onward"
+
+    def __init__(self, files: Files, precision: str, *, rows: int = 16, slots: int = 0) -> None:
+        """`slots`: of a cache that is allocated whole; 0: of a cache that grows, as by default."""
+        kind = PRECISIONS[precision]
+        how = {"quantize": kind.quantize} if kind.quantize else {}
+        self.model = onward.load(files.folder(kind.dtype), kind.dtype, **how).model  # type: ignore[arg-type]
+        cache = None
+        if slots:
+            store = onward.KVCache(self.model.config, rows, slots, CHUNK, dtype=self.model.dtype)
+            cache = onward.CacheManager(store)
+        self.engine = onward.Engine(self.model, rows=rows, cache=cache)
+        self.all_bytes = sum(p.nbytes for p in self.model.parameters())
+        self.weight_bytes = read_bytes(self.model, self.model.embed)
+        self.cache_bytes = cache_bytes_per_token(files.config, self.model.dtype.itemsize)
+
+    def generate(self, prompts: Prompts, new: int) -> Generation:
+        return self.serve(prompts, [new] * len(prompts))
+
+    def serve(self, prompts: Prompts, new: Sequence[int]) -> Generation:
+        """Continue prompt i by new[i] tokens."""
+        return serve(self.engine, [onward.Request(list(p), GREEDY, most) for p, most in zip(prompts, new)])
+
+    @torch.inference_mode()
+    def logits(self, prompt: Sequence[int]) -> np.ndarray:
+        return self.model(torch.tensor([prompt]))[0, -1].float().numpy()
+
+
+def serve(engine: onward.Engine, requests: Sequence[onward.Request]) -> Generation:
+    """Continue requests by an engine, all at once."""
+    start, times = perf_counter(), {request: list[float]() for request in requests}
+    for request in requests:
+        engine.add(request)
+    for request, _ in engine.run():
+        times[request].append(perf_counter() - start)
+    if failed := [request.error for request in requests if request.error]:
+        raise failed[0]
+    return Generation([request.tokens for request in requests], list(times.values()))
+
+
+class Clock:
+    """A streamer of transformers that notes the time of each step."""
+
+    def __init__(self) -> None:
+        self.start, self.seconds = perf_counter(), list[float]()
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.seconds.append(perf_counter() - self.start)
+
+    def end(self) -> None:
+        pass
+
+
+class Transformers(Peer):
+    name = "transformers"
+
+    def __init__(self, files: Files, precision: str) -> None:
+        kind = PRECISIONS[precision]
+        library = importlib.import_module("transformers")
+        library.utils.logging.disable_progress_bar()
+        logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # it asks for psutil
+        self.model = library.AutoModelForCausalLM.from_pretrained(files.folder(kind.dtype), dtype=kind.dtype).eval()
+        self.model.generation_config.eos_token_id = None
+        self.all_bytes = sum(p.nbytes for p in self.model.parameters())
+        self.weight_bytes = read_bytes(self.model, self.model.get_input_embeddings())
+        self.cache_bytes = cache_bytes_per_token(files.config, kind.dtype.itemsize)
+
+    @torch.inference_mode()
+    def generate(self, prompts: Prompts, new: int) -> Generation:
+        clock, tokens = Clock(), torch.tensor(prompts)
+        options: dict[str, Any] = {"do_sample": False, "max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
+        done = self.model.generate(tokens, attention_mask=torch.ones_like(tokens), streamer=clock, **options)
+        seconds = clock.seconds[1:]  # the first call is of the prompt
+        return Generation(done[:, tokens.size(1) :].tolist(), [seconds] * len(prompts))
+
+    def serve(self, prompts: Prompts, new: Sequence[int]) -> float:
+        """The seconds in which continuous batching continues prompt i by new[i] tokens."""
+        library = importlib.import_module("transformers")
+        pages = sum(-(-(len(prompt) + most) // PAGE) for prompt, most in zip(prompts, new))
+        config = library.ContinuousBatchingConfig(page_size=PAGE, num_blocks=pages, max_batch_tokens=512)
+        options = library.GenerationConfig(do_sample=False, max_new_tokens=max(new), pad_token_id=0, eos_token_id=-1)
+        with self.model.continuous_batching_context_manager(
+            generation_config=options, continuous_batching_config=config
+        ) as manager:
+            start = perf_counter()
+            for prompt, most in zip(prompts, new):
+                manager.add_request(list(prompt), max_new_tokens=most)
+            finished = 0
+            while finished < len(prompts):
+                result = manager.get_result(timeout=1)
+                if result is None and not manager.is_running():
+                    raise RuntimeError("its thread ended")
+                if result is not None and result.error is not None:
+                    raise RuntimeError(result.error)
+                finished += result is not None and result.is_finished()
+            return perf_counter() - start
+
+    @torch.inference_mode()
+    def logits(self, prompt: Sequence[int]) -> np.ndarray:
+        return self.model(torch.tensor([prompt])).logits[0, -1].float().numpy()
+
+
+class LlamaCpp(Peer):
+    name = "llama.cpp"
+
+    def __init__(self, files: Files, precision: str, *, length: int = 2048, exact: bool = False) -> None:
+        """`exact`: keys and values in fp32 rather than in llama.cpp's default, fp16."""
+        path = files.gguf(PRECISIONS[precision].gguf)
+        self.library = importlib.import_module("llama_cpp")
+        kv = {"type_k": self.library.GGML_TYPE_F32, "type_v": self.library.GGML_TYPE_F32} if exact else {}
+        threads = torch.get_num_threads()
+        self.model = self.library.Llama(
+            str(path), n_ctx=length, n_batch=512, n_threads=threads, n_threads_batch=threads, verbose=False, **kv
+        )
+        self.sampler = self.library.llama_sampler_init_greedy()
+        tensors = importlib.import_module("gguf").GGUFReader(path).tensors
+        tied = not any(tensor.name == "output.weight" for tensor in tensors)
+        self.all_bytes = sum(int(t.n_bytes) for t in tensors)
+        self.weight_bytes = sum(int(t.n_bytes) for t in tensors if tied or t.name != "token_embd.weight")
+        self.cache_bytes = cache_bytes_per_token(files.config, 4 if exact else 2)
+
+    def generate(self, prompts: Prompts, new: int) -> Generation:
+        (prompt,) = prompts
+        start, tokens, seconds = perf_counter(), list[int](), list[float]()
+        self.model.reset()
+        self.model.eval(prompt)
+        while len(tokens) < new:
+            if tokens:
+                self.model.eval(tokens[-1:])
+            tokens.append(self.library.llama_sampler_sample(self.sampler, self.model.ctx, -1))
+            seconds.append(perf_counter() - start)
+        return Generation([tokens], [seconds])
+
+    def logits(self, prompt: Sequence[int]) -> np.ndarray:
+        self.model.reset()
+        self.model.eval(prompt)
+        found = self.library.llama_get_logits_ith(self.model.ctx, -1)
+        return np.ctypeslib.as_array(found, (self.model.n_vocab(),)).copy()
+
+
+def read_bytes(model: torch.nn.Module, embed: torch.nn.Module) -> int:
+    """The bytes of all weights but a table of embeddings, of which a step reads one row, unless it is the head too."""
+    tables = {id(p) for p in embed.parameters()}
+    shared = sum(id(p) in tables for _, p in model.named_parameters(remove_duplicate=False)) > len(tables)
+    return sum(p.nbytes for p in model.parameters() if shared or id(p) not in tables)
+
+
+def same(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """The number of first tokens that are equal."""
+    return next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), len(ours))
+
+
+def missing() -> dict[str, str]:
+    """The peers and precisions that cannot be measured here, each with what it lacks."""
+    needs = {"transformers": ["transformers"], "llama.cpp": ["llama_cpp", "gguf"]}
+    lacking = {
+        peer: [module for module in modules if importlib.util.find_spec(module) is None]
+        for peer, modules in needs.items()
+    }
+    found = {peer: f"no module {' and '.join(modules)}" for peer, modules in lacking.items() if modules}
+    if "quantize" not in inspect.signature(onward.load).parameters:
+        found |= dict.fromkeys(("onward int8", "onward int4"), "onward.load has no quantize yet")
+    return found
+
+
+PEERS: dict[str, Callable[..., Peer]] = {"onward": Onward, "transformers": Transformers, "llama.cpp": LlamaCpp}

@@ -1,0 +1,93 @@
+"""One model in one process: whether the libraries agree, and how fast they read prompts and decode."""
+
+from statistics import median
+
+import numpy as np
+
+from benchmarks.decode.bench import Bench, decode_speeds, read_bandwidth
+from benchmarks.decode.models import PRECISIONS, prompt
+from benchmarks.decode.peers import PEERS, Onward, Peer, same
+from benchmarks.decode.tables import Cell, Table, summary
+
+TOLERANCE = 1e-3  # of logits in fp32, whose standard deviation is about 0.5
+
+
+def agreement(bench: Bench) -> Table:
+    """The logits and greedy tokens of each library in fp32, compared with Onward's.
+
+    Exits where logits differ: speeds of different models are not comparable.
+    """
+    sizes, table = (
+        bench.sizes,
+        Table("Agreement in f32", ["peer", "largest difference of logits", "equal first tokens"]),
+    )
+    tokens = prompt(sizes.config, sizes.prompt)
+    ours = Onward(bench.files, "f32")
+    expected, answer = ours.logits(tokens), ours.generate([tokens], sizes.new).tokens[0]
+    for name in bench.names("f32")[1:]:
+        peer = PEERS[name](bench.files, "f32", **({"exact": True} if name == "llama.cpp" else {}))
+        largest = float(np.abs(peer.logits(tokens) - expected).max())
+        equal = same(answer, peer.generate([tokens], sizes.new).tokens[0])
+        table.rows.append([name, f"{largest:.1e}", f"{equal} of {sizes.new}"])
+        if not largest < TOLERANCE:
+            raise SystemExit(f"{name} computes another model: its logits differ by {largest:.3g}")
+    return table
+
+
+def decode(bench: Bench) -> Table:
+    """Tokens per second after the first one, batch 1."""
+    sizes, rate = bench.sizes, read_bandwidth(bench.sizes.read)
+    speed = ["tokens/s", "best", "onward / peer"]
+    table = Table(
+        f"Decoding: prompt {sizes.prompt}, {sizes.new} new tokens, batch 1",
+        ["precision", "peer", *speed, "MB per token", "GB/s", "of the bandwidth", "equal"],
+        notes=[f"bandwidth: {rate / 1e9:.1f} GB/s; equal: first tokens that are those of Onward in f32"],
+    )
+    tokens = prompt(sizes.config, sizes.prompt)
+    expected = Onward(bench.files, "f32").generate([tokens], sizes.new).tokens[0]
+    for precision in bench.precisions:
+        peers = bench.peers(precision)
+        runs = bench.generate(peers, [tokens], sizes.new)
+        speeds = decode_speeds(runs)
+        for name, peer in peers.items():
+            read = peer.bytes_per_token(sizes.prompt + sizes.new / 2)
+            moved, equal = median(speeds[name]) * read, same(expected, runs[name][0].tokens[0])
+            traffic: list[Cell] = [read / 1e6, moved / 1e9, f"{moved / rate:.0%}", f"{equal} of {sizes.new}"]
+            table.rows.append([name_of(precision, peer), name, *summary(speeds, name), *traffic])
+    return table
+
+
+def name_of(precision: str, peer: Peer) -> str:
+    """The name that a library gives to a precision."""
+    kind = PRECISIONS[precision]
+    return kind.gguf.lower() if kind.quantize and peer.name == "llama.cpp" else precision
+
+
+def prefill(bench: Bench) -> Table:
+    """Prompt tokens per second up to the first new token."""
+    columns = ["precision", "prompt", "peer", "tokens/s", "best", "onward / peer"]
+    table = Table("Prefill: prompt tokens/s, batch 1", columns)
+    for precision in bench.precisions:
+        peers = bench.peers(precision)
+        for length in bench.sizes.prefill:
+            runs = bench.generate(peers, [prompt(bench.sizes.config, length)], 1)
+            speeds = {name: [length / run.first for run in found] for name, found in runs.items()}
+            for name, peer in peers.items():
+                table.rows.append([name_of(precision, peer), length, name, *summary(speeds, name)])
+    return table
+
+
+def batch(bench: Bench) -> Table:
+    """Tokens per second of many rows, compared with one."""
+    sizes, many = bench.sizes, bench.sizes.batch
+    table = Table(
+        f"Batch {many} in bf16: tokens/s of all rows while all decode",
+        ["peer", "batch 1", f"batch {many}", f"batch {many} / batch 1", "onward / peer"],
+    )
+    prompts = [prompt(sizes.config, sizes.prompt, seed) for seed in range(many)]
+    peers = {name: peer for name, peer in bench.peers("bf16").items() if name != "llama.cpp"}
+    one, all_rows = (decode_speeds(bench.generate(peers, prompts[:rows], sizes.new)) for rows in (1, many))
+    for name in peers:
+        single, (speed, _, ours) = median(one[name]), summary(all_rows, name)
+        table.rows.append([name, single, speed, median(all_rows[name]) / single, ours])
+    return table

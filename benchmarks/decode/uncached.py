@@ -1,0 +1,54 @@
+"""What the cache saves: generating with it and without it, by length."""
+
+from time import perf_counter
+
+import torch
+
+import onward
+from benchmarks.decode.bench import Bench
+from benchmarks.decode.models import prompt
+from benchmarks.decode.peers import Generation, Onward, same
+from benchmarks.decode.tables import Table
+
+
+def flops(config: onward.DecoderConfig, tokens: int, keys: int) -> int:
+    """The floating-point operations of the matrix products of one call of a Llama-shaped decoder, with the logits of
+    the last token alone: `tokens` queries attend to `keys` keys each, masked ones included."""
+    c, width = config, config.n_heads * config.d_head
+    attention = c.d_model * (2 * width + 2 * c.n_kv_heads * c.d_head)
+    layer = tokens * (attention + 3 * c.d_model * c.d_ff) + 2 * tokens * keys * width
+    return 2 * (c.n_layers * layer + c.d_model * c.vocab_size)
+
+
+@torch.inference_mode()
+def without_cache(model: onward.Decoder, tokens: list[int], new: int) -> Generation:
+    """Greedy generation that computes all tokens again in every step."""
+    context, seconds, start = torch.tensor([tokens]), list[float](), perf_counter()
+    for _ in range(new):
+        best = model.logits(model.hidden(context)[:, -1:]).argmax(-1)
+        context = torch.cat([context, best], 1)
+        seconds.append(perf_counter() - start)
+    return Generation([context[0, len(tokens) :].tolist()], [seconds])
+
+
+def uncached(bench: Bench) -> Table:
+    """The time of generating with a cache and without one, by the number of tokens."""
+    sizes, table = (
+        bench.sizes,
+        Table(
+            "With and without a cache: onward, bf16, from a prompt of one token, one run each",
+            ["tokens", "s without", "s with", "speed-up", "GFLOP without", "GFLOP with", "FLOP ratio"],
+        ),
+    )
+    onward_peer, first = Onward(bench.files, "bf16", rows=1), prompt(sizes.config, 1)
+    onward_peer.generate([first], 4)
+    cached = onward_peer.generate([first], sizes.uncached)
+    plain = without_cache(onward_peer.model, first, sizes.uncached)
+    lengths = [size for size in (1, 8, 32, 64, 128, 256, 512) if size < sizes.uncached] + [sizes.uncached]
+    for length in lengths:
+        slow, fast = plain.seconds[0][length - 1], cached.seconds[0][length - 1]
+        many = sum(flops(sizes.config, t, t) for t in range(1, length + 1))
+        few = sum(flops(sizes.config, 1, t) for t in range(1, length + 1))
+        table.rows.append([length, slow, fast, slow / fast, many / 1e9, few / 1e9, many / few])
+    table.notes.append(f"equal first tokens: {same(plain.tokens[0], cached.tokens[0])} of {sizes.uncached}")
+    return table

@@ -1,0 +1,81 @@
+"""benchmarks.decode: what it writes and computes, and that its sections run, on a tiny model."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.decode import serving, speculation, speed, uncached
+from benchmarks.decode.bench import Bench
+from benchmarks.decode.models import CONFIG, TINY, gguf_name, gguf_tensor, random_model
+from benchmarks.decode.peers import Generation
+from benchmarks.decode.tables import Table
+from onward.planning.parameters import parameters
+
+ROOT = Path(__file__).parents[1]
+ALONE = (speed.decode, speed.prefill, speed.batch, serving.requests, serving.slots, serving.context)
+
+
+@pytest.mark.parametrize("section", [*ALONE, uncached.uncached, speculation.speculation], ids=lambda f: f.__name__)
+def test_section_without_other_libraries_gives_a_table_of_onward(
+    section: Callable[[Bench], Table], tmp_path: Path
+) -> None:
+    absent = {"transformers": "", "llama.cpp": "", "onward int8": "", "onward int4": ""}
+    table = section(Bench(TINY, ["f32", "bf16", "int8"], 1, tmp_path, absent))
+    assert table.rows
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert len(table.as_text().split("\n\n")[1].splitlines()) == 2 + len(table.rows)
+
+
+@pytest.mark.long
+def test_program_prints_the_tables_of_all_sections_as_json() -> None:
+    command = [sys.executable, "-m", "benchmarks.decode", "--tiny", "--rounds", "1", "--threads", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert len(result["tables"]) == 11
+    peers = {row[1] for row in result["tables"][1]["rows"]}
+    assert peers == {"onward", "transformers", "llama.cpp"} - set(result["absent"])
+
+
+def test_the_model_has_124_668_672_parameters() -> None:
+    assert parameters(CONFIG) == 124_668_672
+
+
+@pytest.mark.parametrize("length", [1, 7])
+def test_counted_flops_are_those_of_the_matrix_products(length: int) -> None:
+    model = random_model(TINY.config)
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.no_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+    ):  # counted as products
+        model.logits(model.hidden(torch.zeros(1, length, dtype=torch.long))[:, -1:])
+    assert uncached.flops(TINY.config, length, length) == counter.get_total_flops()
+
+
+def test_decode_speed_counts_the_time_in_which_all_rows_decode() -> None:
+    run = Generation([[0] * 4, [0] * 3], [[1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 6.0]])
+    assert run.first == 2.0
+    assert run.total == 6.0
+    assert run.decode_speed == 3 / (4.0 - 2.0)
+
+
+def test_gguf_queries_turn_in_neighboring_pairs() -> None:
+    weight = torch.arange(2 * 6.0)[:, None]  # two heads of 6 rows, rotated as (0, 3), (1, 4), (2, 5)
+    config = TINY.config.__class__(10, d_model=12, n_layers=1, n_heads=2)
+    rows = gguf_tensor("blocks.0.attn.q.weight", weight, config)[:, 0].tolist()
+    assert rows == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+    assert (gguf_tensor("blocks.0.attn.v.weight", weight, config) == weight.numpy()).all()
+
+
+def test_every_parameter_has_a_name_in_gguf() -> None:
+    names = [gguf_name(name) for name, _ in random_model(TINY.config).named_parameters()]
+    assert len(set(names)) == len(names) == 3 + 9 * TINY.config.n_layers
+    assert "blk.1.ffn_down.weight" in names
