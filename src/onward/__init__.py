@@ -6,11 +6,10 @@
 Names are imported when they are first used, so that `import onward` takes no time.
 """
 
-import ast
 import importlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import cache
 
+TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from here
     from onward.data.tokens import Tokens
     from onward.data.windows import Batch, ValidationWindows, Windows
@@ -145,18 +144,25 @@ __all__ = [
     "train_tokenizer",
 ]
 
-MODULES = {
-    alias.name: node.module
-    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
-    if isinstance(node, ast.ImportFrom) and node.module
-    for alias in node.names
-}
+
+@cache
+def modules() -> dict[str, str]:
+    """The module of each public name."""
+    import ast
+    from pathlib import Path
+
+    return {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'onward' has no attribute {name!r}")
-    return getattr(importlib.import_module(MODULES[name]), name)
+    return getattr(importlib.import_module(modules()[name]), name)
 
 
 def __dir__() -> list[str]:

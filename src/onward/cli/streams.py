@@ -85,15 +85,14 @@ def interrupted(_: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def handled_interrupts() -> Iterator[None]:
-    """Handle Ctrl-C by `interrupted`, unless something else does already."""
+    """Handle Ctrl-C by `interrupted`, unless it is ignored."""
+    before = signal.getsignal(signal.SIGINT)
     try:
-        default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if default:
-            signal.signal(signal.SIGINT, interrupted)
+        handled = callable(before) and signal.signal(signal.SIGINT, interrupted)
     except ValueError:  # not in the main thread
-        default = False
+        handled = None
     try:
         yield
     finally:
-        if default:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if handled:
+            signal.signal(signal.SIGINT, before)
