@@ -107,6 +107,8 @@ def test_evaluating_a_run_gives_the_figures_of_its_last_evaluation(
     assert json.loads(onward("evaluate", "run", "--json", capsys=capsys)).items() <= result.items()
     if validation == "other.txt":
         assert result["bytes"] == Path("other.txt").stat().st_size - 1  # the first character is not predicted
+        named = json.loads(onward("evaluate", "run", validation, "--json", capsys=capsys))
+        assert (named["stride"], named["tokens"]) == (result["stride"], result["tokens"])
     assert json.loads(onward("evaluate", "run", "--stride", "8", "--json", capsys=capsys))["loss"] != result["loss"]
 
 

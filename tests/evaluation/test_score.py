@@ -53,12 +53,12 @@ def test_loss_perplexity_and_bits_per_byte_equal_the_formulas(stride: int, count
     assert found.bits_per_byte == pytest.approx(math.fsum(nats) / math.log(2) / 77, rel=1e-9)
 
 
-def test_a_stride_of_the_context_gives_windows_that_do_not_overlap() -> None:
+def test_windows_do_not_overlap_by_default() -> None:
     from onward.data.windows import ValidationWindows
     from onward.training.loss import mean_loss
 
     expected, count = mean_loss(MODEL, ValidationWindows(Tokens.of(TOKENS), 12).batches(4))
-    found = evaluate(MODEL, TOKENS, 1, stride=12)
+    found = evaluate(MODEL, TOKENS, 1)
     assert found.tokens == count
     assert found.loss == pytest.approx(expected, rel=1e-9)
 
@@ -76,8 +76,8 @@ def test_evaluate_reads_tokens_window_by_window() -> None:
     assert max(stop - start for start, stop in read) == 13, "no more than a window"
 
 
-def test_default_stride_is_half_the_context() -> None:
-    assert evaluate(MODEL, TOKENS, 1).stride == 6
+def test_default_stride_is_the_context_length() -> None:
+    assert evaluate(MODEL, TOKENS, 1).stride == 12
 
 
 def test_number_of_calls_does_not_change_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ class Options:
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
     model: str  # folder of the model
     sources: tuple[str, ...] = ()  # files, folders, globs, .jsonl, .gz, - or a corpus; none: the run's validation text
-    stride: int = 0  # tokens by which the window moves on; 0: half the context, the whole for a run's validation text
+    stride: int = 0  # tokens by which the window moves on; 0: the context length, so that windows do not overlap
     field: str = "text"  # the field of each .jsonl line that holds the text
     encoding: str = "utf-8"  # of the text files
     device: str = "auto"  # auto, cpu, cuda, mps
@@ -51,8 +51,7 @@ def main(argv: Sequence[str]) -> None:
         inputs = inputs_of(folder) if (folder / "inputs.json").exists() else None
         if inputs is None or inputs.validation is None:
             raise UserError(f"{folder} has no validation text of its own: name a text to evaluate on")
-        stride = options.stride or lm.config.context_length  # as after the last training step
-        result = lm.evaluate(inputs.validation, stride, n_bytes=inputs.validation_bytes)
+        result = lm.evaluate(inputs.validation, options.stride, n_bytes=inputs.validation_bytes)
     if options.json:
         print_json(asdict(result))
     else:

@@ -41,7 +41,6 @@ def logprobs(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
 
 
 TOGETHER = 4096  # tokens in one call
-COUNTED = 1 << 20  # tokens whose bytes are counted at a time
 
 
 @dataclass(frozen=True)
@@ -78,12 +77,12 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 def evaluate(model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: int = 0) -> Evaluation:
     """Loss, perplexity and bits per byte of tokens (T,) with a window that moves on by `stride` tokens.
 
-    The default stride is half the context. With a stride of the whole context the windows do not overlap, as in the
-    evaluation at the end of training. `n_bytes` is the length of the text of all tokens but the first, which is not
-    predicted. Tokens are read window by window.
+    By default the windows do not overlap: the stride is the context length. With a smaller stride tokens are predicted
+    from more of the text before them, which takes longer. `n_bytes` is the length of the text of all tokens but the
+    first, which is not predicted. Tokens are read window by window.
     """
     length = model.config.context_length
-    stride = stride or max(1, length // 2)
+    stride = stride or length
     if not isinstance(stride, int) or not 1 <= stride <= length:
         raise UserError(f"stride is {stride!r}: it must be from 1 to the context length, {length}")
     if len(tokens) < 2:

@@ -57,7 +57,7 @@ def conclude(run: Run) -> Evaluation | None:
     held, result = run.inputs.validation, None
     if held is not None:
         model, _ = open_model(run.folder, run.device)
-        result = evaluate_tokens(model, run.tokenizer, held, model.config.context_length, run.inputs.validation_bytes)
+        result = evaluate_tokens(model, run.tokenizer, held, n_bytes=run.inputs.validation_bytes)
     figures = {} if result is None else asdict(result)
     write_json(run.folder / "result.json", figures | {"seconds": run.seconds, "step": run.step})
     write_reports(run.folder, device=run.device)
