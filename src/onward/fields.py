@@ -15,6 +15,7 @@ import sys
 import types
 from collections import abc
 from collections.abc import Mapping
+from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from onward.errors import UserError
@@ -159,11 +160,18 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 def plain(value: Any) -> Any:
     """The reverse of `build`: only dictionaries, lists, strings, numbers, booleans and None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kind = {"kind": value.kind} if isinstance(value, Part) else {}
+        kind = kind_of(value) if isinstance(value, Part) else {}
         return kind | {name: plain(getattr(value, name)) for name in hints(type(value))}
     if isinstance(value, tuple | list):
         return [plain(v) for v in value]
     return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def kind_of(part: Part) -> dict[str, str]:
+    """The kind of a part and, of one that is not Onward's, the module to import before it can be read (`import`)."""
+    module = type(part).__module__
+    known = module == "__main__" or module.startswith(f"{__package__}.")
+    return {"kind": part.kind} if known else {"kind": part.kind, "import": module}
 
 
 def convert(kind: Any, value: Any, where: str) -> Any:
@@ -222,15 +230,17 @@ def part(slot: type[Part], value: Any, where: str) -> Part:
     value = parse(value, where) if isinstance(value, str) else value
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UserError(f"{where} is {value!r}: {nearest('', slot.choices())}")
-    kind = value["kind"]
+    kind, module = value["kind"], value.get("import")
     if kind not in slot.kinds:
         importlib.import_module(FAMILIES).modules()
+    if kind not in slot.kinds and isinstance(module, str):
+        raise UserError(f"{where} is {kind!r}, which the module {module} defines: {trusted([module])}")
     if kind not in slot.kinds:
         raise UserError(
             f"{where} is {kind!r}, which is no known kind of {slot.__name__}: {nearest(kind, slot.choices())} "
             "(for a class of your own, import its module: --import MODULE)"
         )
-    return build(slot.kinds[kind], {k: v for k, v in value.items() if k != "kind"}, f"{where}.{kind}")
+    return build(slot.kinds[kind], {k: v for k, v in value.items() if k not in ("kind", "import")}, f"{where}.{kind}")
 
 
 def part_choices(kind: Any) -> list[type[Part]]:
@@ -254,6 +264,16 @@ def import_parts(module: str) -> None:
         ) from None
     except ValueError as error:  # an empty or relative name
         raise UserError(f"{module!r} is no name of a module ({error}): write it as in Python, package.module") from None
+
+
+def import_options(modules: abc.Iterable[str]) -> str:
+    """The options of a command that import these modules, each after a space."""
+    return "".join(f" --import {quote(module)}" for module in modules)
+
+
+def trusted(modules: abc.Iterable[str]) -> str:
+    """What to do where a folder needs modules that are not imported: a folder cannot have code run, only the user."""
+    return f"if you trust its code, give{import_options(modules)} (in Python, import it first)"
 
 
 def parse(text: str, where: str) -> Any:

@@ -275,7 +275,7 @@ class LanguageModel:
     ) -> Evaluation:
         """Loss, perplexity and bits per byte over documents, or over token ids (T,), of any length.
 
-        The window moves on by `stride` tokens, by default by the context length; see `evaluation.score`. `n_bytes` is the
+        The window moves on by `stride` tokens, by default the context length; see `evaluation.score`. `n_bytes` is the
         length of the text of token ids, by default counted from them.
         """
         if isinstance(text, np.ndarray | Tokens):

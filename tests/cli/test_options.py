@@ -1,6 +1,5 @@
 """Command-line options: how they are read, listed, named in messages and completed."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -157,26 +156,36 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 TINY = "--tokenizer char --steps 2 --batch-size 2 --precision fp32 --device cpu --preset tiny --model.context-length 16"
 
 
-def test_a_part_of_ones_own_works_in_every_command_with_import(
+def test_a_folder_with_a_part_of_ones_own_names_the_import_that_it_needs(
     own_module: str, story_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from onward.model.part_types import Position
+
     words = ["--import", own_module, "--out", "run", *TINY.split(), "--model.position", "own_position"]
     assert main(["train", str(story_file), *words, "--model.position.strength", "0.25"]) == 0
-    assert json.loads(Path("run/run.json").read_text())["imports"] == [own_module]
-    done = subprocess.run([sys.executable, "-m", "onward", "generate", "run", "The"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "'own_position', which is no known kind of Position" in done.stderr
-    assert "--import MODULE" in done.stderr
-    for words in (
-        ["generate", "run", "The", "--max-new-tokens", "3"],
-        ["evaluate", "run", str(story_file)],
-        ["models", "run"],
-    ):
-        script = [sys.executable, "-c", "import sys, onward.cli; sys.exit(onward.cli.main())"]  # no folder on sys.path
-        done = subprocess.run([*script, *words, "--import", own_module], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    done = subprocess.run([*script, "train", "--resume", "run"], capture_output=True, text=True)
-    assert "has finished its 2 steps" in done.stderr, "the run knows its imports"
+    assert f"other.txt --import {own_module}" in capsys.readouterr().err, "in the commands that follow"
+    Path("run/result.json").unlink()  # so that it can be resumed
+    for command in "generate run The --n 1", "evaluate run", "report run", "models run", "train --resume run":
+        del sys.modules[own_module], Position.kinds["own_position"]
+        assert main(command.split()) == 2
+        assert f"if you trust its code, give --import {own_module} (in Python," in capsys.readouterr().err
+        assert own_module not in sys.modules, "a folder has no code run"
+        assert main([*command.split(), "--import", own_module]) == 0
+
+
+def test_a_run_with_a_librarys_optimizer_is_resumed_only_with_its_import(
+    own_module: str, story_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(f"{own_module}.py").write_text("from torch.optim import SGD as Mine")
+    sys.path.append(str(Path.cwd()))
+    assert main(["train", str(story_file), "--out", "run", *TINY.split(), "--optimizer", f"{own_module}:Mine"]) == 0
+    Path("run/result.json").unlink()
+    del sys.modules[own_module]
+    capsys.readouterr()
+    assert main(["train", "--resume", "run"]) == 2
+    assert f"run was started with code from {own_module}: if you trust" in capsys.readouterr().err
+    assert own_module not in sys.modules, "a folder has no code run"
+    assert main(["train", "--resume", "run", "--import", own_module]) == 0
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,8 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
     """The configuration of a new run, or the folder of the run to resume; and whether to print figures as JSON."""
     values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
+    if resume:
+        values.pop("imports", None)  # which are imported by now
     if not values.get("sources"):
         values.pop("sources", None)
     if resume and (values or toml):
@@ -107,8 +109,8 @@ def run_command(argv: Sequence[str]) -> int:
     if not status and as_json:
         print_json(read_json(run.folder / "result.json"))
     if not status:
-        named = quote(str(run.folder))
-        print_next(f'onward generate {named} "Once upon"', f"onward evaluate {named} other.txt")
+        named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
+        print_next(f'onward generate {named} "Once upon"{imports}', f"onward evaluate {named} other.txt{imports}")
     return status
 
 
@@ -162,7 +164,8 @@ def train(run: "Run") -> int:
         if first and run.step:
             write_reports(folder, device=run.device)
             say(f"report: {folder / 'report.html'}", markup=False, soft_wrap=True)
-        say(f"To go on: onward train --resume {quote(str(folder))}", markup=False, soft_wrap=True)
+        again = f"onward train --resume {quote(str(folder))}{fields.import_options(run.config.modules)}"
+        say(f"To go on: {again}", markup=False, soft_wrap=True)
         return 128 + requests.signal
     if not first:
         return 0

@@ -88,8 +88,6 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     seed: int = 0  # of the weights, the order of windows and dropout
 
     def __post_init__(self) -> None:
-        for module in self.imports:
-            fields.import_parts(module)
         object.__setattr__(self, "model", presets.plain_changes(self.model))
         chosen = [name for name in ("steps", "time", "epochs") if getattr(self, name)]
         if len(chosen) > 1:
@@ -131,6 +129,12 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     def peak_learning_rate(self, d_model: int) -> float:
         """The learning rate after the warm-up."""
         return 0.5 / d_model if self.learning_rate is None else self.learning_rate
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules beside Onward's whose code the run needs: `imports`, and that of a library's optimizer."""
+        module, colon, _ = self.optimizer.partition(":")
+        return (*self.imports, module) if colon else self.imports
 
     @property
     def validation_interval(self) -> int:

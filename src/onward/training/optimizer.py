@@ -56,6 +56,12 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.ndim >= 2 and not name.endswith("bias")
 
 
+def check_optimizer(name: str) -> None:
+    """A UserError for a name that `optimizers` does not know."""
+    if name not in ("adamw", "muon"):
+        library_class(name)
+
+
 def library_class(name: str) -> Callable[..., torch.optim.Optimizer]:
     """The optimizer that "module:Class" names."""
     module, _, attribute = name.partition(":")

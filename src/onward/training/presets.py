@@ -97,7 +97,7 @@ def tables(value: Any, path: str) -> Any:
     if isinstance(value, fields.Part):
         named = {name: getattr(value, name) for name in fields.hints(type(value)) if name in value.named}
         plain = {name: tables(v, path) if isinstance(v, fields.Part) else v for name, v in named.items()}
-        return {"kind": value.kind} | plain
+        return fields.kind_of(value) | plain
     return [tables(each, path) for each in value] if isinstance(value, list | tuple) else value
 
 

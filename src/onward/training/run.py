@@ -11,6 +11,7 @@ runs/mybook/
 """
 
 import shutil
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -47,6 +48,7 @@ from onward.training.inputs import (
 from onward.training.journal import Journal
 from onward.training.lock import run_lock
 from onward.training.loss import Loss
+from onward.training.optimizer import check_optimizer
 from onward.training.prefetch import prefetch
 from onward.training.processes import Processes
 from onward.training.track import Trackers, check_trackers
@@ -150,7 +152,10 @@ class Run:
         folder, processes = Path(config.out), Processes.join()
         if model is not None:
             config = replace(config, model=fields.plain(model.config))
+        for module in config.imports:
+            fields.import_parts(module)
         config.decoder(1)  # an impossible model is refused before any text is read
+        check_optimizer(config.optimizer)
         check_trackers(config.track)
         if processes.rank:
             return cls.resume(folder, loss=loss)
@@ -202,7 +207,10 @@ class Run:
 
     @classmethod
     def resume(cls, folder: Path, *, loss: Loss | None = None) -> "Run":
-        """Go on from the newest undamaged save of a run, exactly as if it had never stopped."""
+        """Go on from the newest undamaged save of a run, exactly as if it had never stopped.
+
+        Modules of the user's own that the run was started with must be imported before.
+        """
         processes = Processes.join()
         if processes.rank:
             processes.wait()  # until the first process has made or repaired the folder
@@ -210,6 +218,8 @@ class Run:
         if (folder / "result.json").exists():
             steps = fields.counted(config.steps, "step")
             raise UserError(f"{folder} has finished its {steps}: start another with --out")
+        if missing := [module for module in config.modules if module not in sys.modules]:
+            raise UserError(f"{folder} was started with code from {', '.join(missing)}: {fields.trusted(missing)}")
         check_trackers(config.track)
         with nullcontext() if processes.rank else run_lock(folder):
             tokenizer = Tokenizer.load(folder)
