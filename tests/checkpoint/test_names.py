@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2Config, LlamaConfig, MixtralConfig, Phi3Config, PreTrainedConfig
 
-from onward.checkpoint import names
 from onward.checkpoint.folder import load_model, save_model
+from onward.checkpoint.weights import COPY_BYTES
 from onward.cli import main
 from onward.errors import UserError
 from onward.families import read
@@ -31,9 +31,9 @@ SHAPES: dict[str, PreTrainedConfig] = {
 }
 
 
-def saved(shape: str, folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def saved(shape: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: int) -> Decoder:
     """A small random model, written as its family does."""
-    hf = SHAPES[shape].to_dict()
+    hf = SHAPES[shape].to_dict() | changes
     model = decoder(read(hf)[1], dtype)
     save_model(model, folder, hf)
     assert read_json(folder / "config.json")["model_type"] == shape
@@ -101,15 +101,18 @@ def test_tensors_that_no_family_ignores_are_refused_by_name(name: str, tmp_path:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_casting_in_pieces_equals_casting_the_whole(
-    shape: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_in_a_dtype_equals_casting_the_model(shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = saved(shape, tmp_path)
-    monkeypatch.setattr(names, "COPY_BYTES", 100)
-    monkeypatch.setattr("onward.checkpoint.weights.COPY_BYTES", 300)
     got, hf = load_model(tmp_path, dtype)
     assert hf["dtype"] == "float32"
     assert_same(got, model.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)  # of one dtype it would stay mapped
+def test_casting_in_pieces_equals_casting_the_whole(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = saved("llama", tmp_path, vocab_size=300_000).to(dtype)
+    assert model.embed.weight.nbytes > COPY_BYTES
+    assert_same(load_model(tmp_path, dtype)[0], model)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
