@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from onward.errors import UserError
-from onward.text import tokenizer as module
 from onward.text.tokenizer import END, UNKNOWN, Tokenizer, train_tokenizer
 
 TEXT = "The cat sat.\n\n  The café\tsang — 猫 🐈! It's  12,345 o'clock.\r\n" * 8
@@ -116,14 +116,15 @@ def normalizing() -> Tokenizer:
 
 
 @pytest.mark.parametrize("make", [*(lambda s=s: TRAINED[s] for s in SPECS), metaspace, across_lines, normalizing])
-def test_a_long_text_in_pieces_has_the_ids_of_the_whole(make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PIECE", 16)
-    tokenizer = make()
-    random_ = random.Random(1)
+def test_pieces_of_a_text_have_the_ids_of_the_whole(make: Callable[[], Tokenizer]) -> None:
+    tokenizer, some = make(), random.Random(1)
     spaces = ["\n", "\n\n", " ", "  \n", "\n ", "\r\n", "\x85", "\u2028", "\x1c", "\u180e\n"]
     for _ in range(30):
-        text = "".join(random_.choice([*spaces, "a", "b", "ab", "'s", "12", "?!", "é"]) for _ in range(200))
-        assert tokenizer.encode(text) == tokenizer.inner.encode(text).ids
+        text = "".join(some.choice([*spaces, "a", "b", "ab", "'s", "12", "?!", "é"]) for _ in range(200))
+        pieces = tokenizer.pieces(text, 16)
+        assert (len(pieces) > 1) == tokenizer.cuttable
+        assert "".join(pieces) == text
+        assert [i for piece in pieces for i in tokenizer.inner.encode(piece).ids] == tokenizer.inner.encode(text).ids
 
 
 @pytest.mark.parametrize(

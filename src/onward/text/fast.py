@@ -45,12 +45,13 @@ def encoder(tokenizer: Tokenizer) -> Encoder:
     return by_tiktoken(tokenizer) or by_library(tokenizer)
 
 
-def by_library(tokenizer: Tokenizer) -> Encoder:
-    """An encoder by `tokenizers`, which uses all cores unless TOKENIZERS_PARALLELISM is false."""
+def by_library(tokenizer: Tokenizer, group_size: int = GROUP) -> Encoder:
+    """An encoder by `tokenizers`, which uses all cores unless TOKENIZERS_PARALLELISM is false. It encodes about
+    `group_size` characters at a time."""
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
         parts: list[list[np.ndarray]] = [[] for _ in texts]
-        for group in groups(tokenizer, texts):
+        for group in groups(tokenizer, texts, group_size):
             for (n, _), ids in zip(group, tokenizer.encode_batch([piece for _, piece in group])):
                 parts[n].append(np.array(ids, np.uint32))
         return list(map(np.concatenate, parts))
@@ -58,15 +59,15 @@ def by_library(tokenizer: Tokenizer) -> Encoder:
     return encode
 
 
-def groups(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
-    """The pieces of texts, each with the index of its text, in groups of about GROUP characters."""
+def groups(tokenizer: Tokenizer, texts: Sequence[str], group_size: int) -> Iterator[list[tuple[int, str]]]:
+    """The pieces of texts, each with the index of its text, in groups of about `group_size` characters."""
     group: list[tuple[int, str]] = []
     size = 0
     for n, text in enumerate(texts):
         for piece in tokenizer.pieces(text):
             group.append((n, piece))
             size += len(piece)
-            if size >= GROUP:
+            if size >= group_size:
                 yield group
                 group, size = [], 0
     yield group
@@ -154,15 +155,16 @@ def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
     return {bytes(map(BYTE_OF.__getitem__, token)): vocab[token] for token in order}
 
 
-def same_characters() -> bool:
-    """Whether both libraries put the characters of NEW into the same categories (letters, numbers, spaces)."""
+def same_characters(characters: str = NEW) -> bool:
+    """Whether both libraries put these characters into the same categories (letters, numbers, spaces)."""
     import tiktoken
 
     every = {bytes([byte]): byte for byte in range(256)}
     for kind in r"\p{L}", r"\p{N}", r"\s":
         core = tiktoken.Encoding("", pat_str=kind, mergeable_ranks=every, special_tokens={})
         split = pre_tokenizers.Split(Regex(kind), "removed", invert=True)
-        if bytes(core.encode_ordinary(NEW)).decode() != "".join(part for part, _ in split.pre_tokenize_str(NEW)):
+        found = "".join(part for part, _ in split.pre_tokenize_str(characters))
+        if bytes(core.encode_ordinary(characters)).decode() != found:
             return False
     return True
 

@@ -128,12 +128,13 @@ class Tokenizer:
                 raise UserError(f"the vocabulary lacks the unknown token {unknown!r}: repair tokenizer.json") from None
             raise UserError(f"the tokenizer cannot encode this text: {' '.join(str(error).split())}") from None
 
-    def pieces(self, text: str) -> list[str]:
-        """A long text, cut where no token can cross: after a line break that no white space follows."""
-        if len(text) <= PIECE or not self.cuttable:
+    def pieces(self, text: str, size: int = PIECE) -> list[str]:
+        """A long text, cut where no token can cross: after a line break that no white space follows. A piece is cut at
+        the first such place after `size` characters."""
+        if len(text) <= size or not self.cuttable:
             return [text]
         result, start = [], 0
-        while match := CUT.search(text, start + PIECE):
+        while match := CUT.search(text, start + size):
             result.append(text[start : match.end()])
             start = match.end()
         return [*result, text[start:]]
