@@ -18,8 +18,7 @@ from onward.data.windows import IGNORE_INDEX, Batch, Windows
 from onward.model.compiling import compile_blocks
 from onward.model.config import DecoderConfig, Gated, RMSNorm, SelfAttention
 from onward.model.decoder import Decoder
-from onward.training import checks
-from onward.training.checks import Check, apart, causal, first_loss, shifted, start_checks
+from onward.training.checks import CHUNK, Check, apart, causal, first_loss, shifted, start_checks
 from onward.training.presets import PRESETS, SHAPE
 
 from support.decoders import DECODERS, config, decoder, token_ids
@@ -82,16 +81,17 @@ def test_decoders_are_causal_and_a_leak_of_a_thousandth_is_noticed(name: str) ->
     assert 0 < float(check.sentence.split(" by ")[1].split()[0]) < 10
 
 
-def leaking_mask(q: Tensor, k: Tensor, v: Tensor, view: object) -> Tensor:
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+def without_mask(_: object, inputs: tuple[Tensor, Tensor, Tensor, object], output: Tensor) -> Tensor:
+    """A forward hook of an Attend module."""
+    q, k, v = (t.transpose(1, 2) for t in inputs[:3])
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
 
 
 @pytest.mark.parametrize("pack", ["stream", "documents"])
-def test_a_fresh_model_without_a_mask_is_noticed(pack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fresh_model_without_a_mask_is_noticed(pack: str) -> None:
     model = fresh()
     assert causal(model, batch(pack)).ok
-    monkeypatch.setattr(model.blocks[1].attn.attend, "forward", leaking_mask)
+    model.blocks[1].attn.attend.register_forward_hook(without_mask)
     assert not causal(model, batch(pack)).ok
 
 
@@ -155,13 +155,11 @@ def test_text_held_out_is_apart_and_text_from_inside_is_not() -> None:
         assert check.sentence.startswith(f"{min(32, last - first - 31)} of {min(32, last - first - 31)} passages")
 
 
-def test_passages_are_found_in_any_source_and_across_chunks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(checks, "CHUNK", 1000)
-    several = [Tokens.of(TEXT[:BORDER].astype(np.uint32)), Tokens.of(TEXT[BORDER:].astype(np.uint32))]
-    for first in 985, 195_990, BORDER, len(TEXT) - 40:
-        assert apart(several, Tokens.of(TEXT[first : first + 33])).sentence.startswith("2 of 2 passages")
+def test_passages_are_found_in_any_source_and_across_chunks() -> None:
+    text = RANDOM.integers(0, 500, 2 * CHUNK + 1000).astype(np.uint16)
+    several = [Tokens.of(text[:BORDER].astype(np.uint32)), Tokens.of(text[BORDER:].astype(np.uint32))]
+    for first in CHUNK - 15, BORDER, 2 * CHUNK - 10, len(text) - 40:
+        assert apart(several, Tokens.of(text[first : first + 33])).sentence.startswith("2 of 2 passages")
 
 
 def test_few_common_passages_pass_the_check_and_are_counted() -> None:
@@ -188,19 +186,22 @@ def test_repetitive_text_is_searched_to_the_end() -> None:
     assert apart([Tokens.of(train)], Tokens.of(np.tile(np.array([1, 2, 1, 1, 5], np.uint16), 100))).ok
 
 
-def test_of_a_large_memory_map_a_bounded_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_memory_map_a_bounded_part_is_read(tmp_path: Path) -> None:
     read: list[int] = []
-    inner = Tokens.__getitem__
-    monkeypatch.setattr(Tokens, "__getitem__", lambda s, places: read.append(len(found := inner(s, places))) or found)
-    monkeypatch.setattr(checks, "SCANNED", 1 << 22)
-    large = np.memmap(tmp_path / "large.bin", np.uint16, "w+", shape=(1 << 31,))  # a hole of 4 GiB: no disk is used
+
+    class Told(np.memmap[Any, Any]):
+        def __getitem__(self, places: Any) -> Any:
+            read.append(len(found := np.asarray(super().__getitem__(places))))
+            return found
+
+    large = Told(tmp_path / "large.bin", np.uint16, "w+", shape=(1 << 31,))  # a hole of 4 GiB: no disk is used
     held = TEXT[:1000] + np.uint16(1)
     large[:1000] = held
-    check = apart([Tokens.of(large), Tokens.of(TEXT)], Tokens.of(held))
+    check = apart([Tokens.of(large), Tokens.of(TEXT)], Tokens.of(held), searched=1 << 22)
     assert check.sentence.startswith("32 of 32 passages")
     assert check.sentence.endswith("of which 0.2% was searched")
     assert 0.9 * (1 << 22) < sum(read) < 1.1 * (1 << 22)
-    assert max(read) < 1.1 * checks.CHUNK
+    assert max(read) < 1.1 * CHUNK
 
 
 # ---------------------------------------------------------------- all

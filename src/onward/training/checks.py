@@ -18,8 +18,8 @@ from onward.training.loss import CrossEntropy
 CAUSAL_TOKENS, LOSS_TOKENS = 128, 1024  # tokens of which half are changed, and tokens of which the first loss is taken
 MAX_GAP = 0.5  # nats per token between the loss of a fresh model and ln V, beside the part that its width explains
 PROBES, LENGTH = 32, 32  # passages of the validation text that are searched for, and tokens of each
-SCANNED = 1 << 26  # the most training tokens that are searched, in stretches of CHUNK
-CHUNK = 1 << 18
+SEARCHED = 1 << 26  # the most training tokens that are searched, which takes about a second
+CHUNK = 1 << 18  # tokens that are searched at a time
 COMMON = 0.1  # the share of passages that may be found, since similar texts share phrases
 
 
@@ -83,17 +83,17 @@ def first_loss(model: Decoder, batch: Batch) -> Check:
     return Check("first loss", abs(loss - guessing) < MAX_GAP + chance, sentence)
 
 
-def apart(train: Sequence[Tokens], validation: Tokens) -> Check:
-    """Whether the training text does not contain passages of the validation text. As much of the training text is
-    searched as takes about a second."""
+def apart(train: Sequence[Tokens], validation: Tokens, searched: int = SEARCHED) -> Check:
+    """Whether the training text does not contain passages of the validation text. Of a longer training text, about
+    `searched` tokens are searched, in evenly spread chunks."""
     text, length = Tokens.join(train), min(LENGTH, len(validation))
     starts = np.linspace(0, len(validation) - length, PROBES).astype(int)
     probes = np.unique([np.asarray(validation[i : i + length], np.uint32) for i in starts.tolist()], axis=0)
     found, chunks = np.zeros(len(probes), bool), math.ceil(len(text) / CHUNK)
-    chosen = np.unique(np.linspace(0, chunks - 1, min(chunks, SCANNED // CHUNK)).astype(int))
+    chosen = np.unique(np.linspace(0, chunks - 1, min(chunks, searched // CHUNK)).astype(int))
     for first in (chosen * CHUNK).tolist():
-        stretch = np.asarray(text[first : first + CHUNK + length - 1], np.uint32)
-        found[~found] = search(stretch, probes[~found])
+        chunk = np.asarray(text[first : first + CHUNK + length - 1], np.uint32)
+        found[~found] = search(chunk, probes[~found])
     sentence = f"{found.sum()} of {len(found)} passages of the validation text are in the training text too"
     if len(chosen) < chunks:
         sentence += f", of which {len(chosen) / chunks:.1%} was searched"
