@@ -51,7 +51,7 @@ def shortened(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_of_the_page_runs(page: Path, reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_and_commands_of_a_page_run(page: Path, reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert {kind for kind, _ in blocks} <= KINDS
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -61,26 +61,26 @@ def two_prompts() -> dict:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_help_says_what_the_example_shows(name: str) -> None:
+def test_help_contains_the_first_line_of_the_docstring(name: str) -> None:
     text = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
     assert text.partition('"""')[2].partition("\n")[0] in printed(name, "--help")
 
 
 @pytest.mark.parametrize("name", ["char_model", "mini_gpt"])
-def test_a_missing_text_is_one_sentence_and_status_2(name: str) -> None:
+def test_missing_text_is_one_sentence_and_status_2(name: str) -> None:
     status, _, err = call(name, "no_such_book.txt")
     assert status == 2
     assert "no_such_book.txt does not exist" in err
 
 
-def test_example_runs_as_a_program() -> None:
+def test_program_prints_the_same_as_a_call_in_this_process() -> None:
     command = [sys.executable, str(ROOT / "examples" / "llama_block.py")]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, printed("llama_block"))
 
 
 class TestOneHead:
-    def test_attention_rows_sum_to_1_and_see_no_future(self) -> None:
+    def test_attention_weights_sum_to_1_and_are_0_above_the_diagonal(self) -> None:
         rows = re.findall(r"\[((?:[\d.]+(?:, )?){6})\]", printed("one_head").split("Every row")[0])
         weights = torch.tensor([[float(x) for x in row.split(",")] for row in rows])
         assert weights.shape == (6, 6)
@@ -89,12 +89,12 @@ class TestOneHead:
         assert number("the largest weight is #", printed("one_head")) == 0.0
         assert weights.triu(1).max() == 0.0
 
-    def test_shapes_go_from_vectors_to_logits(self) -> None:
+    def test_output_has_the_shapes_of_vectors_weights_and_logits(self) -> None:
         assert "(1, 6, 4)" in printed("one_head")
         assert "(1, 1, 6, 6)" in printed("one_head")
         assert "(1, 6, 20)" in printed("one_head")
 
-    def test_another_last_vector_changes_no_logits_before_it(self) -> None:
+    def test_last_vector_changes_no_logits_at_earlier_positions(self) -> None:
         changes = re.search(r"each place:\ntensor\(\[(.*)\]\)", printed("one_head"))
         assert changes
         *before, last = map(float, changes[1].split(","))
@@ -102,7 +102,7 @@ class TestOneHead:
         assert last > 0
 
     @pytest.mark.parametrize("seed", ["0", "1"])
-    def test_the_first_loss_is_near_a_guess_and_the_queries_get_a_gradient(self, seed: str) -> None:
+    def test_untrained_loss_is_near_ln_20_and_falls_in_training(self, seed: str) -> None:
         text = printed("one_head", "--seed", seed)
         assert number("Untrained: loss #", text) == pytest.approx(math.log(20), abs=0.15)
         assert min(numbers("gradient norm at the query projection #", text)) > 1e-4
@@ -110,7 +110,7 @@ class TestOneHead:
 
 
 class TestTwoPrompts:
-    def test_it_has_37_parameters_and_answers_both(self) -> None:
+    def test_model_has_37_parameters_and_answers_both_prompts(self) -> None:
         text = printed("two_prompts")
         assert number("parameters #", text) == 37
         assert "what is statquest EOS -> awesome EOS\n  statquest is what EOS -> awesome EOS" in text
@@ -122,7 +122,7 @@ class TestTwoPrompts:
             answered += all(example["continuation"](model, prompt) == "awesome EOS" for prompt in example["PROMPTS"])
         assert answered >= 38
 
-    def test_the_loss_over_the_wrong_axis_hides_when_there_are_as_many_places_as_tokens(self) -> None:
+    def test_wrong_loss_falls_while_the_right_loss_is_worse_than_a_guess(self) -> None:
         example = two_prompts()
         model, inputs, targets = example["new_model"](0), example["INPUTS"], example["TARGETS"]
         before = example["wrong_loss"](model(inputs), targets)
@@ -131,17 +131,17 @@ class TestTwoPrompts:
         with pytest.raises((RuntimeError, ValueError), match="target"):
             example["wrong_loss"](model(inputs[:, :4]), targets[:, :4])
 
-    def test_the_wrong_loss_is_exposed_in_what_is_printed(self) -> None:
+    def test_output_has_the_wrong_loss_beside_the_right_one(self) -> None:
         text = printed("two_prompts")
         assert number("that loss falls to #", text) < 0.1
         assert number("The right loss of the same model is #", text) > math.log(5)
         assert "one token shorter it shows at once: Expected target size" in text
 
     @pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="needs the extra `lightning`")
-    def test_lightning_trains_it_to_the_same_weights(self) -> None:
+    def test_lightning_trains_to_the_same_weights(self) -> None:
         assert number("the weights differ by # from", printed("two_prompts", "--lightning")) < 1e-6
 
-    def test_without_lightning_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_lightning_is_named_with_its_pip_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "lightning", None)
         example = two_prompts()
         with pytest.raises(SystemExit, match=r"pip install 'onward\[lightning\]'"):
@@ -149,7 +149,7 @@ class TestTwoPrompts:
 
 
 class TestCharModel:
-    def test_the_loss_falls_from_a_guess_and_samples_are_characters_of_the_text(self) -> None:
+    def test_loss_falls_and_samples_have_characters_of_the_text_only(self) -> None:
         text = printed("char_model", "LICENSE", "--steps", "40")
         first, last = numbers("loss #", text.split("ln")[1])[:2]
         assert first == pytest.approx(number("= #", text), abs=0.15)
@@ -164,12 +164,12 @@ class TestCharModel:
 
 
 class TestMiniGpt:
-    def test_the_parts_add_up_to_30_044_544_parameters(self) -> None:
+    def test_parts_add_up_to_30_044_544_parameters(self) -> None:
         parts, rest = printed("mini_gpt", "--steps", "2").split("total")
         assert number("#", rest.split("\n")[0]) == 30_044_544
         assert sum(int(n.replace(",", "")) for n in re.findall(r" ([\d,]+)(?:\s+\(.*)?$", parts, re.M)) == 30_044_544
 
-    def test_it_learns_from_real_text_with_clipped_gradients(self) -> None:
+    def test_loss_falls_with_gradients_clipped_to_1(self) -> None:
         text = printed("mini_gpt", "--steps", "2")
         first, second = numbers("loss #  gradient", text)
         assert first == pytest.approx(math.log(50_257), abs=0.15)
@@ -179,19 +179,19 @@ class TestMiniGpt:
 
 
 class TestLlamaBlock:
-    def test_it_has_no_biases_and_a_hidden_size_of_8_thirds(self) -> None:
+    def test_block_has_no_biases_and_a_d_ff_of_170_for_a_d_model_of_64(self) -> None:
         block = printed("llama_block").split("\n1.")[0]
         assert "mlp.gate.weight    (170, 64)" in block
         assert ".bias" not in block
 
-    def test_rms_norm_does_not_centre(self) -> None:
+    def test_rms_norm_scales_to_1_and_does_not_center(self) -> None:
         means = dict(re.findall(rf"(\w+)\s+mean\s+{NUMBER}", printed("llama_block")))
         assert abs(float(means["RMSNorm"])) > 0.5
         assert abs(float(means["LayerNorm"])) < 1e-3
         sizes = numbers("root mean square #", printed("llama_block"))
         assert sizes[1:] == [1.0, 1.0]
 
-    def test_a_rotated_score_depends_on_the_distance_only(self) -> None:
+    def test_rotary_score_depends_on_the_distance_only(self) -> None:
         text = printed("llama_block")
         scores = numbers(": score #, the same", text)
         assert len(set(scores)) == len(scores) == 6
