@@ -16,6 +16,7 @@ from onward.generation.cache_manager import CacheManager
 from onward.generation.drafts import Draft
 from onward.generation.prefix_cache import PrefixCache
 from onward.generation.prefix_files import PrefixFiles
+from onward.generation.programs import COMPILE_AFTER
 from onward.generation.request import Request, check
 from onward.generation.runner import Runner
 from onward.generation.sampler import NotANumber, Sampler, nan_error, token_logprobs
@@ -41,6 +42,8 @@ class Engine:
     tokens that the model then verifies together (speculative decoding). Prefilled prompts are saved in `files` and
     loaded from there. At most `rows` requests are active at a time, by default 16 or as many as the `cache` has, which
     by default is contiguous and grows; with a draft its chunk must exceed `draft.num_draft_tokens`.
+    On a CPU a decoding step is compiled after `compile_after` plain ones with as many rows (None: never), which takes
+    about a second for a model.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Engine:
         slide: bool = False,
         draft: Draft | None = None,
         files: PrefixFiles | None = None,
+        compile_after: int | None = COMPILE_AFTER,
     ) -> None:
         length, num_draft_tokens = model.config.context_length, draft.num_draft_tokens if draft else 0
         if rows is None:
@@ -78,7 +82,7 @@ class Engine:
             num_draft_tokens=num_draft_tokens,
             draft_manager=draft.manager if draft else None,
         )
-        self.runner, self.sampler = Runner(model, cache.cache), Sampler(allowed)
+        self.runner, self.sampler = Runner(model, cache.cache, compile_after), Sampler(allowed)
 
     @property
     def busy(self) -> bool:
@@ -111,34 +115,35 @@ class Engine:
         """Run one step; returns the new tokens of all requests."""
         with without_dropout(self.model):
             schedule = self.scheduler.schedule()
-            requests, proposals, hidden = self.forward(schedule)
+            requests, proposals, logits = self.forward(schedule)
             if not requests:
                 return []
-            logits = self.model.logits(torch.cat(hidden)[None])[0]
             sampled, self.runner.sampled = self.sampler.sample(logits, requests, proposals)
             new = self.distribute(requests, proposals, sampled, logits)
             self.scheduler.release(requests)
+            if not self.scheduler.active:
+                self.runner.steps.release()
             return new
 
-    def forward(self, schedule: Schedule) -> tuple[list[Request], list[Proposal], list[Tensor]]:
-        """Run the model; returns the requests that sample a token, the draft's proposal for each, and the hidden states
-        (T, D) of its last token and of each proposed token."""
-        requests, proposals, hidden = list(schedule.decode), [Proposal() for _ in schedule.decode], list[Tensor]()
+    def forward(self, schedule: Schedule) -> tuple[list[Request], list[Proposal], Tensor]:
+        """Run the model; returns the requests that sample a token, the draft's proposal for each, and the logits (N, V)
+        after its last token and after each proposed token."""
+        requests, proposals, logits = list(schedule.decode), [Proposal() for _ in schedule.decode], list[Tensor]()
         if requests:
             if self.draft:
                 proposals = self.draft.propose(requests, schedule.room)
-            decoded = self.runner.decode(requests, [proposal.tokens for proposal in proposals])
-            hidden = [row[: 1 + len(proposal.tokens)] for row, proposal in zip(decoded, proposals)]
+            logits.append(self.runner.decode(requests, [proposal.tokens for proposal in proposals]))
         if schedule.prefill:
             pieces, first = [piece for _, piece in schedule.prefill], self.scheduler.num_decoding
             starts = [request.num_cached for request, _ in schedule.prefill]
-            prefill_hidden = self.runner.forward_rows(first, pieces, starts)
-            for place in self.scheduler.prefilled(schedule):
-                request, end = schedule.prefill[place][0], len(pieces[place])
-                requests.append(request)
-                proposals.append(Proposal())
-                hidden.append(prefill_hidden[place, end - 1 : end])
-        return requests, proposals, hidden
+            hidden = self.runner.forward_rows(first, pieces, starts)
+            sampling = self.scheduler.prefilled(schedule)
+            requests += [schedule.prefill[place][0] for place in sampling]
+            proposals += [Proposal() for _ in sampling]
+            if sampling:
+                last = [hidden[place, len(pieces[place]) - 1] for place in sampling]
+                logits.append(self.runner.logits(torch.stack(last)))
+        return requests, proposals, logits[0] if len(logits) == 1 else torch.cat(logits) if logits else torch.empty(0)
 
     def distribute(
         self,
@@ -207,6 +212,7 @@ class EngineOptions(TypedDict, total=False):
     slide: bool
     draft: Draft | None
     files: PrefixFiles | None
+    compile_after: int | None
 
 
 def generate(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from onward.generation.programs import COMPILE_AFTER, Steps
 from onward.generation.request import Request
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
@@ -19,14 +20,15 @@ MAX_VIEWS = 64  # views that are kept
 
 
 class Runner:
-    """Runs a model over the rows of its cache.
+    """Runs a model over the rows of its cache. After `compile_after` steps (None: never), a decoding step is compiled.
 
     Views of the cache are made once per range of rows and bucket of length, and reused in later steps. While the same
     rows decode, sampled tokens and positions stay on the device: the next step needs no copy from the host.
     """
 
-    def __init__(self, model: Decoder, cache: KVCache) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, compile_after: int | None = COMPILE_AFTER) -> None:
         self.model, self.cache = model, cache
+        self.steps = Steps(model, cache, compile_after)
         self.capacity = cache.capacity
         self.views: dict[tuple[int, int, int], CacheView] = {}
         self.decoding: list[Request] = []  # the requests of the last call of `decode`
@@ -57,21 +59,29 @@ class Runner:
         return self.model.hidden(tokens, positions, view)
 
     def decode(self, requests: Sequence[Request], proposals: Sequence[Sequence[int]]) -> Tensor:
-        """The hidden states (B, T, D) of each row's last token and of the tokens proposed to follow it.
+        """The logits (N, V) after each row's last token and after each of the tokens proposed to follow it.
 
         Request i is in row i.
         """
         starts = [request.num_cached for request in requests]
-        if not any(proposals):
-            if not self.follows(requests, starts):
-                device = self.model.device
-                self.sampled = torch.tensor([request.last_token for request in requests], device=device)
-                self.positions = torch.tensor(starts, device=device)
-            self.decoding, self.starts = list(requests), starts
+        if any(proposals):
+            self.decoding = []
+            hidden = self.forward_rows(0, [[r.last_token, *p] for r, p in zip(requests, proposals)], starts)
+            return self.logits(torch.cat([row[: 1 + len(p)] for row, p in zip(hidden, proposals)]))
+        if not self.follows(requests, starts):
+            device = self.model.device
+            self.sampled = torch.tensor([request.last_token for request in requests], device=device)
+            self.positions = torch.tensor(starts, device=device)
+        self.decoding, self.starts = list(requests), starts
+        logits = self.steps.run(self.sampled, self.positions)
+        if logits is None:
             view = self.view(0, len(requests), max(starts) + 1)
-            return self.model.hidden(self.sampled[:, None], self.positions[:, None], view)
-        self.decoding = []
-        return self.forward_rows(0, [[r.last_token, *p] for r, p in zip(requests, proposals)], starts)
+            logits = self.logits(self.model.hidden(self.sampled[:, None], self.positions[:, None], view).flatten(0, 1))
+        return logits
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits (N, V) of hidden states (N, D)."""
+        return self.model.logits(hidden[None])[0]
 
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
         """Whether `sampled` holds the tokens to feed now, each one position after the last call; advances

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from onward.model.backends import Keys, attend, attention_weights, to_tensor
 from onward.model.config import DecoderConfig, SelfAttention, at
 from onward.model.context import AttentionContext
+from onward.model.linear import Linear
 from onward.model.norms import HeadNorms
 
 
@@ -46,9 +47,9 @@ class SelfAttentionModule(nn.Module):
         super().__init__()
         self.d_head = config.d_head
         q_width, kv_width = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
-        self.q = nn.Linear(config.d_model, q_width, bias=part.bias)
-        self.k = nn.Linear(config.d_model, kv_width, bias=part.bias)
-        self.v = nn.Linear(config.d_model, kv_width, bias=part.bias)
+        self.q = Linear(config.d_model, q_width, bias=part.bias)
+        self.k = Linear(config.d_model, kv_width, bias=part.bias)
+        self.v = Linear(config.d_model, kv_width, bias=part.bias)
         self.clip: nn.Module = nn.Hardtanh(-part.clip, part.clip) if part.clip else nn.Identity()
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
@@ -63,7 +64,7 @@ class SelfAttentionModule(nn.Module):
             self.k_norm = norm.build(config, layer, self.k_group)
         scale = self.d_head**-0.5 if part.scale is None else part.scale
         self.attend = Attend(scale, config.dropout, part.attn_softcap, config.n_heads if part.sinks else 0)
-        self.out: nn.Module = nn.Linear(q_width, config.d_model, bias=part.out_bias) if part.out else nn.Identity()
+        self.out: nn.Module = Linear(q_width, config.d_model, bias=part.out_bias) if part.out else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from onward.model.cache import CacheEntry
 from onward.model.context import AttentionMask, visible
+from onward.model.recording import RecordedEntry
 
 MAX_FOLDED = 16  # the most queries per row with which the heads of a group are folded into the query length
 QUERY_BLOCK = 512  # queries per block in `sdpa_blocks`
@@ -186,6 +187,8 @@ def attend(
     dropout: float = 0.0,
 ) -> Tensor:
     """Attention by the fastest backend that supports the options, for this shape, dtype and device."""
+    if isinstance(k, RecordedEntry) and isinstance(v, RecordedEntry):
+        return k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
     if softcap is not None or sinks is not None or reference_is_faster(q, k):
         return reference(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     long = q.size(1) * mask.key_positions.size(1) > MAX_DENSE

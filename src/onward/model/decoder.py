@@ -15,6 +15,7 @@ from onward.model.cache import CacheView, KVCache
 from onward.model.config import DecoderConfig, at
 from onward.model.context import attention_contexts
 from onward.model.initialize import initialize
+from onward.model.linear import Linear
 
 
 class Scale(nn.Module):
@@ -59,15 +60,15 @@ class Decoder(nn.Module):
         c = self.config = config
         narrow = c.d_embed != c.d_model
         self.embed = nn.Embedding(c.vocab_size, c.d_embed)
-        self.embed_in = nn.Linear(c.d_embed, c.d_model, bias=False) if narrow else nn.Identity()
+        self.embed_in = Linear(c.d_embed, c.d_model, bias=False) if narrow else nn.Identity()
         self.embed_scale = RoundedScale(c.embed_scale) if c.embed_scale != 1.0 else nn.Identity()
         self.embed_norm = c.embed_norm.build(c, 0) if c.embed_norm else nn.Identity()
         self.position = at(c.position, 0).build(c, 0)
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(at(c.block, layer).build(c, layer) for layer in range(c.n_layers))
         self.norm = (c.final_norm or at(c.norm, c.n_layers - 1)).build(c, c.n_layers - 1)
-        self.embed_out = nn.Linear(c.d_model, c.d_embed, bias=False) if narrow else nn.Identity()
-        self.head = nn.Linear(c.d_embed, c.vocab_size, bias=c.head_bias)
+        self.embed_out = Linear(c.d_model, c.d_embed, bias=False) if narrow else nn.Identity()
+        self.head = Linear(c.d_embed, c.vocab_size, bias=c.head_bias)
         self.logit_scale = Scale(c.logit_scale) if c.logit_scale != 1.0 else nn.Identity()
         self.logit_softcap = Softcap(c.logit_softcap) if c.logit_softcap else nn.Identity()
         if c.tied:
@@ -104,6 +105,10 @@ class Decoder(nn.Module):
         check_tokens(tokens, self.config)
         view = cache.view() if isinstance(cache, KVCache) else cache
         check(self.config, positions, tokens.size(1), view)
+        return self.hidden_of_checked(tokens, positions, view)
+
+    def hidden_of_checked(self, tokens: Tensor, positions: Tensor | None, view: CacheView | None) -> Tensor:
+        """`hidden` for arguments that are known to be right; reads no value of a tensor."""
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         x = self.embed_norm(self.embed_scale(self.embed_in(x)))
         plain = positions is None

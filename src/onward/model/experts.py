@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from onward.model.config import Activation, DecoderConfig, Experts
 from onward.model.feedforward import ACTIVATIONS, GatedFeedForwardModule
+from onward.model.linear import Linear
 from onward.model.norms import working_dtype
 from onward.model.routing import Routing
 from onward.timing import fastest
@@ -78,7 +79,7 @@ class GatedSharedExpertModule(GatedFeedForwardModule):
 
     def __init__(self, width: int, d_ff: int, act: Activation) -> None:
         super().__init__(width, d_ff, act, False, 0.0)
-        self.share = nn.Linear(width, 1, bias=False)
+        self.share = Linear(width, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.share(x).sigmoid() * super().forward(x)

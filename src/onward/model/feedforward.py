@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.model.config import Activation
+from onward.model.linear import Linear
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -22,8 +23,8 @@ class PlainFeedForwardModule(nn.Module):
     def __init__(self, width: int, d_ff: int, act: Activation, bias: bool, dropout: float) -> None:
         super().__init__()
         self.act = ACTIVATIONS[act]
-        self.up = nn.Linear(width, d_ff, bias=bias)
-        self.down = nn.Linear(d_ff, width, bias=bias)
+        self.up = Linear(width, d_ff, bias=bias)
+        self.down = Linear(d_ff, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ class GatedFeedForwardModule(PlainFeedForwardModule):
 
     def __init__(self, width: int, d_ff: int, act: Activation, bias: bool, dropout: float) -> None:
         super().__init__(width, d_ff, act, bias, dropout)
-        self.gate = nn.Linear(width, d_ff, bias=bias)
+        self.gate = Linear(width, d_ff, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.down(self.act(self.gate(x)) * self.up(x)))

@@ -10,6 +10,7 @@ from onward.model.attention import Attend
 from onward.model.backends import to_tensor
 from onward.model.config import DecoderConfig, LatentAttention, RMSNorm
 from onward.model.context import AttentionContext
+from onward.model.linear import Linear
 
 
 class LatentAttentionModule(nn.Module):
@@ -22,16 +23,16 @@ class LatentAttentionModule(nn.Module):
         self.part, self.n_heads = part, config.n_heads
         norm, width = RMSNorm(eps=part.norm_eps), part.d_nope + part.d_rope
         if part.d_query_latent:
-            self.q_down: nn.Module = nn.Linear(config.d_model, part.d_query_latent, bias=part.bias)
+            self.q_down: nn.Module = Linear(config.d_model, part.d_query_latent, bias=part.bias)
             self.q_norm = norm.build(config, 0, part.d_query_latent)
         else:
             self.q_down = self.q_norm = nn.Identity()
-        self.q = nn.Linear(part.d_query_latent or config.d_model, config.n_heads * width, bias=False)
-        self.kv_down = nn.Linear(config.d_model, part.d_latent + part.d_rope, bias=part.bias)
+        self.q = Linear(part.d_query_latent or config.d_model, config.n_heads * width, bias=False)
+        self.kv_down = Linear(config.d_model, part.d_latent + part.d_rope, bias=part.bias)
         self.kv_norm = norm.build(config, 0, part.d_latent)
-        self.kv = nn.Linear(part.d_latent, config.n_heads * (part.d_nope + part.d_value), bias=False)
+        self.kv = Linear(part.d_latent, config.n_heads * (part.d_nope + part.d_value), bias=False)
         self.attend = Attend(width**-0.5 if part.scale is None else part.scale, config.dropout)
-        self.out = nn.Linear(config.n_heads * part.d_value, config.d_model, bias=part.bias)
+        self.out = Linear(config.n_heads * part.d_value, config.d_model, bias=part.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:

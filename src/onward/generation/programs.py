@@ -1,0 +1,117 @@
+"""Compiled decoding steps of models: when a step is compiled, and what it may be used for.
+
+A Program has memory of its own, so one runner at a time uses it; a runner that is done gives it back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from onward.model.cache import CacheView, KVCache
+from onward.model.decoder import Decoder
+from onward.model.recording import NotCompilable, record_step
+
+if TYPE_CHECKING:
+    from onward.model.kernels.program import Program
+
+COMPILE_AFTER = 16  # steps with the same number of rows, after which a step is compiled
+
+
+class Programs:
+    """The compiled steps of a model that no runner uses now, by the number of rows."""
+
+    def __init__(self) -> None:
+        self.free: defaultdict[tuple[int, torch.dtype], list[Program]] = defaultdict(list)
+        self.steps: defaultdict[int, int] = defaultdict(int)  # plain steps so far, by the number of rows
+        self.fingerprint: tuple[object, ...] = ()
+        self.refusal = ""  # why the steps of this model cannot be compiled
+
+    def refresh(self, model: Decoder) -> None:
+        """Forget all programs where the modules or the memory of the weights have changed."""
+        fingerprint = tuple(fingerprint_of(model))
+        if fingerprint != self.fingerprint:
+            self.free.clear()
+            self.fingerprint, self.refusal = fingerprint, ""
+
+    def take(self, model: Decoder, cache: KVCache, rows: int, dtype: torch.dtype) -> Program | None:
+        """A program for the first `rows` rows of a cache; None where the step cannot be compiled."""
+        if self.free[rows, dtype]:
+            return self.free[rows, dtype].pop()
+        if self.refusal:
+            return None
+        try:
+            return compile_step(model, cache, rows)
+        except NotCompilable as reason:
+            if "rows" not in str(reason):
+                self.refusal = str(reason)
+            return None
+
+
+OF_MODELS: WeakKeyDictionary[Decoder, Programs] = WeakKeyDictionary()
+
+
+def fingerprint_of(model: nn.Module) -> Iterator[object]:
+    """What a compiled step depends on: the modules, and the memory and dtype of the weights."""
+    for module in model.modules():
+        yield id(module)
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                yield tensor.data_ptr(), tensor.dtype
+
+
+def compile_step(model: Decoder, cache: KVCache, rows: int) -> Program:
+    """The program of a decoding step: tokens (B,) at positions (B,) -> logits (B, 1, V)."""
+    try:
+        from onward.model.kernels.program import Program
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        raise NotCompilable(f"no compiler: {error}") from error
+
+    def run(tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
+        return model.logits(model.hidden_of_checked(tokens, positions, view))
+
+    return Program(record_step(run, cache, rows), cache, [*model.parameters(), *model.buffers()])
+
+
+class Steps:
+    """The compiled steps that a runner uses: one for each number of rows of which `compile_after` steps were decoded.
+
+    A hook on a module, a mode of PyTorch that watches operations, and a device other than the CPU keep the plain path.
+    """
+
+    def __init__(self, model: Decoder, cache: KVCache, compile_after: int | None = COMPILE_AFTER) -> None:
+        self.model, self.cache, self.compile_after = model, cache, compile_after
+        self.programs = OF_MODELS.setdefault(model, Programs())
+        self.used: dict[int, Program | None] = {}
+        self.hooks: list[object] = []
+
+    def run(self, tokens: Tensor, positions: Tensor) -> Tensor | None:
+        """The logits (B, V) after tokens (B,) at positions (B,), or None where the step is not compiled."""
+        rows = len(tokens)
+        if rows not in self.used:
+            self.programs.steps[rows] += 1
+            if self.compile_after is None or self.programs.steps[rows] <= self.compile_after or not tokens.is_cpu:
+                return None
+            if not self.used:
+                self.programs.refresh(self.model)
+                modules = list(self.model.modules())
+                self.hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
+            if any(self.hooks):
+                return None
+            self.used[rows] = self.programs.take(self.model, self.cache, rows, self.model.dtype)
+        program = self.used[rows]
+        if program is None or any(self.hooks) or torch._C._len_torch_dispatch_stack():
+            return None
+        return program.run(tokens, positions, self.cache)[:, 0]
+
+    def release(self) -> None:
+        """Give the programs back; the next step takes them again."""
+        for rows, program in self.used.items():
+            if program is not None:
+                self.programs.free[rows, self.model.dtype].append(program)
+        self.used.clear()

@@ -1,0 +1,1 @@
+"""Kernels for decoding on a CPU, compiled when they are first used."""

@@ -1,0 +1,202 @@
+"""Compiles loops over vectors to machine code of this CPU, and runs them in the threads of PyTorch.
+
+A kernel is a Python function that emits LLVM's intermediate code through `Code`. LLVM compiles it in some 50 ms, when
+it is first called; no compiler is needed on the machine. The threads are those of PyTorch's OpenMP runtime: a second
+pool of threads beside it would compete for the same cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import llvmlite.binding as llvm
+import torch
+from llvmlite import ir
+
+LANES = 16  # numbers of a vector; LLVM splits it where the registers of a CPU are smaller
+BYTES = ir.IntType(8).as_pointer()
+INT = ir.IntType(64)
+FLOAT = ir.FloatType()
+FLOATS = ir.VectorType(FLOAT, LANES)
+INTS = ir.VectorType(ir.IntType(32), LANES)
+ELEMENTS = {"float32": FLOAT, "bfloat16": ir.IntType(16), "int8": ir.IntType(8), "int64": INT}
+OPENMP = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
+
+llvm.initialize_native_target()
+llvm.initialize_native_asmprinter()
+
+
+class Code(ir.IRBuilder):
+    """A builder of LLVM code with loops, vectors of LANES fp32 numbers, and the dtypes of tensors."""
+
+    @contextmanager
+    def loop(
+        self, start: Any, end: Any, step: int = 1, carried: Sequence[Any] = ()
+    ) -> Iterator[tuple[ir.Value, list[Any]]]:
+        """`for index in range(start, end, step)`, as `with code.loop(0, n) as (index, values):`.
+
+        `values` begins as `carried`. What the body puts into it is there in the next turn, and after the loop.
+        """
+        before, head = self.block, self.append_basic_block("head")
+        body, after = self.append_basic_block("body"), self.append_basic_block("after")
+        self.branch(head)
+        self.position_at_end(head)
+        index, phis = self.phi(INT), [self.phi(value.type) for value in carried]
+        index.add_incoming(number(start), before)
+        for phi, value in zip(phis, carried):
+            phi.add_incoming(value, before)
+        self.cbranch(self.icmp_signed("<", index, number(end)), body, after)
+        self.position_at_end(body)
+        values: list[Any] = list(phis)
+        yield index, values
+        index.add_incoming(self.add(index, number(step)), self.block)
+        for phi, value in zip(phis, values):
+            phi.add_incoming(value, self.block)
+        self.branch(head)
+        self.position_at_end(after)
+        values[:] = phis
+
+    def bytes(self, pointer: ir.Value, index: Any) -> ir.Value:
+        """LANES bytes from `index` on, as int32 from 0 to 255."""
+        source = self.bitcast(self.at(pointer, "int8", index), ir.VectorType(ir.IntType(8), LANES).as_pointer())
+        return self.zext(self.load(source, align=1), INTS)
+
+    def at(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
+        """A pointer to element `index` of a tensor of this dtype, given its address."""
+        kind = ELEMENTS[dtype].as_pointer()
+        base = self.inttoptr(pointer, kind) if pointer.type == INT else self.bitcast(pointer, kind)
+        return self.gep(base, [number(index)])
+
+    def floats(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
+        """LANES elements from `index` on, as fp32."""
+        source = self.at(pointer, dtype, index)
+        vector = self.load(self.bitcast(source, ir.VectorType(ELEMENTS[dtype], LANES).as_pointer()), align=1)
+        if dtype == "bfloat16":
+            return self.bitcast(self.shl(self.zext(vector, INTS), integers(16)), FLOATS)
+        return self.sitofp(self.sext(vector, INTS), FLOATS) if dtype == "int8" else vector
+
+    def scalar(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
+        """One element as fp32, or as int64."""
+        value = self.load(self.at(pointer, dtype, index), align=1)
+        if dtype == "bfloat16":
+            return self.bitcast(self.shl(self.zext(value, ir.IntType(32)), ir.IntType(32)(16)), FLOAT)
+        return self.sitofp(value, FLOAT) if dtype == "int8" else value
+
+    def put(self, value: ir.Value, pointer: ir.Value, dtype: str, index: Any) -> None:
+        """Write an fp32 number, or a vector of them, from element `index` on; rounded to bf16 half to even."""
+        if dtype == "bfloat16":
+            like = INTS if value.type == FLOATS else ir.IntType(32)
+            bits, constant = self.bitcast(value, like), integers if value.type == FLOATS else ir.IntType(32)
+            odd = self.and_(self.lshr(bits, constant(16)), constant(1))
+            rounded = self.add(self.add(bits, constant(0x7FFF)), odd)
+            rounded = self.select(self.fcmp_unordered("uno", value, value), self.or_(bits, constant(0x400000)), rounded)
+            short = ir.VectorType(ir.IntType(16), LANES) if value.type == FLOATS else ir.IntType(16)
+            value = self.trunc(self.lshr(rounded, constant(16)), short)
+        self.store(value, self.bitcast(self.at(pointer, dtype, index), value.type.as_pointer()), align=1)
+
+    def repeat(self, value: ir.Value) -> ir.Value:
+        """A vector of LANES times an fp32 number."""
+        empty = ir.Constant(FLOATS, ir.Undefined)
+        first = self.insert_element(empty, value, ir.IntType(32)(0))
+        return self.shuffle_vector(first, empty, integers(0))
+
+    def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        """a * b + c, rounded once."""
+        return self.call(self.declare("llvm.fma", a.type, [a.type] * 3), [a, b, c])
+
+    def sum(self, vector: ir.Value) -> ir.Value:
+        """The sum of a vector's numbers, in pairs."""
+        function = self.declare("llvm.vector.reduce.fadd", FLOAT, [FLOAT, FLOATS], FLOATS)
+        return self.call(function, [FLOAT(0.0), vector], fastmath=["reassoc"])
+
+    def declare(self, name: str, result: ir.Type, arguments: Sequence[ir.Type], kind: ir.Type | None = None) -> Any:
+        """A function of LLVM for a type: that of its result, or `kind`."""
+        kind = kind or result
+        name += f".v{LANES}f32" if kind == FLOATS else ".f32"
+        return self.module.globals.get(name) or ir.Function(self.module, ir.FunctionType(result, arguments), name)
+
+
+def number(value: Any) -> ir.Value:
+    """An int as a constant; values of the code as they are."""
+    return INT(value) if isinstance(value, int) else value
+
+
+def integers(value: int) -> ir.Constant:
+    """A constant vector of LANES times the same int32."""
+    return ir.Constant(INTS, [value] * LANES)
+
+
+Emit = Callable[[Code, Sequence[ir.Value], ir.Value, ir.Value], None]
+
+
+def add_kernel(module: ir.Module, name: str, count: int, emit: Emit) -> None:
+    """Add a loop over independent items, such as the rows of a weight, which threads divide among themselves.
+
+    `emit(code, arguments, first, end)` emits the code for items `first` to `end` - 1. The function `name` takes
+    the address of an array of int64: the `count` arguments, then the number of items and of threads.
+    """
+    void, int32, task = ir.VoidType(), ir.IntType(32), ir.FunctionType(ir.VoidType(), [BYTES])
+    if OPENMP[0] not in module.globals:
+        types = ir.FunctionType(void, [task.as_pointer(), BYTES, int32, int32]), *[ir.FunctionType(int32, [])] * 2
+        for kind, function in zip(types, OPENMP):
+            ir.Function(module, kind, function)
+    parallel, thread_num, num_threads = (module.globals[function] for function in OPENMP)
+
+    share = ir.Function(module, ir.FunctionType(void, [BYTES, INT, INT]), name + ".share")
+    fields, thread, threads = share.args
+    code = Code(share.append_basic_block())
+    *arguments, items = (code.scalar(fields, "int64", i) for i in range(count + 1))
+    first, end = (code.udiv(code.mul(items, t), threads) for t in (thread, code.add(thread, INT(1))))
+    emit(code, arguments, first, end)
+    code.ret_void()
+
+    worker = ir.Function(module, task, name + ".worker")
+    code = Code(worker.append_basic_block())
+    code.call(share, [worker.args[0], *(code.zext(code.call(f, []), INT) for f in (thread_num, num_threads))])
+    code.ret_void()
+
+    kernel = ir.Function(module, task, name)
+    code = Code(kernel.append_basic_block())
+    threads = code.scalar(kernel.args[0], "int64", count + 1)
+    with code.if_else(code.icmp_signed(">", threads, INT(1))) as (several, one):
+        with several:
+            code.call(parallel, [worker, kernel.args[0], code.trunc(threads, int32), int32(0)])
+        with one:
+            code.call(share, [kernel.args[0], INT(0), INT(1)])
+    code.ret_void()
+
+
+def load(module: ir.Module, cpu: str | None = None) -> Any:
+    """Compile a module for a CPU (LLVM's name of it, by default this one): its functions' addresses by
+    `get_function_address`."""
+    runtime = ctypes.CDLL(torch._C.__file__)  # finds PyTorch's OpenMP among the libraries that it has loaded
+    for name in OPENMP:
+        llvm.add_symbol(name, ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value)
+    features = "" if cpu else llvm.get_host_cpu_features().flatten()
+    target = llvm.Target.from_default_triple().create_target_machine(
+        cpu=cpu or llvm.get_host_cpu_name(), features=features, opt=3
+    )
+    module.triple = llvm.get_default_triple()
+    parsed = llvm.parse_assembly(str(module))
+    passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
+    passes.getModulePassManager().run(parsed, passes)
+    engine = llvm.create_mcjit_compiler(parsed, target)
+    engine.finalize_object()
+    return engine
+
+
+def callable_kernel(count: int, emit: Emit, cpu: str | None = None) -> Callable[..., None]:
+    """A kernel as a function of `count` integers (addresses and sizes), the number of items, and that of threads."""
+    module = ir.Module()
+    add_kernel(module, "kernel", count, emit)
+    engine, fields = load(module, cpu), ctypes.c_int64 * (count + 2)
+    function = ctypes.PYFUNCTYPE(None, fields)(engine.get_function_address("kernel"))  # keeps the lock of Python
+
+    def call(*arguments: int) -> None:
+        function(fields(*arguments))
+
+    call.engine = engine  # type: ignore[attr-defined]  # the code lives as long as this
+    return call

@@ -1,0 +1,157 @@
+"""Records the operations of one decoding step of a model: what `kernels/program.py` compiles.
+
+The model runs as always, over a cache whose layers record what is written and attended to. A recorded tensor keeps its
+memory, so the operations can be repeated in place, on new tokens and positions.
+Shapes: B rows, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onward.model.cache import CacheEntry, CacheView, KVCache, LayerCache, SlotIndices
+
+if TYPE_CHECKING:
+    from onward.model.context import AttentionMask
+
+
+class NotCompilable(Exception):
+    """The message names the operation because of which a step is not compiled."""
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """Vectors (B, 1, ...) are written to an entry of a layer's cache."""
+
+    layer: int
+    name: str
+    vectors: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Queries (B, 1, H, E) attend to the entries `key` and `value` of a layer's cache; the result is `y`."""
+
+    layer: int
+    key: str
+    value: str
+    q: Tensor
+    y: Tensor
+    window: int
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """An operation of PyTorch with its arguments and its result."""
+
+    function: Any
+    arguments: Sequence[Any]
+    options: Mapping[str, Any]
+    result: Any
+
+
+Record = Write | Attention | Operation
+
+
+class Recorder(TorchDispatchMode):
+    """Records every operation of PyTorch inside the `with` block, and those of `RecordedLayer`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[Record] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # True, the default of PyTorch, imports its compiler, which takes a second
+        return False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), options: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = function(*arguments, **(options or {}))
+        self.records.append(Operation(function, arguments, options or {}, result))
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedLayer(LayerCache):
+    """A layer of a cache that records writes and attention in place of computing them."""
+
+    index: int = 0
+    recorder: Recorder | None = None
+
+    def slot_indices(self, positions: Tensor) -> SlotIndices:
+        return SlotIndices((positions, positions), positions)  # the kernels find the slots from the positions
+
+    def update(self, name: str, vectors: Tensor, indices: SlotIndices) -> CacheEntry:
+        assert self.recorder is not None
+        if vectors.dtype != self.entries[name].dtype:
+            raise NotCompilable("a cache in another dtype than the model")
+        self.recorder.records.append(Write(self.index, name, vectors.contiguous()))
+        return RecordedEntry(self, name, indices)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedEntry(CacheEntry):
+    """An entry of a RecordedLayer."""
+
+    cache: RecordedLayer
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        raise NotCompilable("attention that reads the cache as a tensor")
+
+    def attend(
+        self,
+        q: Tensor,
+        v: CacheEntry,
+        mask: AttentionMask,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Record the attention of q (B, 1, H, E) to this entry and the values v; returns (B, 1, H, F), not computed."""
+        assert self.cache.recorder is not None
+        if mask.slopes is not None:
+            raise NotCompilable("a bias of the scores")
+        y = q.new_zeros(*q.shape[:3], v.cache.entries[v.name].size(-1))
+        attention = Attention(
+            self.cache.index, self.name, v.name, q.contiguous(), y, mask.window, scale, softcap, sinks
+        )
+        self.cache.recorder.records.append(attention)
+        return y
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The records of a step, and the tensors that they read and write."""
+
+    records: list[Record]
+    tokens: Tensor  # (B, 1)
+    positions: Tensor  # (B, 1)
+    rope_length: Tensor  # (B,)
+    result: Tensor
+
+
+@torch.inference_mode(False)  # in which composed operations are not recorded by their parts
+def record_step(run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, rows: int) -> Recording:
+    """Record `run(tokens, positions, view)` for a new token in each of the first `rows` rows of a cache."""
+    tokens, positions = (torch.zeros(rows, 1, dtype=torch.int64) for _ in range(2))
+    recorder, view = Recorder(), cache.view(0, rows)
+    layers = list[LayerCache]()
+    for index, layer in enumerate(view.layers):
+        if type(layer) is not LayerCache or len(layer.entries) != 2:
+            raise NotCompilable("a paged or quantized cache")
+        layers.append(RecordedLayer(layer.entries, layer.window, layer.wraps, index, recorder))
+    rope_length = view.rope_length.clone()
+    with torch.no_grad(), recorder:
+        result = run(tokens, positions, replace(view, layers=layers, rope_length=rope_length))
+    return Recording(recorder.records, tokens, positions, rope_length, result)
