@@ -53,11 +53,13 @@ def main() -> None:
     sizes = SIZES[size]
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is that of importing
-    peer = PEERS[name](Files(Path(root), sizes.config), precision)
+    length = sizes.prompt + sizes.new
+    room = {"onward": {"rows": 1}, "llama.cpp": {"length": length}}
+    peer = PEERS[name](Files(Path(root), sizes.config), precision, **room.get(name, {}))
     peer.generate([prompt(sizes.config, sizes.prompt)], sizes.new)
     result = {
         "weights": peer.all_bytes,
-        "cache": peer.cache_bytes * (sizes.prompt + sizes.new),
+        "cache": peer.cache_bytes * length,
         "peak": resident("VmHWM") - before,
         "held": resident("VmRSS") - before,
     }

@@ -176,14 +176,21 @@ class Transformers(Peer):
 class LlamaCpp(Peer):
     name = "llama.cpp"
 
-    def __init__(self, files: Files, precision: str, *, length: int = 2048, exact: bool = False) -> None:
-        """`exact`: keys and values in fp32 rather than in llama.cpp's default, fp16."""
+    def __init__(self, files: Files, precision: str, *, length: int = 1024, exact: bool = False) -> None:
+        """`length`: the most tokens of prompt and answer; `exact`: keys and values in fp32 rather than in fp16, the
+        default."""
         path = files.gguf(PRECISIONS[precision].gguf)
         self.library = importlib.import_module("llama_cpp")
         kv = {"type_k": self.library.GGML_TYPE_F32, "type_v": self.library.GGML_TYPE_F32} if exact else {}
         threads = torch.get_num_threads()
         self.model = self.library.Llama(
-            str(path), n_ctx=length, n_batch=512, n_threads=threads, n_threads_batch=threads, verbose=False, **kv
+            str(path),
+            n_ctx=min(length, files.config.context_length),
+            n_batch=512,
+            n_threads=threads,
+            n_threads_batch=threads,
+            verbose=False,
+            **kv,
         )
         self.sampler = self.library.llama_sampler_init_greedy()
         tensors = importlib.import_module("gguf").GGUFReader(path).tensors

@@ -85,7 +85,7 @@ def batch(bench: Bench) -> Table:
         ["peer", "batch 1", f"batch {many}", f"batch {many} / batch 1", "onward / peer"],
     )
     prompts = [prompt(sizes.config, sizes.prompt, seed) for seed in range(many)]
-    peers = {name: peer for name, peer in bench.peers("bf16").items() if name != "llama.cpp"}
+    peers = {name: PEERS[name](bench.files, "bf16") for name in bench.names("bf16") if name != "llama.cpp"}
     one, all_rows = (decode_speeds(bench.generate(peers, prompts[:rows], sizes.new)) for rows in (1, many))
     for name in peers:
         single, (speed, _, ours) = median(one[name]), summary(all_rows, name)
