@@ -141,8 +141,8 @@ class Transformers(Peer):
     @torch.inference_mode()
     def generate(self, prompts: Prompts, new: int) -> Generation:
         clock, tokens = Clock(), torch.tensor(prompts)
-        options: dict[str, Any] = {"do_sample": False, "max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
-        done = self.model.generate(tokens, attention_mask=torch.ones_like(tokens), streamer=clock, **options)
+        options: dict[str, Any] = {"do_sample": False, "max_new_tokens": new, "pad_token_id": 0, "streamer": clock}
+        done = self.model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
         seconds = clock.seconds[1:]  # the first call is of the prompt
         return Generation(done[:, tokens.size(1) :].tolist(), [seconds] * len(prompts))
 
@@ -155,17 +155,17 @@ class Transformers(Peer):
         with self.model.continuous_batching_context_manager(
             generation_config=options, continuous_batching_config=config
         ) as manager:
-            start = perf_counter()
+            start, expected = perf_counter(), dict[str, int]()
             for prompt, most in zip(prompts, new):
-                manager.add_request(list(prompt), max_new_tokens=most)
-            finished = 0
-            while finished < len(prompts):
+                expected[manager.add_request(list(prompt), max_new_tokens=most)] = most
+            while expected:
                 result = manager.get_result(timeout=1)
                 if result is None and not manager.is_running():
                     raise RuntimeError("its thread ended")
-                if result is not None and result.error is not None:
-                    raise RuntimeError(result.error)
-                finished += result is not None and result.is_finished()
+                if result is None or not result.is_finished():
+                    continue
+                if len(result.generated_tokens) != expected.pop(result.request_id):
+                    raise RuntimeError(result.error or "an answer has another length")
             return perf_counter() - start
 
     @torch.inference_mode()
