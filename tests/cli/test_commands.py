@@ -190,12 +190,14 @@ def test_a_published_release_is_trained_in_a_smaller_size(story_file: Path, tmp_
     assert (found["num_attention_heads"], found["intermediate_size"]) == (4, 128)
 
 
-def test_standard_input_is_stored_in_the_run_so_that_it_can_be_resumed(
+def test_tokens_of_standard_input_are_stored_in_the_run_so_that_it_can_be_resumed(
     story: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(story.encode())))
     onward("train", "-", "--out", str(tmp_path / "run"), *SMALL.split(), capsys=capsys)
-    assert (tmp_path / "run/stdin.txt").read_text() == story
+    (source,) = json.loads((tmp_path / "run/data/data.json").read_text())["sources"]
+    assert (source["name"], source["bytes"]) == ("-", len(story.encode()))
+    assert not (tmp_path / "run/.streams").exists()
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_train_in_a_folder_skips_its_own_runs_and_says_so(
         printed = capsys.readouterr().err
         tokens.append(json.loads((tmp_path / f"runs/{name}/data/data.json").read_text())["sources"][0])
     assert tokens[0] == tokens[1]
-    assert ".: skipped 1 folder of runs or tokens in it, such as runs/first\n" in printed
+    assert ".: skipped folders of runs or tokens: 1, such as runs/first\n" in printed
 
 
 @pytest.mark.parametrize("words", ["--time 2 seconds", "--time 2 sec", "--time 2s"])

@@ -1,6 +1,8 @@
 """The command `onward data prepare`: its output, its exit status, its messages."""
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,23 @@ REFUSED = {
     "story.txt --out story.txt": "exists already",
     "story.txt --out story.txt/o": "story.txt/o.unfinished",
 }
+
+
+def test_what_is_skipped_in_a_folder_is_said(place: Path, capsys) -> None:
+    (place / "notes").mkdir()
+    for name in "a.txt", "b.png", "c.png":
+        (place / "notes" / name).write_text("some text")
+    assert main(["data", "prepare", "notes", "story.txt", "--tokenizer", "byte", "--out", "notes/out"]) == 0
+    assert "notes: skipped .png: 2, such as notes/b.png\n" in capsys.readouterr().err
+
+
+def test_pipe_is_announced_before_it_is_waited_for(place: Path, capsys) -> None:
+    os.mkfifo("pipe")
+    threading.Thread(target=Path("pipe").write_text, args=["some text"], daemon=True).start()
+    assert main(["data", "prepare", "pipe", "--tokenizer", "byte", "--out", "out"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith("reading the pipe pipe until it is closed\n")
+    assert "longest document: 10 tokens, in pipe\n" in printed.out
 
 
 @pytest.mark.parametrize("words", REFUSED)

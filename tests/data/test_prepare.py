@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 from onward.data import sources
+from onward.data.formats import Sizes
 from onward.data.prepare import Cleaning, prepare
-from onward.data.sources import Sizes, documents
+from onward.data.sources import documents
 from onward.data.tokens import load_tokens
 from onward.errors import UserError
 from onward.text.tokenizer import Tokenizer, train_tokenizer
@@ -83,7 +85,7 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from onward.data.prepare import prepare
-from onward.data.sources import Sizes
+from onward.data.formats import Sizes
 
 def progress(task, done, total):
     last, share = sys.argv[2].split()
@@ -228,6 +230,7 @@ def test_standard_input_is_prepared_like_a_file(tmp_path: Path, story: str) -> N
     program = "from onward.cli import main; main(['data', 'prepare', '-', '--tokenizer', 'byte', '--out', 'out'])"
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, input=story.encode(), check=True, capture_output=True)
     assert texts(tmp_path / "out") == [[story]]
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".json", ".bin", ".ends"}
     with pytest.raises(UserError, match="out exists already"):
         prepare(["-"], BYTE, tmp_path / "out")
 
@@ -237,6 +240,7 @@ WRONG = {
     "latin.txt": "latin.txt is not utf-8 at byte offset 3",
     "bad.jsonl": r"bad.jsonl line 2 has no text under 'text' \(it has 'body'\)",
     "short.jsonl": r"all documents are dropped \(1 as min_words\)",
+    "blank.jsonl": r"blank\.jsonl has no text, since all its documents are empty",
 }
 
 
@@ -246,10 +250,40 @@ def test_bad_source_is_a_user_error_and_leaves_no_files(name: str, workers: int,
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"body": "b"}')
     (tmp_path / "short.jsonl").write_text('{"text": "a"}')
+    lines(tmp_path / "blank.jsonl", *["", " "] * 90)
     cleaning = Cleaning(min_words=2)
     with pytest.raises(UserError, match=WRONG[name]):
         prepare([str(tmp_path / name)], BYTE, tmp_path / "o", cleaning=cleaning, workers=workers, sizes=SMALL)
     assert not list(tmp_path.glob("o*"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_pipe_is_read_once_and_its_preparation_continues_with_the_same_content(workers: int, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "rows.jsonl")
+    rows = [f"row {i} " * 50 for i in range(100)]
+
+    def prepared(rows: list[str], **options: Any) -> None:
+        content = "".join(json.dumps({"text": row}) + "\n" for row in rows)
+        threading.Thread(target=pipe.write_text, args=[content], daemon=True).start()
+        prepare([str(pipe)], "bpe:300", tmp_path / "out", workers=workers, sizes=SMALL, **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        prepared(rows, progress=lambda task, done, total: interrupt() if 0 < total < 2 * done else None)
+    with pytest.raises(UserError, match=rf"\(content of {pipe} differ\)"):
+        prepared([*rows, "one more"])
+    prepared(rows)
+    tokenizer = Tokenizer.load(tmp_path / "out")
+    ids = load_tokens(tmp_path / "out").sources[0][:].tolist()
+    assert ids == [i for row in rows for i in [*tokenizer.encode(row), tokenizer.eos_id]]
+    assert not (tmp_path / "out.unfinished").exists()
+
+
+def test_interrupt_while_a_pipe_is_read_leaves_nothing(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    threading.Thread(target=pipe.write_text, args=["text"], daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        prepare([str(pipe)], BYTE, tmp_path / "out", progress=interrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_folder_with_other_files_is_not_touched(tmp_path: Path, story_file: Path) -> None:
@@ -282,8 +316,9 @@ def test_full_disk_is_a_user_error_and_the_work_continues_later(
         "workers": workers,
         "sizes": replace(SMALL, piece_chars=12_000),
     }
-    with with_room_for(20_000), pytest.raises(UserError, match=r"cannot write .*\.bin"):
+    with with_room_for(20_000), pytest.raises(UserError, match=r"cannot write .*\.bin: File too large"):
         prepare(**options)
+    assert not list(tmp_path.rglob(".*")), "nothing is left half-written"
     prepare(**options)
     assert not list((tmp_path / "out").glob(".*"))
     assert texts(tmp_path / "out")[:2] == [list(documents([source])) for source in corpus[:2]]

@@ -1,20 +1,47 @@
 """Documents from every kind of source, and a UserError for every bad source."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
+import os
+import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.data.sources import Sizes, documents, pieces, read, split
+from onward.data.formats import Sizes, read, split
+from onward.data.sources import documents, folder_files, pieces, stored_streams
 from onward.errors import UserError
 
 TABLE = {"text": ["p", None, "q\r\n"], "body": ["b", "c", "d"], "number": [1, 2, 3]}
+
+
+def zstd(content: bytes) -> bytes:
+    return pyarrow.compress(content, codec="zstd", asbytes=True)
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd,
+}
+
+
+def parquet(**columns: object) -> bytes:
+    """A .parquet file of these columns."""
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer := io.BytesIO())
+    return buffer.getvalue()
 
 
 @pytest.fixture
@@ -26,8 +53,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "deep/c.md.gz").write_bytes(gzip.compress(b"packed"))
     (tmp_path / "deep/er/d").write_text("no suffix")
     (tmp_path / "deep/e.jsonl.gz").write_bytes(gzip.compress(b'{"text": "rows"}'))
-    pyarrow = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(TABLE), tmp_path / "f.parquet")
+    (tmp_path / "f.parquet").write_bytes(parquet(**TABLE))
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0")
     (tmp_path / ".git/hidden.txt").write_text("hidden")
     return tmp_path
@@ -92,7 +118,7 @@ def test_pieces_of_a_file_join_to_its_documents(text: str, size: int, block: int
     (tmp_path / "t.txt.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": f"{text}{i}"}) + "\n" for i in range(5)))
     for name, expected in ("t.txt.gz", [text.replace("\r\n", "\n")]), ("t.jsonl", [f"{text}{i}" for i in range(5)]):
-        found = list(pieces([str(tmp_path / name)], "text", "utf-8", sizes))
+        found = list(pieces(str(tmp_path / name), "text", "utf-8", sizes))
         assert len(found) > 1
         assert list(documents([str(tmp_path / name)], sizes=sizes)) == expected
 
@@ -108,24 +134,51 @@ def test_text_is_split_after_a_line_that_another_line_follows() -> None:
     assert list(split("one two\nthree\n\nfour five", 17)) == ["one two\n", "three\n\nfour five"]
 
 
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_compressed_files_are_read_in_any_case_of_their_names(suffix: str, tmp_path: Path) -> None:
+    compress = COMPRESS[suffix]
+    (tmp_path / f"A.TXT{suffix.upper()}").write_bytes(compress(b"one ") + compress(b"text"))
+    (tmp_path / f"B.JSONL{suffix.upper()}").write_bytes(compress(b'{"text": "row"}'))
+    (tmp_path / f"C.PARQUET{suffix.upper()}").write_bytes(compress(parquet(**TABLE)))
+    (tmp_path / "D.PARQUET").write_bytes(parquet(**TABLE))
+    assert list(documents([str(tmp_path)])) == ["one text", "row", *F, *F]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_compressed_text_may_be_larger_than_a_block(suffix: str, tmp_path: Path) -> None:
+    text = "".join(f"{i:07}\n" for i in range(200_000))
+    (path := tmp_path / f"t.txt{suffix}").write_bytes(COMPRESS[suffix](text.encode()))
+    assert list(documents([str(path)])) == [text]
+
+
+def test_dictionary_encoded_column_is_read(tmp_path: Path) -> None:
+    texts = pyarrow.array(["a", "b", None, "a"])
+    (path := tmp_path / "t.parquet").write_bytes(parquet(text=texts.dictionary_encode()))
+    assert list(documents([str(path)])) == ["a", "b", "", "a"]
+
+
 BAD: dict[str, tuple[str, bytes | None, list[str]]] = {  # name, content, parts of the message
     "no such file": ("gone.txt", None, ["gone.txt does not exist"]),
     "a glob without a match": ("*.nothing", None, ["*.nothing does not exist"]),
     "a name too long": ("x" * 5000, None, ["does not exist"]),
     "an empty file": ("t.txt", b"", ["t.txt is empty"]),
     "a file of spaces": ("t.txt", b" \n\t", ["t.txt is empty"]),
+    "a .jsonl without a line": ("t.jsonl", b"\n\n", ["t.jsonl is empty"]),
+    "a .jsonl of empty texts": ("t.jsonl", b'{"text": ""}\n{"text": " "}\n' * 90, ["t.jsonl has no text", "empty"]),
     "a binary file": ("t.txt", b"abc\0def", ["t.txt is binary", "offset 3"]),
     "not UTF-8": ("t.txt", b"ab\nc\xff", ["t.txt is not utf-8", "offset 4", "line 2", "--encoding"]),
-    "a cut .gz": ("t.txt.gz", gzip.compress(b"text" * 99)[:-9], ["t.txt.gz is truncated"]),
-    "not a .gz": ("t.gz", b"plain text", ["t.gz", "not a .gz"]),
+    "an archive": ("t.zip", b"PK\3\4\0", ["t.zip is an archive: unpack it"]),
+    "a compressed archive": ("t.TAR.GZ", gzip.compress(b"\0"), ["t.TAR.GZ is an archive: unpack it"]),
     "a broken line": ("t.jsonl", b'{"text": "a"}\n\n{"text": ', ["t.jsonl line 3 is not JSON"]),
     "a line without the field": ("t.jsonl", b'{"body": "a"}', ["t.jsonl line 1", "'text'", "body", "--field"]),
     "a field with a line break": ("t.jsonl", b'{"a\\nb": "a"}', ["t.jsonl line 1", r"'a\nb'"]),
     "a field that is no text": ("t.jsonl", b'{"text": 3}', ["t.jsonl line 1 holds int, not text, under 'text'"]),
     "a line that is a list": ("t.jsonl", b"[1]", ["t.jsonl line 1", "list"]),
     "deep brackets": ("t.jsonl", b"[" * 100_000, ["t.jsonl line 1 is not JSON"]),
-    "not a .parquet": ("t.parquet", b"text", ["t.parquet cannot be read as .parquet"]),
     "a long number": ("t.jsonl", b"9" * 10_000, ["t.jsonl line 1 is not JSON"]),
+    "not a .parquet": ("t.parquet", b"text", ["t.parquet cannot be read as .parquet"]),
+    **{f"a cut {s}": (f"t.txt{s}", do(b"text" * 99)[:-9], [f"t.txt{s} is truncated"]) for s, do in COMPRESS.items()},
+    **{f"not a {s}": (f"t{s}", b"plain text", [f"t{s} is truncated or not a {s} file"]) for s in COMPRESS},
 }
 
 
@@ -140,14 +193,104 @@ def test_bad_source_is_one_sentence(case: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["gone", "number"])
+def test_long_line_of_a_jsonl_is_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "t.jsonl").write_text('{"text": "a"}\n' + json.dumps({"text": "b" * 5000}))
+    assert [len(text) for text in documents([str(path)])] == [1, 5000]
+    sizes = Sizes(piece_chars=500, block_bytes=100, line_chars=2000)
+    with pytest.raises(UserError, match=r"t\.jsonl line 2 has more than 2,000 characters: split"):
+        list(documents([str(path)], sizes=sizes))
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("gone", r"no column 'gone' \(it has 'text', 'body', 'number'\): name one with --field"),
+        ("number", r"int64, not text, under 'number' \(it has 'text', 'body', 'number'\): name another --field"),
+    ],
+)
 @pytest.mark.parametrize("source", ["f.parquet", "hf://parquet?data_files=f.parquet&cache_dir=cache"])
 def test_table_without_the_field_names_its_columns(
-    source: str, field: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, field: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    with pytest.raises(UserError, match=rf"no text under '{field}' \(it has 'text', 'body', 'number'\): .*--field"):
+    with pytest.raises(UserError, match=said):
         list(documents([source], field=field))
+
+
+def test_table_with_two_columns_of_the_field_is_refused(tmp_path: Path) -> None:
+    table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="two columns 'text'"):
+        list(documents([str(tmp_path / "t.parquet")]))
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.zst"])
+def test_format_without_its_library_says_what_to_install(name: str, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / name).write_bytes(b"content")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        UserError, match=rf"{name} is read with pyarrow, which is missing: pip install 'onward\[data\]'"
+    ):
+        list(documents([str(tmp_path / name)]))
+
+
+def test_what_a_folder_skips_is_listed_by_reason(folder: Path) -> None:
+    for path, text in {"empty.txt": "", "B.ZIP": "PK", "run/run.json": "{}", "run/tokenizer.json": "{}"}.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / "out.unfinished").mkdir()
+    os.mkfifo(folder / "pipe.txt")
+    (folder / "loop").symlink_to(folder)
+    (folder / "broken.txt").symlink_to("nowhere")
+    files, skipped = folder_files(folder)
+    assert [path.name for path in files] == ["a.txt", "b.jsonl", "c.md.gz", "e.jsonl.gz", "d", "f.parquet"]
+    assert {reason: sorted(path.name for path in paths) for reason, paths in skipped.items()} == {
+        "hidden": [".git"],
+        ".png": ["picture.png"],
+        ".zip": ["B.ZIP"],
+        "empty": ["empty.txt"],
+        "links to folders": ["loop"],
+        "neither files nor folders": ["broken.txt", "pipe.txt"],
+        "folders of runs or tokens": ["out.unfinished", "run"],
+    }
+
+
+def piped(path: Path, content: bytes) -> str:
+    """A pipe into which a thread writes the content."""
+    os.mkfifo(path)
+    threading.Thread(target=path.write_bytes, args=[content], daemon=True).start()
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("pipe", b"a text\n", ["a text\n"]),
+        ("p.jsonl.gz", gzip.compress(b'{"text": "x"}\n{"text": "y"}'), ["x", "y"]),
+        ("p.parquet", parquet(**TABLE), F),
+    ],
+)
+def test_a_pipe_is_read_as_a_file_of_its_name(name: str, content: bytes, expected: list[str], tmp_path: Path) -> None:
+    assert list(documents([piped(tmp_path / name, content)])) == expected
+
+
+def test_stored_streams_can_be_read_again_and_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"typed")))
+    pipe = piped(tmp_path / "p.jsonl", b'{"text": "x"}')
+    (tmp_path / "t.txt").write_text("plain")
+    calls: list[tuple[str, int, int]] = []
+    given = ["-", str(tmp_path / "t.txt"), pipe]
+    with stored_streams(given, tmp_path / "streams", lambda *call: calls.append(call)) as sources:
+        for _ in range(2):
+            assert list(documents(sources)) == ["typed", "plain", "x"]
+        assert list(map(str, sources)) == given
+    assert calls == [("reading standard input", 5, 0), (f"reading {pipe}", 13, 0)]
+    assert not (tmp_path / "streams").exists()
+
+
+def test_devices_are_refused() -> None:
+    with pytest.raises(UserError, match="/dev/null is neither a file nor a pipe"):
+        list(documents(["/dev/null"]))
 
 
 def test_file_that_vanishes_is_a_user_error(folder: Path) -> None:

@@ -1,17 +1,22 @@
 """What a run is made from: texts and prepared folders, the same when it goes on as when it was started."""
 
 import json
+import os
 import shutil
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from onward.data.prepare import prepare
+from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 from onward.training.config import RunConfig
-from onward.training.inputs import inputs_of
+from onward.training.inputs import inputs_of, open_inputs
 from onward.training.run import Run
 
 from support.runs import SETTINGS, TINY, config
@@ -59,6 +64,46 @@ def test_the_validation_text_is_the_end_of_each_source(prepared: Path, tmp_path:
     assert "mat" in text
     assert inputs_of(run.folder).validation[:].tolist() == run.inputs.validation[:].tolist()
     assert len(run.inputs.validation) == pytest.approx(run.inputs.tokens / 3, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "share", "train", "validation"),
+    [
+        ([60, 30, 10], 0.1, [60, 30], [10]),  # a document begins at the share
+        ([60, 33, 7], 0.1, [60, 33], [7]),
+        ([60, 25, 15], 0.1, [60, 25], [15]),
+        ([70, 25, 5], 0.2, [70], [25, 5]),  # the earlier beginning is nearer
+        ([10, 90], 0.1, [10, 80], [10]),  # it would more than double the validation text
+        ([100], 0.1, [90], [10]),
+    ],
+)
+def test_validation_begins_with_the_nearest_document_where_documents_are_packed(
+    lengths: list[int], share: float, train: list[int], validation: list[int], tmp_path: Path
+) -> None:
+    rows = [json.dumps({"text": chr(97 + i) * (length - 1)}) for i, length in enumerate(lengths)]
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    options = {"tokenizer": "byte", "validation": str(share), "weights": ()}
+    run = started(tmp_path, tmp_path / "t.jsonl", pack="documents", model=TINY | {"context_length": 4}, **options)
+
+    def sizes(tokens: Tokens) -> list[int]:
+        return np.diff([*tokens.starts(0, len(tokens)), len(tokens)]).tolist()
+
+    assert [sizes(run.inputs.train[0]), sizes(run.inputs.validation)] == [train, validation]
+    assert run.inputs.cut_documents == (sum(train) not in np.cumsum(lengths))
+    plain = open_inputs(replace(run.config, pack="stream"), run.folder)
+    assert len(plain.validation) == round(share * sum(lengths)), "documents that are not packed are one text"
+
+
+@pytest.mark.parametrize("validation", ["prepared", "pipe"])
+def test_validation_text_may_be_a_prepared_folder_or_a_pipe(
+    validation: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    threading.Thread(target=Path("pipe").write_text, args=["A queen sailed to an island.\n" * 60], daemon=True).start()
+    run = started(tmp_path, prepared, validation=validation)
+    assert run.tokenizer.decode(run.inputs.validation[:].tolist()).endswith("island.\n")
+    assert inputs_of(run.folder).validation[:].tolist() == run.inputs.validation[:].tolist()
 
 
 def test_another_validation_text_is_kept_apart(prepared: Path, story_file: Path, tmp_path: Path) -> None:

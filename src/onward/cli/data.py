@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from onward.cli.options import parse
 from onward.cli.output import console, print_json, print_next, print_table, printable
+from onward.cli.sources import announce, skipped_in
 from onward.data import corpora
 from onward.data.cleaning import Cleaning
 from onward.errors import UserError
@@ -33,7 +34,7 @@ class Options(Cleaning):
 
     positional: ClassVar[tuple[str, ...]] = ("action", "sources")
     action: Literal["prepare", "list", "get"]  # prepare SOURCES, list, or get NAME
-    sources: tuple[str, ...] = ()  # files, folders, globs, .jsonl, .parquet, .gz, hf://NAME, - or the name of a corpus
+    sources: tuple[str, ...] = ()  # files, folders, globs, pipes, hf://NAME, - or the name of a corpus
     tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY_SIZE, or the path of a tokenizer
     out: str = ""  # folder for the shards
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
@@ -54,6 +55,7 @@ def prepare(options: Options) -> None:
 
     if not options.out:
         raise UserError("no folder to write to: name one with --out")
+    announce(options.sources)
     try:
         with progress_bars() as progress:
             data = prepare(
@@ -83,6 +85,9 @@ def prepare(options: Options) -> None:
         print(f"\ndropped as {reason}: {entry['documents']:,} documents")
         for sample in entry["samples"]:
             print(f"  {sample['file']}: {first_words(sample['text'])}")
+    for source in options.sources:
+        if skipped := skipped_in(source, Path(options.out)):
+            console.print(skipped, markup=False, soft_wrap=True)
     if unknown := report["unknown_characters"]:
         console.print(f"{unknown:,} characters are unknown to the tokenizer and were encoded as \ufffd")
     print_next(f"onward train {quote(options.out)} --out runs/{quote(Path(options.out).name)}")

@@ -26,7 +26,7 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
     model: str  # folder of the model
-    sources: tuple[str, ...] = ()  # files, folders, globs, .jsonl, .gz, - or a corpus; none: the run's validation text
+    sources: tuple[str, ...] = ()  # files, folders, globs, pipes, - or a corpus; none: the run's validation text
     stride: int = 0  # tokens by which the window moves on; 0: the context length, so that windows do not overlap
     field: str = "text"  # the field of each .jsonl line that holds the text
     encoding: str = "utf-8"  # of the text files
@@ -38,11 +38,13 @@ class Options:
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT)
     import onward
+    from onward.cli.sources import announce
     from onward.data.sources import documents
     from onward.training.inputs import inputs_of
 
     lm = onward.load(options.model, device=options.device, allow_nonfinite=options.allow_nonfinite)
     if options.sources:
+        announce(options.sources)
         texts = list(documents(options.sources, field=options.field, encoding=options.encoding))
         warn_of_unknown(lm.tokenizer, texts)
         result = lm.evaluate(texts, stride=options.stride)

@@ -147,10 +147,13 @@ def standard_input() -> str:
 
 def from_file(file: str, field: str) -> list[str]:
     """The prompts in a file."""
+    from onward.cli.sources import announce
+    from onward.data.formats import suffixes
     from onward.data.sources import documents
 
+    announce([file])
     found = documents([file], field=field)
-    if file.lower().removesuffix(".gz").endswith(".jsonl"):
+    if suffixes(file)[0] in (".jsonl", ".parquet"):
         return list(found)
     return [line for text in found for line in text.split("\n") if line.strip()]
 

@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import join, quote
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
 from onward.cli.options import parse
 from onward.cli.output import console, print_json, print_next, print_table
+from onward.cli.sources import announce
 from onward.data.progress import Progress
+from onward.data.sources import Source, download_corpora, passages, stored_streams
 from onward.errors import UserError
 
 ABOUT = """\
@@ -62,6 +65,7 @@ def train(options: Options) -> dict[str, Any]:
     if (there := Path(options.out) / "tokenizer.json").exists():
         raise UserError(f"{there} exists already: choose another folder with --out")
     spec = f"bpe:{options.vocab_size}" if options.kind == "bpe" else options.kind
+    announce(options.names)
     with progress_bars() as progress:
         tokenizer = train_tokenizer(spec, read(options.names, options, progress))
     tokenizer.save(options.out)
@@ -76,11 +80,17 @@ def compare(options: Options) -> dict[str, Any]:
 
     if not options.names:
         raise UserError("no tokenizer is named: give char, byte, bpe:N, a tokenizer.json or a folder that holds one")
-    with progress_bars() as progress:
+    announce(options.data)
+    with (
+        progress_bars() as progress,
+        TemporaryDirectory() as folder,
+        stored_streams(options.data, Path(folder) / "streams", progress) as sources,
+    ):
 
         def texts() -> Iterator[compare.Labeled]:
-            for source in options.data:
-                yield from (compare.labeled(text, source) for text in read([source], options, progress, PASSAGE_CHARS))
+            for source in sources:
+                for text in read([source], options, progress, PASSAGE_CHARS):
+                    yield compare.labeled(text, str(source))
             if not options.data:
                 yield from compare.built_in()
 
@@ -88,10 +98,8 @@ def compare(options: Options) -> dict[str, Any]:
         return compare.compare(tokenizers, texts())
 
 
-def read(sources: Sequence[str], options: Options, progress: Progress, size: int = 1 << 16) -> Iterator[str]:
+def read(sources: Sequence[Source], options: Options, progress: Progress, size: int = 1 << 16) -> Iterator[str]:
     """Passages of all sources, of at most `size` characters; the bytes read so far are reported."""
-    from onward.data.sources import download_corpora, passages
-
     download_corpora(sources, progress)
     done = 0
     for text in passages(sources, field=options.field, encoding=options.encoding, size=size):

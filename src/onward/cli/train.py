@@ -17,7 +17,7 @@ from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console, print_json, print_next
 from onward.cli.progress import progress_bars
-from onward.data.sources import output_folders
+from onward.cli.sources import announce, skipped_in
 from onward.errors import UserError
 from onward.files import read_json
 from onward.training.config import NUMBER, UNITS, RunConfig
@@ -98,6 +98,8 @@ def run_command(argv: Sequence[str]) -> int:
     """Start or resume a run as the words of the command say, and train it; return the exit status."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     config, as_json = configure(argv)
+    if isinstance(config, RunConfig) and os.environ.get("RANK", "0") == "0":
+        announce([*config.sources, config.validation])
     from onward.training.run import Run
 
     if isinstance(config, Path):
@@ -133,9 +135,10 @@ def train(run: "Run") -> int:
     if unknown := inputs.unknown_characters:
         say(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
     for source in run.config.sources:
-        if found := skipped_folders(source, folder):
-            folders = fields.counted(len(found), "folder")
-            say(f"{source}: skipped {folders} of runs or tokens in it, such as {found[0]}", markup=False)
+        if skipped := skipped_in(source, folder):
+            say(skipped, markup=False, soft_wrap=True)
+    if inputs.cut_documents and run.config.pack == "documents":
+        say("the validation text begins inside a document, since no document begins near its share of the text")
     parameters = sum(p.numel() for p in run.model.parameters())
     say(
         f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {fields.counted(run.config.steps, 'step')}, "
@@ -231,15 +234,6 @@ def join_duration(argv: Sequence[str]) -> list[str]:
         if words[i - 1] == "--time" and re.fullmatch(NUMBER, number) and unit in UNITS and not Path(unit).exists():
             words[i : i + 2] = [f"{number} {unit}"]
     return words
-
-
-def skipped_folders(source: str, run: Path) -> list[Path]:
-    """The folders of other runs and of prepared tokens inside a source that is a folder: they are not trained on."""
-    if not (root := Path(source)).is_dir():
-        return []
-    outputs = output_folders(path.relative_to(root) for path in root.rglob("*.json"))
-    outermost = sorted(root / folder for folder in outputs if outputs.isdisjoint(folder.parents))
-    return [folder for folder in outermost if folder.resolve() != run.resolve()]
 
 
 def from_toml(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ holds about one byte per document.
 """
 
 import hashlib
+import io
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,13 @@ def datasketch() -> Any:
     return datasketch
 
 
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write an array as .npy. On a full disk, np.save to a file does not give the system's reason."""
+    np.save(content := io.BytesIO(), array)
+    with written_whole(path) as new:
+        new.write_bytes(content.getbuffer())
+
+
 class Verdicts:
     """The verdicts on the documents of all units, (N,); an index is the number of a document among all."""
 
@@ -78,8 +86,8 @@ class Verdicts:
         for index in continued:
             self.verdicts[index] = self.verdicts[index - 1]
         for unit in self.units:
-            with written_whole(self.folder / f"{unit:05}.verdicts.npy") as new:
-                np.save(new, self.verdicts[self.offsets[unit] : self.offsets[unit + 1]])
+            own = self.verdicts[self.offsets[unit] : self.offsets[unit + 1]]
+            write_array(self.folder / f"{unit:05}.verdicts.npy", own)
 
     def drop_near(self, similarity: float) -> None:
         """Mark documents whose signature equals that of an earlier document in at least this fraction of its columns.

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -19,10 +18,22 @@ from typing import Any
 import numpy as np
 
 from onward.data.cleaning import GOPHER, Cleaning
-from onward.data.duplicates import CONTINUED, KEPT, PERMUTATIONS, Verdicts, fingerprint, signature
+from onward.data.duplicates import CONTINUED, KEPT, PERMUTATIONS, Verdicts, fingerprint, signature, write_array
 from onward.data.filters import failed_filter
+from onward.data.formats import SIZES, Piece, Sizes
 from onward.data.progress import Progress, silent
-from onward.data.sources import SIZES, Piece, Sizes, download_corpora, passages, pieces, provenance
+from onward.data.sources import (
+    Source,
+    check_named,
+    download_corpora,
+    is_blank,
+    is_stream,
+    no_text,
+    passages,
+    pieces,
+    provenance,
+    stored_streams,
+)
 from onward.data.tokens import INDEX, TokenData, encode, is_prepared, load_tokens
 from onward.data.workers import run_tasks
 from onward.errors import UserError
@@ -32,7 +43,7 @@ from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # why a document is dropped, by its verdict
 EXACT = Cleaning()  # drops exact duplicates
-VERSION = 2  # of the format of a prepared folder, and of how sources are divided into units
+VERSION = 3  # of the format of a prepared folder, and of how sources are divided into units
 SAMPLES, SAMPLE_CHARS = 3, 200  # dropped documents shown in the report per reason, and characters of each
 
 
@@ -61,7 +72,7 @@ class Unit:
 class Preparation:
     """The work on one folder. Each worker process gets a copy."""
 
-    sources: Sequence[str]
+    sources: Sequence[Source]
     folder: Path  # FOLDER.unfinished
     field: str
     encoding: str
@@ -83,15 +94,15 @@ class Preparation:
         """All units, in order. A part of a split document is a unit by itself."""
         number = 0
         for index, source in enumerate(self.sources):
-            held: list[Piece] = []
+            group: list[Piece] = []
             size = 0
-            for piece in pieces([source], self.field, self.encoding, self.sizes):
-                if held and (size + len(piece) > self.sizes.piece_chars or not piece.begins or not held[-1].ends):
-                    yield Unit(number, index, held)
-                    number, held, size = number + 1, [], 0
-                held.append(piece)
+            for piece in pieces(source, self.field, self.encoding, self.sizes):
+                if group and (size + len(piece) > self.sizes.piece_chars or not piece.begins or not group[-1].ends):
+                    yield Unit(number, index, group)
+                    number, group, size = number + 1, [], 0
+                group.append(piece)
                 size += len(piece)
-            yield Unit(number, index, held)
+            yield Unit(number, index, group)
             number += 1
 
     def documents(self, unit: Unit) -> list[tuple[str, str]]:
@@ -108,8 +119,7 @@ class Preparation:
             signatures = np.zeros((len(texts), PERMUTATIONS), np.uint32)
             for i in np.flatnonzero(verdicts == KEPT):
                 signatures[i] = signature(texts[i])
-            with written_whole(self.part(unit, ".npy")) as new:
-                np.save(new, signatures)
+            write_array(self.part(unit, ".npy"), signatures)
         hashes = np.array([fingerprint(text) for text in texts], np.uint64)
         with written_whole(self.part(unit, ".npz")) as new:
             np.savez(new, verdicts=verdicts, hashes=hashes)
@@ -140,10 +150,11 @@ class Preparation:
             shard[name] = hashlib.sha256(array.data).hexdigest()
             if len(ids):
                 with written_whole((self.folder / shard["file"]).with_suffix(suffix)) as new:
-                    array.tofile(new)
+                    new.write_bytes(array.data)  # unlike array.tofile, it gives the system's reason on a full disk
         record = {
             "source": unit.source,
             "begins": unit.begins,
+            "blank": all(is_blank(text) for _, text in documents),
             "shard": shard,
             "bytes": sum(len(text.encode()) for _, text in kept),
             "unknown_characters": int(np.count_nonzero(ids == self.tokenizer.unknown_id)),
@@ -155,9 +166,8 @@ class Preparation:
             record["longest"] = {"tokens": int(lengths[at]), "file": name, "text": text[:SAMPLE_CHARS]}
         write_json(self.part(unit, ".json"), record)
 
-    def index(self, units: int, settings: dict[str, Any]) -> dict[str, Any]:
-        """The content of data.json: the shards of all units, and a report."""
-        records = [read_json(self.folder / "parts" / f"{unit:05}.json") for unit in range(units)]
+    def index(self, records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
+        """The content of data.json, from the records of all units: their shards, and a report."""
         sources = []
         for number, name in enumerate(settings["sources"]):
             own = [record for record in records if record["source"] == number]
@@ -185,9 +195,21 @@ class Preparation:
         header = {"version": VERSION, "dtype": dtype, "tokenizer": file_sha256(self.folder / "tokenizer.json")}
         return header | {"sources": sources, "report": report, "settings": settings}
 
+    def problem(self, records: list[dict[str, Any]], index: dict[str, Any]) -> str:
+        """Why the tokens cannot be used; "" if they can."""
+        for number, source in enumerate(self.sources):
+            if provenance(source) != index["settings"][f"content of {source}"]:
+                return f"{source} has changed while it was read: run the same command again"
+            if all(record["blank"] for record in records if record["source"] == number):
+                return no_text(source)
+        if not index["report"]["tokens"]:
+            counts = ", ".join(f"{entry['documents']} as {name}" for name, entry in index["report"]["dropped"].items())
+            return f"all documents are dropped ({counts}): choose less strict filters"
+        return ""
+
 
 def prepare(
-    sources: Sequence[str],
+    sources: Sequence[Source],
     tokenizer: Tokenizer | str,
     folder: Path,
     *,
@@ -207,36 +229,52 @@ def prepare(
     description of the running task, the bytes done, and the bytes in all.
 
     The folder appears when all shards are complete. An interrupted preparation continues if the same arguments are
-    given again, and a complete one is returned as it is. Raises UserError if a source cannot be read, or if the folder
-    was prepared from other sources or settings.
+    given again, and a complete one is returned as it is, unless it has read a stream. Raises UserError if a source
+    cannot be read, or if the folder was prepared from other sources or settings.
     """
     if workers < 0:
         raise UserError(f"workers is {workers}: it is a number of processes, or 0 for one per core")
+    check_named(sources)
     download_corpora(sources, progress)
     folder = Path(folder)
     work = folder.parent / f"{folder.name}.unfinished"
-    parts, spec = work / "parts", tokenizer if isinstance(tokenizer, str) else digest(tokenizer)
-    settings = {"version": VERSION, "sources": list(sources), "tokenizer": spec, "field": field, "encoding": encoding}
-    settings |= asdict(cleaning) | {f"content of {source}": provenance(source) for source in sources}
-    settings = json.loads(json.dumps(settings))
-    if is_prepared(folder) and "-" not in sources:
-        check_settings(read_json(folder / INDEX).get("settings", {}), settings, folder)
+    settings = {
+        "version": VERSION,
+        "sources": list(map(str, sources)),
+        "tokenizer": tokenizer if isinstance(tokenizer, str) else digest(tokenizer),
+        "field": field,
+        "encoding": encoding,
+        **asdict(cleaning),
+    }
+    if is_prepared(folder) and not any(map(is_stream, sources)):
+        check_settings(read_json(folder / INDEX).get("settings", {}), with_content(settings, sources), folder)
     else:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} exists already: choose another folder, or remove it")
-        files = [str(parts / "stdin.txt") if source == "-" else source for source in sources]
-        preparation = Preparation(files, work, field, encoding, cleaning, sizes)
-        open_work_folder(work, settings)
+        parts = work / "parts"
         try:
-            run(preparation, tokenizer, settings, workers, progress)
-        except UserError:
-            if not any(parts.glob("[0-9]*")):  # no unit is done: nothing to continue from
+            with stored_streams(sources, parts / "streams", progress) as files:
+                settings = with_content(settings, files)
+                open_work_folder(work, settings)
+                preparation = Preparation(files, work, field, encoding, cleaning, sizes)
+                try:
+                    run(preparation, tokenizer, settings, workers, progress)
+                except UserError:
+                    if not any(parts.glob("[0-9]*")):  # no unit is done: nothing to continue from
+                        shutil.rmtree(work, ignore_errors=True)
+                    raise
+        finally:
+            if not (parts / "plan.json").exists():
                 shutil.rmtree(work, ignore_errors=True)
-            raise
         os.replace(work, folder)
         flush(folder.parent)
     shutil.rmtree(folder / "parts", ignore_errors=True)
     return load_tokens(folder)
+
+
+def with_content(settings: dict[str, Any], sources: Sequence[Source]) -> dict[str, Any]:
+    """The settings of a preparation with the provenance of its sources, as they are in JSON."""
+    return json.loads(json.dumps(settings | {f"content of {source}": provenance(source) for source in sources}))
 
 
 def open_work_folder(work: Path, settings: dict[str, Any]) -> None:
@@ -248,9 +286,6 @@ def open_work_folder(work: Path, settings: dict[str, Any]) -> None:
         remove_leftovers(plan.parent)
     else:
         write_json(plan, settings)
-    if "-" in settings["sources"] and not (stored := plan.with_name("stdin.txt")).exists():
-        with written_whole(stored) as new, open(new, "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
 
 
 def run(
@@ -292,14 +327,10 @@ def run(
         units = process("inspecting", preparation.inspect, ".npz")
         Verdicts(folder / "parts", units).drop_duplicates(preparation.cleaning.exact, preparation.cleaning.near)
         write_json(decided, {"units": units})
-    index = preparation.index(process("encoding", preparation.encode, ".json"), settings)
-    problem = ""
-    if not index["report"]["tokens"]:
-        counts = ", ".join(f"{entry['documents']} as {name}" for name, entry in index["report"]["dropped"].items())
-        problem = f"all documents are dropped ({counts}): choose less strict filters"
-    if any(provenance(name) != settings[f"content of {name}"] for name in settings["sources"]):
-        problem = "the sources have changed while they were read: run the same command again"
-    if problem:
+    units = process("encoding", preparation.encode, ".json")
+    records = [read_json(folder / "parts" / f"{unit:05}.json") for unit in range(units)]
+    index = preparation.index(records, settings)
+    if problem := preparation.problem(records, index):
         shutil.rmtree(folder)
         raise UserError(problem)
     write_json(folder / INDEX, index)

@@ -1,207 +1,226 @@
-"""Documents from files, folders, globs, .jsonl, .gz, .parquet, datasets, standard input and corpora by name.
+"""Documents from files, folders, globs, datasets, standard input, pipes and corpora by name.
 
 Sources are read in pieces, so that none has to fit into memory. Imports nothing heavy.
 """
 
-import codecs
 import glob
-import gzip
 import hashlib
-import io
-import json
 import os
-import re
+import shutil
+import stat
 import sys
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from onward.data import corpora
-from onward.data.progress import Progress
+from onward.data.formats import (
+    SIZES,
+    TEXT,
+    Piece,
+    Sizes,
+    one_line,
+    read,
+    read_file,
+    reading,
+    split,
+    suffixes,
+    table_pieces,
+)
+from onward.data.progress import Progress, silent
 from onward.errors import UserError
-from onward.text.tokenizer import SURROGATE, UNKNOWN
+from onward.files import file_sha256, written_whole
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from pyarrow import Schema
 
-TEXT = {".txt", ".md", ".rst", ".text", ".jsonl", ".py", ".tex", ".html", ".xml", ".csv", ".json", ".org", ""}
-OUTPUTS = "run.json", "inputs.json", "data.json"  # beside tokenizer.json: a folder of a run, or of prepared tokens
-BATCH_ROWS = 64  # rows of a table that are read at a time
+OUTPUTS = {"run.json", "inputs.json", "data.json", "tokenizer.json"}  # two of them: a folder of a run or of tokens
+BATCH_ROWS = 64  # rows of a dataset that are read at a time
+COPY_BYTES = 1 << 20  # bytes of a stream that are copied at a time
 HUB = "hf://"
-# Where a text may be split, best first. Tokens never cross a break of the first kind: see Tokenizer.pieces.
-BREAKS = [re.compile(p) for p in (r"(?<=\S)\r?\n(?=\S)", r"\n", r"\s")]
-SEARCH_CHARS = 1 << 12, 1 << 20  # characters before the end of a passage that are searched for a break, in this order
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How much of a source is handled at a time."""
+class Stored:
+    """A stream, which can be read only once, as a file with its content; `str` of it is the source as it was given."""
 
-    piece_chars: int = 1 << 24  # characters of a piece, approximately
-    block_bytes: int = 1 << 20  # bytes read from a file at a time
-    serial_bytes: int = 1 << 22  # sources smaller than this are encoded before worker processes would have started
+    source: str
+    path: Path
+    sha256: str
 
-
-SIZES = Sizes()
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Some documents of a source, or a part of a document that is larger than `Sizes.piece_chars`."""
-
-    name: str  # the file, for messages
-    text: bytes = b""  # the content of a text file, or a part of it: UTF-8, which takes less memory than str
-    records: Sequence[str] = ()  # the documents of a table, instead of `text`
-    size: int = 0  # bytes on disk
-    line: int = 0  # the number of the first line, in a .jsonl; 0 elsewhere
-    begins: bool = True  # whether the first document begins in this piece
-    ends: bool = True  # whether the last document ends in this piece
-
-    def __len__(self) -> int:
-        return len(self.text) + sum(map(len, self.records))
-
-    def documents(self, field: str) -> Iterator[str]:
-        """The texts of the documents; in a .jsonl, the `field` of each line."""
-        if self.line:
-            lines = enumerate(io.BytesIO(self.text), self.line)
-            yield from (
-                record_text(self.name, number, as_text(line.rstrip(b"\r\n")), field)
-                for number, line in lines
-                if line.strip()
-            )
-        elif self.records:
-            yield from self.records
-        else:
-            yield SURROGATE.sub(UNKNOWN, as_text(self.text).replace("\r\n", "\n"))
+    def __str__(self) -> str:
+        return self.source
 
 
-def as_text(utf8: bytes) -> str:
-    return utf8.decode("utf-8", "surrogatepass")
+Source = str | Stored
 
 
 def documents(
-    sources: Sequence[str], *, field: str = "text", encoding: str = "utf-8", sizes: Sizes = SIZES
+    sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", sizes: Sizes = SIZES
 ) -> Iterator[str]:
     """The documents of all sources, in order: one per text file, and one per row of a table (its column `field`).
 
-    A source is a file, a folder (its files, recursively, sorted by name), a glob, `-` for standard input, the name of a
-    corpus (`embedded`, `tinyshakespeare`), or `hf://` followed by the arguments of `datasets.load_dataset`, such as
-    `hf://user/name?name=config&split=train`. Files are text or .jsonl, both also as .gz, or .parquet.
+    A source is a file, a folder (its files, recursively, sorted by name), a glob, `-` for standard input, a named pipe,
+    the name of a corpus (`embedded`, `tinyshakespeare`), or `hf://` followed by the arguments of
+    `datasets.load_dataset`, such as `hf://user/name?name=config&split=train`. Files are text, .jsonl or .parquet, each
+    also as .gz, .bz2, .xz or .zst; upper and lower case are the same. A text file and a stream are one document.
 
-    Raises UserError if a source is missing, empty, binary, or not in the encoding.
+    Raises UserError if a source is missing, empty, binary, an archive, or not in the encoding, and if all documents of
+    a source are empty.
     """
     parts: list[str] = []
-    for piece in pieces(sources, field, encoding, sizes):
-        for text in piece.documents(field):
-            parts.append(text)
-            if piece.ends:
-                yield "".join(parts)
-                parts.clear()
+    for piece, text in texts(sources, field, encoding, sizes):
+        parts.append(text)
+        if piece.ends:
+            yield "".join(parts)
+            parts.clear()
 
 
 def passages(
-    sources: Sequence[str], *, field: str = "text", encoding: str = "utf-8", size: int = 1 << 16
+    sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", size: int = 1 << 16
 ) -> Iterator[str]:
     """All documents in passages of at most `size` characters, from which a tokenizer can be learned."""
-    for piece in pieces(sources, field, encoding):
-        for text in piece.documents(field):
-            yield from split(text, size)
+    for _, text in texts(sources, field, encoding, SIZES):
+        yield from split(text, size)
 
 
-def split(text: str, size: int) -> Iterator[str]:
-    """A text in passages of at most `size` characters, which end at the end of a line where possible."""
-    start = 0
-    while len(text) - start > size:
-        end = last_break(text, start, start + size)
-        yield text[start:end]
-        start = end
-    yield text[start:]
+def texts(sources: Sequence[Source], field: str, encoding: str, sizes: Sizes) -> Iterator[tuple[Piece, str]]:
+    """The texts of all pieces of all sources, each with its piece."""
+    check_named(sources)
+    for source in sources:
+        blank = True
+        for piece in pieces(source, field, encoding, sizes):
+            for text in piece.documents(field):
+                blank = blank and is_blank(text)
+                yield piece, text
+        if blank:
+            raise UserError(no_text(source))
 
 
-def last_break(text: str, start: int, end: int) -> int:
-    """The index of the last break of the best kind in [start, end); `end` if there is none."""
-    for pattern, reach in product(BREAKS, SEARCH_CHARS):
-        if breaks := [match.end() for match in pattern.finditer(text, max(start, end - reach), end)]:
-            return breaks[-1]
-    return end
+def check_named(sources: Sequence[Source]) -> None:
+    if not sources:
+        raise UserError("no text is named: give files, folders, globs, - or the name of a corpus")
 
 
-def download_corpora(sources: Sequence[str], progress: Progress) -> None:
+def is_blank(text: str) -> bool:
+    """Whether a text is empty or white space."""
+    return not text or text.isspace()
+
+
+def no_text(source: Source) -> str:
+    return f"{stream_name(source)} has no text, since all its documents are empty: name texts"
+
+
+def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
     """Download the corpora that are named among the sources, so that reading them later needs no progress bar."""
     for source in sources:
-        if source in corpora.DOWNLOADS and not os.path.exists(source):
+        if isinstance(source, str) and source in corpora.DOWNLOADS and not os.path.exists(source):
             corpora.get(source, progress=progress)
 
 
-def pieces(sources: Sequence[str], field: str, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
-    """The pieces of all sources, in order. The lines of a .jsonl are not parsed yet."""
-    if not sources:
-        raise UserError("no text is named: give files, folders, globs, - or the name of a corpus")
-    for source in sources:
-        if source == "embedded":
-            yield Piece(source, records=corpora.embedded().documents)
-        elif source == "-":
-            yield from read("standard input", sys.stdin.buffer, encoding, sizes)
-        elif source.startswith(HUB):
-            data = dataset(source)
-            rows = data.with_format("arrow").iter(BATCH_ROWS)
-            yield from table_pieces(source, data.features.arrow_schema, rows, len(data), data.data.nbytes, field)
+def pieces(source: Source, field: str, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
+    """The pieces of a source, in order. The lines of a .jsonl are not parsed yet."""
+    if isinstance(source, Stored):
+        yield from read_file(source.path, stream_name(source), field, encoding, sizes)
+    elif source == "embedded":
+        yield Piece(source, records=corpora.embedded().documents)
+    elif source == "-":
+        with reading(name := stream_name(source)):
+            yield from read(name, sys.stdin.buffer, encoding, sizes)
+    elif source.startswith(HUB):
+        data = dataset(source)
+        rows = data.with_format("arrow").iter(BATCH_ROWS)
+        yield from table_pieces(source, data.features.arrow_schema, rows, len(data), data.data.nbytes, field)
+    else:
+        for path in source_files(source):
+            yield from read_file(path, str(path), field, encoding, sizes)
+
+
+def is_stream(source: Source) -> bool:
+    """Whether a source is standard input or a pipe."""
+    return isinstance(source, Stored) or source == "-" or is_pipe(source)
+
+
+def is_pipe(source: str) -> bool:
+    """Whether a source is a pipe with a name, such as `mkfifo` and `<(...)` make. Never raises."""
+    try:
+        return stat.S_ISFIFO(os.stat(source).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def stream_name(source: Source) -> str:
+    """The name of a stream in messages."""
+    return "standard input" if str(source) == "-" else str(source)
+
+
+@contextmanager
+def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress = silent) -> Iterator[list[Source]]:
+    """The sources, each stream among them stored in a new folder, which is removed when the block ends."""
+    try:
+        yield [
+            store(source, folder / str(number), progress) if isinstance(source, str) and is_stream(source) else source
+            for number, source in enumerate(sources)
+        ]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def store(source: str, path: Path, progress: Progress) -> Stored:
+    """Copy a stream to a file. Waits until its writer closes it."""
+    name, done = stream_name(source), 0
+    with written_whole(path) as new, open(new, "wb") as file:
+        for block in blocks(source):
+            file.write(block)
+            done += len(block)
+            progress(f"reading {name}", done, 0)
+    return Stored(source, path, file_sha256(path))
+
+
+def blocks(source: str) -> Iterator[bytes]:
+    """The content of a stream."""
+    with reading(stream_name(source)):
+        if source == "-":
+            yield from iter(lambda: sys.stdin.buffer.read(COPY_BYTES), b"")
         else:
-            for path in source_files(source):
-                yield from read_file(path, field, encoding, sizes)
+            with open(source, "rb") as file:
+                yield from iter(lambda: file.read(COPY_BYTES), b"")
 
 
-def provenance(source: str) -> dict[str, Any]:
+def provenance(source: Source) -> dict[str, Any]:
     """The name of a source, its size in bytes, and a hash that changes when the source changes."""
-    if source == "-":
-        return {"name": source, "size": 0}
+    if isinstance(source, Stored):
+        return {"name": source.source, "size": source.path.stat().st_size, "sha256": source.sha256}
     if source == "embedded":
         corpus = corpora.embedded()
         return {"name": source, "version": corpus.version, "size": 0, "sha256": corpus.sha256}
     if source.startswith(HUB):
         data = dataset(source)
         return {"name": source, "size": data.data.nbytes, "fingerprint": data._fingerprint}
-    stats = [(path, path.stat()) for path in source_files(source)]
+    with reading(source):
+        stats = [(path, path.stat()) for path in source_files(source)]
     listing = "".join(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n" for path, stat in stats)
     digest = hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest()
     return {"name": source, "files": len(stats), "size": sum(stat.st_size for _, stat in stats), "listing": digest}
 
 
-def output_folders(files: Iterable[Path]) -> set[Path]:
-    """The folders of runs and of prepared tokens among the parents of relative paths, without the root."""
-    names: dict[Path, set[str]] = {}
-    for file in files:
-        if file.name in OUTPUTS or file.name == "tokenizer.json":
-            names.setdefault(file.parent, set()).add(file.name)
-    return {folder for folder, known in names.items() if len(known) > 1 and folder != Path()}
-
-
 def source_files(source: str) -> list[Path]:
-    """The files of a path, a folder, a glob, or the name of a corpus to download.
-
-    Hidden files in a folder are skipped, and so are folders of runs and of prepared tokens inside it.
-    """
+    """The files of a path, a folder (see `folder_files`), a glob, or the name of a corpus to download."""
     path = Path(source)
     if os.path.isdir(path):
-        inside = [p.relative_to(path) for p in path.rglob("*")]
-        outputs = output_folders(inside)
-        hidden = lambda p: any(part.startswith(".") or part.endswith(".unfinished") for part in p.parts)
-        names = [p for p in inside if not hidden(p) and outputs.isdisjoint(p.parents)]
-        kinds = ((p, Path(str(p).lower().removesuffix(".gz")).suffix) for p in names)
-        files = sorted(path / p for p, kind in kinds if kind in TEXT or kind == ".parquet")
-        files = [p for p in files if p.is_file() and p.stat().st_size]
+        files, _ = folder_files(path)
         if not files:
             raise UserError(f"{source} contains no text files: name a folder that does, or the files themselves")
         return files
-    if os.path.exists(path):  # unlike Path.exists, it never raises
+    if os.path.isfile(path) or is_pipe(source):
         return [path]
+    if os.path.exists(path):  # unlike Path.exists, it never raises
+        raise UserError(f"{source} is neither a file nor a pipe: name one, or - for standard input")
     if matches := sorted(Path(p) for p in glob.glob(source, recursive=True) if Path(p).is_file()):
         return matches
     if source in corpora.DOWNLOADS:
@@ -211,119 +230,45 @@ def source_files(source: str) -> list[Path]:
     raise UserError(f"{source} does not exist: name a file, a folder, a glob, - or a corpus ({corpora.NAMES})")
 
 
-def read_file(path: Path, field: str, encoding: str, sizes: Sizes) -> Iterator[Piece]:
-    """The pieces of one file."""
-    try:
-        with open(path, "rb") as file:
-            if path.suffix.lower() == ".parquet":
-                yield from parquet_pieces(str(path), file, field)
-            else:
-                yield from read(str(path), file, encoding, sizes)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is truncated or not a .gz file ({error}): copy or download it again") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
+    """The files of a folder, recursively, that are read, sorted by name; and what is skipped, by the reason."""
+    files: list[Path] = []
+    skipped: dict[str, list[Path]] = defaultdict(list)
+    with reading(str(folder)):
+        for parent, folders, names in os.walk(folder, onerror=raise_error):
+            here, inside = Path(parent), set(folders)
+            folders.clear()
+            if here != folder and len(OUTPUTS.intersection(names)) > 1:
+                skipped["folders of runs or tokens"].append(here)
+                continue
+            for path in (here / name for name in [*inside, *names]):
+                if reason := skip_reason(path):
+                    skipped[reason].append(path)
+                elif path.name in inside:
+                    folders.append(path.name)
+                else:
+                    files.append(path)
+    return sorted(files), skipped
 
 
-def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
-    """The pieces of a text or a .jsonl, decompressed if the name ends in .gz."""
-    stream = gzip.GzipFile(fileobj=file) if name.lower().endswith(".gz") else file
-    lines = name.lower().removesuffix(".gz").endswith(".jsonl")
-    parts: list[bytes] = []
-    size, held, blank, line, begins, offset = 0, "", True, 1, True, 0
-    for block, last in decode_blocks(name, stream, encoding, sizes.block_bytes):
-        blank = blank and (not block or block.isspace())
-        if last and blank:
-            raise UserError(f"{name} is empty: name a file with text")
-        text, size, end = held + block, size + len(block), 0
-        if size >= sizes.piece_chars and not last:
-            end = text.rfind("\n") + 1 if lines else last_break(text, 0, len(text))
-            end -= text.endswith("\r", 0, end)  # keep \r\n together
-        text, held = (text[:end], text[end:]) if end else (text, "")
-        parts.append(text.encode("utf-8", "surrogatepass"))
-        if end or last:
-            content = b"".join(parts)
-            before, offset = offset, file.tell() if file.seekable() else 0
-            place = {"line": line} if lines else {"begins": begins, "ends": last}
-            yield Piece(name, content, size=offset - before, **place)
-            parts, size, line, begins = [], len(held), line + content.count(b"\n"), False
+def raise_error(error: OSError) -> None:
+    raise error
 
 
-def decode_blocks(name: str, stream: Any, encoding: str, block_bytes: int) -> Iterator[tuple[str, bool]]:
-    """The text of a stream, `block_bytes` bytes at a time; each with whether it is the last."""
-    try:
-        with suppress(UnicodeError):
-            b" ".decode(encoding)  # raises LookupError for codecs such as base64, which the next call accepts
-        decoder = codecs.getincrementaldecoder(encoding)()
-    except (LookupError, ValueError):
-        raise UserError(f"--encoding {encoding} is unknown: try utf-8, latin-1 or cp1252") from None
-    wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
-    offset, lines, last, first = 0, 1, False, True
-    while not last:
-        block = stream.read(block_bytes)
-        last = len(block) < block_bytes
-        if b"\0" in block and not wide:
-            raise UserError(
-                f"{name} is binary (a zero byte at offset {offset + block.index(0)}): name text files, or give "
-                "--encoding utf-16"
-            )
-        left = decoder.getstate()[0]  # the first bytes of a character that the last block has split
-        try:
-            text = decoder.decode(block, last)
-        except UnicodeError as error:
-            at = getattr(error, "start", 0)
-            line = lines + (left + block)[:at].count(b"\n")
-            raise UserError(
-                f"{name} is not {encoding} at byte offset {offset - len(left) + at} (line {line}): give its "
-                "--encoding, such as latin-1"
-            ) from None
-        yield text.removeprefix("\ufeff") if first else text, last
-        offset, lines, first = offset + len(block), lines + block.count(b"\n"), False
-
-
-def record_text(name: str, number: int, line: str, field: str) -> str:
-    """The text of one line of a .jsonl file."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{name} line {number} is not JSON ({error}): correct or remove the line") from None
-    if isinstance(value, dict) and field in value and not isinstance(value[field], str):
-        kind = type(value[field]).__name__
-        raise UserError(f"{name} line {number} holds {kind}, not text, under {field!r}: name another --field")
-    if not isinstance(value, dict) or field not in value:
-        keys = ", ".join(map(ascii, value)) if isinstance(value, dict) else type(value).__name__
-        raise UserError(f"{name} line {number} has no text under {field!r} (it has {keys}): name it with --field")
-    return SURROGATE.sub(UNKNOWN, value[field])
-
-
-def parquet_pieces(name: str, file: BinaryIO, field: str) -> Iterator[Piece]:
-    """The pieces of a .parquet file."""
-    try:
-        import pyarrow
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise UserError(f"{name} is read with pyarrow, which is missing: pip install 'onward[data]'") from None
-    try:
-        opened = ParquetFile(file, buffer_size=1 << 20)  # without a buffer, a whole row group is read into memory
-        rows, size = opened.metadata.num_rows, os.fstat(file.fileno()).st_size
-        batches = opened.iter_batches(BATCH_ROWS, columns=[field])
-        yield from table_pieces(name, opened.schema_arrow, batches, rows, size, field)
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{name} cannot be read as .parquet ({one_line(error)}): copy or download it again") from None
-
-
-def table_pieces(
-    name: str, schema: "Schema", batches: Iterable[Any], rows: int, size: int, field: str
-) -> Iterator[Piece]:
-    """The pieces of a table of `rows` rows and `size` bytes. A row without a text is an empty document."""
-    if field not in schema.names or str(schema.field(field).type) not in ("string", "large_string", "string_view"):
-        columns = ", ".join(map(ascii, schema.names))
-        raise UserError(f"{name} has no text under {field!r} (it has {columns}): name it with --field")
-    if not rows:
-        raise UserError(f"{name} is empty: name a table with rows")
-    for batch in batches:
-        if texts := [text or "" for text in batch[field].to_pylist()]:
-            yield Piece(name, records=texts, size=size * len(texts) // rows)
+def skip_reason(path: Path) -> str:
+    """Why something in a folder is skipped; "" if it is read."""
+    if path.name.startswith("."):
+        return "hidden"
+    if path.name.endswith(".unfinished"):
+        return "folders of runs or tokens"
+    if path.is_dir():
+        return "links to folders" if path.is_symlink() else ""
+    if not path.is_file():
+        return "neither files nor folders"
+    kind, compression = suffixes(path.name)
+    if kind not in TEXT | {".parquet"}:
+        return kind + compression
+    return "" if path.stat().st_size else "empty"
 
 
 @lru_cache(maxsize=8)
@@ -341,7 +286,3 @@ def dataset(source: str) -> "Dataset":
     if not isinstance(loaded, Dataset):
         raise UserError(f"{source} is more than one table: name one with ?split=...")
     return loaded
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from onward.data.sources import split
+from onward.data.formats import split
 from onward.errors import UserError
 from onward.files import file_sha256, read_json
 from onward.text.fast import Encoder, encoder

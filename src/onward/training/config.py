@@ -18,7 +18,7 @@ from onward.training.track import TRACKERS
 class DataOptions:
     """The data. A source is a text or a folder that `onward data prepare` made."""
 
-    sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, .jsonl, .gz, .parquet, hf://, -, a corpus's name
+    sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, pipes, hf://NAME, - or the name of a corpus
     weights: tuple[float, ...] = ()  # share of the windows from each source, in order; (): by their sizes
     tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; "": the one of prepared sources, else bpe:4096
     validation: str = "0.1"  # a file, the share at the end of each source (of at most 4 million tokens), or none

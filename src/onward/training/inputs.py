@@ -3,26 +3,27 @@
 RUN/inputs.json names the prepared folders, in order, with the checksum of each index, and those of tokenizer and model.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from onward import fields
 from onward.data.prepare import Cleaning, prepare
 from onward.data.progress import Progress, silent
-from onward.data.sources import download_corpora, passages
+from onward.data.sources import Source, download_corpora, passages, stored_streams
 from onward.data.tokens import INDEX, Tokens, is_prepared, load_tokens
-from onward.data.windows import Windows
+from onward.data.windows import Packing, Windows
 from onward.errors import UserError
-from onward.files import file_sha256, read_json, write_json, written_whole
+from onward.files import file_sha256, read_json, write_json
 from onward.model.config import DecoderConfig
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.config import RunConfig
 
 AS_IT_IS = Cleaning(exact=False)
-HELD_OUT = 1 << 22  # the most tokens of a source that are held out; more would not measure better
+HELD_OUT = "held_out"  # the folder of a validation text that is none of the sources
+MOST_HELD_OUT = 1 << 22  # the most tokens of a source for validation; more would not measure better
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Inputs:
     validation: Tokens | None
     unknown_characters: int
     validation_bytes: int | None = None  # of the validation text; None where it is a share of each source
+    cut_documents: int = 0  # sources whose validation text begins inside a document
 
     @property
     def tokens(self) -> int:
@@ -74,50 +76,70 @@ class Inputs:
 
 def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
     """Prepare the texts of a run in its folder, and write inputs.json; sources prepared before stay where they are."""
-    held_share = share(config.validation)
-    sources = [store_input(folder) if source == "-" else source for source in config.sources]
-    apart = {source: Path(source) for source in [*sources, config.validation] if is_prepared(Path(source))}
-    raw = [source for source in sources if source not in apart]
-    download_corpora(raw, progress)
-    progress("learning the tokenizer", 0, 0)
-    tokenizer = choose_tokenizer(config, list(apart.values()), raw)
     options: dict[str, Any] = {"field": config.field, "encoding": config.encoding, "cleaning": AS_IT_IS}
-
-    def own(texts: Sequence[str], name: str) -> None:
-        prepare(texts, tokenizer, folder / name, progress=progress, **options)
-
-    if raw:
-        own(raw, "data")
-    held = str(apart.get(config.validation, ""))
-    if not held and held_share is None and config.validation != "none":
-        own([config.validation], held := "held_out")
+    named = [] if config.validation == "none" or share(config.validation) else [config.validation]
+    with stored_streams(config.sources, folder / ".streams", progress) as sources:
+        names = list(map(str, sources))
+        apart = {name: str(Path(name).resolve()) for name in [*names, *named] if is_prepared(name)}
+        raw = [source for source in sources if str(source) not in apart]
+        download_corpora(raw, progress)
+        progress("learning the tokenizer", 0, 0)
+        tokenizer = choose_tokenizer(config, list(apart), raw)
+        if raw:
+            prepare(raw, tokenizer, folder / "data", progress=progress, **options)
+        if unprepared := [name for name in named if name not in apart]:
+            prepare(unprepared, tokenizer, folder / HELD_OUT, progress=progress, **options)
     tokenizer.save(folder)
     numbers = iter(range(len(raw)))
-    places = [(str(apart[s].resolve()), None) if s in apart else ("data", next(numbers)) for s in sources]
-    files = {name: file_sha256(folder / name / INDEX) for name in {*(name for name, _ in places), held} - {""}}
-    record = {"train": places, "validation": held, "data": files, "tokenizer": file_sha256(folder / "tokenizer.json")}
-    write_json(folder / "inputs.json", record | {"model": fields.plain(config.decoder(tokenizer.vocab_size))})
+    train = [(apart[name], None) if name in apart else ("data", next(numbers)) for name in names]
+    validation = "".join(apart.get(name, HELD_OUT) for name in named)
+    files = {name: file_sha256(folder / name / INDEX) for name in {*(name for name, _ in train), validation} - {""}}
+    record = {
+        "train": train,
+        "validation": validation,
+        "data": files,
+        "tokenizer": file_sha256(folder / "tokenizer.json"),
+        "model": fields.plain(config.decoder(tokenizer.vocab_size)),
+    }
+    write_json(folder / "inputs.json", record)
     return tokenizer
 
 
 def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> Inputs:
     """The tokens that inputs.json names, their checksums verified or, quickly, their sizes."""
     record = read_record(folder)
-    found = {name: load_tokens(folder / name, verify) for name in record.data}
+    data = {name: load_tokens(folder / name, verify) for name in record.data}
     # of a folder's sources, the one with this number or, for None, all
-    sources = [found[name].sources if n is None else found[name].sources[n : n + 1] for name, n in record.train]
+    sources = [data[name].sources if n is None else data[name].sources[n : n + 1] for name, n in record.train]
     if not sources or not all(sources):
         raise UserError(f"{folder / 'inputs.json'}.train names a source that is not there: restore it")
-    validation = Tokens.join(found[record.validation].sources) if record.validation else None
-    if held := share(config.validation):
-        border = lambda tokens: max(int(len(tokens) * (1 - held)), len(tokens) - HELD_OUT)
-        validation = Tokens.join(t.part(border(t), len(t)) for parts in sources for t in parts)
-        sources = [tuple(t.part(0, border(t)) for t in parts) for parts in sources]
+    validation = Tokens.join(data[record.validation].sources) if record.validation else None
+    cut = 0
+    if part := share(config.validation):
+        starts = [[(tokens, validation_start(tokens, part, config.pack)) for tokens in several] for several in sources]
+        pairs = list(chain.from_iterable(starts))
+        validation = Tokens.join(tokens.part(start, len(tokens)) for tokens, start in pairs)
+        cut = sum(not len(tokens.starts(start, start + 1)) for tokens, start in pairs)
+        sources = [tuple(tokens.part(0, start) for tokens, start in several) for several in starts]
     if validation is not None and len(validation) < 2:
         raise UserError("the validation text has fewer than two tokens: give it more, or --validation none")
-    unknown = sum(source["unknown_characters"] for data in found.values() for source in data.info["sources"])
-    n_bytes = sum(source["bytes"] for source in found[name].info["sources"]) if (name := record.validation) else None
-    return Inputs(tuple(map(Tokens.join, sources)), validation, unknown, n_bytes)
+    unknown = sum(source["unknown_characters"] for one in data.values() for source in one.info["sources"])
+    n_bytes = sum(source["bytes"] for source in data[name].info["sources"]) if (name := record.validation) else None
+    return Inputs(tuple(map(Tokens.join, sources)), validation, unknown, n_bytes, cut)
+
+
+def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
+    """The index of the first validation token of a source.
+
+    Where documents are packed it is the beginning of the document that is nearest to the share, so that no document is
+    in both texts, unless that would more than double the validation text.
+    """
+    start = max(int(len(tokens) * (1 - share)), len(tokens) - MOST_HELD_OUT)
+    if pack == "stream":
+        return start
+    first = max(1, 2 * start - len(tokens))
+    documents = first + tokens.starts(first, len(tokens))
+    return int(documents[abs(documents - start).argmin()]) if len(documents) else start
 
 
 def open_windows(config: RunConfig, inputs: Inputs, context_length: int) -> Windows:
@@ -149,18 +171,11 @@ def inputs_of(folder: Path) -> Inputs:
     return open_inputs(read_config(folder), folder, "size")
 
 
-def store_input(folder: Path) -> str:
-    """Standard input as a file of the run."""
-    with written_whole(path := folder / "stdin.txt") as new:
-        new.write_bytes(sys.stdin.buffer.read())
-    return str(path)
-
-
-def choose_tokenizer(config: RunConfig, prepared: Sequence[Path], raw: Sequence[str]) -> Tokenizer:
+def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[Source]) -> Tokenizer:
     """The tokenizer of prepared sources, or the one that is asked for, learned from the texts if need be."""
     asked = config.tokenizer or ("" if prepared else "bpe:4096")
     texts = passages(raw, field=config.field, encoding=config.encoding) if raw else ()
-    found = {str(path): Tokenizer.load(path) for path in prepared}
+    found = {name: Tokenizer.load(name) for name in prepared}
     if asked:
         found[f"--tokenizer {asked}"] = train_tokenizer(asked, texts)
     name, tokenizer = next(iter(found.items()))

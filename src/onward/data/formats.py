@@ -1,0 +1,283 @@
+"""One file in pieces: a text, a .jsonl or a .parquet, each also compressed. Imports nothing heavy."""
+
+import bz2
+import codecs
+import gzip
+import io
+import json
+import lzma
+import os
+import re
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path, PurePath
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
+
+from onward.errors import UserError
+from onward.text.tokenizer import SURROGATE, UNKNOWN
+
+if TYPE_CHECKING:
+    from pyarrow import Schema
+
+TEXT = {".txt", ".md", ".rst", ".text", ".jsonl", ".py", ".tex", ".html", ".xml", ".csv", ".json", ".org", ""}
+COMPRESSED = ".gz", ".bz2", ".xz", ".zst"
+ARCHIVES = ".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".tzst"
+STRINGS = "string", "large_string", "string_view"  # of pyarrow's types
+BATCH_ROWS, BATCH_BYTES = 64, 1 << 24  # the most rows of a table that are read at a time, and about the most bytes
+# Where a text may be split, best first. Tokens never cross a break of the first kind: see Tokenizer.pieces.
+BREAKS = [re.compile(p) for p in (r"(?<=\S)\r?\n(?=\S)", r"\n", r"\s")]
+SEARCH_CHARS = 1 << 12, 1 << 20  # characters before the end of a passage that are searched for a break, in this order
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of a source is handled at a time."""
+
+    piece_chars: int = 1 << 24  # characters of a piece, approximately
+    block_bytes: int = 1 << 20  # bytes read from a file at a time
+    line_chars: int = 1 << 26  # most characters of a line of a .jsonl, which is in memory whole
+    serial_bytes: int = 1 << 22  # sources smaller than this are encoded before worker processes would have started
+
+
+SIZES = Sizes()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some documents of a source, or a part of a document that is larger than `Sizes.piece_chars`."""
+
+    name: str  # the file, for messages
+    text: bytes = b""  # the content of a text file, or a part of it: UTF-8, which takes less memory than str
+    records: Sequence[str] = ()  # the documents of a table, instead of `text`
+    size: int = 0  # bytes on disk
+    line: int = 0  # the number of the first line, in a .jsonl; 0 elsewhere
+    begins: bool = True  # whether the first document begins in this piece
+    ends: bool = True  # whether the last document ends in this piece
+
+    def __len__(self) -> int:
+        return len(self.text) + sum(map(len, self.records))
+
+    def documents(self, field: str) -> Iterator[str]:
+        """The texts of the documents; in a .jsonl, the `field` of each line."""
+        if self.line:
+            lines = enumerate(io.BytesIO(self.text), self.line)
+            yield from (
+                record_text(self.name, number, as_text(line.rstrip(b"\r\n")), field)
+                for number, line in lines
+                if line.strip()
+            )
+        elif self.records:
+            yield from self.records
+        else:
+            yield SURROGATE.sub(UNKNOWN, as_text(self.text).replace("\r\n", "\n"))
+
+
+def as_text(utf8: bytes) -> str:
+    return utf8.decode("utf-8", "surrogatepass")
+
+
+def split(text: str, size: int) -> Iterator[str]:
+    """A text in passages of at most `size` characters, which end at the end of a line where possible."""
+    start = 0
+    while len(text) - start > size:
+        end = last_break(text, start, start + size)
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def last_break(text: str, start: int, end: int) -> int:
+    """The index of the last break of the best kind in [start, end); `end` if there is none."""
+    for pattern, reach in product(BREAKS, SEARCH_CHARS):
+        if breaks := [match.end() for match in pattern.finditer(text, max(start, end - reach), end)]:
+            return breaks[-1]
+    return end
+
+
+def suffixes(name: str) -> tuple[str, str]:
+    """The suffix of a file's content and that of its compression, in lower case: ".txt", ".gz" of A.TXT.GZ."""
+    lower = name.lower()
+    compression = next((suffix for suffix in COMPRESSED if lower.endswith(suffix)), "")
+    return PurePath(lower.removesuffix(compression)).suffix, compression
+
+
+def read_file(path: Path, name: str, field: str, encoding: str, sizes: Sizes) -> Iterator[Piece]:
+    """The pieces of one file, whose format follows from its `name`."""
+    content, _ = suffixes(name)
+    if content in ARCHIVES:
+        raise UserError(f"{name} is an archive: unpack it, and name its files or their folder")
+    with reading(name), open(path, "rb") as file:
+        if content == ".parquet":
+            with seekable(name, file) as whole:
+                yield from parquet_pieces(name, whole, field)
+        else:
+            yield from read(name, file, encoding, sizes)
+
+
+@contextmanager
+def seekable(name: str, file: BinaryIO) -> Iterator[IO[bytes]]:
+    """The file or, if it is compressed or a pipe, a temporary file with its content."""
+    if file.seekable() and not suffixes(name)[1]:
+        yield file
+        return
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(decompressed(name, file), copy)
+        copy.seek(0)
+        yield copy
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Errors of reading a file are UserErrors that name it."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise UserError(f"{name} cannot be read: {error.strerror or error}") from None
+        content, compression = suffixes(name)
+        kind = compression or content or "text"
+        raise UserError(
+            f"{name} is truncated or not a {kind} file ({one_line(error)}): copy or download it again"
+        ) from None
+
+
+def decompressed(name: str, file: BinaryIO) -> BinaryIO:
+    """The content of a file, decompressed as its name says."""
+    stream: Any = file
+    match suffixes(name)[1]:
+        case ".gz":
+            stream = gzip.GzipFile(fileobj=file)
+        case ".bz2":
+            stream = bz2.BZ2File(file)
+        case ".xz":
+            stream = lzma.LZMAFile(file)  # noqa: SIM115
+        case ".zst":
+            stream = pyarrow(name).CompressedInputStream(file, "zstd")
+    return stream
+
+
+def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
+    """The pieces of a text or a .jsonl, decompressed as its name says."""
+    lines = suffixes(name)[0] == ".jsonl"
+    parts: list[bytes] = []
+    size, rest, blank, line, begins, offset = 0, "", True, 1, True, 0
+    for block, last in decode_blocks(name, decompressed(name, file), encoding, sizes.block_bytes):
+        blank = blank and (not block or block.isspace())
+        if last and blank:
+            raise UserError(f"{name} is empty: name a file with text")
+        text, size, end = rest + block, size + len(block), 0
+        if size >= sizes.piece_chars and not last:
+            end = text.rfind("\n") + 1 if lines else last_break(text, 0, len(text))
+            end -= text.endswith("\r", 0, end)  # keep \r\n together
+        if lines and not end and size > sizes.piece_chars + sizes.line_chars:
+            line += sum(part.count(b"\n") for part in parts)
+            raise UserError(
+                f"{name} line {line} has more than {sizes.line_chars:,} characters: split its text over several lines"
+            )
+        text, rest = (text[:end], text[end:]) if end else (text, "")
+        parts.append(text.encode("utf-8", "surrogatepass"))
+        if end or last:
+            content = b"".join(parts)
+            before, offset = offset, file.tell() if file.seekable() else 0
+            place = {"line": line} if lines else {"begins": begins, "ends": last}
+            yield Piece(name, content, size=offset - before, **place)
+            parts, size, line, begins = [], len(rest), line + content.count(b"\n"), False
+
+
+def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) -> Iterator[tuple[str, bool]]:
+    """The text of a stream, `block_bytes` bytes at a time; each with whether it is the last."""
+    try:
+        with suppress(UnicodeError):
+            b" ".decode(encoding)  # raises LookupError for codecs such as base64, which the next call accepts
+        decoder = codecs.getincrementaldecoder(encoding)()
+    except (LookupError, ValueError):
+        raise UserError(f"--encoding {encoding} is unknown: try utf-8, latin-1 or cp1252") from None
+    wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+    offset, lines, last, first = 0, 1, False, True
+    while not last:
+        block = stream.read(block_bytes)
+        last = len(block) < block_bytes
+        if b"\0" in block and not wide:
+            raise UserError(
+                f"{name} is binary (a zero byte at offset {offset + block.index(0)}): name text files, or give "
+                "--encoding utf-16"
+            )
+        left = decoder.getstate()[0]  # the first bytes of a character that the last block has split
+        try:
+            text = decoder.decode(block, last)
+        except UnicodeError as error:
+            at = getattr(error, "start", 0)
+            line = lines + (left + block)[:at].count(b"\n")
+            raise UserError(
+                f"{name} is not {encoding} at byte offset {offset - len(left) + at} (line {line}): give its "
+                "--encoding, such as latin-1"
+            ) from None
+        yield text.removeprefix("\ufeff") if first else text, last
+        offset, lines, first = offset + len(block), lines + block.count(b"\n"), False
+
+
+def record_text(name: str, number: int, line: str, field: str) -> str:
+    """The text of one line of a .jsonl file."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name} line {number} is not JSON ({error}): correct or remove the line") from None
+    if isinstance(value, dict) and field in value and not isinstance(value[field], str):
+        kind = type(value[field]).__name__
+        raise UserError(f"{name} line {number} holds {kind}, not text, under {field!r}: name another --field")
+    if not isinstance(value, dict) or field not in value:
+        keys = ", ".join(map(ascii, value)) if isinstance(value, dict) else type(value).__name__
+        raise UserError(f"{name} line {number} has no text under {field!r} (it has {keys}): name it with --field")
+    return SURROGATE.sub(UNKNOWN, value[field])
+
+
+def pyarrow(name: str) -> Any:
+    """The library, with which .parquet and .zst are read."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f"{name} is read with pyarrow, which is missing: pip install 'onward[data]'") from None
+    return pyarrow
+
+
+def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[Piece]:
+    """The pieces of a .parquet file."""
+    arrow = pyarrow(name)
+    try:
+        opened = arrow.parquet.ParquetFile(file, buffer_size=1 << 20)  # without a buffer, row groups are read whole
+        rows, size = opened.metadata.num_rows, os.fstat(file.fileno()).st_size
+        groups = map(opened.metadata.row_group, range(opened.num_row_groups))
+        row_bytes = sum(group.total_byte_size for group in groups) // max(1, rows)
+        batch = min(BATCH_ROWS, max(1, BATCH_BYTES // max(1, row_bytes)))
+        batches = opened.iter_batches(batch, columns=[field])
+        yield from table_pieces(name, opened.schema_arrow, batches, rows, size, field)
+    except (arrow.ArrowException, UnicodeDecodeError) as error:
+        raise UserError(f"{name} cannot be read as .parquet ({one_line(error)}): copy or download it again") from None
+
+
+def table_pieces(
+    name: str, schema: "Schema", batches: Iterable[Any], rows: int, size: int, field: str
+) -> Iterator[Piece]:
+    """The pieces of a table of `rows` rows and `size` bytes. A row without a text is an empty document."""
+    columns = ", ".join(map(ascii, schema.names))
+    if schema.names.count(field) != 1:
+        count = "two columns" if field in schema.names else "no column"
+        raise UserError(f"{name} has {count} {field!r} (it has {columns}): name one with --field")
+    kind = schema.field(field).type
+    if str(kind.value_type if str(kind).startswith("dictionary<") else kind) not in STRINGS:
+        raise UserError(f"{name} holds {kind}, not text, under {field!r} (it has {columns}): name another --field")
+    if not rows:
+        raise UserError(f"{name} is empty: name a table with rows")
+    for batch in batches:
+        if texts := [text or "" for text in batch[field].to_pylist()]:
+            yield Piece(name, records=texts, size=size * len(texts) // rows)
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
