@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.data.tokens import Span, Tokens
-from onward.data.windows import BLOCK, IGNORE_INDEX, Batch, ValidationWindows, Windows, hashed, permuted, take
+from onward.data.windows import BLOCK, IGNORE_INDEX, SHIFTING, Batch, ValidationWindows, Windows, hashed, permuted, take
 from onward.errors import UserError
 
 SIZES = st.tuples(st.integers(2, 400), st.integers(1, 40)).filter(lambda s: s[0] > s[1])
@@ -75,7 +75,11 @@ def test_each_epoch_has_every_window_of_all_sources_once(
     assert bool((sample.targets == sample.tokens + 1).all()), "the target is the next token"
     assert (arrays(sample)[0] == starts(sample)[:, None] + np.arange(length)).all(), "each is a stretch of the text"
     assert (np.diff(np.sort(starts(sample))) == length).all(), "they follow one another without overlap"
-    assert count - len(windows) * length <= 2 * length, "and leave less than two windows out"
+    targets, fitting = count - 1, (count - 1) // length
+    if fitting < SHIFTING:
+        assert len(windows) == fitting, "all that fit"
+    else:
+        assert len(windows) * length / targets > (fitting - 1) / (fitting + 1), "and nearly all of it"
 
 
 @given(

@@ -8,7 +8,8 @@ holds about one byte per document.
 import hashlib
 import io
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
+from math import ceil, comb
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from onward.files import written_whole
 
 PERMUTATIONS = 128
 SHINGLE_WORDS = 5
+RECALL = 0.95  # the share of pairs just at the similarity that the bands must find
 HASHES_AT_ONCE = 1 << 22  # documents
 PAIRS_AT_ONCE = 1 << 14  # pairs of signatures
 KEPT, DUPLICATE, NEAR, CONTINUED = 0, 1, 2, 255  # verdicts; the last: continues the document of the unit before
@@ -36,6 +38,24 @@ def signature(text: str) -> np.ndarray:
     minhash = datasketch().MinHash(PERMUTATIONS)
     minhash.update_batch({" ".join(words[i : i + SHINGLE_WORDS]).encode() for i in starts})
     return np.asarray(minhash.hashvalues, np.uint32)
+
+
+def found_by_bands(agreeing: int, width: int) -> float:
+    """The probability that signatures which agree in this many columns, at random places, agree in all columns of one
+    of the bands of this width: by inclusion and exclusion over the bands."""
+    bands = min(PERMUTATIONS // width, agreeing // width)
+    terms = (
+        (-1) ** n * comb(PERMUTATIONS // width, n) * comb(PERMUTATIONS - n * width, agreeing - n * width)
+        for n in range(1, bands + 1)
+    )
+    return -sum(terms) / comb(PERMUTATIONS, agreeing)
+
+
+@cache
+def band_width(similarity: float) -> int:
+    """The widest bands, which make the fewest candidates, that find RECALL of the pairs with this similarity."""
+    least = ceil(similarity * PERMUTATIONS)  # agreeing columns of a near duplicate
+    return max(width for width in range(1, PERMUTATIONS + 1) if found_by_bands(least, width) >= RECALL)
 
 
 def datasketch() -> Any:
@@ -92,12 +112,11 @@ class Verdicts:
     def drop_near(self, similarity: float) -> None:
         """Mark documents whose signature equals that of an earlier document in at least this fraction of its columns.
 
-        Candidates are pairs that agree in all columns of a band (locality-sensitive hashing); datasketch chooses the
-        number of bands for the similarity.
+        Candidates are pairs that agree in all columns of a band (locality-sensitive hashing).
         """
-        lsh = datasketch().MinHashLSH(threshold=similarity, num_perm=PERMUTATIONS)
-        for start in range(0, lsh.b * lsh.r, lsh.r):
-            for later, first in self.repeats(partial(self.band, slice(start, start + lsh.r))):
+        width = band_width(similarity)
+        for start in range(0, PERMUTATIONS - width + 1, width):
+            for later, first in self.repeats(partial(self.band, slice(start, start + width))):
                 for pairs in np.array_split(np.arange(len(later)), len(later) // PAIRS_AT_ONCE + 1):
                     agree = self.signatures(later[pairs]) == self.signatures(first[pairs])
                     self.verdicts[later[pairs][agree.mean(1) >= similarity]] = NEAR

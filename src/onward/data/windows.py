@@ -21,6 +21,7 @@ Packing = Literal["stream", "documents"]
 Numbers = NDArray[np.uint64]
 IGNORE_INDEX = -100  # the target of a token that is not predicted; the default of torch's cross_entropy, too
 BLOCK = 10_000  # windows in which each source has exactly its share
+SHIFTING = 10  # windows: a text in which as many fit has one fewer in an epoch, so that each epoch can cut elsewhere
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,12 @@ class Windows:
     """The windows of T tokens that a run trains on, epoch after epoch.
 
     Window i is a pure function of the seed and i, and needs no memory that grows with i. An epoch has every window
-    once, in shuffled order, and cuts the text at other places than the epoch before. Without `weights` the sources are
-    one text. With weights, one per source, every BLOCK windows have exactly that share of each source, evenly spread,
-    and each source has its own epochs. With pack "documents" positions restart at 0 in each document and the last
-    token of a document has no target, so no token sees another document; with "stream" the documents are one text.
+    once, in shuffled order, without overlap. Where n windows fit into the text, it has n of them, or from n = SHIFTING
+    on n - 1, and begins at another place than the epoch before, as far as the rest of the text allows: so other targets
+    are left out each time. Without `weights` the sources are one text. With weights, one per source, every BLOCK
+    windows have exactly that share of each source, evenly spread, and each source has its own epochs. With pack
+    "documents" positions restart at 0 in each document and the last token of a document has no target, so no token sees
+    another document; with "stream" the documents are one text.
 
     A UserError if the weights do not fit the sources, or if a source is shorter than one window.
     """
@@ -79,8 +82,8 @@ class Windows:
                 f"{'a source' if weights else 'the text'} has {least} tokens, and one window takes "
                 f"{context_length + 1}: give it more text or a smaller --model.context-length"
             )
-        # one window fewer than would fit, so that epochs can cut at other places
-        counts = np.maximum(1, (sizes - 1) // context_length - 1)
+        fitting = (sizes - 1) // context_length
+        counts = np.where(fitting < SHIFTING, fitting, fitting - 1)
         self.counts = counts.astype(np.uint64)
         self.room = (sizes - counts * context_length).astype(np.uint64)  # number of tokens at which an epoch can begin
         self.shares = shares(weights or [1.0], len(self.sources))
