@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
@@ -17,7 +18,9 @@ from onward.families import express, families, read
 from onward.generation.engine import generate
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.model.backends import reference
+from onward.inspection.attention import attend_modules
+from onward.model.attention import Attend
+from onward.model.backends import Keys, reference
 from onward.model.config import (
     DecoderConfig,
     Experts,
@@ -32,7 +35,7 @@ from onward.model.config import (
     Rotary,
     SelfAttention,
 )
-from onward.model.latent import LatentAttentionModule
+from onward.model.context import AttentionContext
 from onward.model.routing import SigmoidRouting, SoftmaxRouting
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
@@ -98,16 +101,20 @@ def test_every_way_to_run_a_family_gives_the_logits_of_the_plain_run(hf: PreTrai
     assert_equals_the_plain_run(read(hf.to_dict())[1], way)
 
 
+def by_reference(attend: Attend, inputs: tuple[Tensor, Keys, Keys, AttentionContext], _: Tensor) -> Tensor:
+    """A forward hook that replaces the output of an Attend module."""
+    q, k, v, context = inputs
+    return reference(q, k, v, context.mask, scale=attend.scale, softcap=attend.softcap, sinks=attend.sinks)
+
+
 @every_case
 @torch.inference_mode()
-def test_the_fast_paths_of_a_family_equal_the_written_out_one(
-    hf: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fast_paths_of_a_family_equal_the_written_out_one(hf: PreTrainedConfig) -> None:
     config = read(hf.to_dict())[1]
     model, tokens = decoder(config, torch.float64), token_ids(config)
     fast = model(tokens)
-    monkeypatch.setattr("onward.model.attention.attend", reference)
-    monkeypatch.setattr(LatentAttentionModule, "absorbed", LatentAttentionModule.expanded)
+    for attend in attend_modules(model):
+        attend.register_forward_hook(by_reference)
     assert_close(fast, model(tokens), 1e-10)
 
 

@@ -1,15 +1,18 @@
 """A mixture of experts computes the same whichever way it is computed."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from onward.model.compiling import compile_blocks
 from onward.model.config import Experts
-from onward.model.experts import ExpertsModule
+from onward.model.experts import FASTEST, ExpertsModule
 from onward.model.routing import SigmoidRouting, SoftmaxRouting
 
 from support.allocations import Allocations
@@ -103,33 +106,37 @@ def test_sigmoids_that_are_all_zero_give_no_nan() -> None:
     assert torch.equal(weight, torch.zeros(2, 2))
 
 
-@pytest.fixture
-def untimed(monkeypatch: pytest.MonkeyPatch) -> dict[object, str]:
-    """The ways found so far, none."""
-    monkeypatch.setattr("onward.model.experts.FASTEST", found := {})
-    return found
+@contextmanager
+def timing() -> Iterator[None]:
+    """The backends of one new shape are timed here: a width of experts that no other test has."""
+    before = len(FASTEST)
+    yield
+    assert len(FASTEST) == before + 1
 
 
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-def test_backend_is_timed_where_gradients_are_disabled(mode, untimed: dict[object, str]) -> None:  # type: ignore[no-untyped-def]
-    with mode():
-        assert experts(8, 8, backend="auto")(torch.randn(2, 3, 8)).shape == (2, 3, 8)
-    assert len(untimed) == 1
+@pytest.mark.parametrize(("mode", "d_ff"), [(torch.inference_mode, 40), (torch.no_grad, 41)])
+def test_backend_is_timed_where_gradients_are_disabled(mode: Callable[[], Any], d_ff: int) -> None:
+    with timing(), mode():
+        assert experts(8, d_ff, backend="auto")(torch.randn(2, 3, 8)).shape == (2, 3, 8)
 
 
-def test_backend_is_timed_once_for_a_shape(untimed: dict[object, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    times = []
-    monkeypatch.setattr("onward.model.experts.fastest", lambda ways: times.append(ways) or "loop")
-    module = experts(8, 8, backend="auto")
-    for _ in range(3):
-        module(torch.randn(3, 8))
-    assert len(times) == 1
+def test_backend_is_timed_once_for_a_shape() -> None:
+    module, x = experts(8, 42, backend="auto"), torch.randn(3, 8)
+
+    def flops() -> int:
+        with FlopCounterMode(display=False) as counter:
+            module(x)
+        return counter.get_total_flops()
+
+    with timing():
+        timed, *later = flops(), flops(), flops()
+    assert timed > later[0] == later[1]
 
 
 @pytest.mark.parametrize("backend", ["loop", "grouped", "auto"])
-def test_backends_copy_no_weights(backend: str, untimed: dict[object, str]) -> None:
+def test_backends_copy_no_weights(backend: str) -> None:
     module = experts(64, 32, backend=backend)
-    with torch.inference_mode(), Allocations() as made:
+    with timing() if backend == "auto" else nullcontext(), torch.inference_mode(), Allocations() as made:
         module(torch.randn(2, 64))
     assert 0 < made.largest < module.gate.nbytes / 4
 
