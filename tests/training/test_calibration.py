@@ -1,13 +1,22 @@
 """A run of a given time: validations, samples and saves are part of it."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from onward.training import calibration
-from onward.training.calibration import Costs, fitted
+from onward.checkpoint.training import TrainerState
+from onward.data.tokens import Tokens
+from onward.data.windows import Windows
+from onward.model.decoder import Decoder
+from onward.training.calibration import Costs, fitted, measured_costs
+from onward.training.optimizer import optimizers
 from onward.training.run import Run
+from onward.training.trainer import Step, StepPlan, Trainer
 
+from support.decoders import LENGTH, decoder
+from support.decoders import config as decoder_config
 from support.runs import config
 
 
@@ -32,25 +41,40 @@ def test_validations_take_at_most_a_quarter_unless_asked_for(tmp_path: Path) -> 
     assert run.steps * 0.01 > 5
 
 
-def test_a_validation_is_timed_with_its_sample_and_its_save(
-    story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, found = [0.0], []
+def test_a_validation_is_timed_with_its_sample_and_its_save(tmp_path: Path) -> None:
+    seconds = 0.0
 
-    def tick(seconds: float) -> None:
-        clock[0] += seconds
+    def tick(more: float) -> None:
+        nonlocal seconds
+        seconds += more
 
-    def step(trainer: calibration.Trainer, plans: object) -> object:
-        for _ in range(20):
+    class Timed(Trainer):
+        def train_step(self, plan: StepPlan) -> Step:
             tick(0.25)
-            yield
+            return super().train_step(plan)
 
-    monkeypatch.setattr(calibration, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(calibration.Trainer, "train", step)
-    validate, save, fit = calibration.validate, calibration.save_once, calibration.fitted
-    monkeypatch.setattr(calibration, "validate", lambda *args: (tick(1), validate(*args))[1])
-    monkeypatch.setattr(calibration, "save_once", lambda *args: (tick(2), save(*args)))
-    monkeypatch.setattr(calibration, "fitted", lambda *args: (found.append(args[1]), fit(*args))[1])
-    run = Run.start(config(story_file, tmp_path / "run", steps=0, time="100s"), sample=lambda *_: tick(4))
-    assert (found[0].step, found[0].validation) == (0.25, 7.0)
+        def averaged(self) -> AbstractContextManager[object]:
+            tick(1)  # validation begins
+            return super().averaged()
+
+        def state_dict(self) -> TrainerState:
+            tick(2)  # as does a save
+            return super().state_dict()
+
+    model, text = decoder(decoder_config()), Tokens.of(np.arange(500, dtype=np.uint16) % 13)
+    trainer = Timed(model, optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.99)), lambda step: 1e-3)
+    windows, given = Windows([text], LENGTH, seed=0), config(tmp_path, tmp_path / "run")
+    costs = measured_costs(given, trainer, windows, text, lambda _: tick(4), 5.0, lambda: seconds)
+    assert (trainer.step, costs.step, costs.validation) == (21, 0.25, 7.0)
+    assert costs.evaluation == pytest.approx(1.0, rel=0.1)  # the text is short enough to be validated as a whole
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_run_of_a_given_time_samples_once_to_know_how_long_it_takes(story_file: Path, tmp_path: Path) -> None:
+    sampled: list[Decoder] = []
+    run = Run.start(
+        config(story_file, tmp_path / "run", steps=0, time="2s"), sample=lambda model, _: sampled.append(model)
+    )
+    assert len(sampled) == 1
+    assert sampled[0] is not run.model
     assert not list(run.folder.glob(".trial*"))
