@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onward.checkpoint.weights import read_tensors, write_tensors
-from onward.cli import main
+from onward.cli import main, sentence
 
 from support.disk import with_room_for
 
@@ -213,3 +213,9 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(case: str, plac
     assert capsys.readouterr().err.splitlines()[-1].startswith(said)
     assert all(read_tensors(path) for path in Path("runs").rglob("*.safetensors")), "those there are whole"
     assert not list(Path("runs").rglob(".*"))
+
+
+def test_memory_that_runs_out_is_one_sentence_and_other_errors_are_no_mistakes_of_the_user() -> None:
+    for error in MemoryError(), RuntimeError("can't allocate memory"), RuntimeError("CUDA out of memory."):
+        assert sentence(error, []) == "there is not enough memory: choose smaller sizes or a smaller --batch-size"
+    assert sentence(RuntimeError("a shape is wrong"), []) is None

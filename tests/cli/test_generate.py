@@ -3,20 +3,23 @@
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import onward
 from onward.cli import main
+from onward.cli.generate import Options, sample
 from onward.generation.engine import Engine
+from onward.generation.request import Request
 from onward.language_model import LanguageModel
 
 SEEDED = ["--seed", "1", "--max-new-tokens", "9"]
+OPTIONS = Options(model="", seed=1, max_new_tokens=9)
 
 
 @pytest.fixture(scope="module")
@@ -112,16 +115,25 @@ def test_prompts_come_from_standard_input_and_from_another_field(said, monkeypat
     assert rows(said("--prompts", "many.jsonl", "--field", "question", *SEEDED, "--json")[0])[0]["prompt"] == "The"
 
 
-def test_prompts_of_a_file_are_computed_together_by_one_engine(
-    said, lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows_of, step = [], Engine.step
-    monkeypatch.setattr(Engine, "step", lambda engine: (step(engine), rows_of.append(len(engine.scheduler.active)))[0])
+class Watched(Engine):
+    """An engine of a model that calls a function before each step."""
+
+    def __init__(self, lm: LanguageModel, watch: Callable[[Engine], object]) -> None:
+        super().__init__(lm.model, stop_token_ids=lm.stop_token_ids, allowed=lm.allowed())
+        self.watch = watch
+
+    def step(self) -> list[tuple[Request, int]]:
+        self.watch(self)
+        return super().step()
+
+
+def test_prompts_are_computed_together(lm: LanguageModel, capsys: pytest.CaptureFixture[str]) -> None:
+    active: list[int] = []
+    engine = Watched(lm, lambda engine: active.append(len(engine.scheduler.active)))
     prompts = [f"{who} {does}" for who in ("The cat", "A dog", "The old king") for does in ("sat", "slept", "sang")]
-    Path("many.txt").write_text("\n".join(prompts))
-    out, _ = said("--prompts", "many.txt", *SEEDED)
-    assert max(rows_of) == len(prompts)
-    assert out == numbered(p + text for p, text in zip(prompts, lm.generate(prompts, 9, seed=1)))
+    sample(lm, prompts, OPTIONS, engine)
+    assert max(active) == len(prompts)
+    assert capsys.readouterr().out == numbered(p + text for p, text in zip(prompts, lm.generate(prompts, 9, seed=1)))
 
 
 def test_several_answers_for_each_prompt_follow_it(said, lm: LanguageModel) -> None:
@@ -277,35 +289,27 @@ def test_a_prompt_whose_answer_fails_is_not_printed(said, lm: LanguageModel) -> 
     assert "no token may come next" in err
 
 
-@pytest.mark.parametrize(
-    ("error", "status"), [(KeyboardInterrupt(), 130), (RuntimeError("can't allocate memory"), 2)], ids=repr
-)
-def test_answers_printed_before_an_interruption_remain(
-    error: BaseException, status: int, said, lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+def test_finished_answers_are_printed_before_an_interruption(
+    lm: LanguageModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step, prompts = Engine.step, ["The"] * 17  # one more than there are rows
-
-    def break_off(engine: Engine) -> object:
+    def break_off(engine: Engine) -> None:
         if not engine.scheduler.waiting and len(engine.scheduler.active) == 1:
-            raise error
-        return step(engine)
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(Engine, "step", break_off)
-    out, err = said(*prompts, *SEEDED, "--json", status=status)
-    expected = lm.generate(prompts[:16], 9, seed=1)
-    assert [row["text"] for row in rows(out)] == expected
-    assert err.count("onward: ") == 1
+    prompts = ["The"] * 17  # one more than there are rows
+    with pytest.raises(KeyboardInterrupt):
+        sample(lm, prompts, replace(OPTIONS, json=True), Watched(lm, break_off))
+    assert [row["text"] for row in rows(capsys.readouterr().out)] == lm.generate(prompts[:16], 9, seed=1)
 
 
 def test_progress_is_shown_on_a_terminal_when_the_answers_go_elsewhere(said, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["The", "A dog", *SEEDED, "--json"]
     plain, nothing = said(*words)
     assert nothing == ""
-    terminal = Console(stderr=True, force_terminal=True, force_interactive=True)
-    monkeypatch.setattr("onward.cli.generate.console", terminal)
-    out, err = said(*words)
-    assert out == plain
-    assert "2/2" in err
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    assert said(*words)[0] == plain
+    assert "2/2" in terminal.getvalue()
 
 
 def test_help_is_in_groups_and_shows_no_empty_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from onward.errors import UserError
-from onward.training import track
 from onward.training.track import Trackers, check_trackers
 
 CONFIG = {"steps": 40, "model": {"n_layers": 2}, "sources": ("play.txt",)}
@@ -192,8 +191,7 @@ def test_wandb_works_offline_without_a_key_and_keeps_its_id(tmp_path: Path, envi
 class Failing:
     """Works for one row."""
 
-    def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
-        self.seen = 0
+    seen = 0
 
     def write(self, row: Mapping[str, Any]) -> None:
         self.seen += 1
@@ -204,20 +202,21 @@ class Failing:
         raise AssertionError("not asked again")
 
 
-def test_failing_tracker_warns_once_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensorboard: None
-) -> None:
-    monkeypatch.setitem(track.TRACKERS, "failing", Failing)
+def test_failing_tracker_warns_once_and_the_others_go_on(tmp_path: Path, tensorboard: None) -> None:
+    trackers = Trackers(["tensorboard"], tmp_path, CONFIG)
+    trackers.open = {"failing": Failing()} | trackers.open
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        write(tmp_path, *rows(1, 30), names=("failing", "tensorboard"))
+        for row in rows(1, 30):
+            trackers.write(row)
+        trackers.close()
     sentences = [str(w.message) for w in told if w.category is UserWarning]
     assert sentences == ["failing failed, and training goes on without it: no route to host"]
     assert_same(from_tensorboard(tmp_path), curves(rows(1, 30)))
 
 
 def test_missing_library_of_a_tracker_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(track, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"wandb needs its library: pip install 'onward\[track\]'"):
         check_trackers(["wandb"])
 

@@ -160,12 +160,13 @@ def from_file(file: str, field: str) -> list[str]:
 
 def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine: "Engine") -> None:
     """Continue all prompts together and print their answers in order, each as it grows."""
+    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
-    answers = lm.submit(engine, prompts, options)
-    quiet = len(answers) == 1 or sys.stdout.isatty() or not console.is_terminal
+    answers, errors = lm.submit(engine, prompts, options), Console(stderr=True)
+    quiet = len(answers) == 1 or sys.stdout.isatty() or not errors.is_terminal
     columns = *Progress.get_default_columns(), MofNCompleteColumn()
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=quiet) as bar:
+    with Progress(*columns, console=errors, transient=True, redirect_stdout=False, disable=quiet) as bar:
         task = bar.add_task("answers", total=len(answers))
         for number, (request, answer) in enumerate(answers.items()):
             prompt_index, index = divmod(number, options.n)
