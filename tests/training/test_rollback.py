@@ -16,7 +16,7 @@ from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.training.loss import CrossEntropy
-from onward.training.run import Event, Rollback, Run
+from onward.training.run import Event, Notice, Rollback, Run
 from onward.training.trainer import Step
 
 from support.disk import with_room_for
@@ -134,6 +134,49 @@ def test_weights_spoilt_by_the_last_update_are_rolled_back(story_file: Path, tmp
     assert (event.failed_step, event.reason) == (40, "the weights are not finite")
     assert run.step == 40
     assert all(t.isfinite().all() for t in read_tensors(run.folder / "model.safetensors").values())
+
+
+def grow(model: Any) -> None:
+    """Weights that are finite, and with which every loss is a spike."""
+    model.embed.weight.mul_(1e6)
+
+
+def spoil_after_update(run: Run, loss: Harm, window: int) -> Run:
+    """The run, in which the update on the step with a window makes weights huge."""
+    (optimizer,) = run.trainer.optimizers
+
+    def spoil(*_: object) -> None:
+        if loss.seen[-1] == window:
+            with torch.no_grad():
+                grow(run.model)
+
+    optimizer.register_step_post_hook(spoil)
+    return run
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_run_goes_back_one_save_further_where_the_newest_is_spoilt(
+    resumed: bool, story_file: Path, tmp_path: Path
+) -> None:
+    loss = Harm(grow, ())
+    run = spoil_after_update(Run.start(config(story_file, tmp_path / "run", **SETTINGS), loss=loss), loss, 76)
+    if resumed:
+        list(run.train(stop=lambda: run.step == 20))
+        run = spoil_after_update(Run.resume(run.folder, loss=loss), loss, 76)
+    events = until_end(run)
+    rollbacks = [(event.step, event.failed_step, event.skipped) for event in events if isinstance(event, Rollback)]
+    assert rollbacks == [(20, 21, (80, 84)), (10, 21, (40, 88))]
+    (told,) = [event.sentence for event in events if isinstance(event, Notice)]
+    assert "step-0000020 is damaged (each step after it fails): it is kept as damaged-step-0000020" in told
+    assert (run.step, run.position) == (40, 88 + 30 * 4)
+    assert [row["step"] for row in metrics(run.folder) if "loss" in row] == list(range(1, 41))
+    assert metrics(run.folder)[-1]["validation_loss"] < 3
+
+
+def test_save_is_not_blamed_for_two_failures_some_steps_after_it(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", **SETTINGS), loss=Harm(not_a_number, {100, 104}))
+    rollbacks = [(event.step, event.skipped) for event in until_end(run) if isinstance(event, Rollback)]
+    assert rollbacks == [(20, (100, 104)), (20, (104, 108))]
 
 
 def test_bad_batches_with_good_ones_between_do_not_end_a_run(story_file: Path, tmp_path: Path) -> None:

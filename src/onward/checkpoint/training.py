@@ -181,21 +181,23 @@ def step_of(save: Path) -> int:
     return int(save.name.removeprefix("step-"))
 
 
-def newest_state(run: Path, device: torch.device) -> SavedState:
+def newest_state(run: Path, device: torch.device, spoiled: int | None = None) -> SavedState:
     """The newest save that is as it was written, which the run folder then shows. Damaged saves after it are moved
-    aside, each with a message. A UserError if no save is good.
+    aside, each with a message; so is the save of the step `spoiled`, if there is one before it. A UserError if no save
+    is good.
     """
     damages: dict[Path, str] = {}
-    for folder in reversed(saves(run)):
-        if not (found := damage(folder)):
+    for folder in reversed(found := saves(run)):
+        reason = "each step after it fails" if step_of(folder) == spoiled and folder != found[0] else damage(folder)
+        if not reason:
             break
-        damages[folder] = found
+        damages[folder] = reason
     else:
-        why = "".join(f" ({folder.name}: {found})" for folder, found in damages.items())
+        why = "".join(f" ({folder.name}: {reason})" for folder, reason in damages.items())
         raise UserError(f"{run} has no save to resume from{why}: start another with --out")
     messages = [
-        f"{bad} is damaged ({found}): it is kept as damaged-{bad.name}, and {folder.name} is taken"
-        for bad, found in damages.items()
+        f"{bad} is damaged ({reason}): it is kept as damaged-{bad.name}, and {folder.name} is taken"
+        for bad, reason in damages.items()
     ]
     for bad in damages:
         aside = bad.with_name(f"damaged-{bad.name}")

@@ -114,6 +114,7 @@ class Run:
         self.seconds, self.position = 0.0, 0
         self.skipped: list[tuple[int, int]] = []  # windows left out, as half-open ranges of their numbers
         self.failed_steps: list[int] = []  # since the last good save after them
+        self.loaded = 0  # the step of the save that was loaded last
         self.messages: list[str] = []  # for the user, yielded by `train`
 
     @property
@@ -239,6 +240,7 @@ class Run:
         """Go to the step of a save."""
         progress = fields.build(RunProgress, state.progress, str(state.folder / PROGRESS))
         self.trainer.load_state(state)
+        self.loaded = self.step
         self.position, self.seconds, self.failed_steps = progress.position, progress.seconds, [*progress.failed_steps]
         self.skipped = [*progress.skipped]
         known, now = progress.config, fields.plain(self.config)
@@ -348,21 +350,29 @@ class Run:
             trackers.close()
 
     def rollback(self, plan: StepPlan, step: Step) -> Rollback:
-        """Go back to the newest undamaged save, and skip the windows of a step that failed from now on."""
-        windows = plan.numbers[0], plan.next_position
-        failed_steps, skipped, failed = [*self.failed_steps, step.step], [*self.skipped, windows], step.step
+        """Go back to the newest undamaged save, and skip the windows of a step that failed from now on.
+
+        Where the first step after a save has failed twice, on different windows, the save is spoiled: go back to the
+        one before it, and skip all windows from there on.
+        """
+        windows, failed = (plan.numbers[0], plan.next_position), step.step
+        failed_steps = [*self.failed_steps, failed]
         if len(failed_steps) >= MAX_FAILURES:
             raise UserError(
                 f"step {failed} failed, the {len(failed_steps)}rd failure in a row ({step.failure}), so not because of "
                 "the windows: start again with a lower learning rate, more warm-up or a smaller --clip"
             )
+        spoiled = self.loaded if failed_steps[-2:] == [failed, failed] and self.loaded == self.step else None
         self.saver.finish()
         if self.processes.rank:
             self.processes.wait()  # until the first process has moved damaged saves aside
-        self.load_state(newest_state(self.folder, torch.device("cpu")))
+        skipped = self.skipped
+        self.load_state(newest_state(self.folder, torch.device("cpu"), spoiled))
         if not self.processes.rank:
             self.processes.wait()
-        self.failed_steps, self.skipped = failed_steps, skipped
+        if spoiled is not None and self.step < spoiled:
+            windows = self.position, plan.next_position
+        self.failed_steps, self.skipped = failed_steps, [*skipped, windows]
         event = Rollback(self.step, failed, step.failure, windows)
         if not self.processes.rank:
             self.metrics.cut(lambda row: self.is_past(row) or (row["step"] == self.step and "reason" in row))
