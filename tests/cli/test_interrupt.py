@@ -12,6 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from onward.cli.train import train
+from onward.training.checks import Check
+from onward.training.run import Run
+
+from support.runs import config
+
 MAIN = [sys.executable, "-c", "import sys; from onward.cli import main; sys.exit(main())"]
 
 
@@ -53,6 +59,25 @@ def test_signal_saves_and_prints_the_command_that_resumes(
     steps = [json.loads(line)["step"] for line in lines if "learning_rate" in line]
     assert steps == list(range(1, 401))
     assert (run / "result.json").exists()
+
+
+class InterruptedRun(Run):
+    """A run in which Ctrl-C comes before its first step."""
+
+    def checks(self) -> Iterator[Check]:
+        signal.raise_signal(signal.SIGINT)
+        return super().checks()
+
+
+def test_ctrl_c_before_the_first_step_leaves_a_report_and_the_command_that_resumes(
+    story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = InterruptedRun.start(config(story_file, tmp_path / "run"))
+    assert train(run) == 130
+    said = capsys.readouterr().err
+    assert "Stopped and saved at step 0.\n" in said
+    assert said.endswith(f"To go on: onward train --resume {run.folder}\n")
+    assert (run.folder / "report.html").exists()
 
 
 def test_sigusr1_saves_and_goes_on(story_file: Path, tmp_path: Path) -> None:

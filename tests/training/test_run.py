@@ -134,6 +134,22 @@ def test_full_disk_is_reported_and_training_goes_on(whole: Path, story_file: Pat
     assert_same_run(tmp_path / "run", whole)
 
 
+def test_removed_folder_is_reported_at_the_next_save(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run"))
+    events = run.train()
+    until(events, 10)
+    run.saver.finish()
+    run.folder.rename(tmp_path / "elsewhere")
+    until(events, 20)
+    run.saver.finish()
+    told = next(event for event in events if isinstance(event, Notice))
+    assert told.step <= 21
+    assert told.sentence.startswith(f"saving step 20 in {run.folder} failed: the folder has been moved or removed;")
+    (tmp_path / "elsewhere").rename(run.folder)
+    list(events)
+    assert saves(run.folder)[-1].name == "step-0000030"
+
+
 def test_failed_last_save_is_an_error_and_resuming_repeats_it(whole: Path, story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run"))
     events = run.train()

@@ -153,16 +153,22 @@ class Saver:
         """Run a task in the thread, and then drop old saves."""
 
         def attempt() -> None:
+            failed = f"{what} in {self.run} failed"
             try:
-                if not self.run.is_dir():
-                    raise FileNotFoundError(0, "the folder has vanished")
-                task()
-                self.drop()
+                if self.run.is_dir():
+                    task()
+                    self.drop()
+                else:
+                    self.fail(f"{failed}: the folder has been moved or removed")
             except Exception as error:  # whatever it is, the training goes on
                 reason = getattr(error.__cause__ or error, "strerror", None) or error
-                self.failure = UserError(f"{what} in {self.run} failed: {reason}; the saves before are kept")
+                self.fail(f"{failed}: {reason}; the saves before are kept")
 
         self.pending = self.thread.submit(attempt)
+
+    def fail(self, sentence: str) -> None:
+        """Note a failure, of which the first is the cause of those that follow."""
+        self.failure = self.failure or UserError(sentence)
 
     def drop(self) -> None:
         """Remove all saves but the last `keep` and the best."""

@@ -5,13 +5,14 @@ import os
 import re
 import signal
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, get_origin
 
-from rich.markup import escape
+from rich.text import Text
 
 from onward import fields
 from onward.cli.options import read
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from onward.model.decoder import Decoder
     from onward.text.tokenizer import Tokenizer
     from onward.training.run import Run
+
+Say = Callable[[str | Text], None]  # prints a sentence, in the first process only
 
 ABOUT = """\
 Train a decoder on text. The run folder is a Hugging Face folder that also holds what is needed to go on.
@@ -126,65 +129,72 @@ def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
 
 def train(run: "Run") -> int:
     """Train with a display until the end or a signal, and write the report; return the exit status."""
-    from onward.cli.display import Display
+    folder, first = run.folder, not run.processes.rank
+    say: Say = partial(console.print, markup=False, soft_wrap=True) if first else lambda sentence: None
+    with signals() as requests:
+        describe(run, say)
+        follow(run, requests, say)
     from onward.reports.write import conclude, write_reports
-    from onward.training.run import Notice, Rollback
 
-    folder, inputs, first = run.folder, run.inputs, not run.processes.rank
-    say = console.print if first else lambda *_, **__: None
-    if unknown := inputs.unknown_characters:
-        say(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
-    for source in run.config.sources:
-        if skipped := skipped_in(source, folder):
-            say(skipped, markup=False, soft_wrap=True)
-    if inputs.cut_documents and run.config.pack == "documents":
-        say("the validation text begins inside a document, since no document begins near its share of the text")
-    parameters = sum(p.numel() for p in run.model.parameters())
-    say(
-        f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {fields.counted(run.config.steps, 'step')}, "
-        f"{run.config.precision} on {run.device}, into {folder}",
-        soft_wrap=True,
-    )
-    if unnamed := unnamed_changes(run.config.preset, run.model.config, run.config.model):
-        say(f"beside your changes, the preset is changed in: {'; '.join(unnamed)}", markup=False, soft_wrap=True)
-    for check in run.checks():
-        say(f"{'[green]ok[/]   ' if check.ok else '[red]look[/] '} {escape(check.sentence)}", soft_wrap=True)
-    with signals() as requests, Display(run) if first else nullcontext() as display:
-        for event in run.train(requests.stop, requests.save):
-            if isinstance(event, Notice):
-                say(event.sentence, markup=False, soft_wrap=True)
-            elif isinstance(event, Rollback):
-                say(
-                    f"step {event.failed_step:,} failed ({event.reason}): back to step {event.step:,}, skips windows "
-                    f"{event.skipped[0]:,} to {event.skipped[1] - 1:,}, see {folder / 'skipped.jsonl'}",
-                    markup=False,
-                    soft_wrap=True,
-                )
-            elif display:
-                display.show(event)
     if run.step < run.config.steps:
         say(f"\nStopped and saved at step {run.step:,}.")
-        if first and run.step:
+        if first:
             write_reports(folder, device=run.device)
-            say(f"report: {folder / 'report.html'}", markup=False, soft_wrap=True)
-        again = f"onward train --resume {quote(str(folder))}{fields.import_options(run.config.modules)}"
-        say(f"To go on: {again}", markup=False, soft_wrap=True)
+            say(f"report: {folder / 'report.html'}")
+        say(f"To go on: onward train --resume {quote(str(folder))}{fields.import_options(run.config.modules)}")
         return 128 + requests.signal
     if not first:
         return 0
     if result := conclude(run):
         say(
             f"\nvalidation loss {result.loss:.4f} | perplexity {result.perplexity:,.2f} | bits per byte "
-            f"{result.bits_per_byte:.4f} | {run.seconds:.0f} s",
-            soft_wrap=True,
+            f"{result.bits_per_byte:.4f} | {run.seconds:.0f} s"
         )
         say(
             f"(over all {result.tokens:,} validation tokens in fp32; during the run over about "
-            f"{min(result.tokens, run.config.validation_tokens):,} of them in {run.config.precision})",
-            soft_wrap=True,
+            f"{min(result.tokens, run.config.validation_tokens):,} of them in {run.config.precision})"
         )
-    say(f"report: {folder / 'report.html'}", markup=False, soft_wrap=True)
+    say(f"report: {folder / 'report.html'}")
     return 0
+
+
+def describe(run: "Run", say: Say) -> None:
+    """Say what is trained on what, and the results of the checks."""
+    folder, inputs = run.folder, run.inputs
+    if unknown := inputs.unknown_characters:
+        say(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
+    for source in run.config.sources:
+        if skipped := skipped_in(source, folder):
+            say(skipped)
+    if inputs.cut_documents and run.config.pack == "documents":
+        say("the validation text begins inside a document, since no document begins near its share of the text")
+    parameters = sum(p.numel() for p in run.model.parameters())
+    say(
+        f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {fields.counted(run.config.steps, 'step')}, "
+        f"{run.config.precision} on {run.device}, into {folder}"
+    )
+    if unnamed := unnamed_changes(run.config.preset, run.model.config, run.config.model):
+        say(f"beside your changes, the preset is changed in: {'; '.join(unnamed)}")
+    for check in run.checks():
+        say(Text.assemble(("ok    ", "green") if check.ok else ("look  ", "red"), check.sentence))
+
+
+def follow(run: "Run", requests: "Requests", say: Say) -> None:
+    """Train, and show the events."""
+    from onward.cli.display import Display
+    from onward.training.run import Notice, Rollback
+
+    with nullcontext() if run.processes.rank else Display(run) as display:
+        for event in run.train(requests.stop, requests.save):
+            if isinstance(event, Notice):
+                say(event.sentence)
+            elif isinstance(event, Rollback):
+                say(
+                    f"step {event.failed_step:,} failed ({event.reason}): back to step {event.step:,}, skips windows "
+                    f"{event.skipped[0]:,} to {event.skipped[1] - 1:,}, see {run.folder / 'skipped.jsonl'}"
+                )
+            elif display:
+                display.show(event)
 
 
 class Requests:

@@ -107,6 +107,8 @@ class Run:
             raise UserError(
                 f"accumulation is {config.accumulation} for {self.processes.count} processes: give each a batch"
             )
+        record = read_record(self.folder)
+        self.checksums = [*record.data.values(), record.tokenizer]
         self.windows = open_windows(config, inputs, model.config.context_length)
         self.trainer = build_trainer(config, model, self.processes, loss)
         self.saver, self.metrics = Saver(self.folder, config.keep), Journal(self.folder / "metrics.jsonl")
@@ -262,10 +264,11 @@ class Run:
         `save()` asks for a save after the present step. A UserError if the last step cannot be saved, or if steps fail
         three times in a row.
         """
-        began, stopping = perf_counter() - self.seconds, False
+        began = perf_counter() - self.seconds
         with nullcontext() if self.processes.rank else run_lock(self.folder, again=True), self.recorder() as record:
             self.check_ranks()
             yield from self.validations(record)  # a kill may have come between the save and its validation
+            stopping = bool(self.processes.sum([stop()])[0])
             while self.step < self.config.steps and not stopping:
                 with closing(self.plans(self.step, self.position, self.skipped)) as plans:
                     for plan in plans:
@@ -292,10 +295,9 @@ class Run:
     def check_ranks(self) -> None:
         """A UserError if a process trains another run than rank 0, such as one in a folder of another disk."""
         if self.processes.count > 1:
-            record = read_record(self.folder)
             facts = {
                 "configuration": fields.plain(replace(self.config, out="")),
-                "data": [*record.data.values(), record.tokenizer],
+                "data": self.checksums,
                 "step": self.step,
                 "weights": self.trainer.checksum(),
             }
