@@ -217,10 +217,10 @@ def test_a_trained_folder_loads_in_transformers_with_the_same_logits(
     ids = transformers.AutoTokenizer.from_pretrained(tmp_path)(text, return_tensors="pt")["input_ids"]
     assert ids.tolist() == [lm.tokenizer.encode(text)]
     with torch.no_grad():
-        expected, found = theirs(ids).logits, onward.load(tmp_path).model(ids)
+        expected, found, trained = theirs(ids).logits, onward.load(tmp_path).model(ids), lm.model(ids)
     assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
     assert type(theirs).__module__.split(".")[1] == "models", "a class of transformers' own"
-    assert torch.equal(found, lm.model(ids))
+    assert torch.equal(found, trained)
 
 
 def test_run_trains_the_trainable_parameters_of_a_given_model(whole: Path, story_file: Path, tmp_path: Path) -> None:
