@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,12 +18,15 @@ from torch import Tensor
 
 from onward.errors import UserError
 from onward.generation.options import GenerationOptions
+from onward.generation.spelling import JSON, Search, Spelling, allowed_tokens
 from onward.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # allow every tokenization of a text, not only the tokenizer's
+OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes, those with the flag u characters
+CHECKED = 1000  # the most tokens for which endings are searched in one step
 SPACE = r"[ ]?|\n[ ]{0,40}"  # white space between JSON tokens: at most one space, or a new line with at most 40 spaces
 
 
@@ -38,43 +40,153 @@ def constraint(
     constraints that no tokens of the model can meet. `end` are token ids that are allowed only where the answer is
     complete.
     """
-    if options.regex:
-        what, text = "regex", options.regex
-    elif options.json_schema:
-        what, text = "json_schema", read_schema(options.json_schema)
-    else:
+    what = "regex" if options.regex else "json_schema"
+    text = options.regex or options.json_schema
+    if not text:
         return None
-    try:
-        from llguidance import LLMatcher, regex_to_lark
-    except ImportError:
-        raise UserError(f"{what} needs the package llguidance: pip install 'onward[constrain]'") from None
-    rule = f"%json {text}" if what == "json_schema" else f"/{regex_to_lark(text, '')}/"
+    language = Language(what, text)
     known = vocabulary(tokenizer, size)
-    matcher = LLMatcher(known.inner, f"{ALL_TOKENS}start: {rule}", log_level=0)
-    if matcher.is_error():
-        raise UserError(f"{what} cannot be used: {reason(matcher.get_error())}")
-    first = TextConstraint(matcher, known, sorted(end))
-    if not first.mask.any():
-        raise UserError(f"{what} cannot be met with the tokens of this model")
+    first = TextConstraint(language.start(known), known, sorted(end))
+    some = bool(first.mask.any())
+    if not (some and first.state.possible):
+        if characters := language.unspelled(known.spelling):
+            raise UserError(
+                f"{what} cannot be met: the tokens of this model cannot spell {', '.join(map(repr, characters))}"
+            )
+        if not some:
+            raise UserError(f"{what} cannot be met: the tokens of this model can spell no text that it allows")
     return first
+
+
+class Language:
+    """The texts that a regular expression or a JSON schema allows."""
+
+    def __init__(self, what: str, text: str) -> None:
+        try:
+            from llguidance import regex_to_lark
+        except ImportError:
+            raise UserError(f"{what} needs the package llguidance: pip install 'onward[constrain]'") from None
+        self.what, self.text = what, text
+        if what == "regex":
+            self.expression = regex_to_lark(text, "")
+            self.grammar = f"{ALL_TOKENS}start: /{self.expression}/"
+        else:
+            schema = read_schema(text)
+            self.text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+            if isinstance(schema, dict):
+                schema = {"x-guidance": {"whitespace_pattern": SPACE}} | schema
+            self.grammar = f"{ALL_TOKENS}start: %json {json.dumps(schema)}"
+
+    def start(self, known: Vocabulary, hint: str = "") -> State:
+        """The state of an empty answer; a UserError for a regular expression or a schema that cannot be used.
+
+        Where tokens cannot spell every text, an answer may have a beginning that no tokens can complete. Regular
+        expressions are therefore intersected with the texts that tokens can spell. Where that does not suffice, the
+        state searches for tokens that complete the answer, among which characters of `hint` are likely.
+        """
+        matcher, spelling = self.intersected(known), known.spelling
+        if spelling.complete or (spelling.prefix_free if self.what == "regex" else spelling.covers(self.text)):
+            return State(matcher)
+        search = Search({piece: known.ids[piece] for piece in spelling.generators}, hint, self.text, known.size)
+        return State(matcher, search)
+
+    def intersected(self, known: Vocabulary) -> LLMatcher:
+        """The grammar in its first state, of a regular expression intersected with the texts that tokens can spell."""
+        matcher = self.matcher(self.grammar, known)
+        if known.spelling.complete or self.what != "regex":
+            return matcher
+        both = f"start: TEXT\nTEXT: /(?u){self.expression}/ & /(?su:.*)/ & /{known.spelling.expression}/"
+        return self.matcher(ALL_TOKENS + OF_BYTES + both, known)
+
+    def matcher(self, grammar: str, known: Vocabulary) -> LLMatcher:
+        """A grammar in its first state."""
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(known.inner, grammar, log_level=0)
+        if matcher.is_error():
+            raise UserError(f"{self.what} cannot be used: {reason(matcher.get_error())}")
+        return matcher
+
+    def unspelled(self, spelling: Spelling) -> list[str]:
+        """Characters of the regular expression or schema with which tokens could spell a text, as few as possible; none
+        if that takes others."""
+
+        def possible(characters: Collection[str]) -> bool:
+            known = Vocabulary([*spelling.generators, *(c.encode() for c in characters)])
+            state = State(self.intersected(known)) if self.what == "regex" else self.start(known, "".join(characters))
+            return state.possible
+
+        def needed(characters: list[str], others: list[str]) -> list[str]:  # QuickXplain (Junker 2004)
+            if possible(others):
+                return []
+            if len(characters) == 1:
+                return characters
+            first, second = characters[: len(characters) // 2], characters[len(characters) // 2 :]
+            second = needed(second, others + first)
+            return needed(first, others + second) + second
+
+        characters = {*self.text, *(JSON if self.what == "json_schema" else "")}
+        lacking = sorted(c for c in characters if c.encode() not in spelling.generators)
+        return needed(lacking, []) if possible(lacking) else []
+
+
+class State:
+    """The state of the grammar after some tokens of an answer.
+
+    Without a `search`, tokens can complete the answer after each token that the grammar allows. With one, `ending` are
+    tokens that complete the answer, or None if the search finds none; of up to CHECKED tokens that the grammar allows,
+    those are allowed after which the search finds an ending.
+    """
+
+    def __init__(self, matcher: LLMatcher, search: Search | None = None) -> None:
+        self.matcher, self.search = matcher, search
+        self.ending: Sequence[int] | None = search.find(matcher) if search else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer may end here."""
+        return self.matcher.is_accepting()
+
+    @property
+    def possible(self) -> bool:
+        """Whether tokens can complete the answer, as far as is known."""
+        if self.search is None:
+            return self.complete or bool(allowed_tokens(self.matcher).any())
+        return self.ending is not None
+
+    def allowed(self) -> np.ndarray:
+        """Whether each token may come next, (V,)."""
+        allowed = allowed_tokens(self.matcher)
+        if self.search is not None and self.ending is not None and allowed.sum() <= CHECKED:
+            tokens = allowed.nonzero()[0].tolist()
+            allowed[[i for i in tokens if self.search.after(self.matcher, i, self.ending) is None]] = False
+        return allowed
+
+    def consume(self, token: int) -> None:
+        """Advance by a token that is allowed."""
+        if self.search is not None and self.ending is not None:
+            self.ending = self.search.after(self.matcher, token, self.ending)
+        self.matcher.consume_token(token)
+
+    def copy(self) -> State:
+        result = copy(self)
+        result.matcher = self.matcher.deep_copy()
+        return result
 
 
 class TextConstraint:
     """The state of a constrained answer, see `request.Constraint`."""
 
-    def __init__(self, matcher: LLMatcher, known: Vocabulary, end: list[int]) -> None:
-        self.matcher, self.known, self.end = matcher, known, end
+    def __init__(self, state: State, known: Vocabulary, end: list[int]) -> None:
+        self.state, self.known, self.end = state, known, end
         self.compute_mask()
 
     def compute_mask(self) -> None:
         """Compute which tokens are allowed next."""
-        bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
-        text = np.unpackbits(bits, count=len(self.known.spaced), bitorder="little")
-        self.mask = torch.from_numpy(text).bool()
+        self.mask = torch.from_numpy(self.state.allowed())
         self.mask[self.end] = False
-        complete = self.matcher.is_accepting()
-        self.full = complete and not self.mask.any()
-        self.mask[self.end] = complete
+        self.full = self.state.complete and not self.mask.any()
+        self.mask[self.end] = self.state.complete
 
     def allowed(self) -> Tensor:
         return self.mask
@@ -82,13 +194,13 @@ class TextConstraint:
     def accept(self, token: int) -> bool:
         if token in self.end or not self.mask[token]:
             return False
-        self.matcher.consume_token(token)
+        self.state.consume(token)
         self.compute_mask()
         return not self.full
 
     def copy(self) -> TextConstraint:
         result = copy(self)
-        result.matcher = self.matcher.deep_copy()
+        result.state = self.state.copy()
         return result
 
     def after(self, text: str) -> TextConstraint:
@@ -96,47 +208,47 @@ class TextConstraint:
         excluded."""
         result = self.copy()
         if not text:
-            result.mask = self.mask & ~self.known.spaced
+            result.mask = self.mask.clone()
+            result.mask[self.known.spaced] = False
         return result
 
 
-@dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a tokenizer for llguidance."""
+    """Tokens for llguidance, given by their bytes; those without any are never allowed.
 
-    inner: LLTokenizer
-    spaced: Tensor  # (V,), True for tokens that lose their first space at the beginning of a text
+    Those in `spaced` lose their first space at the beginning of a text.
+    """
+
+    def __init__(self, pieces: Sequence[bytes], spaced: Collection[int] = ()) -> None:
+        from llguidance import LLTokenizer
+
+        class Tokens:
+            is_tokenizer_wrapper = True
+            tokens = (*pieces, b"")  # the last one is an end token that the model does not have
+            bos_token_id, eos_token_id, special_token_ids = None, len(pieces), (len(pieces),)
+
+            def __call__(self, text: str) -> list[int]:
+                return []  # asked only where a grammar forces tokens
+
+        self.inner = LLTokenizer(Tokens())  # type: ignore[arg-type]
+        self.size, self.spaced, self.spelling = len(pieces), list(spaced), Spelling(pieces)
+        self.ids = {piece: i for i, piece in enumerate(pieces)}
 
 
 @lru_cache(maxsize=2)
 def vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """The token ids below `size`; control tokens and unused ids have no text and are never allowed."""
-    from llguidance import LLTokenizer
-
+    """The token ids below `size`; control tokens and unused ids have no text."""
     pieces = [tokenizer.token_bytes(i) for i in range(size)]
-
-    class Tokens:
-        is_tokenizer_wrapper = True
-        tokens = (*pieces, b"")
-        bos_token_id, eos_token_id, special_token_ids = None, size, (size,)  # an end token that the model does not have
-
-        def __call__(self, text: str) -> list[int]:
-            return tokenizer.encode(text, special=False)
-
-    lost = [piece[:1] == b" " and tokenizer.decode([i]).encode() != piece for i, piece in enumerate(pieces)]
-    spaced = torch.tensor(lost) & (not tokenizer.of_bytes)
-    return Vocabulary(LLTokenizer(Tokens()), spaced)  # type: ignore[arg-type]
+    starts = [] if tokenizer.of_bytes else [i for i, piece in enumerate(pieces) if piece[:1] == b" "]
+    return Vocabulary(pieces, [i for i in starts if tokenizer.decode([i]).encode() != pieces[i]])
 
 
-def read_schema(text: str) -> str:
-    """A schema with the white space SPACE, unless it sets `x-guidance` itself."""
+def read_schema(text: str) -> Any:
+    """A schema from its text."""
     try:
-        schema = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"json_schema is not JSON: {error}") from None
-    if isinstance(schema, dict):
-        schema = {"x-guidance": {"whitespace_pattern": SPACE}} | schema
-    return json.dumps(schema)
 
 
 def reason(message: str) -> str:

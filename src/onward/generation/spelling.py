@@ -1,0 +1,139 @@
+"""What the tokens of a vocabulary can spell, and how an answer under a grammar can end with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import count, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+BYTES_OF_TEXT = frozenset(bytes([b]) for b in range(0xF5)) - {b"\xc0", b"\xc1"}  # the bytes that occur in UTF-8
+CONTINUATION = frozenset(bytes([b]) for b in range(0x80, 0xC0))  # those that can follow another in a character
+JSON = '{}[]:,"-.0123456789truefalsn'  # what any JSON may need
+BEYOND = re.compile(r"\\\\[pPuUx]|\[\^|format|x-guidance")  # in a schema: may ask for characters that it does not name
+FIRST, LAST = '"}],:', "{[ \t\r\n"  # characters that end JSON soon, and those that make it longer, in this order
+SPACE_COST = 4
+TRIES = 500  # the most states that a search looks at
+STEPS = (1 / 64, 1 / 4, 4)  # the cost of a token in three searches: for long endings, shorter ones and the shortest
+
+
+class Spelling:
+    """The texts that tokens can spell: sequences of `generators`, the tokens that are no sequence of shorter ones."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        pieces = {piece for piece in pieces if piece}
+        found = {piece for piece in pieces if len(piece) == 1}
+        single = b"".join(found)
+        for piece in sorted({p for p in pieces if p.translate(None, single)}, key=len):
+            ends = [0]  # where a sequence of generators may end
+            for end in range(1, len(piece) + 1):
+                if any(piece[start:end] in found for start in ends):
+                    ends.append(end)
+            if ends[-1] < len(piece):
+                found.add(piece)
+        self.generators = frozenset(found)
+        self.complete = found >= BYTES_OF_TEXT  # whether tokens can spell every text
+
+    @cached_property
+    def prefix_free(self) -> bool:
+        """Whether no generator begins with another: how a text divides into generators is then clear from its left."""
+        ranked = sorted(self.generators)
+        return not any(second.startswith(first) for first, second in pairwise(ranked))
+
+    @cached_property
+    def expression(self) -> str:
+        """The regular expression of all texts that can be spelled, for a grammar with `allow_invalid_utf8`."""
+        characters = {piece: character(piece) for piece in sorted(self.generators)}
+        classes = "".join(f"\\x{{{ord(c):x}}}" for c in characters.values() if c)
+        rest = "|".join("".join(f"\\x{b:02x}" for b in piece) for piece, c in characters.items() if not c)
+        return f"({'|'.join([f'(?u:[{classes}])'] * bool(classes) + [f'(?-u:{rest})'] * bool(rest))})*"
+
+    def covers(self, schema: str) -> bool:
+        """Whether tokens can surely spell the rest of every beginning of JSON that conforms to a schema."""
+        spelled = lambda c: c in self.generators or all(bytes([b]) in self.generators for b in c)
+        parts = [piece for piece in self.generators if character(piece) is None]
+        whole = not parts or (self.generators >= CONTINUATION and max(map(len, parts)) == 1)
+        named = {c.encode(errors="replace") for c in {*JSON, *schema}}
+        return whole and all(map(spelled, named)) and not BEYOND.search(schema)
+
+
+def character(piece: bytes) -> str | None:
+    """The character that a piece is; None if it is part of one, or several."""
+    text = piece.decode(errors="ignore")
+    return text if len(text) == 1 and text.encode() == piece else None
+
+
+class Search:
+    """Searches for sequences of tokens that complete an answer.
+
+    `ids` are the tokens to search with, and `end` is the id of the grammar's end token. Characters of `hint` are tried
+    before all others, and those of `text` before those that neither has.
+    """
+
+    def __init__(self, ids: Mapping[bytes, int], hint: str, text: str, end: int) -> None:
+        def place(piece: bytes) -> tuple[int, bool, bytes]:
+            word = piece.decode(errors="replace")
+            early, late = FIRST.find(word), LAST.find(word)
+            if word in hint:
+                order = -1
+            elif early >= 0:
+                order = early
+            else:
+                order = len(FIRST) + (2 + late if late >= 0 else word not in text)
+            return order, not word.isalnum(), piece
+
+        pieces = sorted(ids, key=place)
+        self.tokens, self.end = np.array([ids[piece] for piece in pieces], np.int64), end
+        self.weights = np.array([SPACE_COST if piece.isspace() else 1 for piece in pieces])
+
+    def after(self, matcher: LLMatcher, token: int, known: Sequence[int]) -> Sequence[int] | None:
+        """Tokens that complete the answer after a token; `known` complete it without that token."""
+        for guess in (known[1:], known):  # the token is the first of them, or it is one of any number of such tokens
+            if matcher.validate_tokens([token, *guess, self.end]) == len(guess) + 2:
+                return guess
+        following = matcher.deep_copy()
+        following.consume_token(token)
+        return self.find(following)
+
+    def find(self, matcher: LLMatcher) -> list[int] | None:
+        """Tokens that complete the answer; None if there are none, or none that the best-first searches find."""
+        return next((path for step in STEPS if (path := self.best_first(matcher, step)) is not None), None)
+
+    def best_first(self, matcher: LLMatcher, step: float) -> list[int] | None:
+        """Tokens that complete the answer, at low cost: each costs `step`, a second choice 1 more, a third 2 more, and
+        white space SPACE_COST times as much more."""
+        order = count(0, -1)  # of states with equal cost, the latest first
+        states: list[tuple[float, int, float, LLMatcher, list[int], np.ndarray, int]] = []
+
+        def add(cost: float, state: LLMatcher, path: list[int], choice: np.ndarray, rank: int) -> None:
+            if rank < len(choice):
+                total = cost + step + rank * self.weights[choice[rank]]
+                heappush(states, (total, next(order), cost, state, path, choice, rank))
+
+        path: list[int] = []
+        cost, state = 0.0, matcher.deep_copy()
+        for _ in range(TRIES):
+            allowed = allowed_tokens(state)
+            if state.is_accepting():
+                return path
+            add(cost, state, path, allowed[self.tokens].nonzero()[0], 0)
+            if not states:
+                break
+            total, _, cost, state, path, choice, rank = heappop(states)
+            add(cost, state, path, choice, rank + 1)
+            token, cost = int(self.tokens[choice[rank]]), total
+            state, path = state.deep_copy(), [*path, token]
+            state.consume_token(token)
+        return None
+
+
+def allowed_tokens(matcher: LLMatcher) -> np.ndarray:
+    """Whether a grammar allows each token next, (V,) of bool; its own end token is left out."""
+    return np.frombuffer(matcher.compute_logit_bias(), np.uint8)[:-1] > 0
