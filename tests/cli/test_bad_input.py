@@ -43,6 +43,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert captured.out == ""
     assert captured.err.startswith("onward: ")
     assert captured.err.count("\n") == 1, captured.err
+    assert len(captured.err) < 1100, "long values are shortened"
     assert files() == before, "nothing is written"
     return captured.err
 
@@ -134,6 +135,10 @@ OTHERS = {
     "models openai-community/gpt2": "if this is a name on the Hugging Face hub",
     "generate RUN Once --temperature -1": "temperature is -1",
     "generate RUN Once --temperature hot": "temperature is 'hot'",
+    "generate RUN Once --temperature " + "9" * 2000: "--temperature is inf",
+    "generate RUN Once --top-k " + "x" * 2000: "it takes a whole number",
+    "generate RUN Once --frequency-penalty -1e39": "--frequency-penalty is -1e+39",
+    "generate RUN Once --beams 100000000": "--beams is 100000000: it must be from 1 to 10000",
     "generate RUN Once --top-p 0": "--top-p is 0",
     "generate RUN Once --top-k -2": "--top-k is -2",
     "generate RUN Once --max-new-tokens -2": "--max-new-tokens is -2",
@@ -144,7 +149,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("words", OTHERS)
+@pytest.mark.parametrize("words", OTHERS, ids=lambda words: words[:99])
 def test_the_other_commands_refuse(words: str, place: Path, tiny_run: Path, capsys) -> None:
     shutil.copytree(tiny_run, "RUN")
     assert OTHERS[words] in refused(words.split(), capsys)

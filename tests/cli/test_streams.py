@@ -19,7 +19,7 @@ def shell(line: str, tiny_run: Path, story_file: Path, place: Path, **more: str)
     script = f'onward() {{ {COMMAND} "$@"; }}\n{line}'
     environment = os.environ | where | more
     return subprocess.run(
-        ["bash", "-c", script], cwd=place, env=environment, capture_output=True, text=True, timeout=120
+        ["bash", "-c", script], cwd=place, env=environment, capture_output=True, encoding="utf-8", errors="replace"
     )
 
 
@@ -39,6 +39,9 @@ LINES = {
     "printf 'caf\\351\\n' | onward chat $MODEL": (2, "standard input is not UTF-8 text"),
     "onward models gpt2 | head -1; exit ${PIPESTATUS[0]}": (0, ""),
     "onward generate nowhere The 2>&-": (2, ""),
+    "onward generate nowhere - </dev/full": (2, "standard input is longer than 16 MB"),
+    "onward chat $MODEL </dev/full": (2, "standard input is longer than 16 MB"),
+    "onward generate nowhere --prompts - </dev/null": (2, "standard input is empty"),
 }
 
 
@@ -47,6 +50,7 @@ QUICK = [  # the others are long
     "onward evaluate $MODEL $STORY >&-",
     "onward chat $MODEL <&-",
     "onward generate --help >/dev/full",
+    "onward generate nowhere - </dev/full",
 ]
 
 

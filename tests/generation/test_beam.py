@@ -214,6 +214,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "more hypotheses than beams": ({"beams": 2, "n": 3}, "n is 3: it must be from 1 to beams, 2"),
     "no hypothesis": ({"n": 0}, "n is 0"),
     "no beams": ({"beams": 0}, "beams is 0"),
+    "more beams than there is room for": ({"beams": 10**23}, "it must be from 1 to 10000"),
     "groups of unequal size": ({"beams": 4, "groups": 3}, "groups is 3: beams, 4, must be a multiple"),
     "no groups": ({"groups": 0}, "groups is 0"),
     "diversity in one group": ({"diversity": 0.5}, "acts between groups"),

@@ -71,15 +71,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def sentence(error: Exception, words: Sequence[str]) -> str | None:
     """One sentence for an exception; None for one that is not the user's."""
     from onward.cli.options import with_flags
-    from onward.cli.output import printable
+    from onward.cli.output import printable, shortened
     from onward.errors import UserError
 
     if isinstance(error, UserError):
-        return printable(with_flags(str(error), words))
+        return shortened(printable(with_flags(str(error), words)))
     if isinstance(error, OSError):
-        return printable(f"{error.filename or 'standard output or a file'}: {error.strerror or error}")
+        return shortened(printable(f"{error.filename or 'standard output or a file'}: {error.strerror or error}"))
     if isinstance(error, MemoryError) or re.search("allocate memory|out of memory", str(error)):
-        return "there is not enough memory: choose smaller sizes or a smaller --batch-size"
+        less = "smaller sizes or a smaller --batch-size" if "train" in words else "a smaller model, or shorter texts"
+        return f"there is not enough memory: choose {less}"
     return None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from onward import fields
 from onward.cli.options import parse
 from onward.cli.output import console, printable, warn_of_unknown
+from onward.cli.streams import read_line
 from onward.errors import UserError
 from onward.generation.options import GenerationOptions
 
@@ -73,9 +74,7 @@ def main(argv: Sequence[str]) -> None:
         console.print("/help lists the commands")
     while True:
         try:
-            line = input("> " if typed else "")
-        except UnicodeDecodeError as error:
-            raise UserError(f"standard input is not UTF-8 text (byte {error.start:,}): convert it") from None
+            line = input("> ") if typed else read_line()
         except EOFError:
             if typed:
                 print()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console, print_next, print_table, printable, warn_of_unknown
-from onward.cli.streams import ClosedInput
+from onward.cli.streams import ClosedInput, read_text
 from onward.errors import UserError
 from onward.generation.options import GenerationOptions
 
@@ -88,11 +88,11 @@ def main(argv: Sequence[str]) -> None:
     check(options, given)
     import onward
 
-    prompts = [standard_input() if prompt == "-" else prompt for prompt in options.prompt]
+    prompts = [read_text() if prompt == "-" else prompt for prompt in options.prompt]
     if options.prompts:
         prompts += from_file(options.prompts, options.field)
     if not prompts:
-        prompts = ["" if isinstance(sys.stdin, ClosedInput) or sys.stdin.isatty() else standard_input()]
+        prompts = ["" if isinstance(sys.stdin, ClosedInput) or sys.stdin.isatty() else read_text()]
     load = lambda folder: onward.load(folder, device=options.device, allow_nonfinite=options.allow_nonfinite)
     lm = load(options.model)
     warn_of_unknown(lm.tokenizer, prompts)
@@ -136,26 +136,19 @@ def check(options: Options, given: Mapping[str, Any]) -> None:
             raise UserError(f"{modes[0]} does not use a prompt_cache: leave out one of them")
 
 
-def standard_input() -> str:
-    """The text on standard input without its last line break, which `echo` adds."""
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"standard input is not UTF-8 text (byte {error.start:,}): convert it") from None
-    return text.removesuffix("\n").removesuffix("\r")
-
-
 def from_file(file: str, field: str) -> list[str]:
-    """The prompts in a file."""
+    """The prompts in a file, or on standard input."""
     from onward.cli.sources import announce
     from onward.data.formats import suffixes
     from onward.data.sources import documents
 
     announce([file])
-    found = documents([file], field=field)
+    found = [read_text()] if file == "-" else documents([file], field=field)
     if suffixes(file)[0] in (".jsonl", ".parquet"):
         return list(found)
-    return [line for text in found for line in text.split("\n") if line.strip()]
+    if lines := [line for text in found for line in text.split("\n") if line.strip()]:
+        return lines
+    raise UserError("standard input is empty: write a prompt on each line")  # a file that is empty is refused by name
 
 
 def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine: "Engine") -> None:

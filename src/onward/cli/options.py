@@ -71,6 +71,10 @@ class Argument:
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are a UserError in one sentence."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._negative_number_matcher = re.compile(r"-(\.?\d|inf$|nan$)")  # argparse's own knows no -1e-3
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
 
 console = Console(stderr=True, highlight=False)
+MESSAGE = 1000  # characters of a message
 WIDEST = 1000  # columns of a table that is not printed on a terminal
 
 
@@ -43,6 +44,12 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 def printable(text: str) -> str:
     """Text with control characters, which could control a terminal, replaced."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def shortened(message: str) -> str:
+    """A message without the middle of what is longer than MESSAGE characters, such as a value that was typed."""
+    half = MESSAGE // 2
+    return message if len(message) <= MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
 
 def warn_of_unknown(tokenizer: "Tokenizer | None", texts: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onward.errors import UserError
 from onward.generation.distribution import History, process_logits
+from onward.generation.options import MAX_ANSWERS
 from onward.generation.sampler import no_distribution_error
 from onward.generation.sampling import Sampling
 from onward.generation.search import UNCHANGED, check_prompts, mask_without, prefill
@@ -145,7 +146,7 @@ def beam_search(
     each. Options that contradict each other are a UserError.
     """
     for sentence, wrong in {
-        f"beams is {beams}: it must be at least 1": beams < 1,
+        f"beams is {beams}: it must be from 1 to {MAX_ANSWERS}": not 1 <= beams <= MAX_ANSWERS,
         f"n is {n}: it must be from 1 to beams, {beams}": not 1 <= n <= beams,
         f"groups is {groups}: beams, {beams}, must be a multiple of it": groups < 1 or beams % groups,
         f"diversity is {diversity}: it must be at least 0": not 0 <= diversity < math.inf,
