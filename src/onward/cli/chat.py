@@ -131,7 +131,7 @@ class Conversation:
         """Print the answer to a message as it grows, and keep both."""
         warn_of_unknown(self.lm.tokenizer, [text])
         self.turns.append({"role": "user", "content": text})
-        said: list[str] = []
+        printed: list[str] = []
         show = printable if sys.stdout.isatty() else str
         self.cache = self.cache or self.empty_cache()
         try:
@@ -139,7 +139,7 @@ class Conversation:
             new = min(self.settings.max_new_tokens or room, room)
             messages = [*self.system, *self.turns]
             for piece in self.pieces(messages, new):
-                said.append(piece)
+                printed.append(piece)
                 if not self.options.json:
                     print(show(piece), end="", flush=True)
         except KeyboardInterrupt:
@@ -147,7 +147,7 @@ class Conversation:
         except UserError:
             self.turns.pop()
             raise
-        self.turns.append({"role": "assistant", "content": "".join(said)})
+        self.turns.append({"role": "assistant", "content": "".join(printed)})
         print(json.dumps(self.turns[-1]) if self.options.json else "", flush=True)
         if self.finish_reason == "length" and not self.options.json:
             console.print(f"the answer was cut after {new:,} tokens: see --max-new-tokens", soft_wrap=True)

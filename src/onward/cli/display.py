@@ -55,8 +55,8 @@ class Display:
 
     def opening(self) -> str:
         """The first words of the validation text."""
-        held, train = self.run.inputs.validation, self.run.inputs.train
-        tokens = train[0] if held is None else held
+        inputs = self.run.inputs
+        tokens = inputs.train[0] if inputs.validation is None else inputs.validation
         words = self.run.tokenizer.decode(tokens[:64].tolist()).split()
         return " ".join(words[:4])
 

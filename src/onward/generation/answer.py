@@ -9,7 +9,7 @@ from onward.text.tokenizer import Tokenizer
 
 
 class StopText:
-    """Passes text through up to the first stop text, and holds back characters that may begin a stop text.
+    """Passes text through up to the first stop text, and delays characters that may begin a stop text.
 
     The first stop text is the one that ends first, however the text is split into pieces; of two that end at the same
     character, the longer one.
@@ -35,7 +35,7 @@ class StopText:
         return next(n for n in range(min(len(stop) - 1, len(self.pending)), -1, -1) if self.pending.endswith(stop[:n]))
 
     def finish(self) -> str:
-        """End the text; returns the characters that were held back."""
+        """End the text; returns the delayed characters."""
         rest, self.pending = self.pending, ""
         return rest
 
@@ -66,7 +66,7 @@ class Answer:
         self.text += self.stop_text.push(self.stream.push(token))
         if self.remaining is not None:
             self.remaining -= 1
-            if self.remaining == 0:  # the text that is held back may complete a stop text
+            if self.remaining == 0:  # the delayed text may complete a stop text
                 self.finish()
         return self.stop_text.stopped or bool(self.when and self.when(self.text))
 

@@ -17,8 +17,8 @@ KINDS = {  # name in metrics.jsonl (without "/LAYER"): title, logarithmic axis, 
     "expert_load": ("expert load", False, "tokens of the busiest expert over the mean; 1 is even"),
 }
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 290.0, 124.0, 50.0, 272.0, 8.0, 98.0
-POINTS = 160  # the most that are drawn of a line; each is the highest of the steps that it stands for
-ALL_POINTS = 2400  # the most of all lines of a chart, but at least 30 of each
+POINTS = 160  # largest number of points of a line; each is the highest value of several steps
+ALL_POINTS = 2400  # largest number of points of all lines of a chart; each line has at least 30
 
 Lines = dict[str, list[tuple[float, float]]]  # layer ("" where there is one line) -> (step, value), in order
 

@@ -13,7 +13,7 @@ from onward.reports.metrics import Metrics, read_metrics, sample, smoothed
 from onward.reports.plot import COLORS, STYLE, Frame, Heights, Series, plot
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860.0, 356.0, 46.0, 840.0, 34.0, 310.0
-POINTS = 600  # the most that are drawn of a curve
+POINTS = 600  # largest number of points of a curve
 
 
 def loss_figure(metrics: Metrics, vocab_size: int, other: Metrics | None = None, other_name: str = "") -> str:
@@ -83,16 +83,16 @@ def loss_plot(
 
 @dataclass(frozen=True)
 class Curves:
-    """The points that are drawn of a run: at most POINTS of each curve."""
+    """The curves of a run, with at most POINTS points each."""
 
-    places: np.ndarray  # of the steps, (3, N)
+    places: np.ndarray  # of the steps on AXES, (3, N)
     losses: np.ndarray
     smooth: np.ndarray
     rates: np.ndarray
-    validated: np.ndarray  # places of the validations, (3, M)
+    validated: np.ndarray  # places of the validations on AXES, (3, M)
     validations: np.ndarray
-    low: float  # over all steps
-    high: float  # without what single steps are above the smoothed curve, except for the first
+    low: float  # smallest loss
+    high: float  # largest loss of the first step, of the validations and of the smoothed curve
     ends: np.ndarray  # places of the first and the last row, (3, 2)
 
     @classmethod

@@ -18,11 +18,11 @@ from onward.model.decoder import Decoder
 from onward.reports.markup import MARKS, embedded, readable, visible
 from onward.text.tokenizer import Tokenizer
 
-TOKENS, FEWEST = 48, 12  # the most tokens of the text that are shown, and the fewest that are worth it
-CELLS = 300_000  # the most attention weights on a page
+TOKENS, FEWEST = 48, 12  # the largest and the smallest number of tokens to show
+CELLS = 300_000  # largest number of attention weights on a page
 SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*(?=\s|$)|(?<=[。！？])[」』”’]*")
 ABBREVIATION = re.compile(r"(?:\b[a-z]|\b(?:etc|cf|vs|al|mr|mrs|ms|dr|prof|st))\.$", re.IGNORECASE)  # e.g., J. S.
-SENTENCES = 50  # the most of a paragraph that are looked at
+SENTENCES = 50  # of a paragraph, from which the passage is chosen
 
 
 def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> dict[str, str]:
@@ -67,7 +67,7 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> dict[str, st
 
 
 def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
-    """The first whole sentences of one paragraph of a text that make FEWEST to `most` tokens together.
+    """The first whole sentences of one paragraph that together have FEWEST to `most` tokens.
 
     A text of at most `most` tokens is taken as it is. Where no sentences fit, the text is cut at white space.
     """
@@ -105,7 +105,7 @@ def packed(weights: Tensor) -> str:
 
 
 def next_article(before: str, rows: Sequence[tuple[str, float, bool]]) -> str:
-    """The tokens (text, probability, whether it is the one that follows) that may come after a text."""
+    """The likeliest next tokens after a text: (text, probability, whether it is the next token of the text)."""
     items = ""
     for piece, p, true in rows:
         share = f"{p:.1%}".replace("%", " %") if p >= 0.001 else f"1 in {1 / max(p, 1e-9):,.0f}"

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 MARKS = {" ": "·", "\n": "↵", "\t": "⇥"}  # white space in a token
-KEPT = {"\n": "\n", "\t": "\t"}  # control characters that belong to a text
-ROWS = 200  # the most of a table
+KEPT = {"\n": "\n", "\t": "\t"}  # control characters that are kept in a text
+ROWS = 200  # largest number of rows of a table
 
 
 def readable(text: str, marks: Mapping[str, str]) -> str:
@@ -19,7 +19,7 @@ def readable(text: str, marks: Mapping[str, str]) -> str:
 
 
 def visible(text: str, marks: Mapping[str, str] = KEPT) -> str:
-    """The same, escaped for HTML."""
+    """Text as `readable` returns it, escaped for HTML."""
     return html.escape(readable(text, marks))
 
 

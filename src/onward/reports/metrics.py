@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 LARGEST = 1e100
-AXES = "step", "seconds", "tokens"  # what a curve can be drawn against; seconds and tokens add up over the steps
+AXES = "step", "seconds", "tokens"  # the x axes of curves; seconds and tokens are sums over the steps
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Metrics:
         return [row for row in self.rows if "validation_loss" in row]
 
     def places(self, steps: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Where steps lie on each of AXES, (3, N): the steps themselves, the seconds of training and the tokens up to
-        their ends."""
+        """The places of steps on AXES, (3, N): the steps themselves, and the seconds and tokens of training up to their
+        ends."""
         known, *sums = self.sums
         return np.stack([np.asarray(steps, float), *(np.interp(steps, known, of_axis) for of_axis in sums)])
 
     @cached_property
     def sums(self) -> list[np.ndarray]:
-        """For each of AXES its value before the first step and after each step."""
+        """The values on each of AXES before the first step and after each step."""
         seconds, tokens = ([0.0, *(row.get(axis, 0.0) for row in self.steps)] for axis in AXES[1:])
         return [np.array([0.0, *(row["step"] for row in self.steps)]), np.cumsum(seconds), np.cumsum(tokens)]
 
@@ -55,7 +55,7 @@ def read_metrics(run: Path) -> Metrics:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects in a .jsonl file. Lines that are cut off or hold anything else are left out."""
+    """The objects in a .jsonl file. Incomplete lines, and lines with anything else, are left out."""
     rows = []
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -72,8 +72,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def smoothed(values: Sequence[float]) -> np.ndarray:
-    """The moving mean over 2 % of the values, centered; over fewer near the beginning, so that the curve's shape there
-    is kept."""
+    """The centered moving mean over 2 % of the values, and over fewer near the beginning, where losses fall fast."""
     count = len(values)
     cumulated = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
     index = np.arange(count)

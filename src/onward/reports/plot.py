@@ -51,14 +51,14 @@ class Frame:
     domain: np.ndarray
 
     def x(self, places: np.ndarray) -> np.ndarray:
-        """The pixels of places (3, N) on the axis that is shown first, linear in the steps; (N,)."""
+        """The x in pixels (N,) of places (3, N), on the axis of the static picture: linear in the steps."""
         first, last = self.domain[0]
         return self.left + (places[0] - first) / max(last - first, 1e-9) * (self.right - self.left)
 
 
 @dataclass(frozen=True)
 class Heights:
-    """A vertical axis: from a value to pixels. Values beyond `low` and `high` are drawn at the edge."""
+    """A vertical axis, which maps values to pixels. Values beyond `low` and `high` are drawn at the edge."""
 
     frame: Frame
     low: float
@@ -66,7 +66,7 @@ class Heights:
     log: bool = False
 
     def __call__(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
-        """The pixels of values (N,)."""
+        """The y in pixels of values (N,)."""
         scale: Callable[[Any], Any] = np.log if self.log else np.asarray
         low, high = float(scale(self.low)), float(scale(self.high))
         share = (scale(np.clip(values, self.low, self.high)) - low) / (high - low)
@@ -91,12 +91,12 @@ class Series:
     shape: Literal["line", "area", "dots", "marks"]  # marks: lines from top to bottom
     places: np.ndarray
     heights: np.ndarray
-    name: str = ""  # under which the page reads out the value that is pointed at; "": it does not
+    name: str = ""  # shown with the value at the pointer; "": no value is shown
     values: Sequence[float] | np.ndarray = ()
     opacity: float = 1.0
 
     def path(self, frame: Frame) -> str:
-        """The SVG path. Its x are those after M, L and H, in the order of the points, the first again at the end."""
+        """The SVG path. Its x coordinates follow M, L and H in the order of the points; an area ends at the first."""
         points = list(zip(frame.x(self.places), self.heights))
         match self.shape:
             case "line" | "area":
@@ -112,7 +112,7 @@ class Series:
 def plot(
     frame: Frame, series: Iterable[Series], around: str, title: str, most_ticks: int
 ) -> tuple[str, dict[str, Any]]:
-    """An SVG of series over what is drawn `around` them, and what report.js needs to redraw it."""
+    """An SVG of series over the elements `around` them, and the data from which report.js redraws it."""
     drawn = [one for one in series if len(one.heights)]
     tables = {id(one.places): one.places for one in drawn}
     order = list(tables)
@@ -149,7 +149,7 @@ def rounded(values: np.ndarray) -> Any:
 
 
 def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tuple[float, str]]]:
-    """The (place, label) of each tick from first to last on one of AXES: of the linear axis, and of the logarithmic."""
+    """The ticks (place, label) from first to last on one of AXES, for its linear and its logarithmic scale."""
     if axis == "seconds":
         gap: float = next((s for s in SECONDS if last / s <= most), 86400 * math.ceil(last / 86400 / most))
         gap = gap if last > 3 else 10.0 ** math.floor(math.log10(max(last, 1e-3)))
@@ -170,7 +170,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """At most `most` powers of ten from low to high, with 2 and 5 times those where they are few."""
+    """At most `most` powers of ten from low to high and, where they fit, their multiples by 2 and 5, or by 3."""
     exponents = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     for factors in (1, 2, 5), (1, 3), (1,):
         found = [m * 10.0**e for e in exponents for m in factors if low * 0.999 <= m * 10.0**e <= high * 1.001]

@@ -30,7 +30,7 @@ class Figures:
     None where a figure is not on record."""
 
     name: str
-    state: State  # no run: a folder that holds a model only
+    state: State  # no run: a folder that contains only a model
     parameters: int | None
     step: int
     steps: int | None  # planned
@@ -76,7 +76,7 @@ class Record:
 
     @property
     def state(self) -> State:
-        """Whether the run goes on at this moment, was stopped, or has made its last step and been evaluated."""
+        """Whether the run is training now, was stopped, or has made its last step and been evaluated."""
         if not (self.folder / "run.json").exists():
             return "no run"
         if (self.folder / "result.json").exists():

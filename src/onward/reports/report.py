@@ -28,8 +28,8 @@ from onward.reports.plot import COLORS, STYLE, short
 from onward.reports.record import Figures, Record, options_in_effect
 from onward.text.tokenizer import Tokenizer
 
-SAMPLES, SAMPLE_LENGTH = 60, 4_000  # the most samples, and characters of each
-ROLLBACKS = 50  # the most that are listed
+SAMPLES, SAMPLE_LENGTH = 60, 4_000  # largest number of samples, and of characters of each
+ROLLBACKS = 50  # largest number of rollbacks listed
 COUNTS = "documents", "tokens", "bytes"  # columns of the table of sources
 UNSHOWN = "shards", "unknown_characters", "files", "size", "listing", "fingerprint"  # of a source
 

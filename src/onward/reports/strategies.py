@@ -18,14 +18,15 @@ svg { font: 11px system-ui, sans-serif; fill: var(--ink); font-variant-numeric: 
 .paper { fill: var(--paper) } .before { fill: var(--line) } .after { fill: var(--accent) }
 .name { font-weight: 600 } .share, .out { fill: var(--soft) }
 """
-WIDTH, COLUMNS, ROW, LEFT, BAR = 860, 5, 15, 50, 80  # of the picture, in it; of a panel: row height, labels, bars
+WIDTH, COLUMNS = 860, 5  # pixels of the picture, panels in a row of it
+ROW, LEFT, BAR = 15, 50, 80  # pixels of a panel: height of a row, width of its label, width of the longest bar
 
 
 @dataclass(frozen=True)
 class Comparison:
     """One distribution unchanged, and as each strategy changes it."""
 
-    tokens: list[str]  # the most probable first; "others" at the end stands for all the rest, where there is a rest
+    tokens: list[str]  # the most probable first; the last is "others" where there are more
     probabilities: dict[str, list[float]]  # strategy -> the probability of each token
 
     def markdown(self) -> str:

@@ -39,7 +39,7 @@ def write_reports(
 
     The page shows the model of the newest save as it reads `text`, by default sentences of the run's validation text.
     `out` writes the page there, and no loss.svg. `compare` is the folder of another run, whose curves are drawn too. A
-    UserError if the folder holds no model.
+    UserError if the folder contains no model.
     """
     model, tokenizer = open_model(folder, device)
     other = None if compare is None else Record(compare)
@@ -54,10 +54,10 @@ def write_reports(
 def conclude(run: Run) -> Evaluation | None:
     """Evaluate a run that has made its last step on its whole validation text; write result.json, and then the
     reports, which show the figures of result.json. None where the run has no validation text."""
-    held, result = run.inputs.validation, None
-    if held is not None:
+    validation, result = run.inputs.validation, None
+    if validation is not None:
         model, _ = open_model(run.folder, run.device)
-        result = evaluate_tokens(model, run.tokenizer, held, n_bytes=run.inputs.validation_bytes)
+        result = evaluate_tokens(model, run.tokenizer, validation, n_bytes=run.inputs.validation_bytes)
     figures = {} if result is None else asdict(result)
     write_json(run.folder / "result.json", figures | {"seconds": run.seconds, "step": run.step})
     write_reports(run.folder, device=run.device)
@@ -72,8 +72,8 @@ def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder
 
 
 def opening(folder: Path, tokenizer: Tokenizer | None) -> str:
-    """The first whole sentences of a run's validation text, or of its training text where it has no other; SENTENCE
-    for a model without a run, or where the tokens are not in their place any more."""
+    """The first whole sentences of a run's validation text or, without one, of its training text; SENTENCE for a model
+    that is no run, and for a run whose tokens were removed."""
     try:
         config = fields.build(RunConfig, read_json(folder / "run.json"), "run.json")
         inputs = open_inputs(config, folder, "size")

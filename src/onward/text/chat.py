@@ -24,7 +24,7 @@ PLAIN = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 ROLES = ("system", "developer", "user", "assistant", "model", "tool", "function", "observation")  # of a template's text
-MARKS = {  # noncharacters of Unicode by the white space that they take along: before them, after them
+MARKS = {  # Unicode noncharacters that stand for a control token, by whether it strips white space (left, right)
     (False, False): "\ufdd0",
     (False, True): "\ufdd1",
     (True, False): "\ufdd2",
@@ -41,7 +41,7 @@ class Chat:
     """Turns messages into tokens as transformers' `apply_chat_template` does.
 
     Control tokens that the template writes become control tokens. Control tokens in text that a variable supplies,
-    even in part, remain plain text, except tokens that the vocabulary holds as ordinary text, such as `</think>` in
+    even in part, remain plain text, except tokens that the vocabulary contains as ordinary text, such as `</think>` in
     some. The usual roles count as text of the template, since some templates write `'<|' + role + '|>'`.
 
     A tokenizer without a template gets a plain one, and a NoTemplate warning: `User: ...`, then `Assistant:` and the
@@ -135,7 +135,7 @@ class Chat:
         return ids
 
     def spell(self, text: str) -> list[int]:
-        """The ids of a text without control tokens: a vocabulary may hold them as words, which are cut in two."""
+        """The ids of a text without control tokens: where its encoding has one, each half is encoded by itself."""
         ids = self.tokenizer.encode(text, special=False)
         if not any(i in self.marks and i != self.tokenizer.unknown_id for i in ids):
             return ids
@@ -160,7 +160,7 @@ def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def plain_copy(value: Any) -> Any:
-    """A copy of a value of texts, numbers, lists and tables; a UserError where it holds anything else."""
+    """A copy of a value of texts, numbers, lists and tables; a UserError for any other value in it."""
     if isinstance(value, Mapping):
         return {str(name): plain_copy(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

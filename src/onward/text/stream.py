@@ -16,17 +16,17 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
-        self.decoded = list(before[-LOOK_BACK:])  # tokens of the last piece: a decoder may depend on them
-        self.held: list[int] = []  # tokens after it, whose text can still change
+        self.decoded = list(before[-LOOK_BACK:])  # tokens of the last piece, on which a decoder may depend
+        self.pending: list[int] = []  # tokens after the last piece, whose text can still change
         self.bytes = codecs.getincrementaldecoder("utf-8")("replace")  # all that a byte-level tokenizer needs
 
     def push(self, token: int) -> str:
-        """Add a token; return the text that no further token can change. An incomplete character is held back."""
+        """Add a token; return the text that no further token can change, so without an incomplete character."""
         if token in self.tokenizer.special:
             return ""
         if self.tokenizer.of_bytes:
             return self.bytes.decode(self.tokenizer.token_bytes(token))
-        self.held.append(token)
+        self.pending.append(token)
         name = self.tokenizer.inner.id_to_token(token) or ""
         if BYTE.fullmatch(name):  # a following byte can still make the whole run of bytes invalid
             return ""
@@ -39,12 +39,12 @@ class TextStream:
         return self.bytes.decode(b"", final=True) + self.release(self.text())
 
     def text(self) -> str:
-        """The text of the held tokens."""
+        """The text of the pending tokens."""
         before = self.tokenizer.decode(self.decoded)
-        return self.tokenizer.decode(self.decoded + self.held)[len(before) :]
+        return self.tokenizer.decode(self.decoded + self.pending)[len(before) :]
 
     def release(self, text: str) -> str:
-        """The text of the held tokens, which are now decoded."""
+        """Return the text of the pending tokens, which become decoded ones unless it is empty."""
         if text:
-            self.decoded, self.held = self.held, []
+            self.decoded, self.pending = self.pending, []
         return text
