@@ -334,3 +334,9 @@ def test_one_processor_and_one_stop_text_need_no_list(lm: LanguageModel) -> None
     plain = lm.generate("The", 20, temperature=0)
     assert "e" not in lm.generate("The", 20, temperature=0, processors=ban).replace("he", "")[:1]
     assert lm.generate("The", 20, temperature=0, stop=plain[3:5]) == plain[: plain.index(plain[3:5])]
+
+
+def test_a_stop_text_that_the_last_token_completes_is_the_reason_of_the_end(lm: LanguageModel) -> None:
+    forced = [lm.text().inner.token_to_id(symbol) for symbol in ("a", "Ã")]  # a letter, and the first half of é
+    found = [lm.complete("The", 2, forced_tokens=forced, stop=stop)[0][0] for stop in ("\ufffd", ".")]
+    assert [(answer.text, answer.finish_reason) for answer in found] == [("a", "stop"), ("a\ufffd", "length")]
