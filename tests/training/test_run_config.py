@@ -41,6 +41,8 @@ BAD = [
     {"steps": 3, "epochs": 1.0},
     {"steps": -1},
     {"batch_size": 0},
+    {"batch_size": 10**39},
+    {"accumulation": 100_000_000},
     {"accumulation": 0},
     {"learning_rate": -1.0},
     *[{name: float("nan")} for name in ("learning_rate", "weight_decay", "clip", "epochs")],

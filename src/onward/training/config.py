@@ -96,7 +96,10 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
             object.__setattr__(self, "time", "5m")
         if self.time:
             seconds(self.time)
-        for name in ("batch_size", "accumulation", "validation_tokens", "keep"):
+        for name in ("batch_size", "accumulation"):
+            if not 1 <= getattr(self, name) <= MAX_BATCH:
+                raise UserError(f"{name} is {getattr(self, name)}: it must be from 1 to {MAX_BATCH:,}")
+        for name in ("validation_tokens", "keep"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
         for name in NOT_NEGATIVE:
@@ -142,6 +145,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         return self.validate_every or -(-self.steps // 20)
 
 
+MAX_BATCH = 1 << 20  # windows of a batch, and batches of a step
 NOT_NEGATIVE = (
     *("steps", "epochs", "learning_rate", "weight_decay", "clip", "z_loss", "balance_loss", "balance_bias"),
     *("loss_chunk", "validate_every", "spike"),
