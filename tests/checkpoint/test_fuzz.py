@@ -24,6 +24,7 @@ from support.decoders import DECODERS, decoder
 from support.families import CASES
 from support.limits import limited
 
+pytestmark = pytest.mark.fuzzer
 SECONDS, ROOM = 10, 1 << 30
 REMOVED = Ellipsis
 VALUES = (REMOVED, None, "many", -1, 0, 2**63, 1e300, 0.5, [1], math.nan)

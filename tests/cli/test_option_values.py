@@ -42,6 +42,7 @@ def options(command: str) -> list[Argument]:
     return [argument for argument in table if not argument.positional and argument.flag not in SLOW]
 
 
+@pytest.mark.fuzzer
 @pytest.mark.parametrize("count", [40, pytest.param(4_000, marks=pytest.mark.long)])
 def test_odd_value_of_an_option_works_or_is_refused(
     count: int,
@@ -52,7 +53,7 @@ def test_odd_value_of_an_option_works_or_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     where = {"RUN": str(tiny_run), "STORY": str(story_file)}
-    failures = []
+    failures = list[tuple[object, ...]]()
     for seed in range(count):
         choose = random.Random(seed)
         command = choose.choice([*COMMANDS])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.grids import first
+
 COMMAND = f"{sys.executable} -m onward"
 SMALL = "--tokenizer char --steps 2 --batch-size 2 --precision fp32 --model.d-model 16 --model.n-layers 1"
 SMALL += " --model.n-heads 2 --model.context-length 16 --validate-every 100"
@@ -121,11 +123,13 @@ ERRORS = ["", "", "2>&-", "2>/dev/full"]
 ENCODINGS = ["utf-8", "ascii", "latin-1", "ascii:strict"]
 
 
-def check_random_line(seed: int, tiny_run: Path, story_file: Path, place: Path) -> None:
+@pytest.mark.fuzzer
+@pytest.mark.parametrize("seed", first(1, range(200)))
+def test_random_line_with_odd_streams(seed: int, tiny_run: Path, story_file: Path, tmp_path: Path) -> None:
     some = random.Random(seed)
     command, source, target, errors = (some.choice(choices) for choices in (COMMANDS, INPUTS, OUTPUTS, ERRORS))
     line = f"onward {command} {source} {errors} {target}; exit ${{PIPESTATUS[0]}}"
-    found = shell(line, tiny_run, story_file, place, PYTHONIOENCODING=some.choice(ENCODINGS))
+    found = shell(line, tiny_run, story_file, tmp_path, PYTHONIOENCODING=some.choice(ENCODINGS))
     assert found.returncode in (0, 2), (seed, line, found)
     assert "Exception ignored" not in found.stderr, (seed, line, found.stderr)
     assert "Traceback" not in found.stderr, (seed, line, found.stderr)
@@ -133,14 +137,3 @@ def check_random_line(seed: int, tiny_run: Path, story_file: Path, place: Path) 
         assert found.returncode == 2, (seed, line)
     if found.returncode == 2 and not errors:
         assert sum(text.startswith("onward: ") for text in found.stderr.splitlines()) >= 1, (seed, line, found.stderr)
-
-
-@pytest.mark.parametrize("seed", range(1))
-def test_random_line_with_odd_streams(seed: int, tiny_run: Path, story_file: Path, tmp_path: Path) -> None:
-    check_random_line(seed, tiny_run, story_file, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(1, 200))
-def test_many_random_lines_with_odd_streams(seed: int, tiny_run: Path, story_file: Path, tmp_path: Path) -> None:
-    check_random_line(seed, tiny_run, story_file, tmp_path)

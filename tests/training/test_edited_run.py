@@ -60,6 +60,7 @@ def continued(folder: Path, *, training: bool) -> str:
     return ""
 
 
+@pytest.mark.fuzzer
 @pytest.mark.parametrize("count", [40, pytest.param(2_000, marks=pytest.mark.long)])
 def test_edited_run_goes_on_or_the_file_is_named(count: int, stopped_run: Path, tmp_path: Path) -> None:
     refused = 0
