@@ -222,5 +222,6 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(case: str, plac
 
 def test_memory_that_runs_out_is_one_sentence_and_other_errors_are_no_mistakes_of_the_user() -> None:
     for error in MemoryError(), RuntimeError("can't allocate memory"), RuntimeError("CUDA out of memory."):
-        assert sentence(error, []) == "there is not enough memory: choose smaller sizes or a smaller --batch-size"
+        assert sentence(error, ["train"]).endswith("memory: choose smaller sizes or a smaller --batch-size")
+        assert sentence(error, ["chat"]).endswith("memory: choose a smaller model, or shorter texts")
     assert sentence(RuntimeError("a shape is wrong"), []) is None

@@ -176,6 +176,8 @@ def store(source: str, path: Path, progress: Progress) -> Stored:
     name, done = stream_name(source), 0
     with written_whole(path) as new, open(new, "wb") as file:
         for block in blocks(source):
+            if not block.strip(b"\0"):  # text in no encoding; /dev/zero has no end
+                raise UserError(f"{name} is binary ({len(block):,} zero bytes at offset {done:,}): give it a text")
             file.write(block)
             done += len(block)
             progress(f"reading {name}", done, 0)
