@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.cli.train import train
+from onward.cli.train import Requests, train
 from onward.training.checks import Check
 from onward.training.run import Run
 
@@ -78,6 +78,19 @@ def test_ctrl_c_before_the_first_step_leaves_a_report_and_the_command_that_resum
     assert "Stopped and saved at step 0.\n" in said
     assert said.endswith(f"To go on: onward train --resume {run.folder}\n")
     assert (run.folder / "report.html").exists()
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_ctrl_c_asks_to_stop_before_it_stops_at_once(interrupts: int) -> None:
+    """Under torchrun two times: it passes on what the terminal has sent to each process already."""
+    said: list[object] = []
+    requests = Requests(said.append, interrupts)
+    for _ in range(interrupts):
+        requests.note(signal.SIGINT, None)
+    assert requests.stop()
+    assert len(said) == 1
+    with pytest.raises(KeyboardInterrupt):
+        requests.note(signal.SIGINT, None)
 
 
 def test_sigusr1_saves_and_goes_on(story_file: Path, tmp_path: Path) -> None:

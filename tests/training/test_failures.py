@@ -1,19 +1,27 @@
 """Several processes that fail: one sentence with the rank and the cause, and one line of each other process."""
 
+import json
 import os
+import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from onward.errors import UserError
+from onward.training.failures import one_report
+from onward.training.processes import Processes
 from onward.training.run import Run
 
+from support.ranks import run_ranks
 from support.runs import config, metrics
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -26,14 +34,104 @@ def reports(stderr: str) -> list[str]:
     return sorted(line for line in stderr.splitlines() if line.startswith("onward: "))
 
 
+def kill(processes: Processes, rank: int, number: signal.Signals) -> None:
+    os.kill(int(processes.store.get(f"process/{rank}").split()[0]), number)
+
+
+def user_error(processes: Processes) -> None:
+    raise UserError("there is no text")
+
+
+def bug(processes: Processes) -> None:
+    raise KeyError("name")
+
+
+def killed(processes: Processes) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_elsewhere(processes: Processes) -> None:
+    processes.store.set(f"process/{processes.rank}", f"{os.getpid()} elsewhere")
+    killed(processes)
+
+
+def user_error_and_sigterm(processes: Processes) -> None:
+    """As torchrun does, a moment later, to the ranks that are left."""
+    kill(processes, 1 - processes.rank, signal.SIGTERM)
+    user_error(processes)
+
+
+def wait(processes: Processes) -> None:
+    processes.wait()
+
+
+def wait_in_vain(processes: Processes) -> None:
+    """Code that goes on after an error."""
+    with suppress(Exception):
+        signal.pause()
+
+
+def fail(folder: Path, *tasks: Callable[[Processes], None]) -> None:
+    """Run a task as each rank, in the command's context."""
+    rank = int(os.environ["RANK"])
+    os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / f"{rank}.json")
+    with one_report(patience=0.5):
+        processes = Processes.join()
+        processes.wait()
+        tasks[rank](processes)
+
+
+ONE, OTHER = "rank 0: there is no text", "rank 1 ended because rank 0 ended"
+FAILURES: dict[str, tuple[Callable, Callable, list[str]]] = {
+    "a mistake": (user_error, wait, [ONE, OTHER]),
+    "a mistake in rank 1": (
+        wait,
+        user_error,
+        ["rank 0 ended because rank 1 ended", "rank 1: there is no text"],
+    ),
+    "a mistake, then SIGTERM": (user_error_and_sigterm, wait_in_vain, [ONE, OTHER]),
+    "a bug": (bug, wait, ["'name'", OTHER]),
+    "SIGKILL": (wait, killed, ["rank 1 was killed, perhaps for lack of memory"]),
+    "SIGKILL on another host": (wait, killed_elsewhere, ["rank 0 has lost the connection to another rank ("]),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_failure_is_one_sentence_of_a_rank_and_a_line_of_the_other(failure: str, tmp_path: Path) -> None:
+    *tasks, expected = FAILURES[failure]
+    outcomes = run_ranks(fail, tmp_path, *tasks)
+    for rank, sentence in enumerate(expected):
+        assert str(outcomes[rank]).startswith(sentence)
+        assert "\n" not in str(outcomes[rank])
+        recorded = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert recorded["message"]["message"] == str(outcomes[rank]), "torchrun shows it"
+    assert all(isinstance(outcome, UserError) for outcome in outcomes[: len(expected)]) == (failure != "a bug")
+
+
+MISTAKES = {
+    "a missing text": ("missing.txt --accumulation 2", "missing.txt does not exist"),
+    "an existing run": ("story.txt --accumulation 2 --out made", "made holds a run already"),
+    "too few batches": ("story.txt", "accumulation is 1 for 2 processes, and each needs a batch"),
+    "a full disk": ("story.txt --accumulation 2", "cannot write run/data"),
+}
+
+
 @pytest.mark.long
-def test_failure_of_one_rank_is_one_sentence_and_a_line_of_the_other(tmp_path: Path) -> None:
-    words = ["-m", "onward", "train", "missing.txt", "--accumulation", "2", "--out", str(tmp_path / "run")]
-    done = subprocess.run([*LAUNCH, *words], capture_output=True, text=True, cwd=tmp_path)
-    first, *others = reports(done.stderr)
-    assert first.startswith("onward: rank 0: missing.txt does not exist")
-    assert others in ([], ["onward: rank 1 ended because rank 0 ended"])  # torchrun may end rank 1 before it says so
-    assert done.stderr.count("missing.txt does not exist") == 2, "torchrun shows it as the cause"
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_under_torchrun_is_one_sentence_and_a_line_of_the_other_rank(
+    mistake: str, story: str, tmp_path: Path
+) -> None:
+    (tmp_path / "story.txt").write_text(story)
+    Run.start(config(tmp_path / "story.txt", tmp_path / "made"))
+    words, sentence = MISTAKES[mistake]
+    limit = "ulimit -f 4; " * (mistake == "a full disk")
+    command = [*LAUNCH, "--no-python", "sh", "-c", f"{limit}exec {TRAIN} --out run --tokenizer char {words}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    first, other = reports(done.stderr)
+    rank, cause = re.fullmatch(r"onward: rank (\d): (.*)", first).groups()
+    assert cause.startswith(sentence)
+    assert other == f"onward: rank {1 - int(rank)} ended because rank {rank} ended"
+    assert done.stderr.count(cause) == 2, "torchrun shows it as the cause"
     assert not (tmp_path / "run").exists()
 
 

@@ -3,14 +3,20 @@
 import json
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from onward.checkpoint.training import saves
 from onward.checkpoint.weights import read_tensors
+from onward.model.decoder import Decoder
+from onward.training.config import RunConfig
+from onward.training.run import Run
 
+from support.ranks import run_ranks
 from support.runs import TINY, metrics
 
 SETTINGS: dict[str, Any] = {"tokenizer": "char", "steps": 12, "batch_size": 2, "accumulation": 3, "precision": "fp32"}
@@ -91,3 +97,54 @@ def test_processes_roll_back_together(story_file: Path, tmp_path: Path) -> None:
         assert one == other if "reason" in one else one == pytest.approx(other, rel=1e-4)
     (row,) = [row for row in metrics(tmp_path / "2") if "reason" in row]
     assert (row["step"], row["failed_step"], row["skipped"]) == (4, 7, [36, 42])
+
+
+def finish(folder: Path) -> None:
+    """Train a run to its end."""
+    list(Run.resume(folder).train())
+
+
+def difference(settings: dict[str, Any], model: Decoder, dtype: torch.dtype, folder: Path) -> float:
+    """The largest difference of a weight after training by one process and by two, in a dtype."""
+    weights = []
+    for count in 1, 2:
+        config = RunConfig(**settings, out=str(folder / f"{dtype} {count}"))
+        run = Run.start(config, model=deepcopy(model).to(dtype)).folder
+        assert run_ranks(finish, run, count=count) == [None] * count
+        weights.append(read_tensors(run / "model.safetensors"))
+    one, two = weights
+    assert {tensor.dtype for tensor in two.values()} == {dtype}
+    return max((two[name] - tensor).abs().max().item() for name, tensor in one.items())
+
+
+@pytest.mark.parametrize("steps", [8, pytest.param(200, marks=pytest.mark.long)])
+def test_one_process_and_two_differ_only_by_rounding(steps: int, story_file: Path, tmp_path: Path) -> None:
+    """A difference in the arithmetic would be as large in fp64; rounding is smaller by the ratio of the dtypes' eps."""
+    settings = SETTINGS | {"sources": [str(story_file)], "model": TINY | {"n_layers": 1}, "accumulation": 4}
+    settings |= {"steps": steps, "validate_every": steps, "learning_rate": 1e-2}
+    first = Run.start(RunConfig(**settings, out=str(tmp_path / "first")))
+    settings["tokenizer"] = str(first.folder)
+    in_fp32, in_fp64 = (difference(settings, first.model, d, tmp_path) for d in (torch.float32, torch.float64))
+    print(f"after {steps} steps weights differ by {in_fp32:.1e} in fp32 and by {in_fp64:.1e} in fp64")
+    assert 1e-8 < in_fp32 < 1e-3
+    assert 0 < in_fp64 < 1e-7 * in_fp32
+
+
+def change_weight_at_step_3(folder: Path) -> None:
+    """Train a run, of which rank 1 changes a weight by a bit."""
+    run = Run.resume(folder)
+    bits = run.model.embed.weight.data.view(torch.int32)
+
+    def change(*_: object) -> None:
+        bits[0, 0] += run.step == 2 and run.processes.rank == 1
+
+    run.trainer.optimizers[0].register_step_post_hook(change)
+    list(run.train())
+
+
+def test_ranks_are_compared_again_at_each_save(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(RunConfig(**SETTINGS, sources=(str(story_file),), model=TINY, out=str(tmp_path / "run")))
+    for outcome in run_ranks(change_weight_at_step_3, run.folder):
+        assert str(outcome).startswith("the ranks hold different runs: rank 1 differs from rank 0 in weights;")
+    assert metrics(run.folder)[-1]["step"] == 4, "the first step to save after"
+    assert [save.name for save in saves(run.folder)] == ["step-0000000"]

@@ -111,12 +111,13 @@ def run_command(argv: Sequence[str]) -> int:
         with progress_bars() as progress:
             run = Run.start(config, sample=continue_text, progress=progress)
     status = train(run)
-    if not status and as_json:
+    if status or run.processes.rank:
+        return status
+    if as_json:
         print_json(read_json(run.folder / "result.json"))
-    if not status:
-        named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
-        print_next(f'onward generate {named} "Once upon"{imports}', f"onward evaluate {named} other.txt{imports}")
-    return status
+    named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
+    print_next(f'onward generate {named} "Once upon"{imports}', f"onward evaluate {named} other.txt{imports}")
+    return 0
 
 
 def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
@@ -131,7 +132,8 @@ def train(run: "Run") -> int:
     """Train with a display until the end or a signal, and write the report; return the exit status."""
     folder, first = run.folder, not run.processes.rank
     say: Say = partial(console.print, markup=False, soft_wrap=True) if first else lambda sentence: None
-    with signals() as requests:
+    # torchrun passes on a Ctrl-C that the terminal has sent to each process already
+    with signals(Requests(say, interrupts=1 if run.processes.count == 1 else 2)) as requests:
         describe(run, say)
         follow(run, requests, say)
     from onward.reports.write import conclude, write_reports
@@ -198,9 +200,11 @@ def follow(run: "Run", requests: "Requests", say: Say) -> None:
 
 
 class Requests:
-    """Requests by signals: SIGINT, SIGTERM and SIGHUP to save and stop, SIGUSR1 to save and go on."""
+    """Requests by signals: SIGINT, SIGTERM and SIGHUP to save and stop, SIGUSR1 to save and go on. More SIGINT than
+    `interrupts` raise KeyboardInterrupt, to stop at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Say, interrupts: int) -> None:
+        self.say, self.interrupts = say, interrupts
         self.signal, self.saving = 0, False
 
     def note(self, number: int, _: object) -> None:
@@ -208,9 +212,11 @@ class Requests:
             self.saving = True
             return
         if number == signal.SIGINT:
-            if self.signal:
+            if not self.interrupts:
                 raise KeyboardInterrupt
-            console.print("stopping after this step; press Ctrl-C again to stop at once")
+            if self.signal != number:
+                self.say("stopping after this step; press Ctrl-C again to stop at once")
+            self.interrupts -= 1
         self.signal = number
 
     def stop(self) -> bool:
@@ -222,9 +228,8 @@ class Requests:
 
 
 @contextmanager
-def signals() -> Iterator[Requests]:
-    """Turn signals into requests; a second Ctrl-C interrupts at once."""
-    requests = Requests()
+def signals(requests: Requests) -> Iterator[Requests]:
+    """Turn signals into requests."""
     before = {
         number: signal.signal(number, requests.note)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

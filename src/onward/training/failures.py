@@ -10,22 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torch.distributed import DistError
+
 from onward.errors import UserError
 from onward.training.processes import Processes
 
-PATIENCE = 5.0  # seconds in which the cause of a broken connection becomes known
 
-
-class Terminated(Exception):
-    """SIGTERM, which torchrun sends to the processes that are left when one has ended."""
+class Terminated(BaseException):
+    """SIGTERM, which torchrun sends to the processes that are left when one has ended. `except Exception` misses it."""
 
 
 @contextmanager
-def one_report() -> Iterator[None]:
+def one_report(patience: float = 5.0) -> Iterator[None]:
     """Join the process group, and turn an error of any process into one report: an error that is not of the connection
     is raised in the first process that has one, with its rank; the others raise a UserError that names that rank.
-    The first to notice raises a UserError for a process that was killed. torchrun reads the sentence in the file
-    TORCHELASTIC_ERROR_FILE."""
+    The first to notice raises a UserError for a process that was killed, or whose connection is lost and the cause not
+    known within `patience` seconds. torchrun reads the sentence in the file TORCHELASTIC_ERROR_FILE."""
     processes = Processes.join()
     if processes.store is None:
         yield
@@ -35,16 +35,16 @@ def one_report() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
-    except Exception as error:
+    except (Exception, Terminated) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until this process has ended, with its sentence
         try:
-            failed, reporter = first_failure(store, processes, error)
+            failed, reporter = first_failure(store, processes, error, patience)
         except RuntimeError:  # the store ended with the first process, which has it where torchrun has none
             failed, reporter = 0, 0
         if failed == rank and isinstance(error, Terminated):
             raise SystemExit(128 + signal.SIGTERM) from None
         if failed == reporter == rank:
-            report = UserError(f"rank {rank}: {error}") if isinstance(error, UserError) else error
+            report = in_one_sentence(error, rank)
         elif reporter == rank:
             report = UserError(
                 f"rank {failed} was killed, perhaps for lack of memory: go on with --resume, if need be with a smaller "
@@ -64,9 +64,19 @@ def terminate(*_: object) -> NoReturn:
     raise Terminated
 
 
-def first_failure(store: Any, processes: Processes, error: Exception) -> tuple[int, int]:
+def in_one_sentence(error: BaseException, rank: int) -> BaseException:
+    """An error of the user or of the connection as a UserError that names the rank; another error as it is."""
+    if isinstance(error, UserError):
+        return UserError(f"rank {rank}: {error}")
+    if isinstance(error, DistError) or "gloo" in str(error):
+        reason = str(error).splitlines()[0]
+        return UserError(f"rank {rank} has lost the connection to another rank ({reason}): go on with --resume")
+    return error
+
+
+def first_failure(store: Any, processes: Processes, error: BaseException, patience: float) -> tuple[int, int]:
     """The rank that failed first, and the rank that reports it."""
-    failed, until = processes.rank, time.monotonic() + PATIENCE
+    failed, until = processes.rank, time.monotonic() + patience
     if isinstance(error, Terminated | RuntimeError):  # of a connection whose other end is gone, perhaps
         while not store.check(["failure"]) and time.monotonic() < until:
             if killed := [rank for rank in range(processes.count) if is_dead(store.get(f"process/{rank}").decode())]:

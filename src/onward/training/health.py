@@ -128,5 +128,6 @@ def matrices(model: nn.Module) -> list[Tensor]:
 def update_ratio(before: Sequence[Tensor], model: nn.Module) -> float:
     """The norm of the change of the trainable matrices over their norm, given clones of `matrices(model)` from before
     the update. About 1e-3 is usual; much less learns slowly, much more is unstable."""
-    norm = lambda tensors: math.hypot(*(tensor.norm(dtype=torch.float32).item() for tensor in tensors))
+    exact = lambda tensor: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    norm = lambda tensors: math.hypot(*(exact(tensor).norm().item() for tensor in tensors))
     return norm(now - then for now, then in zip(matrices(model), before, strict=True)) / (norm(before) or 1.0)

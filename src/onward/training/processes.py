@@ -37,23 +37,22 @@ class Processes:
             return cls()
         if not distributed.is_initialized():
             if torch.cuda.is_available():
-                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())  # --device cpu
             # imported later, the defaults of its functions would keep the group alive, with its threads
             from torch.distributed.nn import functional  # noqa: F401
 
+            # the first process prepares the data alone, which may take hours
+            day = timedelta(days=1)
             try:
                 store, rank, count = next(distributed.rendezvous("env://"))
-            except distributed.DistNetworkError as error:
+                group = distributed.PrefixStore("group", store)
+                distributed.init_process_group(store=group, rank=rank, world_size=count, timeout=day)
+            except RuntimeError as error:
                 where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
                 reason = str(error).splitlines()[0]
                 raise UserError(
                     f"the processes cannot meet at {where} ({reason}): choose another --master-port"
                 ) from None
-            # the first process prepares the data alone, which may take hours
-            day = timedelta(days=1)
-            distributed.init_process_group(
-                store=distributed.PrefixStore("group", store), rank=rank, world_size=count, timeout=day
-            )
             STORES.append(distributed.PrefixStore("onward", store))
             atexit.register(leave)  # the group's threads must not outlive Python
         return cls(distributed.get_rank(), count, STORES[-1] if STORES else None)
@@ -69,6 +68,14 @@ class Processes:
         tensor = torch.tensor(values, dtype=torch.float64)
         distributed.all_reduce(tensor)
         return tensor.tolist()
+
+    def check_batches(self, batches: int) -> None:
+        """A UserError if a step has fewer batches than there are processes."""
+        if batches < self.count:
+            raise UserError(
+                f"accumulation is {batches} for {self.count} processes, and each needs a batch: start fewer processes, "
+                f"or a run with --accumulation {self.count}"
+            )
 
     def check_same(self, facts: dict[str, object]) -> None:
         """A UserError in all processes, if a process has another value for a fact than rank 0."""

@@ -103,10 +103,6 @@ class Run:
     ) -> None:
         self.config, self.tokenizer, self.inputs, self.hf = config, tokenizer, inputs, hf
         self.folder, self.processes = Path(config.out), Processes.join()
-        if config.accumulation < self.processes.count:
-            raise UserError(
-                f"accumulation is {config.accumulation} for {self.processes.count} processes: give each a batch"
-            )
         record = read_record(self.folder)
         self.checksums = [*record.data.values(), record.tokenizer]
         self.windows = open_windows(config, inputs, model.config.context_length)
@@ -159,6 +155,7 @@ class Run:
             fields.import_parts(module)
         config.decoder(1)  # an impossible model is refused before any text is read
         check_optimizer(config.optimizer)
+        processes.check_batches(config.accumulation)
         check_trackers(config.track)
         if processes.rank:
             return cls.resume(folder, loss=loss)
@@ -224,6 +221,7 @@ class Run:
         if missing := [module for module in config.modules if module not in sys.modules]:
             raise UserError(f"{folder} was started with code from {', '.join(missing)}: {fields.trusted(missing)}")
         check_trackers(config.track)
+        processes.check_batches(config.accumulation)
         with nullcontext() if processes.rank else run_lock(folder):
             tokenizer = Tokenizer.load(folder)
             check_inputs(folder, config.decoder(tokenizer.vocab_size))
