@@ -136,15 +136,22 @@ def test_runs_command_lists_runs_sorted_with_their_figures(
     assert [one["name"] for one in listed("--sort", "name")] == ["runs/deep/stopped", "runs/tiny"]
     assert [one["name"] for one in listed("--sort", "bits-per-byte")] == ["runs/tiny", "runs/deep/stopped"]
     (stopped,) = listed("runs/deep")
-    validations = [row["validation_loss"] for row in metrics(run.folder) if "validation_loss" in row]
-    assert stopped["validation_loss"] == validations[-1]
-    assert (stopped["state"], stopped["step"], stopped["steps"], stopped["bits_per_byte"]) == ("stopped", 2, 4, None)
+    last = [row for row in metrics(run.folder) if "validation_loss" in row][-1]
+    assert (stopped["validation_loss"], stopped["bits_per_byte"]) == (last["validation_loss"], last["bits_per_byte"])
+    assert (stopped["state"], stopped["step"], stopped["steps"]) == ("stopped", 2, 4)
     table = printed(capsys, "runs").splitlines()
     assert table[0].split() == ["run", "state", "step", "size", "loss", "bits/byte", "time", "written"]
     assert [row.split()[:3] for row in table[1:]] == [
         ["runs/tiny", "finished", "60/60"],
         ["runs/deep/stopped", "stopped", "2/4"],
     ]
+
+
+def test_validation_during_a_run_counts_bytes_as_the_final_evaluation_does(tiny_run: Path) -> None:
+    result = json.loads((tiny_run / "result.json").read_text())
+    (last,) = [row for row in metrics(tiny_run) if row["step"] == result["step"] and "validation_loss" in row]
+    assert last["tokens"] == result["tokens"]
+    assert last["bits_per_byte"] == pytest.approx(result["bits_per_byte"], rel=1e-5)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:

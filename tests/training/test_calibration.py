@@ -10,6 +10,7 @@ from onward.checkpoint.training import TrainerState
 from onward.data.tokens import Tokens
 from onward.data.windows import Windows
 from onward.model.decoder import Decoder
+from onward.text.tokenizer import train_tokenizer
 from onward.training.calibration import Costs, fitted, measured_costs
 from onward.training.optimizer import optimizers
 from onward.training.run import Run
@@ -64,7 +65,8 @@ def test_a_validation_is_timed_with_its_sample_and_its_save(tmp_path: Path) -> N
     model, text = decoder(decoder_config()), Tokens.of(np.arange(500, dtype=np.uint16) % 13)
     trainer = Timed(model, optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.99)), lambda step: 1e-3)
     windows, given = Windows([text], LENGTH, seed=0), config(tmp_path, tmp_path / "run")
-    costs = measured_costs(given, trainer, windows, text, lambda _: tick(4), 5.0, lambda: seconds)
+    tokenizer = train_tokenizer("char", ["abcdefghijklm"])
+    costs = measured_costs(given, trainer, tokenizer, windows, text, lambda *_: tick(4), 5.0, lambda: seconds)
     assert (trainer.step, costs.step, costs.validation) == (21, 0.25, 7.0)
     assert costs.evaluation == pytest.approx(1.0, rel=0.1)  # the text is short enough to be validated as a whole
     assert list((tmp_path / "run").iterdir()) == []

@@ -15,6 +15,7 @@ import torch
 import onward
 from onward.checkpoint.training import saves
 from onward.checkpoint.weights import read_tensors
+from onward.device import choose_device
 from onward.errors import UserError
 from onward.training.run import Event, Notice, Run
 from onward.training.validation import Validation
@@ -99,6 +100,15 @@ def test_time_fixes_the_steps_so_that_resuming_repeats_them(story_file: Path, tm
         pass
     again = Run.resume(tmp_path / "run")
     assert (again.config.steps, again.step) == (steps, 2)
+
+
+def test_device_is_fixed_at_the_start_and_must_be_there_to_resume(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", device="auto")).folder
+    options = json.loads((run / "run.json").read_text())
+    assert options["device"] == str(choose_device("auto"))
+    (run / "run.json").write_text(json.dumps(options | {"device": "cuda:99"}))
+    with pytest.raises(UserError, match=r"device is 'cuda:99': .*; choose auto or cpu, in .*run\.json"):
+        Run.resume(run)
 
 
 def test_timing_leaves_no_trace_in_the_weights(story_file: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from onward.errors import UserError
 
 ABOUT = """\
 List the runs in a folder and in the folders inside it: how far they are, and how good. The size is the number of
-parameters, the loss that of validation in nats per token; bits per byte are known when a run has finished.
+parameters, the loss that of validation in nats per token.
 
 examples:
   onward runs

@@ -36,7 +36,7 @@ class Figures:
     steps: int | None  # planned
     validation_loss: float | None  # nats per token
     perplexity: float | None
-    bits_per_byte: float | None  # known after the final evaluation
+    bits_per_byte: float | None
     tokens: int  # trained on
     tokens_per_second: float | None
     seconds: float | None  # of training
@@ -95,7 +95,8 @@ class Record:
     def figures(self) -> Figures:
         """All figures of the folder."""
         steps, final, validations = self.metrics.steps, self.result, self.metrics.validations
-        loss = final.get("loss", validations[-1]["validation_loss"] if validations else None)
+        last = validations[-1] if validations else {}
+        loss = final.get("loss", last.get("validation_loss"))
         spent, tokens = (sum(row.get(key, 0) for row in steps) for key in ("seconds", "tokens"))
         planned = numbers(self.options).get("steps")
         return Figures(
@@ -106,7 +107,7 @@ class Record:
             steps=None if planned is None else int(planned),
             validation_loss=loss,
             perplexity=None if loss is None else exp(min(loss, 700)),
-            bits_per_byte=final.get("bits_per_byte"),
+            bits_per_byte=final.get("bits_per_byte", last.get("bits_per_byte")),
             tokens=int(tokens),
             tokens_per_second=tokens / spent if tokens and spent else None,
             seconds=final.get("seconds") or spent or None,
@@ -137,7 +138,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[tuple[str, str, str]]:
     """The name, the value in effect and the meaning of each option of a run; options that are empty, or have no effect
-    on this model, are left out, and so is `auto`, as what it chose is not on record.
+    on this model, are left out, and so is `auto`, which remains where there was nothing to choose.
 
     A value that stands for something else (0, none, "") is given as what it stands for. The model's fields are left
     out: the model itself says them.

@@ -19,11 +19,14 @@ from onward.data.windows import Windows
 from onward.files import PART
 from onward.model.decoder import Decoder
 from onward.model.experts import BACKENDS
+from onward.text.tokenizer import Tokenizer
 from onward.timing import fastest
 from onward.training.build import build_trainer, choose_backend, open_experts
 from onward.training.config import RunConfig, seconds
 from onward.training.trainer import StepPlan, Trainer
 from onward.training.validation import validate
+
+Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a run will do at each validation
 
 TRIAL_SECONDS = 2.0  # of steps that are timed
 SLACK = 0.95  # share of the time that is planned, as machines are not equally fast all the time
@@ -41,9 +44,10 @@ class Costs:
 def calibrated(
     config: RunConfig,
     model: Decoder,
+    tokenizer: Tokenizer,
     windows: Windows,
     validation: Tokens | None,
-    sample: Callable[[Decoder], object] = lambda model: None,
+    sample: Sampler = lambda model, tokenizer: None,
 ) -> RunConfig:
     """The configuration with precision, backend of experts and number of steps fixed. Steps, a validation, a save and a
     call of `sample`, which comes with each validation, are timed on copies of the model, which stays as it is."""
@@ -52,7 +56,8 @@ def calibrated(
     config = fastest_options(config, trial(config), windows)
     if config.time:
         budget = seconds(config.time)
-        costs = measured_costs(config, trial(config), windows, validation, sample, min(TRIAL_SECONDS, budget / 20))
+        long_enough = min(TRIAL_SECONDS, budget / 20)
+        costs = measured_costs(config, trial(config), tokenizer, windows, validation, sample, long_enough)
         config = fitted(config, costs, budget, perf_counter() - began)
     return config
 
@@ -107,9 +112,10 @@ def one_step(trainer: Trainer, plan: StepPlan, precision: str, backend: str) -> 
 def measured_costs(
     config: RunConfig,
     trainer: Trainer,
+    tokenizer: Tokenizer,
     windows: Windows,
     validation: Tokens | None,
-    sample: Callable[[Decoder], object],
+    sample: Sampler,
     long_enough: float,
     clock: Callable[[], float] = perf_counter,
 ) -> Costs:
@@ -127,9 +133,9 @@ def measured_costs(
     save, start = clock() - start, clock()
     if validation is None:
         return Costs(step, save)
-    count = validate(trainer, validation, config).tokens
+    count = validate(trainer, tokenizer, validation, config).tokens
     once, start = clock() - start, clock()
-    sample(trainer.model)
+    sample(trainer.model, tokenizer)
     return Costs(step, save + once + clock() - start, once * len(validation) / count)
 
 

@@ -1,7 +1,7 @@
 """A training run: a folder that holds its configuration, its data, its metrics, and the model that it trains.
 
 runs/mybook/
-  run.json              the RunConfig, with steps, precision and the backend of experts fixed
+  run.json              the RunConfig, with steps, device, precision and the backend of experts fixed
   inputs.json           the token folders it trains on, the tokenizer and the model, with checksums
   data/, held_out/      the tokens, where they were not prepared before
   config.json, model.safetensors, tokenizer.json    the model of the newest save, as a Hugging Face folder
@@ -33,7 +33,7 @@ from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.build import build_trainer
-from onward.training.calibration import calibrated
+from onward.training.calibration import Sampler, calibrated
 from onward.training.checks import Check, start_checks
 from onward.training.config import RunConfig
 from onward.training.inputs import (
@@ -137,10 +137,11 @@ class Run:
         *,
         model: Decoder | None = None,
         loss: Loss | None = None,
-        sample: Callable[[Decoder, Tokenizer], object] = lambda model, tokenizer: None,
+        sample: Sampler = lambda model, tokenizer: None,
         progress: Progress = silent,
     ) -> "Run":
-        """Prepare the data and the tokenizer, fix the options left open (steps, precision, experts), and save step 0.
+        """Prepare the data and the tokenizer, fix the options left open (steps, device, precision, experts), and save
+        step 0.
 
         The run begins from `model`, which it trains in place, in its trainable parameters; by default from a fresh
         model as configured. A given model takes the place of the configured preset and fields, and the configured
@@ -183,7 +184,7 @@ class Run:
         folder: Path,
         model: Decoder | None,
         loss: Loss | None,
-        sample: Callable[[Decoder, Tokenizer], object],
+        sample: Sampler,
         progress: Progress,
     ) -> "Run":
         """The work of `start`, in the first process."""
@@ -195,7 +196,7 @@ class Run:
         model = (model or Decoder(config.decoder(tokenizer.vocab_size))).to(device)
         hf = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
         windows = open_windows(config, inputs, model.config.context_length)
-        config = calibrated(config, model, windows, inputs.validation, lambda trial: sample(trial, tokenizer))
+        config = calibrated(replace(config, device=str(device)), model, tokenizer, windows, inputs.validation, sample)
         run = cls(config, model, tokenizer, inputs, hf, loss)
         run.fresh = fresh
         write_json(folder / "run.json", fields.plain(run.config))
@@ -222,10 +223,14 @@ class Run:
             raise UserError(f"{folder} was started with code from {', '.join(missing)}: {fields.trusted(missing)}")
         check_trackers(config.track)
         processes.check_batches(config.accumulation)
+        try:
+            device = choose_device(config.device)
+        except UserError as error:
+            raise UserError(f"{error}, in {folder / 'run.json'}") from None
         with nullcontext() if processes.rank else run_lock(folder):
             tokenizer = Tokenizer.load(folder)
             check_inputs(folder, config.decoder(tokenizer.vocab_size))
-            state = newest_state(folder, choose_device(config.device))
+            state = newest_state(folder, device)
             inputs = open_inputs(config, folder, "size" if processes.rank else "sha256")
             run = cls(config, state.model, tokenizer, inputs, read_json(folder / "config.json"), loss)
             run.load_state(state)
@@ -323,7 +328,7 @@ class Run:
     def validations(self, record: Callable[[Event], Event]) -> Iterator[Event]:
         """Validate, if the present step is one to validate at."""
         if self.step and self.due() and self.inputs.validation is not None:
-            validation = validate(self.trainer, self.inputs.validation, self.config)
+            validation = validate(self.trainer, self.tokenizer, self.inputs.validation, self.config)
             if not self.processes.rank:
                 self.saver.best(self.step, validation.validation_loss)
             yield record(validation)
