@@ -64,8 +64,9 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     )
     from onward.text.tokenizer import Tokenizer, train_tokenizer
     from onward.training.config import RunConfig
+    from onward.training.events import Notice, Rollback
     from onward.training.loss import mean_loss
-    from onward.training.run import Notice, Rollback, Run
+    from onward.training.run import Run
     from onward.training.trainer import Step, StepConfig, StepPlan, Trainer
     from onward.training.validation import Validation
 

@@ -43,9 +43,10 @@ from onward.reports.write import conclude
 from onward.text.chat import Message, chat_of
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
+from onward.training.events import Event
 from onward.training.keywords import RunKeywords
 from onward.training.progress import Progress
-from onward.training.run import Event, Run
+from onward.training.run import Run
 
 DEFAULT = GenerationOptions()
 UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities

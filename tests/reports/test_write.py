@@ -13,7 +13,8 @@ import onward
 from onward.cli import main
 from onward.errors import UserError
 from onward.reports.write import write_reports
-from onward.training.run import Run, Validation
+from onward.training.run import Run
+from onward.training.validation import Validation
 
 from support.runs import config, metrics
 

@@ -15,8 +15,9 @@ from onward.checkpoint.weights import read_tensors
 from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder
+from onward.training.events import Event, Notice, Rollback
 from onward.training.loss import CrossEntropy
-from onward.training.run import Event, Notice, Rollback, Run
+from onward.training.run import Run
 from onward.training.trainer import Step
 
 from support.disk import with_room_for

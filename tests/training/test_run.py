@@ -17,7 +17,8 @@ from onward.checkpoint.training import saves
 from onward.checkpoint.weights import read_tensors
 from onward.device import choose_device
 from onward.errors import UserError
-from onward.training.run import Event, Notice, Run
+from onward.training.events import Event, Notice
+from onward.training.run import Run
 from onward.training.validation import Validation
 
 from support.disk import with_room_for

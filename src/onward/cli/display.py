@@ -14,8 +14,9 @@ from rich.text import Text
 from onward.cli.output import console, printable
 from onward.generation.prompts import Prompt
 from onward.language_model import LanguageModel
+from onward.training.events import Event
 from onward.training.journal import Journal
-from onward.training.run import Event, Run
+from onward.training.run import Run
 from onward.training.trainer import Step
 from onward.training.validation import Validation
 

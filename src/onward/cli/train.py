@@ -184,7 +184,7 @@ def describe(run: "Run", say: Say) -> None:
 def follow(run: "Run", requests: "Requests", say: Say) -> None:
     """Train, and show the events."""
     from onward.cli.display import Display
-    from onward.training.run import Notice, Rollback
+    from onward.training.events import Notice, Rollback
 
     with nullcontext() if run.processes.rank else Display(run) as display:
         for event in run.train(requests.stop, requests.save):

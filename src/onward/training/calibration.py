@@ -1,7 +1,8 @@
 """Options that a run leaves open are fixed once, by timing, before it starts."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,8 @@ from onward.text.tokenizer import Tokenizer
 from onward.timing import fastest
 from onward.training.build import build_trainer, choose_backend, open_experts
 from onward.training.config import RunConfig, seconds
+from onward.training.plans import Planner
+from onward.training.processes import Processes
 from onward.training.trainer import StepPlan, Trainer
 from onward.training.validation import validate
 
@@ -121,12 +124,14 @@ def measured_costs(
 ) -> Costs:
     """The costs of a run by a clock in seconds. Steps are timed until they took `long_enough` seconds together."""
     taken: list[float] = []
-    start = clock()
-    for _ in trainer.train(first_plans(config, trainer, windows)):
-        taken.append(clock() - start)
-        if sum(taken) > long_enough and len(taken) > 3:
-            break
+    planner = Planner(replace(config, time="", steps=1_000), windows, trainer.model.device, Processes())
+    with closing(planner.plans(0, 0)) as plans:
         start = clock()
+        for _ in trainer.train(plans):
+            taken.append(clock() - start)
+            if sum(taken) > long_enough and len(taken) > 3:
+                break
+            start = clock()
     step = statistics.median(taken[1:])
     start = clock()
     save_once(trainer, Path(config.out))
@@ -146,11 +151,3 @@ def save_once(trainer: Trainer, folder: Path) -> None:
         saver = Saver(Path(trial), keep=1)
         saver.save(trainer.model, trainer.state_dict(), {})
         saver.finish()
-
-
-def first_plans(config: RunConfig, trainer: Trainer, windows: Windows) -> Iterator[StepPlan]:
-    """The first thousand steps of a run."""
-    size, device = config.batch_size, trainer.model.device
-    for first in range(0, 1_000 * size * config.accumulation, size * config.accumulation):
-        firsts = range(first, first + size * config.accumulation, size)
-        yield StepPlan([windows.read(range(i, i + size)).to(device) for i in firsts])

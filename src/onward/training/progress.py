@@ -3,7 +3,7 @@
 import sys
 from time import perf_counter
 
-from onward.training.run import Event, Notice, Rollback
+from onward.training.events import Event, Notice, Rollback
 from onward.training.trainer import Step
 from onward.training.validation import Validation
 

@@ -6,16 +6,14 @@ runs/mybook/
   data/, held_out/      the tokens, where they were not prepared before
   config.json, model.safetensors, tokenizer.json    the model of the newest save, as a Hugging Face folder
   checkpoints/step-N/   the last saves and the best, each with everything needed to go on
-  metrics.jsonl         a line per step and per validation
-  skipped.jsonl         the windows that are left out because a step failed on them
+  *.jsonl               its events, see events.py
 """
 
 import shutil
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
-from math import isfinite
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from time import perf_counter
@@ -26,7 +24,6 @@ import torch
 from onward import fields
 from onward.checkpoint.training import PROGRESS, SavedState, Saver, newest_state, saves, step_of
 from onward.data.progress import Progress, silent
-from onward.data.windows import Batch, take
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import read_json, write_json
@@ -36,6 +33,7 @@ from onward.training.build import build_trainer
 from onward.training.calibration import Sampler, calibrated
 from onward.training.checks import Check, start_checks
 from onward.training.config import RunConfig
+from onward.training.events import Event, EventLog, Notice, Rollback
 from onward.training.inputs import (
     Inputs,
     check_inputs,
@@ -45,35 +43,16 @@ from onward.training.inputs import (
     read_config,
     read_record,
 )
-from onward.training.journal import Journal
 from onward.training.lock import run_lock
 from onward.training.loss import Loss
 from onward.training.optimizer import check_optimizer
-from onward.training.prefetch import prefetch
+from onward.training.plans import Planner
 from onward.training.processes import Processes
-from onward.training.track import Trackers, check_trackers
+from onward.training.track import check_trackers
 from onward.training.trainer import Step, StepPlan
-from onward.training.validation import Validation, validate
+from onward.training.validation import validate
 
 MAX_FAILURES = 3  # steps that fail without a good save between them end a run
-
-
-@dataclass(frozen=True)
-class Rollback:
-    """A step failed: the run went back to its newest save and skips the windows of that step."""
-
-    step: int  # of the save
-    failed_step: int
-    reason: str
-    skipped: tuple[int, int]  # half-open range of window numbers that are left out from now on
-
-
-@dataclass(frozen=True)
-class Notice:
-    """A message for the user, such as that a save failed."""
-
-    step: int
-    sentence: str
 
 
 @dataclass(frozen=True)
@@ -92,9 +71,6 @@ class RunProgress:
     failed_steps: tuple[int, ...]
 
 
-Event = Step | Validation | Rollback | Notice
-
-
 class Run:
     """A run that can go on: `start` or `resume` makes it, `train` trains it."""
 
@@ -107,7 +83,8 @@ class Run:
         self.checksums = [*record.data.values(), record.tokenizer]
         self.windows = open_windows(config, inputs, model.config.context_length)
         self.trainer = build_trainer(config, model, self.processes, loss)
-        self.saver, self.metrics = Saver(self.folder, config.keep), Journal(self.folder / "metrics.jsonl")
+        self.planner = Planner(config, self.windows, self.trainer.model.device, self.processes)
+        self.saver, self.log = Saver(self.folder, config.keep), EventLog(self.folder, not self.processes.rank)
         self.fresh = False  # whether the weights are those of the initialization
         self.seconds, self.position = 0.0, 0
         self.skipped: list[tuple[int, int]] = []  # windows left out, as half-open ranges of their numbers
@@ -234,9 +211,7 @@ class Run:
             inputs = open_inputs(config, folder, "size" if processes.rank else "sha256")
             run = cls(config, state.model, tokenizer, inputs, read_json(folder / "config.json"), loss)
             run.load_state(state)
-            if not processes.rank:
-                for name in "metrics.jsonl", "samples.jsonl", "skipped.jsonl":
-                    Journal(folder / name).cut(run.is_past)
+            run.log.resume(run.step)
         if not processes.rank:
             processes.wait()
         return run
@@ -254,11 +229,6 @@ class Run:
         if edited:
             self.messages.append(f"run.json has been edited: {', '.join(edited)} from here on")
 
-    def is_past(self, row: dict[str, Any]) -> bool:
-        """Whether a row of a journal is about a time before the present step's save: at that step, only the row of the
-        step itself, which has a loss."""
-        return row["step"] < self.step or (row["step"] == self.step and "loss" in row)
-
     def train(
         self, stop: Callable[[], bool] = lambda: False, save: Callable[[], bool] = lambda: False
     ) -> Iterator[Event]:
@@ -268,28 +238,29 @@ class Run:
         three times in a row.
         """
         began = perf_counter() - self.seconds
-        with nullcontext() if self.processes.rank else run_lock(self.folder, again=True), self.recorder() as record:
+        lock = nullcontext() if self.processes.rank else run_lock(self.folder, again=True)
+        with lock, self.log.tracked(self.config.track, fields.plain(self.config)):
             self.check_ranks()
-            yield from self.validations(record)  # a kill may have come between the save and its validation
+            yield from self.validations()  # a kill may have come between the save and its validation
             stopping = bool(self.processes.sum([stop()])[0])
             while self.step < self.config.steps and not stopping:
-                with closing(self.plans(self.step, self.position, self.skipped)) as plans:
+                with closing(self.planner.plans(self.step, self.position, self.skipped)) as plans:
                     for plan in plans:
                         step = self.trainer.train_step(plan)
-                        if self.due(step.step) and not step.failure and not self.trainer.finite():
+                        if self.planner.due(step.step) and not step.failure and not self.trainer.finite():
                             step = replace(step, failure="the weights are not finite")
                         if step.failure:
-                            yield record(self.rollback(plan, step))
-                            yield from self.validations(record)
+                            yield self.rollback(plan, step)
+                            yield from self.validations()
                             break  # other windows follow than those that were prepared ahead
                         self.position, self.seconds = plan.next_position, perf_counter() - began
-                        yield record(step)
+                        yield self.log.write(step)
                         recovered = bool(self.failed_steps) and self.step >= self.failed_steps[-1]
                         stopping, saving = map(bool, self.processes.sum([stop(), save()]))
-                        if stopping or saving or recovered or self.due():
+                        if stopping or saving or recovered or self.planner.due(self.step):
                             self.check_ranks()
                             self.save()
-                        yield from self.validations(record)
+                        yield from self.validations()
                         yield from (Notice(self.step, sentence) for sentence in self.pop_messages())
                         if stopping:
                             break
@@ -306,53 +277,13 @@ class Run:
             }
             self.processes.check_same(facts)
 
-    def plans(self, step: int, position: int, skipped: Sequence[tuple[int, int]]) -> Generator[StepPlan]:
-        """The plans of the steps after `step`, prepared ahead in another thread, from the window number `position` on
-        and without those skipped."""
-        size, left_out = self.config.batch_size * self.config.accumulation, tuple(skipped)
-
-        def prepare() -> Iterator[StepPlan]:
-            where = position
-            for number in range(step + 1, self.config.steps + 1):
-                numbers, where = take(where, size, left_out)
-                yield StepPlan(self.batches(numbers), numbers, where, measure_update=self.due(number))
-
-        return prefetch(prepare())
-
-    def batches(self, numbers: Sequence[int]) -> list[Batch]:
-        """The windows with these numbers, as this process's batches."""
-        size = self.config.batch_size
-        firsts = range(0, len(numbers), size)[self.processes.rank :: self.processes.count]
-        return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]
-
-    def validations(self, record: Callable[[Event], Event]) -> Iterator[Event]:
+    def validations(self) -> Iterator[Event]:
         """Validate, if the present step is one to validate at."""
-        if self.step and self.due() and self.inputs.validation is not None:
+        if self.step and self.planner.due(self.step) and self.inputs.validation is not None:
             validation = validate(self.trainer, self.tokenizer, self.inputs.validation, self.config)
             if not self.processes.rank:
                 self.saver.best(self.step, validation.validation_loss)
-            yield record(validation)
-
-    @contextmanager
-    def recorder(self) -> Iterator[Callable[[Event], Event]]:
-        """A function that writes an event to metrics.jsonl and the trackers, and returns it."""
-        trackers = Trackers(() if self.processes.rank else self.config.track, self.folder, fields.plain(self.config))
-
-        def record(event: Event) -> Event:
-            if not self.processes.rank:
-                row = asdict(event)
-                row |= row.pop("figures", {})
-                if not row.get("failure"):
-                    row.pop("failure", None)
-                row |= {key: None for key, value in row.items() if isinstance(value, float) and not isfinite(value)}
-                self.metrics.write(row)
-                trackers.write(row)
-            return event
-
-        try:
-            yield record
-        finally:
-            trackers.close()
+            yield self.log.write(validation)
 
     def rollback(self, plan: StepPlan, step: Step) -> Rollback:
         """Go back to the newest undamaged save, and skip the windows of a step that failed from now on.
@@ -378,23 +309,14 @@ class Run:
         if spoiled is not None and self.step < spoiled:
             windows = self.position, plan.next_position
         self.failed_steps, self.skipped = failed_steps, [*skipped, windows]
-        event = Rollback(self.step, failed, step.failure, windows)
-        if not self.processes.rank:
-            self.metrics.cut(lambda row: self.is_past(row) or (row["step"] == self.step and "reason" in row))
-            Journal(self.folder / "samples.jsonl").cut(lambda row: row["step"] < max(1, self.step))
-            text = self.tokenizer.decode(self.windows.read([windows[0]]).tokens[0].tolist())
-            Journal(self.folder / "skipped.jsonl").write(asdict(event) | {"first_window": text})
-        return event
+        first_window = self.tokenizer.decode(self.windows.read([windows[0]]).tokens[0].tolist())
+        return self.log.roll_back(Rollback(self.step, failed, step.failure, windows), first_window)
 
     def checks(self) -> Iterator[Check]:
         """Checks of data and model before training, one by one."""
-        batch, inputs = self.batches(range(self.config.batch_size * self.config.accumulation))[0], self.inputs
+        windows = range(self.config.batch_size * self.config.accumulation)
+        batch, inputs = self.planner.batches(windows)[0], self.inputs
         return start_checks(self.model, batch, inputs.train, inputs.validation, fresh=self.fresh)
-
-    def due(self, step: int | None = None) -> bool:
-        """Whether a step, by default the present one, is one to save and validate at."""
-        step, every = step or self.step, self.config.validation_interval
-        return step % every == 0 or step == self.config.steps
 
     def averaged(self) -> AbstractContextManager[object]:
         """A context in which the model has the weights that one uses: averaged ones, where the run averages them."""

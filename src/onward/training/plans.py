@@ -1,0 +1,41 @@
+"""Plans of steps, made ahead: which windows each step trains on."""
+
+from collections.abc import Generator, Iterator, Sequence
+
+import torch
+
+from onward.data.windows import Batch, Windows, take
+from onward.training.config import RunConfig
+from onward.training.prefetch import prefetch
+from onward.training.processes import Processes
+from onward.training.trainer import StepPlan
+
+
+class Planner:
+    """Plans the steps of a run, for this process and its device."""
+
+    def __init__(self, config: RunConfig, windows: Windows, device: torch.device, processes: Processes) -> None:
+        self.config, self.windows, self.device, self.processes = config, windows, device, processes
+
+    def plans(self, step: int, position: int, skipped: Sequence[tuple[int, int]] = ()) -> Generator[StepPlan]:
+        """The plans of the steps after `step`, prepared ahead in another thread, from the window number `position` on
+        and without those skipped."""
+        c, left_out = self.config, tuple(skipped)
+
+        def prepare() -> Iterator[StepPlan]:
+            where = position
+            for number in range(step + 1, c.steps + 1):
+                numbers, where = take(where, c.batch_size * c.accumulation, left_out)
+                yield StepPlan(self.batches(numbers), numbers, where, measure_update=self.due(number))
+
+        return prefetch(prepare())
+
+    def batches(self, numbers: Sequence[int]) -> list[Batch]:
+        """The windows with these numbers, as this process's batches."""
+        size = self.config.batch_size
+        firsts = range(0, len(numbers), size)[self.processes.rank :: self.processes.count]
+        return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]
+
+    def due(self, step: int) -> bool:
+        """Whether a step is one to save and validate at."""
+        return step % self.config.validation_interval == 0 or step == self.config.steps
