@@ -1,10 +1,13 @@
 """A compiled decoding step equals the plain one, for every kind of decoder that can be compiled."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
+from onward.generation.blocks import BlockManager
+from onward.generation.cache_manager import CacheManager
 from onward.generation.engine import Engine
 from onward.generation.programs import OF_MODELS, compile_step
 from onward.generation.request import Request
@@ -12,6 +15,7 @@ from onward.generation.sampling import Sampling
 from onward.model.cache import KVCache
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
+from onward.model.paged import PagedKVCache
 from onward.model.recording import NotCompilable
 
 from support.decoders import DECODERS
@@ -78,6 +82,28 @@ def test_engine_gives_the_same_tokens_compiled_or_not(name: str):
     assert sum(map(len, free.values())) == 3, "a program for each number of rows"
     assert answers(model, 0) == plain, "and again, with the programs there are"
     assert sum(map(len, free.values())) == 3
+
+
+def paged() -> CacheManager:
+    return BlockManager(PagedKVCache(LLAMA, 1, 64, 8, block_size=4, blocks=60))
+
+
+def quantized() -> CacheManager:
+    return CacheManager(KVCache(LLAMA, 1, 64, 8, quantized=True))
+
+
+@pytest.mark.parametrize("cache", [paged, quantized])
+def test_a_paged_or_quantized_cache_keeps_the_plain_path_though_a_program_is_free(cache: Callable[[], CacheManager]):
+    model = model_of(LLAMA)
+    answers(model, 0)
+    assert OF_MODELS[model].free
+    given = []
+    for compile_after in 0, None:
+        engine = Engine(model, rows=1, cache=cache(), compile_after=compile_after)
+        request = engine.add(Request([1, 2, 3], Sampling(temperature=0), max_new_tokens=12))
+        list(engine.run())
+        given.append(request.tokens)
+    assert given[0] == given[1]
 
 
 def test_program_reads_weights_that_change_in_place_and_is_dropped_when_they_are_replaced():

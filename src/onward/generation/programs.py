@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
-from onward.model.recording import NotCompilable, record_step
+from onward.model.recording import NotCompilable, is_plain, record_step
 
 if TYPE_CHECKING:
     from onward.model.kernels.program import Program
@@ -81,11 +81,13 @@ def compile_step(model: Decoder, cache: KVCache, rows: int) -> Program:
 class Steps:
     """The compiled steps that a runner uses: one for each number of rows of which `compile_after` steps were decoded.
 
-    A hook on a module, a mode of PyTorch that watches operations, and a device other than the CPU keep the plain path.
+    A hook on a module, a mode of PyTorch that watches operations, a paged or quantized cache, and a device other than the
+    CPU keep the plain path.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, compile_after: int | None = COMPILE_AFTER) -> None:
-        self.model, self.cache, self.compile_after = model, cache, compile_after
+        self.model, self.cache = model, cache
+        self.compile_after = compile_after if is_plain(cache, model.dtype) else None
         self.programs = OF_MODELS.setdefault(model, Programs())
         self.used: dict[int, Program | None] = {}
         self.hooks: list[object] = []

@@ -141,6 +141,12 @@ class Recording:
     result: Tensor
 
 
+def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
+    """Whether a cache has keys and values in this dtype, contiguous for each row: neither paged nor quantized."""
+    tensors = [tensor for layer in cache.layers for tensor in layer.entries.values()]
+    return all(type(layer) is LayerCache for layer in cache.layers) and all(t.dtype == dtype for t in tensors)
+
+
 @torch.inference_mode(False)  # in which composed operations are not recorded by their parts
 def record_step(run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, rows: int) -> Recording:
     """Record `run(tokens, positions, view)` for a new token in each of the first `rows` rows of a cache."""
@@ -148,8 +154,6 @@ def record_step(run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCac
     recorder, view = Recorder(), cache.view(0, rows)
     layers = list[LayerCache]()
     for index, layer in enumerate(view.layers):
-        if type(layer) is not LayerCache or len(layer.entries) != 2:
-            raise NotCompilable("a paged or quantized cache")
         layers.append(RecordedLayer(layer.entries, layer.window, layer.wraps, index, recorder))
     rope_length = view.rope_length.clone()
     with torch.no_grad(), recorder:
