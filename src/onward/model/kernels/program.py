@@ -23,6 +23,7 @@ from onward.model.kernels.compiler import BYTES, INT, Code, Emit, add_kernel, lo
 from onward.model.kernels.elementwise import Formula, Layout, clamp, like, merged
 from onward.model.kernels.products import FORMATS, emit
 from onward.model.linear import MAX_ROWS, MIN_PARALLEL
+from onward.model.quantize import MAX_ROWS as MAX_QUANTIZED_ROWS
 from onward.model.recording import Attention, NotCompilable, Operation, Record, Recording, Write
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int64: "int64"}
@@ -314,7 +315,22 @@ def product(operation: Operation) -> list[Call]:
     fields = [address(t) for t in (x, weight, weight, bias, out)] + [rows, outputs, inputs]
     threads = torch.get_num_threads() if weight.numel() >= MIN_PARALLEL else 1
     emitted = emit(FORMATS[dtype], dtype, bias is not None)
-    return [Call(("product", dtype, bias is not None), emitted, fields, outputs, threads)]
+    return [Call(("product", dtype, dtype, bias is not None), emitted, fields, outputs, threads)]
+
+
+def quantized_product(operation: Operation) -> list[Call]:
+    """A product with codes and scales."""
+    x, codes, scales, bias = operation.arguments
+    rows, outputs, inputs = x.numel() // x.size(-1), len(codes), x.size(-1)
+    if rows > MAX_QUANTIZED_ROWS:
+        raise NotCompilable(f"{rows} rows")
+    if not x.is_contiguous():
+        raise NotCompilable("a product in another form")
+    form, dtype = "int8" if codes.dtype == torch.int8 else "int4", DTYPES[x.dtype]
+    fields = [address(t) for t in (x, codes, scales, bias, operation.result)] + [rows, outputs, inputs]
+    threads = torch.get_num_threads() if outputs * inputs >= MIN_PARALLEL else 1
+    emitted = emit(FORMATS[form], dtype, bias is not None)
+    return [Call(("product", form, dtype, bias is not None), emitted, fields, outputs, threads)]
 
 
 def average(operation: Operation) -> list[Call]:
@@ -374,6 +390,7 @@ OPERATIONS: dict[str, Callable[[Operation], list[Call]]] = {
     "stack": joined,
     "mm": product,
     "addmm": product,
+    "quantized_linear": quantized_product,
     "mean": average,
     "native_layer_norm": layer_norm,
     "embedding": embedding,

@@ -1,0 +1,124 @@
+"""Weight-only quantization of a finished model: linear layers keep integers and scales in place of their weights.
+
+int8: a scale for each output (a row of the weight). int4: a bf16 scale for each group of 32 inputs, two weights in a
+byte. Activations are not quantized: a product is that of x with the numbers that the integers stand for.
+Shapes: N rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onward.errors import UserError
+from onward.model.linear import Linear, compiled, fits, run
+
+Precision = Literal["int8", "int4"]
+GROUP = 32  # int4 weights with the same scale
+MAX_ROWS = 8  # up to this many rows are multiplied by a kernel that reads the integers; more by the dequantized weight
+BLOCK = 512  # outputs that are dequantized at a time
+
+
+def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+    """The codes and scales of a weight (O, I), rounded to nearest.
+
+    int8: codes (O, I) from -127 to 127, scales (O,) in fp32. int4: codes (O, I / 2) as bytes, of which the low bits are
+    the first half of a group, the high bits its second half, each plus 8; scales (O, I / 32) in bf16.
+    """
+    weight = weight.detach().float()
+    if precision == "int8":
+        scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        return (weight / scales[:, None]).round_().to(torch.int8), scales
+    groups = weight.unflatten(1, (-1, GROUP))
+    extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))  # becomes -8, the code of the widest range
+    scales = (extreme / -8).bfloat16()
+    inverse = torch.where(scales == 0, 0.0, 1 / scales.float())
+    codes = ((groups * inverse).round_().clamp_(-8, 7) + 8).to(torch.uint8)
+    low, high = codes.split(GROUP // 2, 2)
+    return (low | (high << 4)).flatten(1), scales[:, :, 0]
+
+
+def dequantize_weight(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight (O, I) that codes and scales of `quantize_weight` stand for."""
+    if codes.dtype == torch.int8:
+        return (codes.float() * scales[:, None]).to(dtype)
+    groups = codes.unflatten(1, (-1, GROUP // 2))
+    numbers = torch.cat([groups & 15, groups >> 4], 2).float() - 8
+    return (numbers * scales.float()[:, :, None]).flatten(1).to(dtype)
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with a quantized weight, which is not trained: (..., I) -> (..., O)."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, layer: nn.Linear, precision: Precision) -> None:
+        super().__init__()
+        self.precision, self.in_features, self.out_features = precision, layer.in_features, layer.out_features
+        codes, scales = quantize_weight(layer.weight, precision)
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales", scales)
+        self.bias = layer.bias
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight (O, I), dequantized."""
+        dtype = torch.float32 if self.bias is None else self.bias.dtype
+        return dequantize_weight(self.codes, self.scales, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and x.requires_grad:
+            return F.linear(x, dequantize_weight(self.codes, self.scales, x.dtype), self.bias)
+        return torch.ops.onward.quantized_linear(x, self.codes, self.scales, self.bias)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        return f"{self.precision}, in_features={self.in_features}, out_features={self.out_features}"
+
+
+def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """x (..., I) times the weight of codes and scales, plus a bias (O,): (..., O)."""
+    if fits(x, codes, MAX_ROWS) and x.dtype in (torch.float32, torch.bfloat16):
+        kernel = compiled("int8" if codes.dtype == torch.int8 else "int4", x.dtype, bias is not None)
+        if kernel is not None:
+            return run(kernel, x, codes, scales, bias, len(codes))
+    y = x.new_empty(*x.shape[:-1], len(codes))
+    for start in range(0, len(codes), BLOCK):  # a block at a time stays in a CPU's cache
+        rows = slice(start, start + BLOCK)
+        y[..., rows] = F.linear(x, dequantize_weight(codes[rows], scales[rows], x.dtype))
+    return y if bias is None else y.add_(bias)
+
+
+LIBRARY = torch.library.Library("onward", "DEF")  # an operation of its own is one record of a decoding step
+LIBRARY.define("quantized_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias) -> Tensor")
+LIBRARY.impl("quantized_linear", quantized_linear, "CompositeExplicitAutograd")
+
+
+def quantize_model(model: nn.Module, precision: str) -> list[str]:
+    """Replace the linear layers of a model by quantized ones, in place; returns the names of those that stay as they
+    are, whose number of inputs is no multiple of 32 (int4).
+
+    A head that shares its weight with the embedding becomes int8. Embeddings, norms, routers and stacks of experts
+    stay as they are. Raises a UserError for an unknown precision.
+    """
+    if precision not in get_args(Precision):
+        raise UserError(f"quantize is {precision!r}: choose int8 or int4")
+    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    kept = []
+    for parent_name, parent in list(model.named_modules()):
+        for name, layer in linear_layers(parent):
+            kind: Precision = "int8" if precision == "int8" or id(layer.weight) in tied else "int4"
+            if kind == "int4" and layer.in_features % GROUP:
+                kept.append(f"{parent_name}.{name}".lstrip("."))
+            else:
+                setattr(parent, name, QuantizedLinear(layer, kind))
+    return kept
+
+
+def linear_layers(parent: nn.Module) -> Iterable[tuple[str, Linear]]:
+    """The linear layers that are direct children of a module."""
+    return [(name, child) for name, child in parent.named_children() if isinstance(child, Linear)]
