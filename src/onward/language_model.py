@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, cast, overload
+from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
+from onward.model.quantize import NOT_QUANTIZED, is_quantized, quantize_model
 from onward.reports.write import conclude
 from onward.text.chat import Message, chat_of
 from onward.text.tokenizer import Tokenizer
@@ -376,16 +378,21 @@ def load(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     *,
+    quantize: Literal["int8", "int4"] | None = None,
     allow_nonfinite: bool = False,
 ) -> LanguageModel:
     """The model in a Hugging Face folder, by default in the dtype of its files and on the fastest device there is.
 
-    Weights that are NaN or infinite are a UserError unless `allow_nonfinite`.
+    `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning names the number of
+    layers that cannot be kept so. Such a model is not trained or saved. Weights that are NaN or infinite are a
+    UserError unless `allow_nonfinite`.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise UserError(f"dtype is {dtype!r}: give a floating-point dtype such as torch.float32, or None")
     folder = folder_of(folder)
     model, hf = load_model(folder, dtype, choose_device(device), allow_nonfinite=allow_nonfinite)
+    if quantize is not None and (kept := quantize_model(model, quantize)):
+        warnings.warn(f"{len(kept)} linear layers, such as {kept[0]}, stay as they are: {NOT_QUANTIZED}", stacklevel=2)
     has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
     return LanguageModel(model, Tokenizer.load(folder) if has_tokenizer else None, hf)
 
@@ -394,6 +401,8 @@ def save(lm: LanguageModel, folder: str | Path, *, shard_bytes: float = 5e9) -> 
     """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`."""
     if not isinstance(lm, LanguageModel):
         raise UserError(f"lm is {lm!r}: save takes a LanguageModel")
+    if is_quantized(lm.model):
+        raise UserError("this model is quantized, and a folder holds plain weights: load it without quantize")
     folder, hf = folder_of(folder), lm.hf
     if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
         hf = {**hf, "eos_token_id": lm.tokenizer.end_ids}  # the tokenizer's files name but one

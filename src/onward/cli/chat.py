@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from onward import fields
+from onward.cli.loading import Loading, load
 from onward.cli.options import parse
 from onward.cli.output import console, printable, warn_of_unknown
 from onward.cli.streams import read_line
@@ -48,15 +49,13 @@ class Settings(GenerationOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Settings):
+class Options(Settings, Loading):
     """The model, the conversation and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: str  # folder of the model
     system: str = ""  # the system prompt: a first message that tells the model how to answer
     context: int = 8192  # the most tokens of the conversation that the model sees; at most its own context
-    device: str = "auto"  # auto, cpu, cuda, mps
-    allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
     json: bool = False  # print each answer as a line of JSON
 
 
@@ -64,9 +63,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward chat", about=ABOUT)
     if options.context < 2:
         raise UserError(f"context is {options.context}: it must be at least 2")
-    import onward
-
-    lm = onward.load(options.model, device=options.device, allow_nonfinite=options.allow_nonfinite)
+    lm = load(options.model, options)
     conversation, typed = Conversation(lm, options), sys.stdin.isatty()
     if typed:
         with suppress(ImportError):

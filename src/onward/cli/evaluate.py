@@ -6,6 +6,7 @@ from pathlib import Path
 from shlex import quote
 from typing import ClassVar
 
+from onward.cli.loading import Loading, load
 from onward.cli.options import parse
 from onward.cli.output import print_json, print_next, print_table, warn_of_unknown
 from onward.errors import UserError
@@ -17,11 +18,12 @@ examples:
   onward evaluate runs/mybook                    the validation text of the run
   onward evaluate runs/mybook other.txt
   onward evaluate runs/mybook other.txt --stride 64 --json
+  onward evaluate runs/mybook other.txt --quantize int4     what quantized weights cost
 """
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(Loading):
     """The model, the text and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
@@ -30,19 +32,16 @@ class Options:
     stride: int = 0  # tokens by which the window moves on; 0: the context length, so that windows do not overlap
     field: str = "text"  # the field of each .jsonl line that holds the text
     encoding: str = "utf-8"  # of the text files
-    device: str = "auto"  # auto, cpu, cuda, mps
-    allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
     json: bool = False  # print the result as JSON
 
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT)
-    import onward
     from onward.cli.sources import announce
     from onward.data.sources import documents
     from onward.training.inputs import inputs_of
 
-    lm = onward.load(options.model, device=options.device, allow_nonfinite=options.allow_nonfinite)
+    lm = load(options.model, options)
     if options.sources:
         announce(options.sources)
         texts = list(documents(options.sources, field=options.field, encoding=options.encoding))

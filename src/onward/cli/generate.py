@@ -9,6 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onward import fields
+from onward.cli.loading import Loading, load
 from onward.cli.options import read
 from onward.cli.output import console, print_next, print_table, printable, warn_of_unknown
 from onward.cli.streams import ClosedInput, read_text
@@ -59,7 +60,7 @@ class Search:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(GenerationOptions, Search, Speculation):
+class Options(GenerationOptions, Search, Speculation, Loading):
     """The model, the prompts and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
@@ -69,8 +70,6 @@ class Options(GenerationOptions, Search, Speculation):
     field: str = "prompt"  # the field of each .jsonl line that holds the prompt
     context_overflow: Literal["error", "slide"] = "error"  # slide: drop the older half of a full context
     prompt_cache: str = ""  # a folder that keeps the keys and values of prompts for the next call
-    device: str = "auto"  # auto, cpu, cuda, mps
-    allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
     json: bool = False  # print a line of JSON per answer
 
 
@@ -86,22 +85,19 @@ def main(argv: Sequence[str]) -> None:
         given = {"temperature": 1.0} | given
     options = fields.build(Options, given | schema(given))
     check(options, given)
-    import onward
-
     prompts = [read_text() if prompt == "-" else prompt for prompt in options.prompt]
     if options.prompts:
         prompts += from_file(options.prompts, options.field)
     if not prompts:
         prompts = ["" if isinstance(sys.stdin, ClosedInput) or sys.stdin.isatty() else read_text()]
-    load = lambda folder: onward.load(folder, device=options.device, allow_nonfinite=options.allow_nonfinite)
-    lm = load(options.model)
+    lm = load(options.model, options)
     warn_of_unknown(lm.tokenizer, prompts)
     if searching:
         search(lm, prompts, options)
     else:
         engine = lm.engine(
             slide=options.context_overflow == "slide",
-            draft=load(options.draft) if options.draft else None,
+            draft=load(options.draft, options) if options.draft else None,
             lookup=options.lookup,
             prompt_cache=options.prompt_cache,
         )

@@ -81,8 +81,8 @@ def compile_step(model: Decoder, cache: KVCache, rows: int) -> Program:
 class Steps:
     """The compiled steps that a runner uses: one for each number of rows of which `compile_after` steps were decoded.
 
-    A hook on a module, a mode of PyTorch that watches operations, a paged or quantized cache, and a device other than the
-    CPU keep the plain path.
+    A hook on a module, a mode of PyTorch that watches operations, a paged or quantized cache, and a device other than
+    the CPU keep the plain path.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, compile_after: int | None = COMPILE_AFTER) -> None:

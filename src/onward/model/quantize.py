@@ -20,6 +20,7 @@ from onward.model.linear import Linear, compiled, fits, run
 Precision = Literal["int8", "int4"]
 GROUP = 32  # int4 weights with the same scale
 MAX_ROWS = 8  # up to this many rows are multiplied by a kernel that reads the integers; more by the dequantized weight
+NOT_QUANTIZED = f"int4 needs a number of inputs that is a multiple of {GROUP}"
 BLOCK = 512  # outputs that are dequantized at a time
 
 
@@ -122,3 +123,8 @@ def quantize_model(model: nn.Module, precision: str) -> list[str]:
 def linear_layers(parent: nn.Module) -> Iterable[tuple[str, Linear]]:
     """The linear layers that are direct children of a module."""
     return [(name, child) for name, child in parent.named_children() if isinstance(child, Linear)]
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether a model has quantized layers."""
+    return any(isinstance(module, QuantizedLinear) for module in model.modules())

@@ -1,0 +1,34 @@
+"""The options of the commands that load a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from onward.language_model import LanguageModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How the model is loaded."""
+
+    device: str = "auto"  # auto, cpu, cuda, mps
+    dtype: Literal["", "float32", "bfloat16"] = ""  # of the weights; by default that of the files
+    quantize: Literal["", "int8", "int4"] = ""  # keep the weights as integers: less memory, faster, less exact
+    allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
+
+
+def load(folder: str, options: Loading) -> LanguageModel:
+    """The model in a folder."""
+    import torch
+
+    import onward
+
+    return onward.load(
+        folder,
+        getattr(torch, options.dtype) if options.dtype else None,
+        options.device,
+        quantize=options.quantize or None,
+        allow_nonfinite=options.allow_nonfinite,
+    )
