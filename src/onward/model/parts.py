@@ -100,8 +100,8 @@ class Rotary(Position, kind="rotary"):
         for head in {attention.rope_width(config) for attention in each(config.attention)}:
             if (width := self.rope_dim(head)) % 2 or not width:
                 raise UserError(
-                    f"position.rotary rotates {width} of the {head} elements of a head, which must be an even number: "
-                    "change d_head or fraction"
+                    f"position.rotary rotates {width} of the {head} elements of a head (fraction {self.fraction}), "
+                    "which must be an even number: change d_head or fraction"
                 )
             if self.scaling:
                 self.scaling.check(width // 2)
