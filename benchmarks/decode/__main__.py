@@ -6,7 +6,7 @@
 
 The model has the shape of a Llama, 124,668,672 parameters (12 layers, width 768, 12 heads, 4 key/value heads, d_ff
 2,048, vocabulary 32,000) and random weights. transformers is measured where it is installed, llama.cpp where
-llama-cpp-python and gguf are; before anything is timed, their logits are compared with Onward's.
+llama-cpp-python and gguf are; before they are timed, their logits are compared with Onward's.
 
 sections:
   decode       tokens/s at batch 1, bytes read per token, and the share of the bandwidth that was reached
@@ -48,12 +48,9 @@ def main() -> None:
     from benchmarks.decode.peers import missing
     from benchmarks.text import machine
 
-    functions = (
-        *(speed.decode, speed.prefill, speed.batch),
-        *(serving.requests, serving.slots, serving.context),
-        *(stories.stories, memory.memory, uncached.uncached, speculation.speculation),
-    )
-    sections = {function.__name__: function for function in functions}
+    compared = speed.decode, speed.prefill, speed.batch, serving.requests, serving.context
+    others = serving.slots, stories.stories, memory.memory, uncached.uncached, speculation.speculation
+    sections = {function.__name__: function for function in (*compared, *others)}
     chosen, precisions = options.sections or list(sections), options.precisions or list(PRECISIONS)
     for names, known in ((chosen, sections), (precisions, PRECISIONS)):
         if unknown := set(names) - set(known):
@@ -66,7 +63,8 @@ def main() -> None:
         for name, reason in bench.absent.items():
             print(f"{name} is left out: {reason}", file=out)
         tables = []
-        for section in (speed.agreement, *(sections[name] for name in chosen)):
+        functions = [sections[name] for name in chosen]
+        for section in ([speed.agreement] if set(functions) & set(compared) else []) + functions:
             tables.append(section(bench))
             print(f"\n{tables[-1].as_text()}", flush=True, file=out)
     if options.json:
