@@ -26,8 +26,8 @@ ALONE = (speed.decode, speed.prefill, speed.batch, serving.requests, serving.slo
 def test_section_without_other_libraries_gives_a_table_of_onward(
     section: Callable[[Bench], Table], tmp_path: Path
 ) -> None:
-    absent = {"transformers": "", "llama.cpp": "", "onward int8": "", "onward int4": ""}
-    table = section(Bench(TINY, ["f32", "bf16", "int8"], 1, tmp_path, absent))
+    absent = {"transformers": "", "llama.cpp": ""}
+    table = section(Bench(TINY, ["f32", "bf16", "int8", "int4"], 1, tmp_path, absent))
     assert table.rows
     assert {len(row) for row in table.rows} == {len(table.columns)}
     assert len(table.as_text().split("\n\n")[1].splitlines()) == 2 + len(table.rows)

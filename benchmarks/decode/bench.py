@@ -21,7 +21,7 @@ class Bench:
     precisions: Sequence[str]
     rounds: int
     root: Path  # a temporary folder
-    absent: Mapping[str, str]  # libraries and precisions that are left out, see `missing`
+    absent: Mapping[str, str]  # libraries that are left out, see `missing`
 
     @property
     def files(self) -> Files:
@@ -31,7 +31,7 @@ class Bench:
     def names(self, precision: str) -> list[str]:
         """The libraries that can run the model in this precision, Onward first."""
         left_out = {*self.absent, *(["transformers"] if PRECISIONS[precision].quantize else [])}
-        return [name for name in PEERS if not {name, f"{name} {precision}"} & left_out]
+        return [name for name in PEERS if name not in left_out]
 
     def peers(self, precision: str) -> dict[str, Peer]:
         """The model in each of these libraries."""

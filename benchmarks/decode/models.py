@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ class Precision:
 
     dtype: torch.dtype
     gguf: str
-    quantize: str = ""  # the `quantize` of onward.load; "": weights in `dtype`
+    quantize: Literal["int8", "int4"] | None = None  # of onward.load; None: weights in `dtype`
 
 
 PRECISIONS = {

@@ -5,7 +5,6 @@ A peer is made for one model, precision and number of threads; it may be asked m
 
 import importlib
 import importlib.util
-import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -76,14 +75,13 @@ class Onward(Peer):
     def __init__(self, files: Files, precision: str, *, rows: int = 16, slots: int = 0) -> None:
         """`slots`: of a cache that is allocated whole; 0: of a cache that grows, as by default."""
         kind = PRECISIONS[precision]
-        how = {"quantize": kind.quantize} if kind.quantize else {}
-        self.model = onward.load(files.folder(kind.dtype), kind.dtype, **how).model  # type: ignore[arg-type]
+        self.model = onward.load(files.folder(kind.dtype), kind.dtype, quantize=kind.quantize).model
         cache = None
         if slots:
             store = onward.KVCache(self.model.config, rows, slots, CHUNK, dtype=self.model.dtype)
             cache = onward.CacheManager(store)
         self.engine = onward.Engine(self.model, rows=rows, cache=cache)
-        self.all_bytes = sum(p.nbytes for p in self.model.parameters())
+        self.all_bytes = sum(tensor.nbytes for tensor in tensors_of(self.model))
         self.weight_bytes = read_bytes(self.model, self.model.embed)
         self.cache_bytes = cache_bytes_per_token(files.config, self.model.dtype.itemsize)
 
@@ -134,7 +132,7 @@ class Transformers(Peer):
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # it asks for psutil
         self.model = library.AutoModelForCausalLM.from_pretrained(files.folder(kind.dtype), dtype=kind.dtype).eval()
         self.model.generation_config.eos_token_id = None
-        self.all_bytes = sum(p.nbytes for p in self.model.parameters())
+        self.all_bytes = sum(tensor.nbytes for tensor in tensors_of(self.model))
         self.weight_bytes = read_bytes(self.model, self.model.get_input_embeddings())
         self.cache_bytes = cache_bytes_per_token(files.config, kind.dtype.itemsize)
 
@@ -222,7 +220,12 @@ def read_bytes(model: torch.nn.Module, embed: torch.nn.Module) -> int:
     """The bytes of all weights but a table of embeddings, of which a step reads one row, unless it is the head too."""
     tables = {id(p) for p in embed.parameters()}
     shared = sum(id(p) in tables for _, p in model.named_parameters(remove_duplicate=False)) > len(tables)
-    return sum(p.nbytes for p in model.parameters() if shared or id(p) not in tables)
+    return sum(tensor.nbytes for tensor in tensors_of(model) if shared or id(tensor) not in tables)
+
+
+def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """The weights of a model; quantized ones are buffers."""
+    return [*model.parameters(), *model.buffers()]
 
 
 def same(ours: Sequence[int], theirs: Sequence[int]) -> int:
@@ -231,16 +234,13 @@ def same(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 
 def missing() -> dict[str, str]:
-    """The peers and precisions that cannot be measured here, each with what it lacks."""
+    """The libraries that cannot be measured here, each with what it lacks."""
     needs = {"transformers": ["transformers"], "llama.cpp": ["llama_cpp", "gguf"]}
     lacking = {
         peer: [module for module in modules if importlib.util.find_spec(module) is None]
         for peer, modules in needs.items()
     }
-    found = {peer: f"no module {' and '.join(modules)}" for peer, modules in lacking.items() if modules}
-    if "quantize" not in inspect.signature(onward.load).parameters:
-        found |= dict.fromkeys(("onward int8", "onward int4"), "onward.load has no quantize yet")
-    return found
+    return {peer: f"no module {' and '.join(modules)}" for peer, modules in lacking.items() if modules}
 
 
 PEERS: dict[str, Callable[..., Peer]] = {"onward": Onward, "transformers": Transformers, "llama.cpp": LlamaCpp}

@@ -24,7 +24,7 @@ def in_turns(cases: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]
 
 def summary(speeds: Mapping[str, Sequence[float]], name: str) -> list[Cell]:
     """Three cells: the median speed, the best, and the ratio of Onward's median to this one."""
-    ours = median(speeds["onward"]) / median(speeds[name]) if "onward" in speeds and name != "onward" else None
+    ours = median(speeds["onward"]) / median(speeds[name]) if name != "onward" else None
     return [median(speeds[name]), max(speeds[name]), ours]
 
 
