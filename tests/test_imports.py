@@ -8,9 +8,9 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
-    *("errors", "suggestions", "fields", "files", "timing", "device"),
+    *("errors", "suggestions", "arguments", "fields", "files", "timing", "device"),
     *("model", "families", "text", "data", "checkpoint", "generation", "evaluation", "inspection", "planning"),
-    *("training", "reports", "language_model", "serving", "cli"),
+    *("training", "reports", "language_model", "folders", "serving", "cli"),
 ]
 PARTS = {  # a configuration knows its parts, a part the module that it builds, and a module its part
     "onward.model.config",

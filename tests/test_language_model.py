@@ -250,11 +250,11 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda lm: lm.generate("The", 5, temperature="hot"),
         "temperature is 'hot': it takes",
     ),
-    "a number as text": (lambda lm: lm.generate("The", max_new_tokens="5"), "max_new_tokens is '5': it takes a whole"),
+    "a number as text": (lambda lm: lm.generate("The", max_new_tokens="5"), "max_new_tokens is '5': it takes int"),
     "a value in the dataclass": (lambda lm: onward.Sampling(top_p="0.5"), "top_p is '0.5': it takes a number"),  # type: ignore[arg-type]
     "fewer than no tokens": (lambda lm: lm.generate("The", -1), "max_new_tokens is -1: it must be at least 0"),
     "half a top_k": (lambda lm: lm.generate("The", 5, top_k=2.5), "top_k is 2.5: it takes a whole number"),
-    "half an answer": (lambda lm: lm.generate("The", 5, n=1.5), "n is 1.5: it takes a whole number"),
+    "half an answer": (lambda lm: lm.generate("The", 5, n=1.5), "n is 1.5: it takes int"),
     "no answer": (lambda lm: lm.generate("The", 5, n=0), "n is 0: it must be at least 1"),
     "half a seed": (lambda lm: lm.generate("The", 5, seed=1.5), "seed is 1.5: it takes a whole number"),
     "a stop that is no text": (lambda lm: lm.generate("The", 5, stop=5), "stop is 5"),
@@ -273,22 +273,22 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "beams as text": (lambda lm: lm.beam_search("The", 5, beams="4"), "beams is '4': it takes int"),
     "options that are none": (lambda lm: lm.generate("The", options={"n": 2}), "it takes GenerationOptions"),
     "several streams": (lambda lm: [*lm.stream("The", options=onward.GenerationOptions(n=2))], "n is 2: a stream"),
-    "a negative lookup": (lambda lm: lm.generate("The", 5, lookup=-1), "at least 1"),
+    "a negative lookup": (lambda lm: lm.generate("The", 5, lookup=-1), "lookup is -1"),
     "a draft that is no model": (lambda lm: lm.generate("The", draft="small"), "it takes LanguageModel | None"),
-    "a number as prompt": (lambda lm: lm.generate(5), "prompt is 5: give a text, or a list of texts"),
+    "a number as prompt": (lambda lm: lm.generate(5), r"prompt is 5: it takes str \| Sequence"),
     "no prompt": (lambda lm: lm.generate(None), "prompt is None"),
     "bytes as prompt": (lambda lm: lm.generate(b"The"), "prompt is b'The'"),
-    "bytes among prompts": (lambda lm: lm.complete(["The", b"A"]), "a prompt is b'A'"),
-    "a number as stream": (lambda lm: [*lm.stream(5)], "a prompt is 5"),
-    "a number as messages": (lambda lm: lm.chat(5), "messages are 5: give a text or a list of messages"),
-    "a number to score": (lambda lm: lm.score(3), "text is 3: score takes one text"),
-    "a number to evaluate": (lambda lm: lm.evaluate(3), "text is 3: evaluate takes"),
-    "a number among documents": (lambda lm: lm.evaluate(["a", 3]), "a document is 3"),
+    "bytes among prompts": (lambda lm: lm.complete(["The", b"A"]), r"prompt is \['The', b'A'\]: it takes"),
+    "a number as stream": (lambda lm: [*lm.stream(5)], r"prompt is 5: it takes str \| Sequence\[int\]"),
+    "a number as messages": (lambda lm: lm.chat(5), r"messages is 5: it takes str \| Sequence"),
+    "a number to score": (lambda lm: lm.score(3), "text is 3: it takes str"),
+    "a number to evaluate": (lambda lm: lm.evaluate(3), "text is 3: it takes str"),
+    "a number among documents": (lambda lm: lm.evaluate(["a", 3]), r"text is \['a', 3\]: it takes str"),
     "fractions as tokens": (lambda lm: lm.evaluate(np.zeros(9)), "tokens are float64"),
     "half a stride": (lambda lm: lm.evaluate("The cat", 1.5), "stride is 1.5"),
-    "no folder": (lambda lm: onward.load(None), "folder is None: name the folder of a model"),  # type: ignore[arg-type]
+    "no folder": (lambda lm: onward.load(None), "folder is None: it takes str"),  # type: ignore[arg-type]
     "a dtype as text": (lambda lm: onward.load("x", "bf16"), "dtype is 'bf16'"),  # type: ignore[arg-type]
-    "nothing to save": (lambda lm: onward.save(None, "x"), "lm is None: save takes a LanguageModel"),  # type: ignore[arg-type]
+    "nothing to save": (lambda lm: onward.save(None, "x"), "lm is None: it takes LanguageModel"),  # type: ignore[arg-type]
     "tokens without a batch": (lambda lm: lm.model(torch.tensor([1, 2, 3])), r"tokens are int64 \(3,\): give ids"),
     "a list of tokens": (lambda lm: lm.model([[1, 2]]), "tokens are list: give a tensor of ids"),
     "vectors without a width": (lambda lm: lm.model(torch.zeros(1, 2)), r"tokens are float32 \(1, 2\)"),
@@ -310,8 +310,60 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
         "BlockManager",
     ),
     "a run without a folder": (lambda lm: onward.train("x.txt", None), "out is None"),
-    "a number as sources": (lambda lm: onward.train(3, "runs/x"), "sources are 3"),  # type: ignore[arg-type]
+    "a number as sources": (lambda lm: onward.train(3, "runs/x"), "sources is 3"),  # type: ignore[arg-type]
     "a number as on_event": (lambda lm: onward.train("x.txt", "runs/x", 5), "on_event is 5"),  # type: ignore[arg-type]
+    "no config": (lambda lm: onward.Decoder(None), "config is None: it takes DecoderConfig"),  # type: ignore[arg-type]
+    "a table as config": (lambda lm: onward.Decoder({"d_model": 8}), "config is .*it takes DecoderConfig"),  # type: ignore[arg-type]
+    "rows as text": (lambda lm: lm.engine(rows="2"), "rows is '2': it takes int"),
+    "an argument that is none": (lambda lm: lm.engine(foo=1), "foo is not an argument: choose from cache, draft"),
+    "bytes as text": (lambda lm: onward.save(lm, "x", shard_bytes="x"), "shard_bytes is 'x': it must be a number"),  # type: ignore[arg-type]
+    "a part as text": (lambda lm: replace(lm.config, attention="self"), "attention is 'self': it takes Attention"),
+    "no part": (lambda lm: replace(lm.config, attention=None), "attention is None: it takes Attention"),
+    "a misspelled size": (lambda lm: replace(lm.config, d_modell=8), "DecoderConfig: d_modell .*did you mean d_model"),
+    "rows of a cache as text": (lambda lm: onward.KVCache(lm.config, "1", 8), "rows is '1': it must be a number"),  # type: ignore[arg-type]
+    "a cache without rows": (lambda lm: onward.KVCache(lm.config, 0, 8), "rows is 0: it must be a number from 1"),
+    "no logits": (lambda lm: onward.next_token_distribution(lm, "a"), "logits is .*it takes Tensor"),  # type: ignore[arg-type]
+    "logits of one row": (
+        lambda lm: onward.next_token_distribution(torch.zeros(9), onward.Sampling()),
+        r"logits are float32 \(9,\): give floating-point numbers \(B, V\)",
+    ),
+    "samplings of other rows": (
+        lambda lm: onward.next_token_distribution(torch.zeros(2, 9), [onward.Sampling()]),
+        "samplings has 1 for 2 rows",
+    ),
+    "a biased token beyond the logits": (
+        lambda lm: onward.next_token_distribution(torch.zeros(1, 9), onward.Sampling(logit_bias={9: 1})),
+        "logit_bias has token id 9",
+    ),
+    "a mask of numbers": (lambda lm: onward.Engine(lm.model, allowed=torch.ones(3)), r"allowed is float32 \(3,\)"),
+    "tokens in place of batches": (lambda lm: onward.mean_loss(lm.model, torch.ones(1, 2)), "batches is"),  # type: ignore[arg-type]
+    "a number in place of a batch": (lambda lm: onward.mean_loss(lm.model, iter([5])), "batch is 5: it takes Batch"),  # type: ignore[arg-type]
+    "no tokenizer": (lambda lm: onward.Tokenizer.load(None), "path is None: it takes str"),  # type: ignore[arg-type]
+    "a number as tokenizer": (lambda lm: onward.train_tokenizer(5, ["a"]), "spec is 5: it takes str"),  # type: ignore[arg-type]
+    "a number as text of a tokenizer": (lambda lm: onward.train_tokenizer("char", iter([5])), "text is 5"),  # type: ignore[arg-type]
+    "a text to decode": (lambda lm: lm.tokenizer.decode("abc"), "ids is 'abc'"),
+    "a negative token": (lambda lm: lm.tokenizer.decode([-1]), r"ids is \[-1\]"),
+    "positions of fewer tokens": (
+        lambda lm: lm.model(torch.tensor([[1, 2]]), torch.tensor([[0]])),
+        r"positions are int64 \(1, 1\): give integers \(B, 2\)",
+    ),
+    "positions as text": (lambda lm: lm.model(torch.tensor([[1, 2]]), "0 1"), "positions are str"),
+    "hidden states of another width": (
+        lambda lm: lm.model.logits(torch.zeros(1, 2, 5)),
+        r"hidden is float32 \(1, 2, 5\)",
+    ),
+    "hidden states in another dtype": (
+        lambda lm: lm.model.logits(torch.zeros(1, 2, 32, dtype=torch.float64)),
+        r"hidden is float64 .* in torch.float32",
+    ),
+    "batches in place of plans": (
+        lambda lm: [*onward.Trainer(lm.model, [], lambda step: 0.0).train([onward.Batch(*torch.ones(2, 1, 2))])],  # type: ignore[list-item]
+        "plans is .*it takes Iterable",
+    ),
+    "a plan of no batches": (
+        lambda lm: onward.Trainer(lm.model, [], lambda step: 0.0).train_step(onward.StepPlan(None)),  # type: ignore[arg-type]
+        "plan.batches is None: it takes Sequence",
+    ),
     "vectors of another width": (lambda lm: lm.model(torch.zeros(1, 2, 5)), r"vectors \(B, T, 32\)"),
     "an id beyond the vocabulary": (lambda lm: lm.model(torch.tensor([[1, 9999]])), "token id 9999 is out of range"),
 }

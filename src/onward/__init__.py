@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.errors import UserError
     from onward.evaluation.score import Evaluation
     from onward.evaluation.text import Score
+    from onward.folders import load, save, train
     from onward.generation.answer import Answer
     from onward.generation.blocks import BlockManager
     from onward.generation.cache_manager import CacheManager
@@ -25,7 +26,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.generation.request import Request, TokenLogprob
     from onward.generation.results import Completion, SearchResult
     from onward.generation.sampling import Sampling
-    from onward.language_model import LanguageModel, load, save, train
+    from onward.language_model import LanguageModel
     from onward.model.cache import KVCache
     from onward.model.config import DecoderConfig
     from onward.model.decoder import Decoder

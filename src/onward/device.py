@@ -10,10 +10,7 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
     if there is no such device."""
     if name is None or name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError):
-        raise UserError(f"device is {str(name)!r}: choose auto, cpu, cuda or mps") from None
+    device = known_device(name)
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         there = f"only cuda:0 to cuda:{count - 1} are there" if count else "no GPU found that this PyTorch can use"
         raise UserError(f"device is {str(name)!r}: {there}; choose auto or cpu")
@@ -24,3 +21,11 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError):
         raise UserError(f"device {str(name)!r} cannot be used here: choose auto, cpu, cuda or mps") from None
     return device
+
+
+def known_device(name: str | torch.device) -> torch.device:
+    """The device of that name, which this machine may lack. A UserError for any other name."""
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError):
+        raise UserError(f"device is {str(name)!r}: choose auto, cpu, cuda or mps") from None

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import numbers
 import os
 import re
 import sys
@@ -16,71 +15,14 @@ import types
 from collections import abc
 from collections.abc import Mapping
 from shlex import quote
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from onward.arguments import bind, check, check_fields, field_types, shown
 from onward.errors import UserError
 from onward.suggestions import nearest
 
 T = TypeVar("T")
 FAMILIES = "onward.families"  # the package whose modules define further parts; imported when a kind is unknown
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """The least and the greatest number that a field may hold: `eps: Annotated[float, Range(0, 1)] = 1e-5`.
-
-    In a field of several numbers it applies to each. None is allowed where the type of the field allows it.
-    """
-
-    least: float
-    most: float
-
-    def holds(self, number: Any) -> bool:
-        """Whether a number is inside; NaN is not."""
-        return bool(self.least <= number <= self.most)
-
-    def __str__(self) -> str:
-        return f"from {notation(self.least)} to {notation(self.most)}"
-
-
-class OutOfRange(UserError):
-    """A number that its field cannot hold."""
-
-    def __init__(self, field: str, value: Any, allowed: Range) -> None:
-        super().__init__(f"{field} is {value!r:.99}: it must be a number {allowed}")
-        self.field, self.value, self.allowed = field, value, allowed
-
-
-def read_ranges(cls: type) -> dict[str, tuple[Any, Range]]:
-    """The types and the ranges of the fields of a dataclass that declare a range."""
-
-    def find(hint: Any) -> list[Range]:
-        if get_origin(hint) is Annotated:
-            return [found for found in hint.__metadata__ if isinstance(found, Range)]
-        return [found for arg in get_args(hint) for found in find(arg)]
-
-    types_, plain_types = get_type_hints(cls, include_extras=True), hints(cls)
-    return {name: (kind, found[0]) for name, kind in plain_types.items() if (found := find(types_[name]))}
-
-
-ranges: abc.Callable[[type], dict[str, tuple[Any, Range]]] = functools.cache(read_ranges)
-
-
-def in_range(cls: type, values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The values of the fields with a range, those of type int as int; OutOfRange names the first that is outside."""
-    found: dict[str, Any] = {}
-    for name, (kind, allowed) in ranges(cls).items():
-        if name in values:
-            value = values[name]
-            for number in value if isinstance(value, tuple) and get_origin(kind) is tuple else (value,):
-                if number is None and type(None) in get_args(kind):
-                    continue
-                if isinstance(number, bool) or not isinstance(number, numbers.Real) or not allowed.holds(number):
-                    raise OutOfRange(prefix + name, value, allowed)
-                if kind is int and number % 1:
-                    raise OutOfRange(prefix + name, value, allowed)
-            found[name] = int(value) if kind is int else value
-    return found
 
 
 class Part:
@@ -98,8 +40,8 @@ class Part:
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         part = super().__new__(cls)
-        positional = [field.name for field in dataclasses.fields(cls)][: len(values)] if values else []  # type: ignore[arg-type]
-        object.__setattr__(part, "named", frozenset((*positional, *named)))
+        given = bind(cls.__init__, (part, *values), named).arguments if values or named else {}  # a copy gives none
+        object.__setattr__(part, "named", frozenset(given) - {"self"})
         return part
 
     def __init_subclass__(cls, kind: str | None = None, internal: bool = False) -> None:
@@ -111,8 +53,7 @@ class Part:
 
     def __post_init__(self) -> None:
         slot = next(base for base in type(self).__mro__ if "kinds" in vars(base))
-        for name, value in in_range(type(self), vars(self), f"{slot.__name__.lower()}.{self.kind}.").items():
-            object.__setattr__(self, name, value)
+        check_fields(self, f"{slot.__name__.lower()}.{self.kind}.")
 
     @classmethod
     def choices(cls) -> dict[str, type[Any]]:
@@ -153,7 +94,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
         if f.init and f.name not in made and (f.default, f.default_factory) == needed:
             raise UserError(f"{prefix}{f.name} is missing: give it a value ({docs(cls).get(f.name, f.name)})")
-    in_range(cls, made, prefix)  # which names the place; the constructor does not know it
+    check(field_types(cls), made, prefix)  # which names the place; the constructor does not know it
     return cls(**made)
 
 
@@ -189,14 +130,14 @@ def convert(kind: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if value in args:
             return value
-        raise UserError(f"{where} is {value!r}: {nearest(str(value), map(str, args))}")
+        raise UserError(f"{where} is {shown(value)}: {nearest(str(value), map(str, args))}")
     if origin is tuple:
         value = parse(value, where) if isinstance(value, str) else value
         if isinstance(value, list | tuple):
             each = args[:1] * len(value) if args[-1] is Ellipsis else args
             if len(each) == len(value):
                 return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(each, value)))
-        raise UserError(f"{where} is {value!r}: it takes {describe(kind)}")
+        raise UserError(f"{where} is {shown(value)}: it takes {describe(kind)}")
     if only_in_python(kind):
         return value
     if origin in (dict, abc.Mapping):
@@ -222,14 +163,14 @@ def convert(kind: Any, value: Any, where: str) -> Any:
                 return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
         except (ValueError, OverflowError):
             pass
-    raise UserError(f"{where} is {value!r}: it takes {describe(kind)}")
+    raise UserError(f"{where} is {shown(value)}: it takes {describe(kind)}")
 
 
 def part(slot: type[Part], value: Any, where: str) -> Part:
     """A part of a type from its text (`rotary(theta=5e5)`) or its table (`{"kind": "rotary", "theta": 5e5}`)."""
     value = parse(value, where) if isinstance(value, str) else value
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
-        raise UserError(f"{where} is {value!r}: {nearest('', slot.choices())}")
+        raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
     kind, module = value["kind"], value.get("import")
     if kind not in slot.kinds:
         importlib.import_module(FAMILIES).modules()

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, cast, overload
+from typing import Any, TypedDict, Unpack, cast, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from onward.checkpoint.folder import load_model, save_model
+from onward.arguments import check_fields, checked, named
 from onward.data.tokens import Tokens
-from onward.device import choose_device
 from onward.errors import UserError
 from onward.evaluation.score import Evaluation
 from onward.evaluation.text import Score, evaluate_texts, evaluate_tokens, score_text
-from onward.fields import build
 from onward.generation.answer import Answer
 from onward.generation.beam import beam_search
 from onward.generation.cache_manager import CacheManager
@@ -40,15 +36,9 @@ from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
-from onward.model.quantize import NOT_QUANTIZED, is_quantized, quantize_model
-from onward.reports.write import conclude
+from onward.model.part_types import SizeOrZero
 from onward.text.chat import Message, chat_of
 from onward.text.tokenizer import Tokenizer
-from onward.training.config import RunConfig
-from onward.training.events import Event
-from onward.training.keywords import RunKeywords
-from onward.training.progress import Progress
-from onward.training.run import Run
 
 DEFAULT = GenerationOptions()
 UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
@@ -59,7 +49,7 @@ class EngineKeywords(TypedDict, total=False):
 
     slide: bool
     draft: LanguageModel | None
-    lookup: int
+    lookup: SizeOrZero
     rows: int | None
     cache: CacheManager | None
     prompt_cache: str | Path | None
@@ -71,6 +61,7 @@ class GenerationKeywords(OptionKeywords, EngineKeywords, total=False):
     options: GenerationOptions
 
 
+@named
 @dataclass
 class LanguageModel:
     """A model and its tokenizer, as `onward.load` returns them.
@@ -83,6 +74,9 @@ class LanguageModel:
     model: Decoder
     tokenizer: Tokenizer | None = None
     hf: Mapping[str, Any] = field(default_factory=dict)  # the config.json that it was loaded from
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def config(self) -> DecoderConfig:
@@ -116,6 +110,7 @@ class LanguageModel:
         n: int,
         **keywords: Unpack[GenerationKeywords],
     ) -> str | list[str] | list[list[str]]: ...
+    @checked
     def generate(
         self,
         prompt: str | Sequence[str],
@@ -136,6 +131,7 @@ class LanguageModel:
             return texts[0][0] if isinstance(prompt, str) else [answers[0] for answers in texts]
         return texts[0] if isinstance(prompt, str) else texts
 
+    @checked
     def complete(
         self,
         prompt: str | Sequence[Prompt],
@@ -173,6 +169,7 @@ class LanguageModel:
         ]
         return [done[i : i + options.n] for i in range(0, len(done), options.n)]
 
+    @checked
     def stream(
         self,
         prompt: Prompt,
@@ -187,7 +184,7 @@ class LanguageModel:
         if options.n > 1:
             raise UserError(f"n is {options.n}: a stream is of one answer, so leave it out")
         engine = self.engine(**cast(EngineKeywords, rest))
-        [(request, answer)] = self.submit(engine, prompts_of([prompt]), options).items()
+        [(request, answer)] = self.submit(engine, [prompt], options).items()
         for _ in engine.run():
             if piece := answer.take():
                 yield piece
@@ -198,6 +195,7 @@ class LanguageModel:
             raise request.error
         return request.finish_reason
 
+    @checked
     def chat(
         self,
         messages: str | Sequence[Message],
@@ -214,6 +212,7 @@ class LanguageModel:
         """
         return "".join(self.stream_chat(messages, max_new_tokens, variables=variables, **keywords))
 
+    @checked
     def stream_chat(
         self,
         messages: str | Sequence[Message],
@@ -223,14 +222,13 @@ class LanguageModel:
         **keywords: Unpack[GenerationKeywords],
     ) -> Generator[str, None, str]:
         """The answer that `chat` returns, in pieces; the generator returns its finish_reason."""
-        if not isinstance(variables, Mapping | None):
-            raise UserError(f"variables is {variables!r}: give a table of values for the chat template")
         chat = chat_of(self.text())
         options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
         options = replace(options, stop=(*chat.stop, *options.stop))
         tokens = chat.encode(messages, **variables or {})
         return (yield from self.stream(tokens, options=options, **cast(EngineKeywords, rest)))
 
+    @checked
     def beam_search(
         self,
         prompt: str | Sequence[Prompt],
@@ -250,6 +248,7 @@ class LanguageModel:
             for tokens, hypotheses in zip(prompts, found)
         ]
 
+    @checked
     def contrastive_search(
         self,
         prompt: str | Sequence[Prompt],
@@ -269,10 +268,12 @@ class LanguageModel:
         most = shared["max_new_tokens"]
         return [self.search_result(tokens, new, len(new) < most) for tokens, new in zip(prompts, found)]
 
+    @checked
     def score(self, text: str) -> Score:
         """The log-probability of each token of a text, and of the whole; see `evaluation.text`."""
         return score_text(self.model, self.text(), text)
 
+    @checked
     def evaluate(
         self, text: str | Sequence[str] | np.ndarray | Tokens, stride: int = 0, *, n_bytes: int | None = None
     ) -> Evaluation:
@@ -283,16 +284,15 @@ class LanguageModel:
         """
         if isinstance(text, np.ndarray | Tokens):
             return evaluate_tokens(self.model, self.text(), text, stride, n_bytes)
-        if isinstance(text, bytes) or not isinstance(text, Sequence):
-            raise UserError(f"text is {text!r}: evaluate takes a text, a list of texts or token ids")
         return evaluate_texts(self.model, self.text(), [text] if isinstance(text, str) else text, stride)
 
+    @checked
     def engine(
         self,
         *,
         slide: bool = False,
         draft: LanguageModel | None = None,
-        lookup: int = 0,
+        lookup: SizeOrZero = 0,
         rows: int | None = None,
         cache: CacheManager | None = None,
         prompt_cache: str | Path | None = None,
@@ -321,6 +321,7 @@ class LanguageModel:
             files=PrefixFiles(Path(prompt_cache), self.model) if prompt_cache else None,
         )
 
+    @checked
     def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:
         """Add n requests for each prompt to an engine of this model; return each with its text, which grows as the
         engine steps."""
@@ -364,75 +365,3 @@ class LanguageModel:
         if self.tokenizer is None:
             raise UserError("this model came without a tokenizer.json, which text needs: put one into its folder")
         return self.tokenizer
-
-
-def folder_of(folder: object) -> Path:
-    """The path of a model's folder."""
-    if not isinstance(folder, str | os.PathLike):
-        raise UserError(f"folder is {folder!r}: name the folder of a model")
-    return Path(folder)
-
-
-def load(
-    folder: str | Path,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    *,
-    quantize: Literal["int8", "int4"] | None = None,
-    allow_nonfinite: bool = False,
-) -> LanguageModel:
-    """The model in a Hugging Face folder, by default in the dtype of its files and on the fastest device there is.
-
-    `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning names the number of
-    layers that cannot be kept so. Such a model is not trained or saved. Weights that are NaN or infinite are a
-    UserError unless `allow_nonfinite`.
-    """
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise UserError(f"dtype is {dtype!r}: give a floating-point dtype such as torch.float32, or None")
-    folder = folder_of(folder)
-    model, hf = load_model(folder, dtype, choose_device(device), allow_nonfinite=allow_nonfinite)
-    if quantize is not None and (kept := quantize_model(model, quantize)):
-        warnings.warn(f"{len(kept)} linear layers, such as {kept[0]}, stay as they are: {NOT_QUANTIZED}", stacklevel=2)
-    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
-    return LanguageModel(model, Tokenizer.load(folder) if has_tokenizer else None, hf)
-
-
-def save(lm: LanguageModel, folder: str | Path, *, shard_bytes: float = 5e9) -> None:
-    """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`."""
-    if not isinstance(lm, LanguageModel):
-        raise UserError(f"lm is {lm!r}: save takes a LanguageModel")
-    if is_quantized(lm.model):
-        raise UserError("this model is quantized, and a folder holds plain weights: load it without quantize")
-    folder, hf = folder_of(folder), lm.hf
-    if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
-        hf = {**hf, "eos_token_id": lm.tokenizer.end_ids}  # the tokenizer's files name but one
-    save_model(lm.model, folder, hf, shard_bytes)
-    if lm.tokenizer is not None:
-        lm.tokenizer.save(folder)
-
-
-def train(
-    sources: str | Path | Sequence[str | Path],
-    out: str | Path,
-    on_event: Callable[[Event], object] | None = None,
-    **config: Unpack[RunKeywords],
-) -> LanguageModel:
-    """Train a fresh model on texts into the run folder `out`, and return it.
-
-    `config` are the fields of RunConfig, such as tokenizer="char", steps=100 or model={"n_layers": 2}; `on_event` is
-    called with a Step after each step and with a Validation after each validation; by default it shows the progress on
-    standard error, if that is a terminal or a notebook. `onward train --resume` continues a run that was stopped.
-    """
-    if not isinstance(out, str | Path) or not str(out):
-        raise UserError(f"out is {out!r}: give the folder of the run, such as 'runs/mybook'")
-    if not isinstance(sources, str | Path | list | tuple):
-        raise UserError(f"sources are {sources!r}: give a file, a folder, or a list of them")
-    if on_event is not None and not callable(on_event):
-        raise UserError(f"on_event is {on_event!r}: give a function of an event")
-    texts = [sources] if isinstance(sources, str | Path) else sources
-    run = Run.start(build(RunConfig, {"sources": [str(text) for text in texts], "out": str(out), **config}))
-    on_event = on_event or Progress(run.config.steps)
-    for event in run.train():
-        on_event(event)
-    conclude(run)
-    return load(run.folder, device=run.device)

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from onward import fields
+from onward.arguments import OutOfRange
 from onward.errors import UserError
 from onward.families import modules
 from onward.model.config import (
@@ -72,7 +73,7 @@ PARTS_OUTSIDE: list[tuple[Any, dict[str, Any], str]] = [
     ("part", "values", "sentence"), PARTS_OUTSIDE, ids=[sentence for *_, sentence in PARTS_OUTSIDE]
 )
 def test_range_names_part_field_and_value(part: Any, values: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(fields.OutOfRange) as error:
+    with pytest.raises(OutOfRange) as error:
         part(**values)
     assert sentence in str(error.value)
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from onward.arguments import checked, explained
 from onward.data.formats import split
 from onward.errors import UserError
 from onward.files import file_sha256, read_json
@@ -43,17 +44,20 @@ class Tokens:
     `tokens[a:b]` returns the ids in their dtype on disk.
     """
 
+    @checked
     def __init__(self, spans: Sequence[Span]) -> None:
         self.spans = [span for span in spans if span.last > span.first]
         self.offsets = np.cumsum([0, *(span.last - span.first for span in self.spans)])
 
     @classmethod
+    @checked
     def of(cls, ids: np.ndarray, ends: np.ndarray | None = None) -> "Tokens":
         """Tokens in memory. `ends`: the index after each document's last token (default: one document)."""
         known = np.array([len(ids)] if ends is None else ends, np.uint64)
         return cls([Span(lambda: ids, lambda: known, 0, len(ids), opens=True)])
 
     @classmethod
+    @checked
     def join(cls, several: Iterable["Tokens"]) -> "Tokens":
         """The tokens of several sources, one after the other."""
         return cls([replace(span, opens=span.opens or i == 0) for t in several for i, span in enumerate(t.spans)])
@@ -66,10 +70,12 @@ class Tokens:
         parts = [span.ids()[span.first : span.last] for span, _ in self.spans_in(start, stop)]
         return (parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty(0, np.uint16)]))[::step]
 
+    @explained
     def part(self, start: int, stop: int) -> "Tokens":
         """The tokens [start, stop) as a view; nothing is read."""
         return Tokens([span for span, _ in self.spans_in(*slice(start, stop).indices(len(self))[:2])])
 
+    @explained
     def starts(self, start: int, stop: int) -> np.ndarray:
         """The indices in [start, stop), relative to `start`, at which a document begins: int64, ascending."""
         start, stop, _ = slice(start, stop).indices(len(self))

@@ -14,8 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onward.arguments import checked, explained, named
 from onward.data.tokens import Tokens
+from onward.device import known_device
 from onward.errors import UserError
+from onward.model.part_types import Size
 
 Packing = Literal["stream", "documents"]
 Numbers = NDArray[np.uint64]
@@ -24,6 +27,7 @@ BLOCK = 10_000  # windows in which each source has exactly its share
 SHIFTING = 10  # windows: a text in which as many fit has one fewer in an epoch, so that each epoch can cut elsewhere
 
 
+@named
 @dataclass(frozen=True)
 class Batch:
     """Windows for one forward and backward. Other tasks derive from it and add their tensors."""
@@ -39,9 +43,11 @@ class Batch:
         """The number of targets that are not IGNORE_INDEX."""
         return int((self.targets != IGNORE_INDEX).sum())
 
-    def to(self, device: torch.device) -> Self:
+    @explained
+    def to(self, device: torch.device | str) -> Self:
         """The same batch with all tensors on a device. Targets are counted before: on an accelerator this would force a
         sync."""
+        device = known_device(device)
         return self.changed(**{name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)})
 
     def changed(self, **fields: Any) -> Self:
@@ -65,10 +71,11 @@ class Windows:
     A UserError if the weights do not fit the sources, or if a source is shorter than one window.
     """
 
+    @checked
     def __init__(
         self,
         sources: Sequence[Tokens],
-        context_length: int,
+        context_length: Size,
         seed: int,
         *,
         weights: Sequence[float] = (),
@@ -97,6 +104,7 @@ class Windows:
         """Windows in an epoch, of all sources."""
         return int(self.counts.sum())
 
+    @explained
     def read(self, numbers: Sequence[int]) -> Batch:
         """The windows with these numbers, from 0 on without end. The seed of the batch's dropout is a function of the
         seed and the first number."""
@@ -114,17 +122,20 @@ class Windows:
 class ValidationWindows:
     """Windows that cover a text without overlap: each token but the first is a target once."""
 
-    def __init__(self, tokens: Tokens, context_length: int, pack: Packing = "stream") -> None:
+    @checked
+    def __init__(self, tokens: Tokens, context_length: Size, pack: Packing = "stream") -> None:
         self.tokens, self.length, self.pack = tokens, context_length, pack
 
     def __len__(self) -> int:
         return -(-(len(self.tokens) - 1) // self.length)
 
+    @explained
     def read(self, numbers: Sequence[int]) -> Batch:
         """The windows with these numbers, in the order of the text."""
         return cut([(self.tokens, number * self.length) for number in numbers], self.length, self.pack)
 
-    def batches(self, size: int) -> Iterator[Batch]:
+    @checked
+    def batches(self, size: Size) -> Iterator[Batch]:
         """All windows in order, `size` at a time, each batch read when it is asked for."""
         return (self.read(range(first, min(first + size, len(self)))) for first in range(0, len(self), size))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from onward.arguments import checked, explained
 from onward.text.stream import TextStream
-from onward.text.tokenizer import Tokenizer
+from onward.text.tokenizer import TokenId, Tokenizer
 
 
 class StopText:
@@ -48,6 +49,7 @@ class Answer:
     answer ends.
     """
 
+    @checked
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -61,7 +63,8 @@ class Answer:
         self.remaining = limit  # tokens that may still be pushed
         self.num_taken = 0  # characters that `take` has returned
 
-    def push(self, token: int) -> bool:
+    @explained
+    def push(self, token: TokenId) -> bool:
         """Append a token; returns whether the answer ends with it."""
         self.text += self.stop_text.push(self.stream.push(token))
         if self.remaining is not None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from onward.arguments import checked
 from onward.errors import UserError
 from onward.generation.cache_manager import CacheManager, rope_key
 from onward.model.paged import NULL_BLOCK, PagedKVCache, max_blocks
@@ -159,6 +160,7 @@ class BlockManager(CacheManager):
     so a row can be rolled back as far as the `start` of the last call.
     """
 
+    @checked
     def __init__(self, cache: PagedKVCache) -> None:
         self.cache: PagedKVCache = cache
         self.block_size = cache.block_size

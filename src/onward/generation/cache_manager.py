@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from onward.arguments import checked
 from onward.errors import UserError
 from onward.model.cache import KVCache, LayerCache
 from onward.model.config import DecoderConfig, at
@@ -28,6 +29,7 @@ class CacheManager:
 
     block_size = 1  # positions per block; a contiguous cache has no blocks
 
+    @checked
     def __init__(self, cache: KVCache) -> None:
         if isinstance(cache, PagedKVCache):
             raise UserError("this cache is paged: a BlockManager gives its blocks to rows")

@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.arguments import checked
 from onward.errors import UserError
 from onward.generation import processors as p
-from onward.generation.sampling import Sampling
+from onward.generation.sampling import Sampling, check_vocabulary
+from onward.model.decoder import described
 
 
+@checked
 def next_token_distribution(
     logits: Tensor,
     samplings: Sampling | Sequence[Sampling],
@@ -29,8 +32,26 @@ def next_token_distribution(
     logit_bias, repetition_penalty, frequency_penalty and presence_penalty, no_repeat_ngram_size, suppress_tokens,
     `allowed`, forced_tokens, processors, temperature, top_k, top_p, min_p, typical_p.
     """
-    rows = [samplings] * len(logits) if isinstance(samplings, Sampling) else list(samplings)
-    return process_logits(logits, rows, History(history or [()] * len(rows), prompt_lengths), allowed).softmax(-1)
+    if logits.dim() != 2 or not logits.is_floating_point():
+        raise UserError(f"logits are {described(logits)}: give floating-point numbers (B, V)")
+    count, vocab_size = logits.shape
+    rows = [samplings] * count if isinstance(samplings, Sampling) else list(samplings)
+    texts = history or [()] * count
+    for name, each in {"samplings": rows, "history": texts, "prompt_lengths": prompt_lengths or texts}.items():
+        if len(each) != count:
+            raise UserError(f"{name} has {len(each)} for {count} rows of logits: give one for each row")
+    for sampling, text in zip(rows, texts):
+        sampling.check_vocabulary(vocab_size)
+        check_vocabulary("history", text, vocab_size)
+    check_mask(allowed, logits.shape, logits.shape[1:])
+    return process_logits(logits, rows, History(texts, prompt_lengths), allowed).softmax(-1)
+
+
+def check_mask(allowed: Tensor | None, *shapes: Sequence[int]) -> None:
+    """A UserError unless a mask of tokens is None, or bool with one of these shapes."""
+    if allowed is not None and not (allowed.dtype == torch.bool and allowed.shape in shapes):
+        wanted = " or ".join(str(tuple(shape)) for shape in shapes)
+        raise UserError(f"allowed is {described(allowed)}: give bool {wanted}")
 
 
 class History:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,6 +26,7 @@ from onward.model.config import at
 from onward.model.decoder import Decoder, without_dropout
 
 
+@runtime_checkable
 class Draft(Protocol):
     """Proposes tokens that the model then verifies. A draft serves one engine at a time."""
 

@@ -11,13 +11,15 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from onward.arguments import checked
 from onward.errors import UserError
 from onward.generation.cache_manager import CacheManager
+from onward.generation.distribution import check_mask
 from onward.generation.drafts import Draft
 from onward.generation.prefix_cache import PrefixCache
 from onward.generation.prefix_files import PrefixFiles
 from onward.generation.programs import COMPILE_AFTER
-from onward.generation.request import Request, check
+from onward.generation.request import Request, check_request
 from onward.generation.runner import Runner
 from onward.generation.sampler import NotANumber, Sampler, nan_error, token_logprobs
 from onward.generation.scheduler import Schedule, Scheduler
@@ -46,6 +48,7 @@ class Engine:
     about a second for a model.
     """
 
+    @checked
     def __init__(
         self,
         model: Decoder,
@@ -60,6 +63,7 @@ class Engine:
         compile_after: int | None = COMPILE_AFTER,
     ) -> None:
         length, num_draft_tokens = model.config.context_length, draft.num_draft_tokens if draft else 0
+        check_mask(allowed, (model.config.vocab_size,))
         if rows is None:
             rows = 16 if cache is None else cache.cache.rows
         if rows < 1 or (cache and rows > cache.cache.rows):
@@ -89,9 +93,10 @@ class Engine:
         """Whether any request is waiting or active."""
         return bool(self.scheduler.waiting or self.scheduler.active)
 
+    @checked
     def add(self, request: Request) -> Request:
         """Queue a request. Raises a UserError where it can never be answered."""
-        check(request, self.model.config, self.length, self.slide)
+        check_request(request, self.model.config, self.length, self.slide)
         request.stop_token_ids |= self.stop_token_ids
         if request.max_new_tokens:
             self.scheduler.add(request)
@@ -99,6 +104,7 @@ class Engine:
             request.finish_reason = "length"
         return request
 
+    @checked
     def cancel(self, request: Request) -> None:
         """End a request; its row is free at once."""
         self.scheduler.remove(request)

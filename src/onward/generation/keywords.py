@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import UnionType
-from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, get_type_hints
 
+from onward.arguments import check, shown
 from onward.errors import UserError
 from onward.fields import hints, nearest
 from onward.generation.beam import EarlyStopping
@@ -59,7 +59,7 @@ def split(
     """
     base = keywords.get("options", default)
     if not isinstance(base, GenerationOptions):
-        raise UserError(f"options is {base!r}: it takes GenerationOptions")
+        raise UserError(f"options is {shown(base)}: it takes GenerationOptions")
     given = {name: value for name, value in keywords.items() if value is not None and name != "options"}
     known = hints(GenerationOptions)
     for name in given:
@@ -67,19 +67,4 @@ def split(
             raise UserError(f"{name} is not an option of this method: {nearest(name, {*known, *own.__annotations__})}")
     changes = {name: value for name, value in given.items() if name in known}
     rest = {name: value for name, value in given.items() if name not in known}
-    types = get_type_hints(own)
-    for name, value in rest.items():
-        if not fits(types[name], value):
-            raise UserError(f"{name} is {value!r}: it takes {own.__annotations__[name].__forward_arg__}")
-    return replace(base, **changes) if changes else base, rest
-
-
-def fits(kind: Any, value: object) -> bool:
-    """Whether a value is of a type, a union of types or a Literal; an int is a float too, a bool is neither."""
-    if get_origin(kind) in (Union, UnionType):
-        return any(fits(inner, value) for inner in get_args(kind))
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if kind in (int, float):
-        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    return isinstance(value, kind)
+    return replace(base, **changes) if changes else base, check(get_type_hints(own, include_extras=True), rest)

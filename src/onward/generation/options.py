@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from onward.arguments import named
 from onward.errors import UserError
 from onward.generation.sampling import Sampling, SamplingKeywords
 from onward.text.tokenizer import SURROGATE
@@ -15,6 +16,7 @@ MAX_ANSWERS = 10_000  # for each prompt
 StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether the answer ends there
 
 
+@named
 @dataclass(frozen=True)
 class GenerationOptions(Sampling):
     """Length, end, form and number of the answers to a prompt, beside the sampling."""

@@ -22,16 +22,9 @@ def default_new_tokens(room: int) -> int:
     return max(1, min(DEFAULT_NEW_TOKENS, room))
 
 
-def prompts_of(prompt: object) -> list[Prompt]:
-    """One text or several prompts as a list; a UserError where it is neither."""
-    prompts = [prompt] if isinstance(prompt, str) else prompt
-    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
-        raise UserError(f"prompt is {prompt!r}: give a text, or a list of texts")
-    for one in prompts:
-        is_ids = isinstance(one, Sequence) and not isinstance(one, bytes) and all(isinstance(i, int) for i in one)
-        if not isinstance(one, str) and not is_ids:
-            raise UserError(f"a prompt is {one!r}: give a text")
-    return list(prompts)
+def prompts_of(prompt: str | Sequence[Prompt]) -> list[Prompt]:
+    """One text or several prompts as a list."""
+    return [prompt] if isinstance(prompt, str) else list(prompt)
 
 
 def prompt_tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from onward.arguments import check, check_fields, named
 from onward.errors import UserError
-from onward.generation.sampling import Sampling
+from onward.generation.sampling import Sampling, check_vocabulary
 from onward.model.config import DecoderConfig
 from onward.model.decoder import check_ids
 
 
+@runtime_checkable
 class Constraint(Protocol):
     """The state of a constraint on the text of an answer, such as a regular expression."""
 
@@ -45,6 +47,7 @@ def random_seed() -> int:
     return secrets.randbits(63)
 
 
+@named
 @dataclass(eq=False)
 class Request:
     """A prompt that an engine continues: its options, its answer so far, and its state in the engine.
@@ -75,8 +78,10 @@ class Request:
     num_accepted: int = 0  # drafted tokens that were accepted
 
     def __post_init__(self) -> None:
-        self.seed %= 1 << 63
+        check({"stop_token_ids": Collection[int]}, vars(self))
         self.stop_token_ids = frozenset(self.stop_token_ids)
+        check_fields(self)
+        self.seed %= 1 << 63
 
     @property
     def done(self) -> bool:
@@ -109,7 +114,7 @@ class Request:
         return self.tokens[index:] if index >= 0 else self.prompt[index:] + self.tokens
 
 
-def check(request: Request, config: DecoderConfig, length: int, slide: bool | None) -> None:
+def check_request(request: Request, config: DecoderConfig, length: int, slide: bool | None) -> None:
     """Raise a UserError for a request that cannot be continued within `length` tokens.
 
     `slide`: whether the context slides; None where sliding is not supported.
@@ -117,17 +122,8 @@ def check(request: Request, config: DecoderConfig, length: int, slide: bool | No
     if not request.prompt:
         raise UserError("the prompt is empty and there is no beginning-of-text token: give it at least one token")
     check_ids(min(request.prompt), max(request.prompt), config)
-    sampling = request.sampling
-    token_ids: dict[str, Iterable[int]] = {
-        "suppress_tokens": sampling.suppress_tokens,
-        "forced_tokens": sampling.forced_tokens,
-        "logit_bias": sampling.logit_bias,
-        "stop_token_ids": request.stop_token_ids,
-    }
-    for name, tokens in token_ids.items():
-        for token in tokens:
-            if not 0 <= token < config.vocab_size:
-                raise UserError(f"{name} has token id {token}, and the vocabulary has {config.vocab_size}")
+    request.sampling.check_vocabulary(config.vocab_size)
+    check_vocabulary("stop_token_ids", request.stop_token_ids, config.vocab_size)
     if request.max_new_tokens < 0:
         raise UserError(f"max_new_tokens is {request.max_new_tokens}: it must be at least 0")
     if request.min_new_tokens > request.max_new_tokens:

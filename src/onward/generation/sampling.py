@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any, TypedDict, get_args, get_origin
 
 from onward import fields
+from onward.arguments import named, shown
 from onward.errors import UserError
 
 SMALLEST, LARGEST = 1e-15, 1e15  # of penalties and biases: fp32 holds all of their products
 Processor = Callable[..., Any]  # (tokens of prompt and answer, logits (V,)) -> logits (V,)
 
 
+@named
 @dataclass(frozen=True)
 class Sampling:
     """Sampling: how logits become the distribution of the next token.
@@ -71,23 +73,35 @@ class Sampling:
             if get_origin(kind) is tuple and (callable(value) or (isinstance(value, str) and str in inner)):
                 value = (value,)
             if isinstance(value, str) and inner & {int, float}:
-                raise UserError(f"{name} is {value!r}: it takes {fields.describe(kind)}")
+                raise UserError(f"{name} is {shown(value)}: it takes {fields.describe(kind)}")
             if fields.only_in_python(kind):
                 self.check_callable(name, value)
             object.__setattr__(self, name, fields.convert(kind, value, name))
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """A UserError for a token id that a vocabulary of this size does not have."""
+        for name in "suppress_tokens", "forced_tokens", "logit_bias":
+            check_vocabulary(name, getattr(self, name), vocab_size)
 
     @staticmethod
     def check_callable(name: str, value: Any) -> None:
         """A UserError unless a value is a function, several functions or None."""
         for one in value if isinstance(value, list | tuple) else [value]:
             if one is not None and not callable(one):
-                raise UserError(f"{name} is {value!r}: it takes functions")
+                raise UserError(f"{name} is {shown(value)}: it takes functions")
 
     def at_least(self, low: int, *names: str) -> None:
         """A UserError for the first of these fields that is below `low`, infinite or NaN."""
         for name in names:
             if not low <= getattr(self, name) < math.inf:  # nan is not
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least {low}")
+
+
+def check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """A UserError for the first token id that a vocabulary of this size does not have."""
+    for token in token_ids:
+        if not 0 <= token < vocab_size:
+            raise UserError(f"{name} has token id {token}, and the vocabulary has {vocab_size}")
 
 
 def token_id(value: Any) -> int:

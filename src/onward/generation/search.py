@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onward.generation.engine import CHUNK, growing_cache
-from onward.generation.request import Request, check
+from onward.generation.request import Request, check_request
 from onward.generation.runner import Runner
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
@@ -31,7 +31,7 @@ def check_prompts(
     ids = frozenset(stop_token_ids)
     for prompt in prompts:
         request = Request(prompt, sampling, max_new_tokens, min_new_tokens=min_new_tokens, stop_token_ids=ids)
-        check(request, model.config, model.config.context_length, slide=None)
+        check_request(request, model.config, model.config.context_length, slide=None)
 
 
 def mask_without(tokens: Collection[int], allowed: Tensor | None, like: Tensor) -> Tensor:

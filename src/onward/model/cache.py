@@ -10,7 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from onward.arguments import checked, explained
+from onward.device import known_device
 from onward.model.config import DecoderConfig, at
+from onward.model.part_types import Size, SizeOrZero
 
 SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantized entry
 
@@ -157,19 +160,21 @@ class KVCache:
     >>> logits = model(tokens, positions, cache)
     """
 
+    @checked
     @torch.inference_mode(False)  # so that the tensors can be written to in every mode
     def __init__(
         self,
         config: DecoderConfig,
-        rows: int,
-        length: int,
-        chunk: int = 1,
+        rows: Size,
+        length: Size,
+        chunk: SizeOrZero = 1,
         *,
-        step: int = 0,
+        step: SizeOrZero = 0,
         quantized: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        device = known_device(device) if device else None
         self.config, self.length, self.chunk, self.step = config, length, chunk, step
         self.capacity = 0 if step else length  # positions below it have slots
         self.rope_length = torch.full((rows,), length, device=device)
@@ -188,6 +193,7 @@ class KVCache:
         """The number of rows."""
         return self.rope_length.numel()
 
+    @checked
     @torch.inference_mode(False)
     def grow(self, capacity: int) -> None:
         """Make slots for positions below `capacity` or more, in steps; the slots there were keep their entries."""
@@ -201,6 +207,7 @@ class KVCache:
             self.layers[layer] = LayerCache(entries, cache.window, slots >= most)
         self.capacity = min((cache.slots - 1 for cache in self.layers if not cache.wraps), default=self.length)
 
+    @explained
     def view(self, start: int = 0, end: int | None = None, length: int | None = None) -> CacheView:
         """Rows start to end - 1, by default all, with the slots for positions below `length`, padding included, by
         default all."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from onward.arguments import check_fields, named
 from onward.errors import UserError
-from onward.fields import in_range
 from onward.model.part_types import (
     Attention,
     Block,
@@ -29,6 +29,7 @@ from onward.model.parts import *  # noqa: F403
 from onward.model.parts import Gated, Plain, PreNorm, RMSNorm, Rotary, SelfAttention
 
 
+@named
 @dataclass(frozen=True)
 class DecoderConfig:
     """A decoder-only Transformer as a value.
@@ -63,8 +64,7 @@ class DecoderConfig:
         def derive(name: str, value: Callable[[], int]) -> None:
             object.__setattr__(self, name, getattr(self, name) or value())
 
-        for name, number in in_range(type(self), vars(self), "").items():
-            object.__setattr__(self, name, number)
+        check_fields(self)
         names = "position", "attention", "mlp", "norm", "block"
         for name in names:
             if getattr(self, name) == ():

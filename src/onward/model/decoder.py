@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from onward.arguments import checked
 from onward.errors import UserError
 from onward.model.cache import CacheView, KVCache
 from onward.model.config import DecoderConfig, at
@@ -55,6 +56,7 @@ class Decoder(nn.Module):
     torch.Size([1, 3, 100])
     """
 
+    @checked
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         c = self.config = config
@@ -123,7 +125,13 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (B, T, V) from the hidden states (B, T, D)."""
-        return self.logit_softcap(self.logit_scale(self.head(self.embed_out(hidden))))
+        try:
+            return self.logit_softcap(self.logit_scale(self.head(self.embed_out(hidden))))
+        except (TypeError, AttributeError, RuntimeError):  # a check before the call would cost time at each step
+            if not isinstance(hidden, Tensor) or (hidden.dtype, hidden.shape[-1]) != (self.dtype, self.config.d_model):
+                shape = f"(B, T, {self.config.d_model}) in {self.dtype}"
+                raise UserError(f"hidden is {described(hidden)}: give hidden states {shape}") from None
+            raise
 
 
 @contextmanager
@@ -139,14 +147,24 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
             model.train()
 
 
+def described(value: object) -> str:
+    """The dtype and the shape of a tensor, the type of anything else."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+
+
 def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: CacheView | None) -> None:
     """Raise a UserError for positions outside the model or the cache, and for more tokens than the cache's chunk."""
     limit = at(config.position, 0).limit(config)
     if not isinstance(cache, CacheView | None):
         raise UserError(f"cache is {type(cache).__name__}: give a KVCache, a view of one, or None")
-    if positions is not None and (positions.dim() != 2 or positions.dtype not in (torch.int64, torch.int32)):
-        kind = str(positions.dtype).removeprefix("torch.")
-        raise UserError(f"positions are {kind} {tuple(positions.shape)}: give integers (B, T)")
+    try:
+        fit = positions is None or (positions.shape[1:] == (tokens,) and positions.dtype in (torch.int64, torch.int32))
+    except AttributeError:
+        fit = False
+    if not fit:
+        raise UserError(f"positions are {described(positions)}: give integers (B, {tokens}), one for each token")
     if cache:
         if positions is None:
             raise UserError("with a cache, give the positions (B, T) of the tokens")
@@ -173,15 +191,15 @@ def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: C
 def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
     """Raise a UserError unless tokens are ids (B, T) or vectors (B, T, D); on a CPU, their range is checked."""
     if not isinstance(tokens, Tensor):
-        raise UserError(f"tokens are {type(tokens).__name__}: give a tensor of ids (B, T), or of vectors (B, T, D)")
+        raise UserError(f"tokens are {described(tokens)}: give a tensor of ids (B, T), or of vectors (B, T, D)")
     is_ids, shape = tokens.dtype in (torch.int64, torch.int32), tuple(tokens.shape)
     if not ((is_ids and len(shape) == 2) or (tokens.is_floating_point() and shape[2:] == (config.d_embed,))):
         raise UserError(
-            f"tokens are {str(tokens.dtype).removeprefix('torch.')} {shape}: give ids (B, T) as int64, or vectors "
+            f"tokens are {described(tokens)}: give ids (B, T) as int64, or vectors "
             f"(B, T, {config.d_embed}) in place of their embeddings"
         )
     if tokens.size(1) < 1:
-        raise UserError(f"tokens are {tuple(tokens.shape)}: give at least one token in each row")
+        raise UserError(f"tokens are {described(tokens)}: give at least one token in each row")
     if is_ids and tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
         least, greatest = tokens.aminmax()
         check_ids(int(least), int(greatest), config)

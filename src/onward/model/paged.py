@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from onward.arguments import checked
+from onward.device import known_device
 from onward.errors import UserError
 from onward.model.cache import KVCache, LayerCache, SlotIndices, empty_entries
 from onward.model.config import DecoderConfig, at
+from onward.model.part_types import Size, SizeOrZero
 
 NULL_BLOCK = 0  # the entry of a block table where a row has no block; the null block holds zeros and is never written
 
@@ -67,27 +70,29 @@ class PagedKVCache(KVCache):
     once. A BlockManager must reserve blocks before every call. The positions of a row in one call are consecutive.
     """
 
+    @checked
     @torch.inference_mode(False)
     def __init__(
         self,
         config: DecoderConfig,
-        rows: int,
-        length: int,
-        chunk: int = 1,
+        rows: Size,
+        length: Size,
+        chunk: SizeOrZero = 1,
         *,
-        blocks: int,
-        block_size: int = 16,
+        blocks: Size,
+        block_size: Size = 16,
         quantized: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        device = known_device(device) if device else None
         self.config, self.length, self.capacity, self.chunk, self.step = config, length, length, chunk, 0
         self.block_size = block_size
         self.rope_length = torch.full((rows,), length, device=device)
         columns = -(-(length + chunk) // block_size)
         self.num_blocks: dict[int, int] = {}  # by window, without the null block and the one for padding
         self.tables: dict[int, Tensor] = {}  # block tables (rows, P), by window
-        self.layers = []
+        self.layers, self.max_slots = [], []  # it does not grow
         for layer in range(config.n_layers):
             window = at(config.attention, layer).window
             if window not in self.tables:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
-from onward.fields import Part, Range, changed_fields, text
+from onward.arguments import Range
+from onward.fields import Part, changed_fields, text
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from onward.arguments import Range
 from onward.errors import UserError
-from onward.fields import Range, text
+from onward.fields import text
 from onward.model.part_types import (
     Attention,
     Base,

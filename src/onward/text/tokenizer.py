@@ -10,11 +10,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from queue import Queue
 from threading import Event, Thread
-from typing import Any
+from typing import Annotated, Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from onward.arguments import Range, checked, explained, shown
 from onward.errors import UserError
 from onward.files import write_json, written_whole
 
@@ -22,6 +23,7 @@ END = "<|endoftext|>"  # follows every document and, as in GPT-2, precedes the f
 UNKNOWN = "\ufffd"
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte token of SentencePiece's byte fallback
+TokenId = Annotated[int, Range(0, 2**32 - 1)]
 PIECE = 1 << 16  # characters encoded at a time; the library is slow on very long strings and parallel over many
 
 
@@ -32,6 +34,7 @@ class Tokenizer:
     which `eos` is the usual one; `templates` are chat templates by name, see `text.chat`.
     """
 
+    @checked
     def __init__(
         self,
         inner: tokenizers.Tokenizer,
@@ -59,6 +62,7 @@ class Tokenizer:
         self.of_bytes = isinstance(inner.decoder, decoders.ByteLevel)
 
     @classmethod
+    @checked
     def load(cls, path: str | Path) -> Tokenizer:
         """The tokenizer in a tokenizer.json, or in a folder that holds one or GPT-2's vocab.json and merges.txt."""
         path = Path(path)
@@ -79,6 +83,7 @@ class Tokenizer:
         pad, templates = special_name(tables, "pad_token", inner), chat_templates(file.parent, tables)
         return cls(inner, bos, eos, pad=pad, ends=ends, templates=templates)
 
+    @checked
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json, and the tokenizer_config.json from which transformers loads it."""
         folder = Path(folder)
@@ -97,23 +102,24 @@ class Tokenizer:
         names = {"bos_token": self.bos, "eos_token": self.eos, "unk_token": unknown, "pad_token": self.pad}
         return {name: token for name, token in names.items() if token is not None}
 
+    @explained
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The ids of a text; with `special`, also the control tokens that this tokenizer adds around a text."""
-        if not isinstance(text, str):
-            raise UserError(f"text is {text!r}: a tokenizer encodes text")
         if special and not self.cuttable:  # a tokenizer that adds control tokens is never cuttable
-            return self.encoded(self.inner.encode, SURROGATE.sub(UNKNOWN, text)).ids
+            return self.encoded(self.inner.encode, utf8(text)).ids
         return self.encode_batch([text])[0]
 
+    @checked
     def begin(self, tokens: list[int]) -> list[int]:
         """The tokens of a document after the beginning-of-text token, unless they begin with it or there is none."""
         if self.bos_id is None or tokens[:1] == [self.bos_id]:
             return tokens
         return [self.bos_id, *tokens]
 
+    @checked
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of each text, computed on all cores, without control tokens."""
-        cut = [self.pieces(SURROGATE.sub(UNKNOWN, text)) for text in texts]
+        cut = [self.pieces(utf8(text)) for text in texts]
         whole = [piece for pieces in cut for piece in pieces]
         found = iter(self.encoded(self.inner.encode_batch_fast, whole, add_special_tokens=False))
         return [[i for _ in pieces for i in next(found).ids] for pieces in cut]
@@ -139,10 +145,12 @@ class Tokenizer:
             start = match.end()
         return [*result, text[start:]]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    @explained
+    def decode(self, ids: Sequence[TokenId]) -> str:
         """The text of ids, without control tokens."""
         return self.inner.decode([i for i in ids if i not in self.special], skip_special_tokens=False)
 
+    @checked
     def byte_count(self, ids: Sequence[int]) -> int:
         """The number of bytes of the UTF-8 text of ids."""
         if self.of_bytes:
@@ -150,26 +158,36 @@ class Tokenizer:
             return sum(lengths[i] for i in ids)
         return len(self.decode(ids).encode())
 
-    def token_bytes(self, i: int) -> bytes:
+    @explained
+    def token_bytes(self, token_id: TokenId) -> bytes:
         """The bytes of a token within a text, which may be part of a character."""
-        token = "" if i in self.special else self.inner.id_to_token(i) or ""
+        token = "" if token_id in self.special else self.inner.id_to_token(token_id) or ""
         if self.of_bytes and all(c in BYTE_OF for c in token):
             return bytes(BYTE_OF[c] for c in token)
-        text = token if self.of_bytes or not token else self.piece(i)  # of_bytes: an added token, written as it is
+        text = token if self.of_bytes or not token else self.piece(token_id)  # of_bytes: an added token, as it is
         return bytes([int(token[3:5], 16)]) if BYTE.fullmatch(token) and text != token else text.encode()
 
-    def piece(self, i: int) -> str:
+    @explained
+    def piece(self, token_id: TokenId) -> str:
         """One token as readable text, for tables: control tokens by name, part of a character as U+FFFD."""
-        token = self.inner.id_to_token(i)
-        if token is None or i in self.special:
-            return token or f"<{i}>"
+        token = self.inner.id_to_token(token_id)
+        if token is None or token_id in self.special:
+            return token or f"<{token_id}>"
         # a decoder may strip the beginning of a text: decode after another token, and remove that token's text
         anchor = next(k for k in range(self.vocab_size) if k not in self.special and self.inner.id_to_token(k))
-        return self.decode([anchor, i]).removeprefix(self.decode([anchor]))
+        return self.decode([anchor, token_id]).removeprefix(self.decode([anchor]))
 
+    @checked
     def textless(self, size: int) -> list[int]:
         """The ids below `size` that have no token: padding and holes of the vocabulary."""
         return [i for i in range(size) if self.inner.id_to_token(i) is None]
+
+
+def utf8(text: str) -> str:
+    """A text with U+FFFD for each half of a character, which the library does not accept."""
+    if not isinstance(text, str):
+        raise UserError(f"text is {shown(text)}: a tokenizer takes text")
+    return SURROGATE.sub(UNKNOWN, text)
 
 
 CUT = re.compile(r"(?<=\S)\n(?=\S)")
@@ -263,6 +281,7 @@ def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
     return inner
 
 
+@checked
 def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
     """The tokenizer of a specification: `char`, `byte`, `bpe:4096` or the path of a tokenizer.
 
@@ -275,7 +294,7 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
     if spec == "char":
         characters = {UNKNOWN}
         for text in texts:
-            characters.update(text)
+            characters.update(utf8(text))
         vocabulary = {c: i for i, c in enumerate([UNKNOWN, *sorted(characters - {UNKNOWN})])}
         inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
         inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
@@ -323,7 +342,7 @@ def learn(inner: tokenizers.Tokenizer, texts: Iterable[str], trainer: tokenizers
     thread.start()
     try:
         for text in texts:
-            queue.put(SURROGATE.sub(UNKNOWN, text))  # the library accepts no surrogates, and must not fail here
+            queue.put(utf8(text))  # the library must not fail here
         queue.put(None)
         learned.result()
     except BaseException as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from onward import families, fields
+from onward.arguments import check_fields, checked, named
 from onward.errors import UserError
 from onward.model.config import DecoderConfig
 from onward.training import presets
@@ -72,6 +73,7 @@ class WatchOptions:
     prompt: str = ""  # continued at each validation, in the display; "": the beginning of the validation text
 
 
+@named
 @dataclass(frozen=True)
 class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     """Everything that determines what a run computes. A UserError for values out of range or in contradiction."""
@@ -88,6 +90,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     seed: int = 0  # of the weights, the order of windows and dropout
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "model", presets.plain_changes(self.model))
         chosen = [name for name in ("steps", "time", "epochs") if getattr(self, name)]
         if len(chosen) > 1:
@@ -125,10 +128,12 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         if not self.sources:
             raise UserError("no text to train on: name files or folders, or the corpus `embedded`")
 
+    @checked
     def decoder(self, vocab_size: int) -> DecoderConfig:
         """The configuration of the model, for a vocabulary size."""
         return presets.decoder(self.preset, vocab_size, self.model)
 
+    @checked
     def peak_learning_rate(self, d_model: int) -> float:
         """The learning rate after the warm-up."""
         return 0.5 / d_model if self.learning_rate is None else self.learning_rate

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from onward.arguments import checked, explained
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
 from onward.training.precision import autocast
@@ -34,6 +35,7 @@ class CrossEntropy:
     label_smoothing: float = 0.0  # share of each target spread over the vocabulary (Szegedy et al. 2016, section 7)
     chunk: int = 0  # tokens whose logits are in memory at once; 0: as many as take 128 MiB in fp32
 
+    @explained
     def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
         """The sum to minimize and, without gradient, the plain cross-entropy, both in at least fp32.
 
@@ -63,6 +65,7 @@ class CrossEntropy:
         return loss, plain.detach()
 
 
+@checked
 @torch.inference_mode()
 def mean_loss(model: Decoder, batches: Iterable[Batch], precision: str = "fp32") -> tuple[float, int]:
     """The mean cross-entropy of all targets, in nats per token, and the number of targets."""

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from onward import fields
+from onward.arguments import checked
 from onward.checkpoint.training import PROGRESS, SavedState, Saver, newest_state, saves, step_of
 from onward.data.progress import Progress, silent
 from onward.device import choose_device
@@ -108,6 +109,7 @@ class Run:
         return self.trainer.step
 
     @classmethod
+    @checked
     def start(
         cls,
         config: RunConfig,
@@ -184,12 +186,13 @@ class Run:
         return run
 
     @classmethod
-    def resume(cls, folder: Path, *, loss: Loss | None = None) -> "Run":
+    @checked
+    def resume(cls, folder: str | Path, *, loss: Loss | None = None) -> "Run":
         """Go on from the newest undamaged save of a run, exactly as if it had never stopped.
 
         Modules of the user's own that the run was started with must be imported before.
         """
-        processes = Processes.join()
+        folder, processes = Path(folder), Processes.join()
         if processes.rank:
             processes.wait()  # until the first process has made or repaired the folder
         config = read_config(folder)
@@ -229,6 +232,7 @@ class Run:
         if edited:
             self.messages.append(f"run.json has been edited: {', '.join(edited)} from here on")
 
+    @checked
     def train(
         self, stop: Callable[[], bool] = lambda: False, save: Callable[[], bool] = lambda: False
     ) -> Iterator[Event]:

@@ -12,6 +12,7 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
+from onward.arguments import check_fields, checked, explained, named
 from onward.checkpoint.training import TrainerState, restore, training_tensors
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder
@@ -23,6 +24,7 @@ from onward.training.precision import autocast, grad_scaler
 from onward.training.processes import Processes
 
 
+@named
 @dataclass(frozen=True)
 class StepPlan:
     """Everything that one optimizer step needs, as a value: it can be made ahead, in another thread."""
@@ -47,12 +49,16 @@ class Step:
     figures: dict[str, float] = field(default_factory=dict)  # other measurements, such as the load of experts
 
 
+@named
 @dataclass(frozen=True)
 class StepConfig:
     """How an optimizer step is made."""
 
     clip: float = 0.0  # the largest norm of the gradient; 0: no limit
     precision: str = "fp32"  # of matrix products: fp32, bf16 or fp16
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class LossModule(nn.Module):
@@ -84,6 +90,7 @@ class Trainer:
     around a LossModule, such as DistributedDataParallel; one that reduces gradients itself replaces `processes`.
     """
 
+    @checked
     def __init__(
         self,
         model: Decoder,
@@ -106,10 +113,12 @@ class Trainer:
         self.module = wrap(LossModule(model, loss or CrossEntropy(), balance))
         self.step = 0  # steps made
 
+    @checked
     def train(self, plans: Iterable[StepPlan]) -> Iterator[Step]:
         """Make a step for each plan. The next plan is asked for when the caller asks for its step."""
         return map(self.train_step, plans)
 
+    @explained
     def train_step(self, plan: StepPlan) -> Step:
         """Make one optimizer step.
 
@@ -196,6 +205,7 @@ class Trainer:
             },
         )
 
+    @checked
     def load_state(self, state: TrainerState) -> None:
         """Go back, or on, to a state of a trainer made like this one; weights are copied into the model in place."""
         restore(state.tensors, self.model, self.optimizers)

@@ -1,0 +1,225 @@
+"""Arguments of public functions and fields of dataclasses, checked against their type annotations.
+
+Does not import torch.
+"""
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections import abc
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from onward.errors import UserError
+from onward.suggestions import nearest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The least and the greatest number that a field or an argument may hold: `eps: Annotated[float, Range(0, 1)]`.
+
+    In a tuple of numbers it applies to each. None is allowed where the type allows it.
+    """
+
+    least: float
+    most: float
+
+    def holds(self, number: Any) -> bool:
+        """Whether a number is inside; NaN is not."""
+        return bool(self.least <= number <= self.most)
+
+    def __str__(self) -> str:
+        return f"from {self.least} to {self.most}"
+
+
+class OutOfRange(UserError):
+    """A number that its field or argument cannot hold."""
+
+    def __init__(self, name: str, value: Any, allowed: Range) -> None:
+        super().__init__(f"{name} is {shown(value)}: it must be a number {allowed}")
+        self.field, self.value, self.allowed = name, value, allowed
+
+
+def shown(value: Any) -> str:
+    """A value in a message: the beginning of its notation, in one line."""
+    return f"{' '.join(repr(value).split()):.99}"
+
+
+def spelled(kind: Any) -> str:
+    """A type as one writes it in Python, without the names of modules: `Sequence[int] | None`."""
+    return re.sub(r"(?:[A-Za-z_]\w*\.)+", "", inspect.formatannotation(kind))
+
+
+def ranges(kind: Any) -> list[Range]:
+    """The ranges that a type declares."""
+    found = [limit for limit in kind.__metadata__ if isinstance(limit, Range)] if hasattr(kind, "__metadata__") else []
+    return found + [limit for inner in get_args(kind) for limit in ranges(inner)]
+
+
+def fits(kind: Any, value: Any) -> bool:
+    """Whether a value is of a type and in its range; an int is a float too, a bool neither, a text no sequence."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return fits(args[0], value) and all(limit.holds(value) for limit in kind.__metadata__)
+    if origin in (Union, UnionType):
+        return any(fits(inner, value) for inner in args)
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in args)
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if kind is Any or isinstance(kind, TypeVar):
+        return True
+    if origin is abc.Callable:
+        return callable(value)
+    if origin is None or not isinstance(value, origin):
+        return origin is None and isinstance(value, kind)
+    if issubclass(origin, Mapping):
+        return all(fits(args[0], key) and fits(args[1], one) for key, one in value.items())
+    if isinstance(value, str | bytes):
+        return False
+    if origin is tuple and args[-1] is not Ellipsis:
+        return len(args) == len(value) and all(map(fits, args, value))
+    if not isinstance(value, abc.Collection):  # an iterator, which is read once
+        return True
+    return {*map(type, value)} <= {args[0]} or all(fits(args[0], one) for one in value)
+
+
+@functools.cache
+def alternatives(kind: Any) -> set[Any]:
+    """The classes of which a value of a type may be."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return {one for arg in args for one in alternatives(arg)}
+    return alternatives(args[0]) if origin is Annotated else {origin or kind}
+
+
+def as_declared(kind: Any, value: Any) -> Any:
+    """A whole float as int where only an int is declared, a list as tuple, a scalar of numpy or torch as number."""
+    plain = alternatives(kind)
+    if type(value) in plain:
+        return value
+    if isinstance(value, list) and tuple in plain:
+        return tuple(value)
+    if (int in plain or float in plain) and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if int in plain and float not in plain and isinstance(value, Real) and not isinstance(value, bool):
+        whole = not value % 1  # type: ignore[operator]  # of infinity and NaN it is NaN, which is true
+        return int(value) if whole else value  # type: ignore[call-overload]
+    return value
+
+
+def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values, those of a declared type `as_declared`; a UserError names the first that is of another type."""
+    read = dict(values)
+    for name in types.keys() & values.keys():
+        read[name] = as_declared(types[name], values[name])
+    for name, kind in types.items():
+        if name in read and not fits(kind, read[name]):
+            if limits := ranges(kind):
+                raise OutOfRange(prefix + name, values[name], limits[0])
+            raise UserError(f"{prefix}{name} is {shown(values[name])}: it takes {spelled(kind)}")
+    return read
+
+
+def read_field_types(cls: type) -> dict[str, Any]:
+    """The types, with their ranges, of the fields of a dataclass that can be set."""
+    types = get_type_hints(cls, include_extras=True)
+    return {field.name: types[field.name] for field in dataclasses.fields(cls) if field.init}
+
+
+field_types: Callable[[type], dict[str, Any]] = functools.cache(read_field_types)
+
+
+def check_fields(value: Any, prefix: str = "") -> None:
+    """Check the fields of a dataclass and give them their declared types; for `__post_init__`."""
+    for name, read in check(field_types(type(value)), vars(value), prefix).items():
+        object.__setattr__(value, name, read)
+
+
+signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cache(inspect.signature)
+
+
+def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+    """The arguments of a call by name; a UserError for an unknown argument, a missing one, or one too many."""
+    signature = signature_of(function)
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        known = signature.parameters.keys() - {"self", "cls"}
+        unknown = next((name for name in kwargs if name not in known), None)
+        what = f"{unknown} is not an argument: {nearest(unknown, known)}" if unknown else str(error)
+        raise UserError(f"{function.__qualname__.removesuffix('.__init__')}: {what}") from None
+
+
+@functools.cache
+def types(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types, with their ranges, of the parameters of a function, except those of `*args` and `**kwargs`."""
+    found = get_type_hints(function, include_extras=True)
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = signature_of(function).parameters.values()
+    return {p.name: found[p.name] for p in parameters if p.name in found and p.kind not in several}
+
+
+def checked(function: F) -> F:
+    """A function that checks its arguments against its annotations: a UserError names the argument that is wrong.
+
+    Costs some microseconds per call, so not for what is called for each token or each step.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = bind(function, args, kwargs)
+        bound.arguments |= check(types(function), bound.arguments)
+        return function(*bound.args, **bound.kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def explained(function: F) -> F:
+    """A function that checks its arguments, and the fields of dataclasses among them, only after it has failed.
+
+    Costs a tenth of a microsecond per call. For functions that change nothing before they fail.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except UserError:
+            raise
+        except Exception:
+            try:
+                given = bind(function, args, kwargs).arguments
+                check(types(function), given)
+                for name, value in given.items():
+                    if name in types(function) and dataclasses.is_dataclass(value):
+                        check(field_types(type(value)), vars(value), f"{name}.")
+            except UserError as error:
+                raise error from None
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def named(cls: F) -> F:
+    """A dataclass whose constructor raises a UserError for arguments that it does not know or lacks."""
+    construct = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(construct)
+    def init(*args: Any, **kwargs: Any) -> None:
+        try:
+            construct(*args, **kwargs)
+        except TypeError:
+            try:
+                bind(construct, args, kwargs)
+            except UserError as error:
+                raise error from None
+            raise
+
+    cls.__init__ = init  # type: ignore[method-assign, misc]
+    return cls

@@ -1,0 +1,88 @@
+"""Models in folders: load one, save one, train one into a run folder."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Unpack
+
+import torch
+
+from onward.arguments import Range, checked
+from onward.checkpoint.folder import load_model, save_model
+from onward.device import choose_device
+from onward.errors import UserError
+from onward.fields import build
+from onward.language_model import LanguageModel
+from onward.model.quantize import NOT_QUANTIZED, is_quantized, quantize_model
+from onward.reports.write import conclude
+from onward.text.tokenizer import Tokenizer
+from onward.training.config import RunConfig
+from onward.training.events import Event
+from onward.training.keywords import RunKeywords
+from onward.training.progress import Progress
+from onward.training.run import Run
+
+
+@checked
+def load(
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    *,
+    quantize: Literal["int8", "int4"] | None = None,
+    allow_nonfinite: bool = False,
+) -> LanguageModel:
+    """The model in a Hugging Face folder, by default in the dtype of its files and on the fastest device there is.
+
+    `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning names the number of
+    layers that cannot be kept so. Such a model is not trained or saved. Weights that are NaN or infinite are a
+    UserError unless `allow_nonfinite`.
+    """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise UserError(f"dtype is {dtype!r}: give a floating-point dtype such as torch.float32, or None")
+    folder = Path(folder)
+    model, hf = load_model(folder, dtype, choose_device(device), allow_nonfinite=allow_nonfinite)
+    if quantize is not None and (kept := quantize_model(model, quantize)):
+        warnings.warn(f"{len(kept)} linear layers, such as {kept[0]}, stay as they are: {NOT_QUANTIZED}", stacklevel=3)
+    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
+    return LanguageModel(model, Tokenizer.load(folder) if has_tokenizer else None, hf)
+
+
+@checked
+def save(lm: LanguageModel, folder: str | Path, *, shard_bytes: Annotated[float, Range(1, math.inf)] = 5e9) -> None:
+    """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`."""
+    if is_quantized(lm.model):
+        raise UserError("this model is quantized, and a folder holds plain weights: load it without quantize")
+    folder, hf = Path(folder), lm.hf
+    if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
+        hf = {**hf, "eos_token_id": lm.tokenizer.end_ids}  # the tokenizer's files name but one
+    save_model(lm.model, folder, hf, shard_bytes)
+    if lm.tokenizer is not None:
+        lm.tokenizer.save(folder)
+
+
+@checked
+def train(
+    sources: str | Path | Sequence[str | Path],
+    out: str | Path,
+    on_event: Callable[[Event], object] | None = None,
+    **config: Unpack[RunKeywords],
+) -> LanguageModel:
+    """Train a fresh model on texts into the run folder `out`, and return it.
+
+    `config` are the fields of RunConfig, such as tokenizer="char", steps=100 or model={"n_layers": 2}; `on_event` is
+    called with a Step after each step and with a Validation after each validation; by default it shows the progress on
+    standard error, if that is a terminal or a notebook. `onward train --resume` continues a run that was stopped.
+    """
+    if not str(out):
+        raise UserError("out is empty: give the folder of the run, such as 'runs/mybook'")
+    texts = [sources] if isinstance(sources, str | Path) else sources
+    run = Run.start(build(RunConfig, {"sources": [str(text) for text in texts], "out": str(out), **config}))
+    on_event = on_event or Progress(run.config.steps)
+    for event in run.train():
+        on_event(event)
+    conclude(run)
+    return load(run.folder, device=run.device)
