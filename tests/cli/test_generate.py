@@ -325,6 +325,7 @@ def test_help_is_in_groups_and_shows_no_empty_defaults(capsys: pytest.CaptureFix
         "Sampling: how logits become the distribution of the next token:",
         "Search for likely answers, in place of sampling:",
         "Speculative decoding: the same distribution, faster:",
+        "How the model is loaded:",
         "examples:",
     ]
     assert "--suppress-tokens N " in said
