@@ -1,7 +1,9 @@
 """The sampler waits for the device once per step, and fails requests one by one."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,3 +76,33 @@ def test_nan_after_a_proposal_fails_only_when_its_turn_comes() -> None:
     assert Sampler().sample(logits, [request], [Proposal([3])])[0] == [[3]]
     [failed] = Sampler().sample(logits[1:], [request], [Proposal()])[0]
     assert isinstance(failed, NotANumber)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_tokens_drawn_by_the_kernel_are_those_drawn_from_the_distribution(masked: bool, dtype: torch.dtype):
+    torch.manual_seed(0)
+    for size in 5, 16, 1003:
+        logits = (3 * torch.randn(40, size)).to(dtype)
+        allowed = torch.rand(size) < 0.5 if masked else None
+        requests = [
+            Request([1], Sampling(temperature=(0, 0.7, 1, 2.5)[i % 4]), seed=i * 7**20, max_new_tokens=9)
+            for i in range(40)
+        ]
+        for request in requests[20:]:
+            request.tokens += [1] * 5
+        proposals = [Proposal() for _ in requests]
+        drawn = Sampler(allowed).sample_plain(logits, requests, proposals)
+        for request in requests:
+            request.sampling = replace(request.sampling, top_k=size)  # which keeps all, and is no plain sampling
+        slow, last = Sampler(allowed).sample(logits, requests, proposals)
+        assert drawn[0] == slow
+        assert torch.equal(drawn[1], last)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_the_kernel_leaves_logits_that_are_not_finite_to_the_distribution(bad: float):
+    logits = torch.randn(2, 40)
+    logits[1, 17] = bad
+    requests = [Request([1], Sampling(temperature=1.0), max_new_tokens=9) for _ in range(2)]
+    assert Sampler().sample_plain(logits, requests, [Proposal(), Proposal()]) is None

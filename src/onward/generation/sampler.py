@@ -5,7 +5,9 @@ Shapes: N places (after each request's last token, and after each proposed one),
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import cache
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,7 +16,9 @@ from torch import Tensor
 from onward.errors import UserError
 from onward.generation.distribution import process_logits
 from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
+from onward.generation.processors import MAX_TEMPERATURE, MIN_TEMPERATURE
 from onward.generation.request import Request, TokenLogprob
+from onward.generation.sampling import Sampling
 from onward.generation.speculation import Proposal, verify
 from onward.model.decoder import Decoder
 
@@ -41,6 +45,8 @@ class Sampler:
         `logits` (N, V) are, request by request, those after its last token and after each of its proposals. Returns
         also the last token of each request on the device, (B,).
         """
+        if (plain := self.sample_plain(logits, requests, proposals)) is not None:
+            return plain
         places = [(i, p.tokens[:j]) for i, p in enumerate(proposals) for j in range(1 + len(p.tokens))]
         history = RequestHistory(requests, places, self.counts, self.ngrams)
         errors: dict[int, Exception] = {}
@@ -66,6 +72,57 @@ class Sampler:
                 nan = bool(logits[failed].isnan().any())
                 result.append(NotANumber() if nan else UserError(NOTHING_ALLOWED))
         return result, last.to(logits.device)
+
+    def sample_plain(
+        self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
+    ) -> tuple[list[list[int] | Exception], Tensor] | None:
+        """As `sample`, by one kernel on a CPU, where nothing but the temperature shapes the distributions of all rows;
+        None elsewhere, and where a row has no distribution."""
+        if not logits.is_cpu or logits.dtype not in KERNEL_DTYPES or not all(map(is_plain, requests, proposals)):
+            return None
+        kernel = compiled_draws(KERNEL_DTYPES[logits.dtype], self.allowed is not None)
+        if kernel is None:
+            return None
+        logits = logits.contiguous()
+        factors = torch.tensor([inverse_temperature(request.sampling.temperature) for request in requests])
+        seeds, index = torch.tensor([[r.seed for r in requests], [len(r.tokens) for r in requests]]).unbind()
+        drawn = torch.empty(len(requests), dtype=torch.int64)
+        allowed = 0 if self.allowed is None else self.allowed.data_ptr()
+        arrays = (factors.data_ptr(), seeds.data_ptr(), index.data_ptr())
+        kernel(drawn.data_ptr(), logits.data_ptr(), allowed, *arrays, logits.size(1), len(requests), 1)
+        tokens = drawn.tolist()
+        return None if min(tokens) < 0 else ([[token] for token in tokens], drawn)
+
+
+KERNEL_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+SHAPING = [field.name for field in fields(Sampling) if field.name != "temperature"]
+PLAIN = [getattr(Sampling(), name) for name in SHAPING]
+
+
+def is_plain(request: Request, proposal: Proposal) -> bool:
+    """Whether nothing but the temperature shapes the distribution of a request's next token."""
+    return (
+        not proposal.tokens
+        and request.constraint is None
+        and len(request.tokens) >= request.min_new_tokens
+        and [getattr(request.sampling, name) for name in SHAPING] == PLAIN
+    )
+
+
+def inverse_temperature(temperature: float) -> float:
+    """The factor of the logits, 0 for the likeliest token."""
+    return 0.0 if temperature < MIN_TEMPERATURE else 1 / min(temperature, MAX_TEMPERATURE)
+
+
+@cache
+def compiled_draws(dtype: str, masked: bool) -> Callable[..., None] | None:
+    """The kernel of draws; None where it cannot be compiled, of which `model/linear.py` has warned."""
+    try:
+        from onward.model.kernels.draws import draws
+
+        return draws(dtype, masked)
+    except (ImportError, AttributeError, OSError, RuntimeError):
+        return None
 
 
 class NotANumber(Exception):
