@@ -534,7 +534,7 @@ def test_speculation_keeps_the_tokens_before_an_error(draft: Callable[[], Draft]
 
 
 def test_runner_reuses_views_of_a_growing_cache() -> None:
-    engine, lengths = Engine(decoder(context_length=300), rows=1), list[int]()
+    engine, lengths = Engine(decoder(context_length=300), rows=1, compile_after=None), list[int]()
     cache = engine.runner.cache
     view = cache.view
     cache.view = lambda *key: lengths.append(key[-1]) or view(*key)  # type: ignore[method-assign, func-returns-value, assignment]
