@@ -1,7 +1,9 @@
 """From logits to a token."""
 
 import math
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -217,8 +219,36 @@ def test_processors_act_in_order_and_get_the_tokens() -> None:
     assert seen == [[3, 0]]
     assert found[0] == 0
     torch.testing.assert_close(found[1:], (2 * LOGITS[0, 1:]).softmax(-1))
-    with pytest.raises(UserError, match="a processor gave 5"):
-        next_token_distribution(LOGITS, Sampling(processors=(lambda text, logits: 5,)))  # type: ignore[arg-type,return-value]
+
+
+RESULTS: dict[str, tuple[Any, str]] = {
+    "no tensor": (5, "returned 5: it must return logits (V,)"),
+    "another shape": (torch.zeros(1, 8), "returned torch.Size([1, 8]): it must return logits (V,)"),
+    "NaN": (torch.full((8,), math.nan), "returned NaN or infinity"),
+    "infinity": (torch.tensor([math.inf, *[0.0] * 7]), "returned NaN or infinity"),
+}
+
+
+@pytest.mark.parametrize("case", RESULTS)
+def test_processor_with_a_bad_result_is_named(case: str) -> None:
+    result, said = RESULTS[case]
+
+    def mine(text: Sequence[int], logits: torch.Tensor) -> Any:
+        return result
+
+    with pytest.raises(UserError, match=re.escape(said)) as caught:
+        next_token_distribution(LOGITS, Sampling(processors=(lambda text, logits: logits, mine)))
+    assert str(caught.value).startswith("processors[1] (mine) returned")
+
+
+def test_processor_is_not_blamed_for_the_logits_of_the_model() -> None:
+    found = next_token_distribution(LOGITS * math.nan, Sampling(processors=(lambda text, logits: logits * 2,)))
+    assert found.isnan().all()
+
+
+def test_result_of_a_processor_has_the_dtype_of_the_logits() -> None:
+    found = next_token_distribution(LOGITS, Sampling(processors=(lambda text, logits: logits.double(),)))
+    assert found.dtype == torch.float32
 
 
 def test_tokens_not_allowed_have_no_probability() -> None:

@@ -395,6 +395,10 @@ FAILURES: dict[str, tuple[Callable[[], Request], str]] = {
         lambda: Request([1, 2], Sampling(processors=(failing(2),)), 9, seed=1),
         "a user's mistake",
     ),
+    "a processor returns NaN": (
+        lambda: Request([1, 2], Sampling(processors=(lambda text, logits: logits / 0 * 0,)), 9, seed=1),
+        "processors[0] (<lambda>) returned NaN or infinity",
+    ),
     "a stop function raises": (lambda: Request([1, 2], WARM, 9, stop=failing(2), seed=1), "a user's mistake"),
     "a constraint raises": (lambda: Request([1, 2], WARM, 9, constraint=Raises(), seed=1), "a user's mistake"),
     "no token is allowed": (

@@ -142,16 +142,24 @@ def processed(
 ) -> Tensor:
     """The logits (V,) of a row after the processors of its Sampling."""
     try:
-        for processor in sampling.processors:
+        for i, processor in enumerate(sampling.processors):
             changed = processor(history.text(row), logits.clone())  # a processor may change its argument
+            named = f"processors[{i}] ({getattr(processor, '__name__', type(processor).__name__)})"
             if not isinstance(changed, Tensor) or changed.shape != logits.shape:
-                raise UserError(f"a processor gave {getattr(changed, 'shape', changed)!r}: it must return logits (V,)")
-            logits = changed
+                raise UserError(f"{named} returned {getattr(changed, 'shape', changed)!r}: it must return logits (V,)")
+            if is_broken(changed) and not is_broken(logits):
+                raise UserError(f"{named} returned NaN or infinity: it must return numbers, or -inf to ban a token")
+            logits = changed.to(logits)
     except Exception as error:
         if errors is None:
             raise
         errors[row] = error
     return logits
+
+
+def is_broken(logits: Tensor) -> bool:
+    """Whether logits have no softmax: some are NaN or infinity."""
+    return bool((logits.isnan() | logits.isposinf()).any())
 
 
 def counts(like: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
