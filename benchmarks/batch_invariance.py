@@ -12,7 +12,7 @@ import argparse
 import torch
 
 import onward
-from onward.generation.distribution import draw
+from onward.model.kernels.draws import draws
 
 ROWS, STEPS = 8, 24
 MODELS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -34,12 +34,19 @@ def differing(model: onward.Decoder, draws: int) -> tuple[float, float]:
     """The largest difference of two logits, and the differing ones of 100,000 draws."""
     tokens = torch.randint(model.config.vocab_size, (ROWS, STEPS), generator=torch.Generator().manual_seed(0))
     batch, alone = (logits(model, tokens, rows).flatten(0, 1) for rows in (ROWS, 1))
-    probabilities, index = [z.softmax(-1) for z in (batch, alone)], torch.arange(len(batch))
-    times, differ = -(-draws // len(batch)), 0
+    index, times, differ = torch.arange(len(batch)), -(-draws // len(batch)), 0
     for seed in range(times):
-        one, other = (draw(p, torch.full_like(index, seed), index, 0) for p in probabilities)
+        one, other = (drawn(z, torch.full_like(index, seed), index) for z in (batch, alone))
         differ += int((one != other).sum())
     return float((batch - alone).abs().max()), differ / (times * len(batch)) * 100_000
+
+
+def drawn(z: torch.Tensor, seeds: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Tokens (N,) drawn from logits (N, V), as the engine draws them."""
+    tokens, factors = torch.empty_like(index), torch.ones(len(z))
+    addresses = (t.data_ptr() for t in (factors, seeds, index))
+    draws("float32", False)(tokens.data_ptr(), z.data_ptr(), 0, *addresses, z.size(1), len(z), torch.get_num_threads())
+    return tokens
 
 
 def main() -> None:
