@@ -57,7 +57,7 @@ def test_ids_above_16_bits_are_stored(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"text": "b"}\n{"text": "a"}\n{"text": "b"}')
     data = prepare([str(tmp_path / "t.jsonl")], large, tmp_path / "out", cleaning=Cleaning(exact=False))
     assert data.sources[0][:].tolist() == [70_000, 0, 70_000]
-    assert data.info["dtype"] == "uint32"
+    assert data.index.dtype == "uint32"
 
 
 @pytest.fixture

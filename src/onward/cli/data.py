@@ -71,8 +71,8 @@ def prepare(options: Options) -> None:
     except KeyboardInterrupt:
         console.print("\nstopped; run the same command again to continue")
         raise
-    report = data.info["report"]
-    sources = [{key: source[key] for key in COUNTS} for source in data.info["sources"]]
+    report = data.index.report
+    sources = [{key: getattr(source, key) for key in COUNTS} for source in data.records]
     if options.json:
         print_json({"folder": options.out, **report, "sources": sources})
         return

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -247,7 +247,7 @@ def prepare(
         **asdict(cleaning),
     }
     if is_prepared(folder) and not any(map(is_stream, sources)):
-        check_settings(read_json(folder / INDEX).get("settings", {}), with_content(settings, sources), folder)
+        check_settings(load_tokens(folder).index.settings, with_content(settings, sources), folder)
     else:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} exists already: choose another folder, or remove it")
@@ -336,9 +336,9 @@ def run(
     write_json(folder / INDEX, index)
 
 
-def check_settings(earlier: dict[str, Any], settings: dict[str, Any], folder: Path) -> None:
+def check_settings(earlier: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
     """Raise UserError if a folder was prepared from other sources or settings."""
-    differ = [name for name in earlier | settings if earlier.get(name) != settings.get(name)]
+    differ = [name for name in {**earlier, **settings} if earlier.get(name) != settings.get(name)]
     if differ:
         raise UserError(
             f"{folder} was prepared from other sources or settings ({', '.join(differ)} differ): give the same again, "

@@ -8,22 +8,25 @@ DIR/
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 
-from onward.arguments import checked, explained
+from onward import fields
+from onward.arguments import Range, checked, explained
 from onward.data.formats import split
 from onward.errors import UserError
 from onward.files import file_sha256, read_json
 from onward.text.fast import Encoder, encoder
 from onward.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 INDEX = "data.json"
+MOST = 2**62  # of any count
 PASSAGE_CHARS = 1 << 18  # characters encoded at a time
 
 
@@ -99,11 +102,45 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """A shard in data.json."""
+
+    file: str  # of the token ids
+    tokens: Annotated[int, Range(0, MOST)]  # number of token ids
+    documents: Annotated[int, Range(0, MOST)]  # number of documents that end in the shard
+    sha256: str  # of the token ids
+    ends_sha256: str  # of the ends of the documents
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """A source in data.json."""
+
+    name: str  # as it was given
+    documents: Annotated[int, Range(0, MOST)]  # number of documents
+    tokens: Annotated[int, Range(0, MOST)]  # number of tokens
+    bytes: Annotated[int, Range(0, MOST)]  # of their text
+    unknown_characters: Annotated[int, Range(0, MOST)]  # characters that the tokenizer does not know
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """The content of data.json."""
+
+    dtype: Literal["uint16", "uint32"]  # of the token ids
+    sources: tuple[Mapping[str, Any], ...]  # a `SourceRecord` and the provenance of each source
+    report: Mapping[str, Any]  # figures of the preparation
+    settings: Mapping[str, Any]  # options of the preparation
+
+
+@dataclass(frozen=True)
 class TokenData:
     """A prepared folder."""
 
     sources: tuple[Tokens, ...]
-    info: dict[str, Any]  # the content of data.json
+    records: tuple[SourceRecord, ...]  # of the sources
+    index: Index
     folder: Path
 
 
@@ -160,31 +197,34 @@ def load_tokens(folder: Path, verify: Literal["size", "sha256"] = "size") -> Tok
         raise UserError(
             f"{folder} contains no prepared tokens: make them with onward data prepare, or name another folder"
         )
-    info = read_json(folder / INDEX)
-    try:
-        dtype = np.dtype({"uint16": np.uint16, "uint32": np.uint32}[info["dtype"]])
-        sources = tuple(Tokens(list(spans(folder, one["shards"], dtype, verify))) for one in info["sources"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / INDEX} is not an index of tokens ({error!r}): prepare them again") from None
-    return TokenData(sources, info, folder)
+    path = folder / INDEX
+    index = known_fields(Index, read_json(path), str(path))
+    records = tuple(known_fields(SourceRecord, one, f"{path}.sources[{i}]") for i, one in enumerate(index.sources))
+    sources = tuple(Tokens(list(spans(folder, one.shards, np.dtype(index.dtype), verify))) for one in records)
+    return TokenData(sources, records, index, folder)
 
 
-def spans(folder: Path, shards: Sequence[dict[str, Any]], dtype: np.dtype[Any], verify: str) -> Iterator[Span]:
+def known_fields(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """A dataclass from those of the values that are its fields."""
+    return fields.build(cls, {name: values[name] for name in fields.hints(cls) if name in values}, where)
+
+
+def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: str) -> Iterator[Span]:
     """One span for each shard of a source; see `load_tokens` for `verify`."""
     for number, shard in enumerate(shards):
-        ids = folder / Path(shard["file"]).name
+        ids = folder / Path(shard.file).name
         ends = ids.with_suffix(".ends")
-        sizes = {ids: shard["tokens"] * dtype.itemsize, ends: shard["documents"] * 8}
-        for (path, size), digest in zip(sizes.items(), (shard["sha256"], shard["ends_sha256"])):
+        sizes = {ids: shard.tokens * dtype.itemsize, ends: shard.documents * 8}
+        for (path, size), digest in zip(sizes.items(), (shard.sha256, shard.ends_sha256)):
             if (
                 not path.is_file()
                 or path.stat().st_size != size
                 or (verify == "sha256" and file_sha256(path) != digest)
             ):
                 raise UserError(f"{path} is missing or has changed since it was written: prepare the tokens again")
-        read = partial(memory_map, ids.absolute(), dtype, shard["sha256"])
-        read_ends = partial(memory_map, ends.absolute(), np.dtype(np.uint64), shard["ends_sha256"])
-        yield Span(read, read_ends, 0, shard["tokens"], opens=number == 0)
+        read = partial(memory_map, ids.absolute(), dtype, shard.sha256)
+        read_ends = partial(memory_map, ends.absolute(), np.dtype(np.uint64), shard.ends_sha256)
+        yield Span(read, read_ends, 0, shard.tokens, opens=number == 0)
 
 
 @lru_cache(maxsize=4096)  # operating systems allow some ten thousand mapped files per process

@@ -123,8 +123,8 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
         sources = [tuple(tokens.part(0, start) for tokens, start in several) for several in starts]
     if validation is not None and len(validation) < 2:
         raise UserError("the validation text has fewer than two tokens: give it more, or --validation none")
-    unknown = sum(source["unknown_characters"] for one in data.values() for source in one.info["sources"])
-    n_bytes = sum(source["bytes"] for source in data[name].info["sources"]) if (name := record.validation) else None
+    unknown = sum(source.unknown_characters for one in data.values() for source in one.records)
+    n_bytes = sum(source.bytes for source in data[name].records) if (name := record.validation) else None
     return Inputs(tuple(map(Tokens.join, sources)), validation, unknown, n_bytes, cut)
 
 
