@@ -34,7 +34,8 @@ def written_whole(path: Path) -> Iterator[Path]:
             os.replace(new, path)
             flush(path.parent)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; its former content is kept") from error
+        left = "its former content is kept" if os.path.exists(path) else "nothing of it is left"
+        raise UserError(f"cannot write {path}: {error.strerror or error}; {left}") from error
 
 
 def remove_whole(path: Path) -> None:

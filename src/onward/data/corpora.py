@@ -133,7 +133,7 @@ def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
 
 
 def download(wanted: Download, part: Path, progress: Callable[[int], None]) -> None:
-    """Download into `part`, behind the bytes that an earlier attempt has left there."""
+    """Download into `part`, after the bytes of an earlier attempt."""
     done = part.stat().st_size if part.exists() else 0
     if done >= wanted.bytes:
         return

@@ -106,8 +106,8 @@ class Verdicts:
         for index in continued:
             self.verdicts[index] = self.verdicts[index - 1]
         for unit in self.units:
-            own = self.verdicts[self.offsets[unit] : self.offsets[unit + 1]]
-            write_array(self.folder / f"{unit:05}.verdicts.npy", own)
+            verdicts = self.verdicts[self.offsets[unit] : self.offsets[unit + 1]]
+            write_array(self.folder / f"{unit:05}.verdicts.npy", verdicts)
 
     def drop_near(self, similarity: float) -> None:
         """Mark documents whose signature equals that of an earlier document in at least this fraction of its columns.
@@ -130,10 +130,10 @@ class Verdicts:
         for part in range(parts):
             indices, values = [], []
             for unit, start, end in zip(self.units, self.offsets, self.offsets[1:]):
-                own = keys(unit)
-                kept = np.flatnonzero((own % parts == part) & (self.verdicts[start:end] == KEPT))
+                unit_keys = keys(unit)
+                kept = np.flatnonzero((unit_keys % parts == part) & (self.verdicts[start:end] == KEPT))
                 indices.append(kept + start)
-                values.append(own[kept])
+                values.append(unit_keys[kept])
             index = np.concatenate(indices)
             _, first, group = np.unique(np.concatenate(values), return_index=True, return_inverse=True)
             earliest = index[first[group]]

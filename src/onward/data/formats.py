@@ -184,8 +184,8 @@ def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iter
         if end or last:
             content = b"".join(parts)
             before, offset = offset, file.tell() if file.seekable() else 0
-            place = {"line": line} if lines else {"begins": begins, "ends": last}
-            yield Piece(name, content, size=offset - before, **place)
+            bounds = {"line": line} if lines else {"begins": begins, "ends": last}
+            yield Piece(name, content, size=offset - before, **bounds)
             parts, size, line, begins = [], len(rest), line + content.count(b"\n"), False
 
 

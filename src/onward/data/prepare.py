@@ -170,10 +170,10 @@ class Preparation:
         """The content of data.json, from the records of all units: their shards, and a report."""
         sources = []
         for number, name in enumerate(settings["sources"]):
-            own = [record for record in records if record["source"] == number]
-            shards = [record["shard"] for record in own if record["shard"]["tokens"]]
+            units = [record for record in records if record["source"] == number]
+            shards = [record["shard"] for record in units if record["shard"]["tokens"]]
             counts = {key: sum(shard[key] for shard in shards) for key in ("documents", "tokens")}
-            counts |= {key: sum(record[key] for record in own) for key in ("bytes", "unknown_characters")}
+            counts |= {key: sum(record[key] for record in units) for key in ("bytes", "unknown_characters")}
             sources.append({**settings[f"content of {name}"], **counts, "shards": shards})
         report: dict[str, Any] = {
             key: sum(source[key] for source in sources)

@@ -56,8 +56,8 @@ class Tokens:
     @checked
     def of(cls, ids: np.ndarray, ends: np.ndarray | None = None) -> "Tokens":
         """Tokens in memory. `ends`: the index after each document's last token (default: one document)."""
-        known = np.array([len(ids)] if ends is None else ends, np.uint64)
-        return cls([Span(lambda: ids, lambda: known, 0, len(ids), opens=True)])
+        ends_of_documents = np.array([len(ids)] if ends is None else ends, np.uint64)
+        return cls([Span(lambda: ids, lambda: ends_of_documents, 0, len(ids), opens=True)])
 
     @classmethod
     @checked
@@ -82,13 +82,13 @@ class Tokens:
     def starts(self, start: int, stop: int) -> np.ndarray:
         """The indices in [start, stop), relative to `start`, at which a document begins: int64, ascending."""
         start, stop, _ = slice(start, stop).indices(len(self))
-        before, found = max(start - 1, 0), [np.empty(0, np.int64)]  # if a document ends at `before`, one begins next
+        before, parts = max(start - 1, 0), [np.empty(0, np.int64)]  # if a document ends at `before`, one begins next
         for span, at in self.spans_in(before, stop):
             ends = span.ends()
             low, high = np.searchsorted(ends, np.array([span.first, span.last], np.uint64))
             high += int(high < len(ends) and ends[high] == span.last)
-            found += [ends[low:high].astype(np.int64) - span.first + at, np.array([at] if span.opens else [], np.int64)]
-        starts = np.unique(np.concatenate(found)) + before - start
+            parts += [ends[low:high].astype(np.int64) - span.first + at, np.array([at] if span.opens else [], np.int64)]
+        starts = np.unique(np.concatenate(parts)) + before - start
         return starts[(starts >= 0) & (starts < stop - start)]
 
     def spans_in(self, start: int, stop: int) -> Iterator[tuple[Span, int]]:

@@ -145,9 +145,9 @@ def cut(places: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Bat
     tokens = np.zeros((len(places), length), np.int64)
     targets = np.full((len(places), length), IGNORE_INDEX)
     for row, (text, start) in enumerate(places):
-        found = text[start : start + length + 1]
-        tokens[row, : len(found)] = found[:length]
-        targets[row, : len(found) - 1] = found[1:]
+        window = text[start : start + length + 1]
+        tokens[row, : len(window)] = window[:length]
+        targets[row, : len(window) - 1] = window[1:]
     if pack == "stream":
         return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))
     begins = np.zeros((len(places), length + 1), np.int64)  # the index in the window where a document begins, else 0
@@ -166,9 +166,9 @@ def shares(weights: Sequence[float], sources: int) -> NDArray[np.int64]:
     if not min(weights) * BLOCK > sum(weights):  # false for nan, too
         raise UserError(f"weights are {tuple(weights)}: each must be positive, and above 1/{BLOCK:,} of them all")
     exact = np.array(weights) / sum(weights) * BLOCK
-    found = np.floor(exact).astype(np.int64)
-    found[np.argsort(found - exact, kind="stable")[: BLOCK - found.sum()]] += 1
-    return found
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: BLOCK - counts.sum()]] += 1
+    return counts
 
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2 ** 64 over the golden ratio

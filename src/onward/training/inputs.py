@@ -175,11 +175,11 @@ def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[S
     """The tokenizer of prepared sources, or the one that is asked for, learned from the texts if need be."""
     asked = config.tokenizer or ("" if prepared else "bpe:4096")
     texts = passages(raw, field=config.field, encoding=config.encoding) if raw else ()
-    found = {name: Tokenizer.load(name) for name in prepared}
+    tokenizers = {name: Tokenizer.load(name) for name in prepared}
     if asked:
-        found[f"--tokenizer {asked}"] = train_tokenizer(asked, texts)
-    name, tokenizer = next(iter(found.items()))
-    for other, candidate in found.items():
+        tokenizers[f"--tokenizer {asked}"] = train_tokenizer(asked, texts)
+    name, tokenizer = next(iter(tokenizers.items()))
+    for other, candidate in tokenizers.items():
         if candidate.inner.to_str() != tokenizer.inner.to_str():
             raise UserError(f"{name} and {other} have different tokenizers: prepare all sources with one")
     return tokenizer
@@ -188,9 +188,9 @@ def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[S
 def share(validation: str) -> float | None:
     """The share of each source that --validation asks for, if it is one."""
     try:
-        found = float(validation)
+        part = float(validation)
     except ValueError:
         return None
-    if not 0 < found < 1:
+    if not 0 < part < 1:
         raise UserError(f"validation is {validation}: give a file, a share above 0 and below 1, or none")
-    return found
+    return part
