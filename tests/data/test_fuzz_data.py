@@ -274,6 +274,7 @@ def refusal_of(read: Callable[[], object]) -> str:
     return ""
 
 
+@pytest.mark.fuzzer
 @pytest.mark.parametrize("count", [150, pytest.param(30_000, marks=pytest.mark.long)])
 def test_any_file_of_data_is_read_or_refused_by_its_name(count: int, tmp_path: Path) -> None:
     seen = set()
