@@ -32,6 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(stack.close)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    # Compressed bytes hold the time: two processes would collect tests of different names.
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """The device on which the tests compute."""
