@@ -2,11 +2,14 @@
 
 import os
 import random
+import shutil
 import signal
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hub-")  # the cache of the hub is empty
 os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more; also of subprocesses
 
 import pytest
@@ -30,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     stack = ExitStack()
     stack.enter_context(devices.using(config.getoption("device")))
     config.add_cleanup(stack.close)
+    config.add_cleanup(lambda: shutil.rmtree(os.environ["HF_HOME"], ignore_errors=True))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

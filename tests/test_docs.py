@@ -6,15 +6,19 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import onward
 from onward.cli import main
 from onward.data.corpora import embedded
 from onward.data.tokens import is_prepared
 from onward.families import families
 from onward.model.part_types import Attention, Position
+
+from support.hub import put_in_cache
 
 families()  # all parts are known before the first page is read
 ROOT = Path(__file__).parents[1]
@@ -24,15 +28,22 @@ KINDS = {"python", "sh", "text", "toml"}  # text: what a command printed
 
 
 @pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the pages speak of."""
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the files that the pages speak of; the cache of the hub has their models."""
     monkeypatch.chdir(tmp_path)
     for slot in Position, Attention:
         monkeypatch.setattr(slot, "kinds", dict(slot.kinds))  # parts that a page defines are forgotten with it
     text = "\n\n".join(embedded().documents[:120])
     Path("mybook.txt").write_text(text, encoding="utf-8")
     Path("other.txt").write_text(text[:4000], encoding="utf-8")
-    return tmp_path
+    tokenizer = onward.train_tokenizer("byte", [])
+    sizes = {"d_model": 32, "n_layers": 2, "n_heads": 2, "context_length": 64}
+    model = onward.Decoder(onward.DecoderConfig(vocab_size=tokenizer.vocab_size, **sizes))
+    onward.save(onward.LanguageModel(model, tokenizer), tmp_path / "published")
+    caches = [put_in_cache(name, tmp_path / "published") for name in ("gpt2", "openai-community/gpt2")]
+    yield tmp_path
+    for cache in caches:
+        shutil.rmtree(cache)
 
 
 def shortened(words: list[str]) -> list[str]:

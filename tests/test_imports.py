@@ -8,7 +8,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
-    *("errors", "suggestions", "arguments", "fields", "files", "timing", "device"),
+    *("errors", "suggestions", "arguments", "fields", "files", "timing", "device", "hub"),
     *("model", "families", "text", "data", "checkpoint", "generation", "evaluation", "inspection", "planning"),
     *("training", "reports", "language_model", "folders", "serving", "cli"),
 ]

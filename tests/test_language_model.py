@@ -286,7 +286,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a number among documents": (lambda lm: lm.evaluate(["a", 3]), r"text is \['a', 3\]: it takes str"),
     "fractions as tokens": (lambda lm: lm.evaluate(np.zeros(9)), "tokens are float64"),
     "half a stride": (lambda lm: lm.evaluate("The cat", 1.5), "stride is 1.5"),
-    "no folder": (lambda lm: onward.load(None), "folder is None: it takes str"),  # type: ignore[arg-type]
+    "no folder": (lambda lm: onward.load(None), "model is None: it takes str"),  # type: ignore[arg-type]
     "a dtype as text": (lambda lm: onward.load("x", "bf16"), "dtype is 'bf16'"),  # type: ignore[arg-type]
     "nothing to save": (lambda lm: onward.save(None, "x"), "lm is None: it takes LanguageModel"),  # type: ignore[arg-type]
     "tokens without a batch": (lambda lm: lm.model(torch.tensor([1, 2, 3])), r"tokens are int64 \(3,\): give ids"),

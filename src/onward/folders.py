@@ -15,6 +15,7 @@ from onward.checkpoint.folder import load_model, save_model
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.fields import build
+from onward.hub import locate
 from onward.language_model import LanguageModel
 from onward.model.quantize import NOT_QUANTIZED, is_quantized, quantize_model
 from onward.reports.write import conclude
@@ -28,27 +29,32 @@ from onward.training.run import Run
 
 @checked
 def load(
-    folder: str | Path,
+    model: str | Path,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     *,
+    revision: str = "",
     quantize: Literal["int8", "int4"] | None = None,
     allow_nonfinite: bool = False,
 ) -> LanguageModel:
-    """The model in a Hugging Face folder, by default in the dtype of its files and on the fastest device there is.
+    """The model in a Hugging Face folder, or of this name on the Hugging Face hub (org/name, org/name@revision,
+    hf://org/name), by default in the dtype of its files and on the fastest device there is.
 
+    What exists as a path is taken from there. Else the model's files are downloaded to the cache of `huggingface_hub`,
+    unless they are in it; `revision` is a branch, a tag or a commit, by default main.
     `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning names the number of
     layers that cannot be kept so. Such a model is not trained or saved. Weights that are NaN or infinite are a
     UserError unless `allow_nonfinite`.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise UserError(f"dtype is {dtype!r}: give a floating-point dtype such as torch.float32, or None")
-    folder = Path(folder)
-    model, hf = load_model(folder, dtype, choose_device(device), allow_nonfinite=allow_nonfinite)
-    if quantize is not None and (kept := quantize_model(model, quantize)):
+    device = choose_device(device)
+    folder = locate(model, revision)
+    decoder, hf = load_model(folder, dtype, device, allow_nonfinite=allow_nonfinite)
+    if quantize is not None and (kept := quantize_model(decoder, quantize)):
         warnings.warn(f"{len(kept)} linear layers, such as {kept[0]}, stay as they are: {NOT_QUANTIZED}", stacklevel=3)
     has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
-    return LanguageModel(model, Tokenizer.load(folder) if has_tokenizer else None, hf)
+    return LanguageModel(decoder, Tokenizer.load(folder) if has_tokenizer else None, hf)
 
 
 @checked

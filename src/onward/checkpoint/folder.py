@@ -18,7 +18,7 @@ from onward.checkpoint.names import head_differs, to_ours, to_theirs
 from onward.checkpoint.quantized import dequantized
 from onward.checkpoint.weights import INDEX, WEIGHT_FILES, StoredTensor, fill, refuse_pickles, split, stored_tensors
 from onward.errors import UserError
-from onward.families import HF, express, family, keys_of, presets, read
+from onward.families import HF, express, family, keys_of, read
 from onward.files import flush, read_json, written_whole
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
@@ -47,26 +47,13 @@ class SizeLimit(TorchFunctionMode):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a model's folder; a UserError says what the name is if it is no such folder."""
+    """The config.json of a model's folder; a UserError if it is no such folder."""
     refuse_pickles(folder)
     if folder.is_dir():
         return read_json(folder / "config.json")
-    name = re.sub(r"^(\w\w+):/(?=[^/])", r"\1://", str(folder))  # a Path keeps one slash of an address
-    ours = "name the folder of a model, such as runs/mybook"
     if folder.exists():
-        raise UserError(f"{name} is a file: name its folder, with a config.json beside the weights")
-    if "://" in name:
-        hub = re.match(r"(?:hf://|https?://(?:www\.)?huggingface\.co/)([\w-][\w.-]*(?:/[\w.-]+)?)", name)
-        how = f" (hf download {hub[1]} --local-dir {Path(hub[1]).name})" if hub else ""
-        raise UserError(f"{name} is an address: download the model's files into a folder{how}, and name that")
-    if name in presets():
-        raise UserError(f"{name} is a published release, and there is no folder {name}: download its files into one")
-    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) and not folder.parent.exists():
-        raise UserError(
-            f"there is no folder {name}: {ours}, or, if this is a name on the Hugging Face hub, download it first with "
-            f"hf download {name} --local-dir {folder.name}"
-        )
-    raise UserError(f"there is no folder {name}: {ours}")
+        raise UserError(f"{folder} is a file: name its folder, with a config.json beside the weights")
+    raise UserError(f"there is no folder {folder}: name the folder of a model, such as runs/mybook")
 
 
 def load_model(

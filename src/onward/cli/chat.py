@@ -53,7 +53,7 @@ class Options(Settings, Loading):
     """The model, the conversation and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
-    model: str  # folder of the model
+    model: str  # folder of the model, or its name on the hub
     system: str = ""  # the system prompt: a first message that tells the model how to answer
     context: int = 8192  # the most tokens of the conversation that the model sees; at most its own context
     json: bool = False  # print each answer as a line of JSON

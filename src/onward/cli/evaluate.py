@@ -27,7 +27,7 @@ class Options(Loading):
     """The model, the text and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
-    model: str  # folder of the model
+    model: str  # folder of the model, or its name on the hub
     sources: tuple[str, ...] = ()  # files, folders, globs, pipes, - or a corpus; none: the run's validation text
     stride: int = 0  # tokens by which the window moves on; 0: the context length, so that windows do not overlap
     field: str = "text"  # the field of each .jsonl line that holds the text

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -64,7 +64,7 @@ class Options(GenerationOptions, Search, Speculation, Loading):
     """The model, the prompts and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
-    model: str  # folder of the model
+    model: str  # folder of the model, or its name on the hub
     prompt: tuple[str, ...] = ()  # texts to continue; -, or none where text is piped in: the text on standard input
     prompts: str = ""  # a file of prompts: one per line, or .jsonl; -: the lines of standard input
     field: str = "prompt"  # the field of each .jsonl line that holds the prompt
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
     else:
         engine = lm.engine(
             slide=options.context_overflow == "slide",
-            draft=load(options.draft, options) if options.draft else None,
+            draft=load(options.draft, replace(options, revision="")) if options.draft else None,
             lookup=options.lookup,
             prompt_cache=options.prompt_cache,
         )

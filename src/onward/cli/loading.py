@@ -17,18 +17,20 @@ class Loading:
     dtype: Literal["", "float32", "bfloat16"] = ""  # of the weights; by default that of the files
     quantize: Literal["", "int8", "int4"] = ""  # keep the weights as integers: less memory, faster, less exact
     allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
+    revision: str = ""  # of a model on the hub: a branch, a tag or a commit; by default main
 
 
-def load(folder: str, options: Loading) -> LanguageModel:
-    """The model in a folder."""
+def load(model: str, options: Loading) -> LanguageModel:
+    """The model in a folder, or of this name on the hub."""
     import torch
 
     import onward
 
     return onward.load(
-        folder,
+        model,
         getattr(torch, options.dtype) if options.dtype else None,
         options.device,
         quantize=options.quantize or None,
+        revision=options.revision,
         allow_nonfinite=options.allow_nonfinite,
     )

@@ -9,15 +9,18 @@ from typing import Any, ClassVar
 from onward.cli.options import parse
 from onward.cli.output import print_json, print_next, print_table
 from onward.errors import UserError
+from onward.hub import cached_models, size_of
 
 ABOUT = """\
-List published decoders, describe one, or compare two.
+List published decoders, describe one, or compare two; list the models downloaded from the hub.
 
 examples:
   onward models                        all families and their releases
   onward models llama-3.1-8b           one of them, and the changes of each step since its first ancestor
   onward models diff gpt2 llama-2-7b   the differences of two
   onward models diff llama-7b runs/mybook
+  onward models diff smollm2-135m HuggingFaceTB/SmolLM2-135M      a name on the hub: only its config.json is fetched
+  onward models cached                 the models of the hub that are on this machine, with their sizes
 """
 WIDE = 110  # columns of a terminal that has room for the meaning of each row
 
@@ -27,7 +30,7 @@ class Options:
     """The decoders to list, describe or compare."""
 
     positional: ClassVar[tuple[str, ...]] = ("names",)
-    names: tuple[str, ...] = ()  # a release or the folder of a model, or diff and two of them; none: all releases
+    names: tuple[str, ...] = ()  # a release, folder or name on the hub; diff and two of them; cached; none: all
     json: bool = False  # print the result as JSON
 
 
@@ -42,6 +45,9 @@ def main(argv: Sequence[str]) -> None:
         case ():
             show, value = show_all, list(catalog())
             following = "llama-2-7b", "diff gpt2 llama-2-7b"
+        case ("cached",):
+            show, value = show_cached, cached()
+            following = (quote(value[0]["name"]) if value else "llama-2-7b",)
         case ("diff", before, after):
             show, value = show_step, step(before, after)
             following = (quote(after),)
@@ -69,6 +75,27 @@ def one(name: str) -> dict[str, Any]:
     facts = [{"what": fact.what, "value": fact.value, "meaning": fact.meaning} for fact in describe(config)]
     described = {"name": name, "family": sentence(family), "facts": facts}
     return described | {"decoder": fields.plain(config), "steps": steps(name)}
+
+
+def cached() -> list[dict[str, Any]]:
+    """The models in the cache of the hub, one for each revision."""
+    return [
+        {
+            "name": model.repo_id,
+            "revision": ", ".join(sorted(revision.refs)) or revision.commit_hash,
+            "files": len(revision.files),
+            "bytes": revision.size_on_disk,
+        }
+        for model in cached_models()
+        for revision in sorted(model.revisions, key=lambda revision: revision.commit_hash)
+    ]
+
+
+def show_cached(models: list[dict[str, Any]]) -> None:
+    if models:
+        print_table([{**model, "bytes": size_of(model["bytes"])} for model in models])
+    else:
+        print("no models")
 
 
 def show_all(families: list[dict[str, Any]]) -> None:

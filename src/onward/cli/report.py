@@ -9,6 +9,7 @@ from typing import ClassVar
 from onward.cli.options import parse
 from onward.cli.output import console, print_json
 from onward.errors import UserError
+from onward.hub import locate
 
 ABOUT = """\
 Write the report of a run, running, stopped or finished, or of any model: one page with its curves, samples, attention
@@ -27,7 +28,7 @@ class Options:
     """What to report on, and where to."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
-    folder: str  # folder of a run or a model
+    folder: str  # folder of a run or a model, or a name on the hub
     out: str = ""  # file of the page; "": report.html in the folder
     text: str = ""  # the model is shown reading this text; "": sentences of the run's validation text
     compare: str = ""  # folder of a second run, whose curves are drawn too
@@ -43,7 +44,9 @@ def main(argv: Sequence[str]) -> None:
     from onward.reports.write import write_reports
 
     compare = Path(options.compare) if options.compare else None
-    folder = Path(options.folder)
+    folder = locate(options.folder)
+    if out is None and not Path(options.folder).exists():
+        raise UserError(f"{options.folder} is a model on the hub: give --out the file of the page")
     figures = write_reports(folder, options.text, out=out, compare=compare, device=options.device)
     page = out or folder / "report.html"
     if options.json:

@@ -8,16 +8,18 @@ from typing import Any
 
 from onward.checkpoint.folder import read_config
 from onward.families import modules, preset, presets, read
+from onward.hub import locate
 from onward.model.config import DecoderConfig
 from onward.planning.descriptions import differences, sentence
 from onward.planning.parameters import active_parameters, parameters
 
 
 def find(name: str) -> tuple[Any, DecoderConfig]:
-    """The family and the decoder of a release or of a model's folder; a UserError for any other name."""
+    """The family and the decoder of a release, of a model's folder, or of a model on the hub; a UserError for any other
+    name."""
     path = Path(name)
     if name not in presets() and (path.exists() or len(path.parts) > 1):
-        return read(read_config(path))
+        return read(read_config(locate(name, config_only=True)))
     found = preset(name)
     return modules()[found.family], found.config
 

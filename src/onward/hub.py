@@ -1,0 +1,268 @@
+"""Models by name: the folder of a model that is on this machine or on the Hugging Face hub. Does not import torch.
+
+Downloading is done by `huggingface_hub`: its cache, its progress bars, its token, HF_HUB_OFFLINE and HF_ENDPOINT.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+import re
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onward.errors import UserError
+from onward.files import read_json
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo
+
+ADDRESS = re.compile(r"(?:hf:/+|https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/)(.+)")  # a Path keeps one slash
+NAME = re.compile(r"([\w-][\w.-]*(?:/[\w.-]+)?)(?:@([\w./-]+)|/tree/([\w./-]+))?/?")
+COMMIT = re.compile("[0-9a-f]{40}")
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG = re.compile(r"config\.json")
+TEXT_FILES = re.compile(  # no code, no second copy of the weights in another format
+    r"(generation_)?config\.json|model\.safetensors(\.index\.json)?|tokenizer(_config)?\.json|special_tokens_map\.json"
+    r"|added_tokens\.json|vocab\.json|merges\.txt|tokenizer\.model|tekken\.json|\w+\.tiktoken|chat_template\.\w+"
+    r"|additional_chat_templates/[\w.-]+\.jinja"
+)
+Say = Callable[[str], None]
+
+
+def print_message(text: str) -> None:
+    print(f"onward: {text}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A model on the hub; without an organization for the oldest releases, such as gpt2."""
+
+    name: str
+    revision: str  # a branch, a tag or a commit
+
+    @classmethod
+    def of(cls, text: str, revision: str = "") -> HubName | None:
+        """The model that a text names: org/name, name, org/name@revision, or these after hf:// or as the address of
+        its page; None if it is no such name. `revision` is main by default."""
+        address = ADDRESS.fullmatch(text)
+        found = NAME.fullmatch(address[1] if address else text)
+        if not found or len(found[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", found[1]):
+            return None
+        named = found[2] or found[3] or ""
+        if named and revision and named != revision:
+            raise UserError(f"{text} names a revision, and revision is {revision!r}: give one of them")
+        return cls(found[1], named or revision or "main")
+
+    def __str__(self) -> str:
+        return self.name if self.revision == "main" else f"{self.name}@{self.revision}"
+
+
+def locate(name: str | Path, revision: str = "", *, config_only: bool = False, say: Say = print_message) -> Path:
+    """The path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to which the
+    model of that name on the hub is downloaded.
+
+    `config_only` fetches config.json alone. `say` is told what is about to be downloaded. A UserError says why there
+    is no such model. A path that exists always wins over a name on the hub; hf://NAME is always a name on the hub.
+    """
+    text = str(name)
+    address = ADDRESS.fullmatch(text)
+    hub_name = HubName.of(text, revision)
+    if not address and os.path.exists(text):
+        if revision:
+            raise UserError(f"revision is {revision!r}, and {text} is a path on this machine: name hf://{text} instead")
+        if hub_name and hub_name.name in cached_names():
+            say(f"{text} is a path here, which is used; the model of that name on the hub is hf://{text}")
+        return Path(name)
+    if hub_name is None or "\0" in text:
+        if "://" in text or re.match(r"\w\w+:/", text):
+            full = re.sub(r"^(\w\w+):/(?=[^/])", r"\1://", text)
+            raise UserError(
+                f"{full} is an address, and no model on the hub: download the model's files into a folder, and name "
+                "that"
+            )
+        raise UserError(f"there is no folder {text}: {ADVICE}")
+    parent = Path(text).parent
+    if not address and parent != Path(".") and parent.exists():  # a misspelled path is not sent to a server
+        raise UserError(f"there is no folder {text}: {ADVICE} (or hf://{text}, if this is its name on the hub)")
+    return fetch(hub_name, CONFIG if config_only else TEXT_FILES, say, local=not address)
+
+
+ADVICE = "name the folder of a model, such as runs/mybook, or a model on the Hugging Face hub, such as gpt2"
+
+
+def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> Path:
+    """The folder of a model of the hub, with those of its files that match downloaded. The hub is asked once which
+    commit a revision is, and nothing more where the files are in the cache."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        commit, offline = commit_of(model, say)
+        paths, missing = plan(model, commit, files, offline)
+        if not missing:
+            return Path(cached(model, "config.json", commit)).parent
+        announce(model, missing, say)
+        patterns = [glob.escape(path) for path in paths]
+        return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=patterns))
+    except UserError:
+        raise
+    except Exception as error:  # of the HTTP client, whose name differs by version, of the disk, of the hub
+        raise UserError(reason(model, error, local)) from error
+
+
+def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
+    """The commit of a revision, and whether only the cache was asked: HF_HUB_OFFLINE is set, or the hub fails, which is
+    said."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import RevisionResolutionError
+
+    api, known = HfApi(library_name="onward"), ""
+    try:
+        known = api.resolve_revision(model.name, revision=model.revision, local_files_only=True).resolved
+    except RevisionResolutionError:
+        pass
+    if known and (constants.HF_HUB_OFFLINE or COMMIT.fullmatch(model.revision)):
+        return known, constants.HF_HUB_OFFLINE
+    try:
+        return str(api.model_info(model.name, revision=model.revision).sha), False
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", 500)
+        if not known or (status < 500 and status != 429):
+            raise
+        say(f"the hub cannot be reached ({first_line(error)}): {model} is taken from the cache")
+        return known, True
+
+
+def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> tuple[list[str], dict[str, int]]:
+    """The paths of a model's files that match, and the bytes of those that are not in the cache."""
+    from huggingface_hub import HfApi, get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        sizes = {file.path: file.size for file in get_cached_repo_tree(model.name, revision=commit)}
+    except CachedRepoTreeNotFoundError:
+        if offline and cached(model, "config.json", commit):
+            return [], {}  # downloaded by another program, which keeps no list of files: take what is there
+        entries = HfApi(library_name="onward").list_repo_tree(model.name, revision=commit, recursive=True)
+        sizes = {entry.path: entry.size for entry in entries if hasattr(entry, "size")}
+    paths = [path for path in sizes if files.fullmatch(path)]
+    check(model, paths, sizes, files)
+    if INDEX in paths and SINGLE not in paths:
+        paths += shards(model, commit, sizes)
+    missing = {path: sizes[path] for path in paths if not cached(model, path, commit)}
+    if missing and offline:
+        raise UserError(
+            f"{model} is in the cache without {', '.join(sorted(missing)[:3])}, and the hub cannot be reached: try "
+            "again with a network"
+        )
+    return paths, missing
+
+
+def cached(model: HubName, path: str, commit: str) -> str:
+    """The path in the cache of a file of a model; "" if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model.name, path, revision=commit)
+    return found if isinstance(found, str) else ""
+
+
+def shards(model: HubName, commit: str, sizes: dict[str, int]) -> list[str]:
+    """The files that the index of a model's weights names."""
+    from huggingface_hub import hf_hub_download
+
+    places = read_json(Path(hf_hub_download(model.name, INDEX, revision=commit))).get("weight_map")
+    return sorted({*places.values()} & sizes.keys()) if isinstance(places, dict) else []
+
+
+def check(model: HubName, paths: Collection[str], there: Collection[str], files: re.Pattern[str]) -> None:
+    """Raise a UserError if the files of a model on the hub are none that Onward reads."""
+    endings = {Path(path).suffix for path in there}
+    if "config.json" not in paths:
+        kind = "an adapter" if "adapter_config.json" in there else "GGUF files" if ".gguf" in endings else "other files"
+        raise UserError(f"{model} on the hub has no config.json but {kind}: name the model that it was made from")
+    if files.fullmatch(SINGLE) and not {SINGLE, INDEX} & {*paths}:
+        raise UserError(
+            f"{model} on the hub has no {SINGLE}, and pickles (.bin) can run any code when they are read: give the "
+            "revision of another commit, such as refs/pr/1, if one has safetensors files"
+        )
+
+
+def announce(model: HubName, missing: dict[str, int], say: Say) -> None:
+    """Say how much is about to be downloaded, and where the weights are larger than the memory."""
+    from huggingface_hub import constants
+
+    weights = sum(size for path, size in missing.items() if path.endswith(".safetensors"))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else weights
+    more = f"; the weights alone do not fit into the {size_of(memory)} of memory here" if weights > memory else ""
+    files = f"{len(missing)} files" if len(missing) > 1 else next(iter(missing))
+    size, folder = size_of(sum(missing.values())), constants.HF_HUB_CACHE
+    say(f"downloading {model} from the hub: {files}, {size}, into {folder}{more}")
+
+
+def size_of(count: int) -> str:
+    """A number of bytes for people: 2.2 GB."""
+    for unit, factor in ("GB", 1e9), ("MB", 1e6), ("kB", 1e3):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:,.0f} {unit}"
+    return f"{count} bytes"
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
+
+
+def reason(model: HubName, error: Exception, local: bool) -> str:
+    """The sentence for an error while a model was looked up or downloaded; `local`: it could have been a folder."""
+    from huggingface_hub import constants, errors
+
+    hidden = errors.LocalEntryNotFoundError, errors.RevisionResolutionError  # by what they were raised from
+    cause = error.__cause__ if isinstance(error, hidden) and error.__cause__ else error
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    missing = f"there is no folder {model}" if local else f"hf://{model}"
+    close = difflib.get_close_matches(model.name, cached_names(), 1)
+    meant = f"did you mean {close[0]}, which is in the cache?" if close else "check its spelling"
+    match cause:
+        case errors.GatedRepoError():
+            page = f"{constants.ENDPOINT}/{model.name}"
+            return f"{model.name} is gated: accept its terms at {page}, then log in with hf auth login or set HF_TOKEN"
+        case errors.RevisionNotFoundError():
+            return f"{model.name} on the hub has no branch, tag or commit {model.revision}: name another revision"
+        case errors.RepositoryNotFoundError():
+            return (
+                f"{missing}, and the hub has no model of that name, or a private one: {meant} (if it is yours, log in "
+                "with hf auth login)"
+            )
+        case errors.HFValidationError():
+            return f"there is no folder {model}: {ADVICE}"
+        case errors.OfflineModeIsEnabled():
+            return f"{missing}: {ADVICE} (HF_HUB_OFFLINE is set, and the cache has no {model}: {meant})"
+        case OSError(strerror=str(why), filename=str(file)):
+            return f"{model} cannot be written to the cache ({file}: {why}): make room or set HF_HOME to another folder"
+    why = f"the hub answers {status}" if status else first_line(cause)
+    return f"{missing}, and {model} cannot be downloaded ({why}): try again, what has arrived is kept"
+
+
+def cached_models() -> list[CachedRepoInfo]:
+    """The models in the cache of `huggingface_hub`, by name."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        found = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    return sorted((repo for repo in found if repo.repo_type == "model"), key=lambda repo: repo.repo_id)
+
+
+def cached_names() -> list[str]:
+    """The names of the models in the cache; does not import `huggingface_hub` where there is no cache."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE)
+    return [path.name.removeprefix("models--").replace("--", "/") for path in folder.glob("models--*")]

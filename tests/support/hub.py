@@ -1,0 +1,201 @@
+"""A server on loopback that behaves as the Hugging Face hub does, and processes that use it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+CUT = 11 << 20  # bytes after which a connection breaks; the library resumes at a multiple of 10 MiB
+
+
+@dataclass
+class Repo:
+    """A model on the hub. `trouble` is what goes wrong: gated, private, an HTTP status, or `breaks`: the connection
+    breaks in the middle of each file the first time."""
+
+    files: dict[str, bytes]
+    commit: str = "a" * 40
+    trouble: str | int = ""
+    revisions: tuple[str, ...] = ("main",)
+    large: bool = False  # weights are on another host, to which the answer redirects
+    broken: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    authorization: str
+    range: str
+
+
+class Hub(ThreadingHTTPServer):
+    """`repos` by name; `requests` are those received, in order; `storage` is a second host with the large files."""
+
+    daemon_threads = True
+
+    def __init__(self, repos: dict[str, Repo], storage: Hub | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.repos, self.storage = repos, storage
+        self.requests: list[Request] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    @contextmanager
+    def running(self) -> Iterator[Hub]:
+        Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield self
+        finally:
+            self.shutdown()
+            self.server_close()
+
+    def taken(self) -> list[Request]:
+        """The requests since the last call, without those of the library's own once a day."""
+        found, self.requests = [r for r in self.requests if "agent-harnesses" not in r.path], []
+        return found
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        headers = self.headers
+        request = Request(self.command, self.path, headers.get("Authorization", ""), headers.get("Range", ""))
+        self.server.requests.append(request)
+        for name, repo in self.server.repos.items():
+            if found := re.match(rf"(?:/api/models)?/{name}/(revision|tree|resolve)/([^/?]+)/?([^?]*)", self.path):
+                return self.answer(repo, *found.groups())
+        if "agent-harnesses" in self.path:
+            return self.send(404)
+        return self.send(401, {"X-Error-Code": "RepoNotFound"})
+
+    def answer(self, repo: Repo, kind: str, revision: str, path: str) -> None:
+        if not self.server.storage:  # the other host, which checks nothing
+            return self.send_file(repo, path)
+        if isinstance(repo.trouble, int):
+            return self.send(repo.trouble)
+        if repo.trouble == "private" and self.headers.get("Authorization") != "Bearer hf_right":
+            return self.send(401, {"X-Error-Code": "RepoNotFound"})
+        if revision not in (*repo.revisions, repo.commit):
+            return self.send(404, {"X-Error-Code": "RevisionNotFound"})
+        if kind == "revision":
+            siblings = [{"rfilename": path} for path in repo.files]
+            return self.send_json({"id": "x/y", "modelId": "x/y", "sha": repo.commit, "siblings": siblings})
+        if kind == "tree":
+            return self.send_json(
+                [{"type": "file", "path": p, "oid": oid(b), "size": len(b)} for p, b in repo.files.items()]
+            )
+        if repo.trouble == "gated":
+            return self.send(403, {"X-Error-Code": "GatedRepo"})
+        if path not in repo.files:
+            return self.send(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": repo.commit})
+        return self.send_file(repo, path)
+
+    def send_file(self, repo: Repo, path: str) -> None:
+        data, etag = repo.files[path], f'"{oid(repo.files[path])}"'
+        headers = {"ETag": etag, "X-Repo-Commit": repo.commit, "Accept-Ranges": "bytes"}
+        if self.server.storage and path.endswith(".safetensors"):
+            headers |= {"X-Linked-Etag": etag, "X-Linked-Size": str(len(data))}
+            return self.send(302, headers | {"Location": self.server.storage.url + self.path})
+        start = int(re.match(r"bytes=(\d+)-", self.headers.get("Range", "bytes=0-"))[1])
+        status = 206 if "Range" in self.headers else 200
+        if status == 206:
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        breaks = repo.trouble == "breaks" and self.command == "GET" and path not in repo.broken and len(data) > CUT
+        self.send(status, headers, data[start:], cut=CUT if breaks else None)
+        if breaks:
+            repo.broken.add(path)
+            self.close_connection = True
+            self.connection.shutdown(2)
+        return None
+
+    def send_json(self, value: Any) -> None:
+        self.send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
+
+    def send(self, status: int, headers: dict[str, str] = {}, body: bytes = b"", cut: int | None = None) -> None:  # noqa: B006
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[:cut])
+
+
+def oid(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()
+
+
+LOOKUPS = """
+import json, sys
+from onward.errors import UserError
+from onward.hub import locate
+for line in sys.stdin:
+    said, wanted = [], json.loads(line)
+    try:
+        result = {"folder": str(locate(**wanted, say=said.append))}
+    except UserError as error:
+        result = {"refused": str(error)}
+    print(json.dumps(result | {"said": said}), flush=True)
+"""
+
+
+class Lookups:
+    """A process that looks names up, with the environment that a user would set."""
+
+    def __init__(self, endpoint: str, home: Path, **environment: str) -> None:
+        own = {
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(home),
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+        env = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | own | environment
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LOOKUPS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=env,
+            cwd=home.parent,
+        )
+
+    def __call__(self, name: str, **options: Any) -> dict[str, Any]:
+        self.process.stdin.write(json.dumps({"name": name, **options}) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def put_in_cache(name: str, folder: Path) -> Path:
+    """Copy a model's folder into the cache of this process as a download of `name` would; the folder there."""
+    from huggingface_hub import constants
+
+    place = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("c" * 40)
+    shutil.copytree(folder, place / "snapshots" / ("c" * 40))
+    return place

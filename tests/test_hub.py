@@ -1,0 +1,195 @@
+"""A model is found by its name on the hub; nothing half-written is taken for whole, and no token goes elsewhere."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import onward
+from onward.cli import main
+from onward.hub import HubName, locate
+
+from support.decoders import DECODERS, decoder
+from support.hub import CUT, Hub, Lookups, Repo, put_in_cache
+
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "model.safetensors": bytes(range(256)) * 400,
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+}
+OTHERS = {"pytorch_model.bin": b"a pickle", "modeling.py": b"import os", "original/model.safetensors": b"again"}
+INDEX = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+SHARDS = {
+    "config.json": b"{}",
+    "model.safetensors.index.json": json.dumps(INDEX).encode(),
+    **dict.fromkeys(INDEX["weight_map"].values(), b"a shard"),
+    "consolidated.safetensors": b"the weights again",
+}
+BROKEN = {**FILES, "model.safetensors": bytes(CUT + 5000)}
+REPOS = {
+    "org/plain": Repo(FILES | OTHERS),
+    "gpt2": Repo(FILES),
+    "org/shards": Repo(SHARDS),
+    "org/branch": Repo(FILES, revisions=("main", "v1.0")),
+    "org/partly": Repo(FILES),
+    "org/breaks": Repo(BROKEN, trouble="breaks"),
+    "org/private": Repo(FILES, trouble="private"),
+    "org/gated": Repo(FILES, trouble="gated"),
+    "org/busy": Repo(FILES, trouble=429),
+    "org/down": Repo(FILES, trouble=500),
+    "org/pickle": Repo({"config.json": b"{}", "pytorch_model.bin": b"a pickle"}),
+    "org/adapter": Repo({"adapter_config.json": b"{}"}),
+    "org/ggufs": Repo({"model-Q8_0.gguf": b"GGUF"}),
+}
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with Hub({}).running() as storage, Hub(REPOS, storage).running() as hub:
+        storage.repos = REPOS
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def start(hub: Hub, tmp_path_factory) -> Iterator[Callable[..., Lookups]]:
+    """Starts a process that looks up names; all of them have the same cache."""
+    home, started = tmp_path_factory.mktemp("user") / "home", []
+
+    def begin(endpoint: str = hub.url, **environment: str) -> Lookups:
+        started.append(Lookups(endpoint, home, **environment))
+        return started[-1]
+
+    yield begin
+    for lookups in started:
+        lookups.close()
+
+
+@pytest.fixture(scope="module")
+def look_up(start) -> Lookups:
+    return start()
+
+
+def contents(found: dict[str, Any]) -> dict[str, bytes]:
+    folder = Path(found["folder"])
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_model_is_downloaded_without_code_pickles_and_copies(look_up: Lookups) -> None:
+    found = look_up("org/plain")
+    assert contents(found) == FILES
+    assert "downloading org/plain from the hub: 4 files, 102 kB" in found["said"][0]
+
+
+def test_a_second_start_asks_one_question_and_by_commit_none(look_up: Lookups, hub: Hub) -> None:
+    look_up("gpt2")
+    hub.taken()
+    assert look_up("gpt2")["said"] == []
+    assert [request.path for request in hub.taken()] == ["/api/models/gpt2/revision/main"]
+    look_up("gpt2", revision="a" * 40)
+    look_up("hf://gpt2@" + "a" * 40)
+    assert hub.taken() == []
+
+
+def test_only_the_shards_of_the_index_are_downloaded(look_up: Lookups) -> None:
+    assert contents(look_up("hf://org/shards")).keys() == SHARDS.keys() - {"consolidated.safetensors"}
+
+
+def test_config_alone_can_be_fetched_and_the_rest_later(look_up: Lookups) -> None:
+    name = "https://huggingface.co/org/branch/tree/v1.0"
+    assert contents(look_up(name, config_only=True)).keys() == {"config.json"}
+    assert contents(look_up("org/branch@v1.0")) == FILES
+
+
+def test_a_broken_connection_is_resumed_where_it_broke(look_up: Lookups, hub: Hub) -> None:
+    hub.storage.taken()
+    assert contents(look_up("org/breaks")) == BROKEN
+    ranges = [r.range for r in hub.storage.taken() if r.method == "GET"]
+    assert ranges == ["", f"bytes={10 << 20}-"]
+
+
+def test_a_token_is_sent_to_the_hub_alone(start, hub: Hub) -> None:
+    hub.taken(), hub.storage.taken()
+    with_token = start(HF_TOKEN="hf_right")
+    assert contents(with_token("org/private")) == FILES
+    assert {request.authorization for request in hub.taken()} == {"Bearer hf_right"}
+    assert {request.authorization for request in hub.storage.taken()} == {""}
+
+
+REFUSED = {
+    "org/private": "there is no folder org/private, and the hub has no model of that name, or a private one",
+    "org/plane": "did you mean org/plain, which is in the cache?",
+    "org/plain@gone": "org/plain on the hub has no branch, tag or commit gone",
+    "org/plain@" + "b" * 40: "has no branch, tag or commit bbbb",
+    "org/gated": "org/gated is gated: accept its terms at http",
+    "org/busy": "the hub answers 429",
+    "org/down": "the hub answers 500",
+    "org/pickle": "has no model.safetensors, and pickles (.bin) can run any code",
+    "org/adapter": "has no config.json but an adapter",
+    "org/ggufs": "has no config.json but GGUF files",
+    "hf://nothing": "hf://nothing, and the hub has no model of that name",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_is_not_to_be_had_is_refused_in_a_sentence(name: str, look_up: Lookups) -> None:
+    look_up("org/plain")
+    refusal = look_up(name)["refused"]
+    assert REFUSED[name] in refusal
+    assert "\n" not in refusal
+
+
+def test_without_a_network_the_cache_is_used_and_that_is_said(start, hub: Hub, look_up: Lookups) -> None:
+    folder = look_up("org/plain")["folder"]
+    unplugged = start("http://127.0.0.1:9")
+    found = unplugged("org/plain")
+    assert found["folder"] == folder
+    assert "the hub cannot be reached" in found["said"][0]
+    assert "cannot be downloaded" in unplugged("org/new")["refused"]
+
+
+def test_offline_mode_sends_nothing(start, hub: Hub, look_up: Lookups) -> None:
+    folder = look_up("org/plain")["folder"]
+    look_up("org/partly", config_only=True)
+    hub.taken()
+    offline = start(HF_HUB_OFFLINE="1")
+    assert offline("org/plain") == {"folder": folder, "said": []}
+    assert (
+        "org/partly is in the cache without chat_template.jinja, model.safetensors" in offline("org/partly")["refused"]
+    )
+    assert "HF_HUB_OFFLINE is set" in offline("org/new")["refused"]
+    assert hub.taken() == []
+
+
+def test_a_path_wins_over_a_name_and_is_said_where_both_are(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = list[str]()
+    Path("org/mine").mkdir(parents=True)
+    assert locate("org/mine", say=said.append) == Path("org/mine")
+    assert said == []
+    cache = put_in_cache("org/mine", Path("org/mine"))
+    assert locate("org/mine", say=said.append) == Path("org/mine")
+    assert "org/mine is a path here, which is used" in said[0]
+    cache.joinpath("snapshots", "c" * 40, "config.json").write_text("{}")
+    assert cache in locate("hf://org/mine").parents
+
+
+@pytest.mark.parametrize(
+    "text", ["", "/", "a/b/c", "./a", "../a", "a b", "a--b", "a..b", "a" * 97, "-", "a/", "\0", "a@", "a.git", "a/.b"]
+)
+def test_texts_that_cannot_be_names_never_reach_the_hub(text: str) -> None:
+    assert HubName.of(text) in (None, HubName("a", "main"))
+    with pytest.raises(onward.UserError, match="there is no folder"):
+        locate("x/x/" + text)
+
+
+def test_a_cached_model_generates_and_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lm = onward.LanguageModel(decoder(DECODERS["llama"]), onward.train_tokenizer("byte", []))
+    onward.save(lm, tmp_path / "saved")
+    put_in_cache("org/tiny", tmp_path / "saved")
+    assert onward.load("org/tiny").model.config == onward.load(tmp_path / "saved").model.config
+    assert main(["models", "cached", "--json"]) == 0
+    [tiny] = [model for model in json.loads(capsys.readouterr().out) if model["name"] == "org/tiny"]
+    assert (tiny["revision"], tiny["files"]) == ("main", 4)
