@@ -37,8 +37,9 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Path("mybook.txt").write_text(text, encoding="utf-8")
     Path("other.txt").write_text(text[:4000], encoding="utf-8")
     tokenizer = onward.train_tokenizer("byte", [])
-    sizes = {"d_model": 32, "n_layers": 2, "n_heads": 2, "context_length": 64}
-    model = onward.Decoder(onward.DecoderConfig(vocab_size=tokenizer.vocab_size, **sizes))
+    model = onward.Decoder(
+        onward.DecoderConfig(tokenizer.vocab_size, d_model=32, n_layers=2, n_heads=2, context_length=64)
+    )
     onward.save(onward.LanguageModel(model, tokenizer), tmp_path / "published")
     caches = [put_in_cache(name, tmp_path / "published") for name in ("gpt2", "openai-community/gpt2")]
     yield tmp_path
