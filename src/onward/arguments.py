@@ -40,9 +40,10 @@ class Range:
 class OutOfRange(UserError):
     """A number that its field or argument cannot hold."""
 
-    def __init__(self, name: str, value: Any, allowed: Range) -> None:
-        super().__init__(f"{name} is {shown(value)}: it must be a number {allowed}")
-        self.field, self.value, self.allowed = name, value, allowed
+    def __init__(self, name: str, value: Any, kind: Any) -> None:
+        self.value = value
+        self.allowed = f"it must be a {'whole ' if holds_only_ints(kind) else ''}number {ranges(kind)[0]}"
+        super().__init__(f"{name} is {shown(value)}: {self.allowed}")
 
 
 def shown(value: Any) -> str:
@@ -59,6 +60,12 @@ def ranges(kind: Any) -> list[Range]:
     """The ranges that a type declares."""
     found = [limit for limit in kind.__metadata__ if isinstance(limit, Range)] if hasattr(kind, "__metadata__") else []
     return found + [limit for inner in get_args(kind) for limit in ranges(inner)]
+
+
+def holds_only_ints(kind: Any) -> bool:
+    """Whether the numbers of a type are whole."""
+    args = get_args(kind)
+    return all(map(holds_only_ints, args)) if args else kind is not float
 
 
 def fits(kind: Any, value: Any) -> bool:
@@ -120,8 +127,8 @@ def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "")
         read[name] = as_declared(types[name], values[name])
     for name, kind in types.items():
         if name in read and not fits(kind, read[name]):
-            if limits := ranges(kind):
-                raise OutOfRange(prefix + name, values[name], limits[0])
+            if ranges(kind):
+                raise OutOfRange(prefix + name, values[name], kind)
             raise UserError(f"{prefix}{name} is {shown(values[name])}: it takes {spelled(kind)}")
     return read
 

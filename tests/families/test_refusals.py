@@ -9,7 +9,7 @@ from onward.families import read
 
 SIZES = {"vocab_size": 13, "d_model": 16, "n_layers": 2, "n_heads": 4}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "llama", "hidden_size": -1}, "hidden_size -1: it must be a number from 1 to 2147483647"),
+    ({"model_type": "llama", "hidden_size": -1}, "hidden_size -1: it must be a whole number from 1 to 2147483647"),
     ({"model_type": "llama", "rms_norm_eps": "small"}, "rms_norm_eps 'small': it must be a number from 1e-30 to 1"),
     ({"model_type": "llama", "attention_bias": "yes"}, "attention_bias 'yes': attention.self.bias is 'yes'"),
     ({"model_type": "llama", "rope_parameters": {"rope_theta": 0.0}}, "rope_parameters.rope_theta 0.0: it must be"),

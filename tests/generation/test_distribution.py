@@ -257,7 +257,7 @@ def test_tokens_not_allowed_have_no_probability() -> None:
         assert not (next_token_distribution(LOGITS, s, allowed=allowed)[0] > 0)[~allowed].any()
 
 
-@given(row=ROWS, temperature=st.floats(0, 1e30) | st.sampled_from([1e-300, 1e-44, 1e-38, 1e-20, 1e300]))
+@given(row=ROWS, temperature=st.floats(0, 1e30) | st.sampled_from([1e-300, 1e-44, 1e-38, 1e-20]))
 def test_every_temperature_gives_a_distribution(row: list[float], temperature: float) -> None:
     for scale in 1.0, 1e4:
         found = next_token_distribution(torch.tensor([row]) * scale, [Sampling(temperature)])

@@ -1,4 +1,4 @@
-"""Every number of a decoder has a range, which holds from Python, from text and from files alike."""
+"""Every number of a decoder, a run or a request has a range, from Python, from text and from files alike."""
 
 import math
 from fractions import Fraction
@@ -10,6 +10,7 @@ from onward import fields
 from onward.arguments import OutOfRange
 from onward.errors import UserError
 from onward.families import modules
+from onward.generation.options import GenerationOptions
 from onward.model.config import (
     Attention,
     Block,
@@ -25,6 +26,7 @@ from onward.model.config import (
 )
 from onward.model.routing import Routing
 from onward.model.scaling import DynamicScaling, LongRoPEScaling, Scaling, YaRNScaling
+from onward.training.config import RunConfig
 
 from support.decoders import config
 
@@ -37,17 +39,24 @@ def numeric(kind: Any) -> bool:
     return kind in (int, float) or any(map(numeric, get_args(kind)))
 
 
-NUMBERS = [(cls, name) for cls in (DecoderConfig, *PARTS) for name, kind in fields.hints(cls).items() if numeric(kind)]
+CONFIGS = DecoderConfig, RunConfig, GenerationOptions
+WITHOUT = "model", "logit_bias", "seed"  # tables, and a seed may be any integer
+NUMBERS = [
+    (cls, name)
+    for cls in (*CONFIGS, *PARTS)
+    for name, kind in fields.hints(cls).items()
+    if numeric(kind) and name not in WITHOUT
+]
 SIZES = {"vocab_size": 13, "d_model": 16, "n_layers": 2, "n_heads": 4}
 
 
 @pytest.mark.parametrize(("cls", "name"), NUMBERS, ids=[f"{cls.__name__}.{name}" for cls, name in NUMBERS])
 def test_number_outside_of_its_range_is_refused(cls: Any, name: str) -> None:
     sizes: dict[str, Any] = SIZES if cls is DecoderConfig else {}
-    several = fields.hints(cls)[name] == tuple[float, ...]
+    several = fields.hints(cls)[name] in (tuple[float, ...], tuple[int, ...])
     for value in math.nan, math.inf, -math.inf, 1e300, -1e300, "many", [1], True:
         given: Any = (value,) if several else value
-        with pytest.raises(UserError, match=f"{name} is .*it must be a number from"):
+        with pytest.raises(UserError, match=f"{name} is .*it must be a (whole )?number from"):
             cls(**{**sizes, name: given})
         with pytest.raises(UserError, match=name):
             fields.build(cls, {**sizes, name: given}, "model")

@@ -170,7 +170,7 @@ def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
     if isinstance(error, OutOfRange):
         exact = {key: value for key, value in blamed.items() if value is error.value or value == error.value}
         if exact:
-            blamed, message = exact, f"it must be a number {error.allowed}"
+            blamed, message = exact, error.allowed
     named = " and ".join(f"{key} {value!r:.60}" for key, value in blamed.items())
     return f"{where} has {named}: {message}" if named else f"{where}: {message}"
 

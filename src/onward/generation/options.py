@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from onward.arguments import named
+from onward.arguments import Range, named
 from onward.errors import UserError
 from onward.generation.sampling import Sampling, SamplingKeywords
+from onward.model.part_types import SizeOrZero
 from onward.text.tokenizer import SURROGATE
 
 MAX_ANSWERS = 10_000  # for each prompt
@@ -21,16 +22,16 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 class GenerationOptions(Sampling):
     """Length, end, form and number of the answers to a prompt, beside the sampling."""
 
-    max_new_tokens: int | None = None  # the most tokens of an answer; none: 256, or as many as the context holds
-    min_new_tokens: int = 0  # no stop token is generated before this many new tokens
+    max_new_tokens: SizeOrZero | None = None  # the most tokens of an answer; none: 256, or as many as the context holds
+    min_new_tokens: SizeOrZero = 0  # no stop token is generated before this many new tokens
     stop: tuple[str, ...] = ()  # texts that end the answer and are not part of it
-    stop_token_ids: tuple[int, ...] = ()  # token ids that end the answer, in addition to the model's own
+    stop_token_ids: tuple[SizeOrZero, ...] = ()  # token ids that end the answer, in addition to the model's own
     stop_when: StopCondition | None = None  # called with the text after each token; True ends the answer
     regex: str = ""  # the answer matches this regular expression
     json_schema: str = ""  # the answer is JSON that conforms to this schema
-    n: int = 1  # answers for each prompt
+    n: Annotated[int, Range(1, MAX_ANSWERS)] = 1  # answers for each prompt
     seed: int | None = None  # the same seed gives the same text; none: a different text each time
-    logprobs: int | None = None  # report the log-probability of each token and of this many alternatives
+    logprobs: SizeOrZero | None = None  # report the log-probability of each token and of this many alternatives
 
     def __post_init__(self) -> None:
         schema: Any = self.json_schema
@@ -39,14 +40,6 @@ class GenerationOptions(Sampling):
         if callable(self.stop):
             raise UserError("stop is a function: give it as stop_when, and texts as stop")
         super().__post_init__()
-        self.at_least(0, "min_new_tokens")
-        self.at_least(1, "n")
-        if self.n > MAX_ANSWERS:
-            raise UserError(f"n is {self.n:,}: it must be at most {MAX_ANSWERS:,}")
-        if self.max_new_tokens is not None:
-            self.at_least(0, "max_new_tokens")
-        if self.logprobs is not None:
-            self.at_least(0, "logprobs")
         if self.regex and self.json_schema:
             raise UserError("regex and json_schema are both given: choose one")
         for name in ("regex", "json_schema"):

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 MIN_TEMPERATURE = 1e-6  # lower temperatures count as 0: logits divided by them could overflow fp32
-MAX_TEMPERATURE = 1e30  # a higher one would overflow fp32, and samples uniformly as well
 
 
 def column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -60,9 +59,7 @@ def apply_temperature(logits: Tensor, temperature: Sequence[float]) -> Tensor:
     greedy = column([t < MIN_TEMPERATURE for t in temperature], logits, torch.bool)
     top, place = logits.max(-1, keepdim=True)
     best = torch.full_like(logits, -math.inf).scatter_(1, place, torch.where(top > -math.inf, 0.0, top))
-    return torch.where(
-        greedy, best, logits / column([min(max(t, MIN_TEMPERATURE), MAX_TEMPERATURE) for t in temperature], logits)
-    )
+    return torch.where(greedy, best, logits / column([max(t, MIN_TEMPERATURE) for t in temperature], logits))
 
 
 def keep_top_k(logits: Tensor, k: Sequence[int]) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from onward.errors import UserError
 from onward.generation.distribution import process_logits
 from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
-from onward.generation.processors import MAX_TEMPERATURE, MIN_TEMPERATURE
+from onward.generation.processors import MIN_TEMPERATURE
 from onward.generation.request import Request, TokenLogprob
 from onward.generation.sampling import Sampling
 from onward.generation.speculation import Proposal, verify
@@ -111,7 +111,7 @@ def is_plain(request: Request, proposal: Proposal) -> bool:
 
 def inverse_temperature(temperature: float) -> float:
     """The factor of the logits, 0 for the likeliest token."""
-    return 0.0 if temperature < MIN_TEMPERATURE else 1 / min(temperature, MAX_TEMPERATURE)
+    return 0.0 if temperature < MIN_TEMPERATURE else 1 / temperature
 
 
 @cache

@@ -5,14 +5,23 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from onward import families, fields
-from onward.arguments import check_fields, checked, named
+from onward.arguments import Range, check_fields, checked, named
 from onward.errors import UserError
 from onward.model.config import DecoderConfig
+from onward.model.part_types import Size, SizeOrZero
 from onward.training import presets
 from onward.training.track import TRACKERS
+
+NotNegative = Annotated[float, Range(0, 1e15)]
+Share = Annotated[float, Range(0, 1)]
+Weight = Annotated[float, Range(1e-9, 1e9)]
+Tokens = Annotated[int, Range(1, 10**15)]
+BelowOne = Annotated[float, Range(0, 0.999999)]
+Batches = Annotated[int, Range(1, 1 << 20)]  # windows of a batch, and batches of a step
+Seed = Annotated[int, Range(1 - (1 << 63), (1 << 63) - 1)]
 
 
 @dataclass(frozen=True)
@@ -20,7 +29,7 @@ class DataOptions:
     """The data. A source is a text or a folder that `onward data prepare` made."""
 
     sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, pipes, hf://NAME, - or the name of a corpus
-    weights: tuple[float, ...] = ()  # share of the windows from each source, in order; (): by their sizes
+    weights: tuple[Weight, ...] = ()  # share of the windows from each source, in order; (): by their sizes
     tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; "": the one of prepared sources, else bpe:4096
     validation: str = "0.1"  # a file, the share at the end of each source (of at most 4 million tokens), or none
     field: str = "text"  # the field of each record of .jsonl, .parquet and hf:// that holds the text
@@ -33,20 +42,20 @@ class UpdateOptions:
     """How weights are updated: the loss and the optimizer."""
 
     optimizer: str = "adamw"  # adamw, muon (for matrices, AdamW for the rest) or module:Class of a library
-    learning_rate: float | None = None  # the highest, after the warm-up; none: 0.5 / d_model
+    learning_rate: NotNegative | None = None  # the highest, after the warm-up; none: 0.5 / d_model
     schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"  # wsd: warm-up, stable, then linear decay
-    warmup: float = 0.05  # share of the steps over which the learning rate rises
-    decay: float = 0.2  # share of the steps over which it falls, with wsd
-    min_lr_ratio: float = 0.05  # factor of the learning rate at the last step
-    weight_decay: float = 0.1  # of matrices; norms and biases have none
-    beta1: float = 0.9  # decay of the mean of gradients
-    beta2: float = 0.99  # decay of the mean of squared gradients
-    clip: float = 1.0  # the largest norm of the gradient; 0: no limit
-    label_smoothing: float = 0.0  # share of the target's probability that is spread over the vocabulary
-    z_loss: float = 0.0  # weight of the squared log of the softmax's denominator (PaLM: 1e-4)
-    balance_loss: float = 0.01  # weight of the loss that evens out the load of experts chosen by softmax
-    balance_bias: float = 0.001  # change per step of the routing bias of experts chosen by sigmoid
-    average: float = 0.0  # decay of the moving average of the weights, which then make the model; 0: none
+    warmup: Share = 0.05  # share of the steps over which the learning rate rises
+    decay: Share = 0.2  # share of the steps over which it falls, with wsd
+    min_lr_ratio: Share = 0.05  # factor of the learning rate at the last step
+    weight_decay: NotNegative = 0.1  # of matrices; norms and biases have none
+    beta1: Share = 0.9  # decay of the mean of gradients
+    beta2: Share = 0.99  # decay of the mean of squared gradients
+    clip: NotNegative = 1.0  # the largest norm of the gradient; 0: no limit
+    label_smoothing: BelowOne = 0.0  # share of the target's probability that is spread over the vocabulary
+    z_loss: NotNegative = 0.0  # weight of the squared log of the softmax's denominator (PaLM: 1e-4)
+    balance_loss: NotNegative = 0.01  # weight of the loss that evens out the load of experts chosen by softmax
+    balance_bias: NotNegative = 0.001  # change per step of the routing bias of experts chosen by sigmoid
+    average: BelowOne = 0.0  # decay of the moving average of the weights, which then make the model; 0: none
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class ComputeOptions:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # of matrix products; auto times those there are
     compile: bool = False  # compile the blocks with torch.compile: a slow start, then faster steps
     recompute: bool = False  # recompute activations inside blocks in the backward: less memory, a third slower
-    loss_chunk: int = 0  # tokens whose logits are in memory at once; 0: as many as fit into 128 MB
+    loss_chunk: SizeOrZero = 0  # tokens whose logits are in memory at once; 0: as many as fit into 128 MB
     experts: Literal["auto", "loop", "grouped"] = "auto"  # backend of experts; auto times both
 
 
@@ -65,10 +74,10 @@ class ComputeOptions:
 class WatchOptions:
     """What is measured and saved. It changes the weights only if a step fails."""
 
-    validate_every: int = 0  # steps between validations and saves; 0: twenty of them in the run
-    validation_tokens: int = 16_384  # tokens of the validation text that are used during the run; at the end, all
-    keep: int = 2  # number of the last saves that are kept, beside the best
-    spike: float = 8.0  # a loss this many deviations above the last ones fails a step; 0: only one that is not finite
+    validate_every: SizeOrZero = 0  # steps between validations and saves; 0: twenty of them in the run
+    validation_tokens: Tokens = 16_384  # tokens of the validation text that are used during the run; at the end, all
+    keep: Size = 2  # number of the last saves that are kept, beside the best
+    spike: NotNegative = 8.0  # a loss this many deviations above the last ones fails a step; 0: only NaN and infinity
     track: tuple[str, ...] = ()  # tensorboard and wandb, beside metrics.jsonl
     prompt: str = ""  # continued at each validation, in the display; "": the beginning of the validation text
 
@@ -82,12 +91,12 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     preset: str = "mini"  # tiny, mini, small, medium or a release (see `onward models`); --model.* changes its fields
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
     imports: tuple[str, ...] = ()  # modules to import first, which define parts of your own
-    steps: int = 0  # optimizer steps; 0: as many as --time or --epochs allow
+    steps: SizeOrZero = 0  # optimizer steps; 0: as many as --time or --epochs allow
     time: str = ""  # how long to train, such as 100s, 5m or 2h; fixed to a number of steps after a short timing
-    epochs: float = 0.0  # passes over the training text
-    batch_size: int = 8  # windows of context_length tokens in one forward and backward
-    accumulation: int = 1  # batches whose gradients make one step, divided among the processes
-    seed: int = 0  # of the weights, the order of windows and dropout
+    epochs: NotNegative = 0.0  # passes over the training text
+    batch_size: Batches = 8  # windows of context_length tokens in one forward and backward
+    accumulation: Batches = 1  # batches whose gradients make one step, divided among the processes
+    seed: Seed = 0  # of the weights, the order of windows and dropout
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -99,29 +108,10 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
             object.__setattr__(self, "time", "5m")
         if self.time:
             seconds(self.time)
-        for name in ("batch_size", "accumulation"):
-            if not 1 <= getattr(self, name) <= MAX_BATCH:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be from 1 to {MAX_BATCH:,}")
-        for name in ("validation_tokens", "keep"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        for name in NOT_NEGATIVE:
-            if not 0 <= (getattr(self, name) or 0) < float("inf"):  # nan is not
-                raise UserError(f"{name} is {getattr(self, name)}: it must be a finite number, not negative")
-        for name in ("min_lr_ratio", "warmup", "decay", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"{name} is {getattr(self, name)}: it is a share, from 0 to 1")
-        for name in ("label_smoothing", "average"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: it is a share, at least 0 and below 1")
         if self.weights and len(self.weights) != len(self.sources):
             raise UserError(f"there are {len(self.weights)} weights for {len(self.sources)} sources: give one for each")
-        if self.weights and not all(0 < weight < float("inf") for weight in self.weights):
-            raise UserError(f"weights are {self.weights}: each must be a positive number")
         if unknown := [name for name in self.track if name not in TRACKERS]:
             raise UserError(f"track is {unknown[0]!r}: {fields.nearest(unknown[0], TRACKERS)}")
-        if abs(self.seed) >= 1 << 63:
-            raise UserError(f"seed is {self.seed}: it must fit into 64 bits")
         if self.preset not in presets.PRESETS and self.preset not in (known := families.presets()):
             close = fields.nearest(self.preset, {*presets.PRESETS, *known})
             raise UserError(f"preset is {self.preset!r}, which `onward models` does not list: {close}")
@@ -148,13 +138,6 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     def validation_interval(self) -> int:
         """Steps between validations and saves."""
         return self.validate_every or -(-self.steps // 20)
-
-
-MAX_BATCH = 1 << 20  # windows of a batch, and batches of a step
-NOT_NEGATIVE = (
-    *("steps", "epochs", "learning_rate", "weight_decay", "clip", "z_loss", "balance_loss", "balance_bias"),
-    *("loss_chunk", "validate_every", "spike"),
-)
 
 
 NUMBER = r"[0-9]+\.?[0-9]*"
