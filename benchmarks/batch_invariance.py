@@ -1,47 +1,75 @@
-"""How often a sampled token depends on the batch: draws from logits computed alone and in a batch of 8.
+"""How often a sampled token depends on the other requests of an engine.
 
-    python -m benchmarks.batch_invariance [--draws 100000] [--model FOLDER]
+    python -m benchmarks.batch_invariance [--draws 100000] [--vocabulary 50257] [--model FOLDER]
 
-The same tokens are decoded in 8 rows of one cache and in one row each; every pair of logits is drawn from with many
-seeds. Printed per vocabulary and precision: the largest difference of two logits, and how many of 100,000 draws
-differ. The models have random weights (width 64, 2 layers), or are the one in FOLDER.
+The same 8 requests are decoded alone, together, and together with 32 others. Every vector of logits is drawn from with
+many seeds. Printed for each vocabulary, model, precision and number of requests: the largest difference from the logits
+alone, and how many of 100,000 draws differ. The models have width 64 and 2 layers: random weights, and weights trained
+for 100 steps on tokens of which each follows from the one before it, with noise of Zipf's law. --model takes a folder.
 """
 
 import argparse
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 import onward
 from onward.model.kernels.draws import draws
 
-ROWS, STEPS = 8, 24
-MODELS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+REQUESTS, OTHERS, NEW = 8, 32, 47
+VOCABULARIES = [23, 512, 50_257, 151_936]
 
 
-@torch.inference_mode()
-def logits(model: onward.Decoder, tokens: torch.Tensor, rows: int) -> torch.Tensor:
-    """The logits (8, T, V) of tokens (8, T), decoded one by one in this many rows at a time."""
-    found = []
-    for first in range(0, ROWS, rows):
-        cache = onward.KVCache(model.config, rows, STEPS, dtype=model.dtype)
-        part = tokens[first : first + rows]
-        steps = [model(part[:, [t]], torch.full((rows, 1), t), cache) for t in range(STEPS)]
-        found.append(torch.cat(steps, 1))
-    return torch.cat(found).float()
+def text(vocabulary: int, rows: int, length: int, seed: int) -> Tensor:
+    """Tokens (rows, length): each is 5 times the one before it plus a number of Zipf's law, modulo the vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.rand(rows, length, generator=generator, dtype=torch.float64).reciprocal().clamp(max=vocabulary).long()
+    tokens = [noise[:, 0] % vocabulary]
+    for column in noise.T[1:]:
+        tokens.append((5 * tokens[-1] + column) % vocabulary)
+    return torch.stack(tokens, 1)
 
 
-def differing(model: onward.Decoder, draws: int) -> tuple[float, float]:
-    """The largest difference of two logits, and the differing ones of 100,000 draws."""
-    tokens = torch.randint(model.config.vocab_size, (ROWS, STEPS), generator=torch.Generator().manual_seed(0))
-    batch, alone = (logits(model, tokens, rows).flatten(0, 1) for rows in (ROWS, 1))
-    index, times, differ = torch.arange(len(batch)), -(-draws // len(batch)), 0
-    for seed in range(times):
-        one, other = (drawn(z, torch.full_like(index, seed), index) for z in (batch, alone))
-        differ += int((one != other).sum())
-    return float((batch - alone).abs().max()), differ / (times * len(batch)) * 100_000
+def models(vocabulary: int) -> Iterator[tuple[str, onward.Decoder]]:
+    """A model of a vocabulary with random weights, and the same one trained."""
+    torch.manual_seed(0)
+    model = onward.Decoder(onward.DecoderConfig(vocabulary, d_model=64, n_layers=2, n_heads=4))
+    plain = model.head.weight.detach().clone()
+    model.head.weight.data.mul_(20)  # logits as far apart as those of a trained model
+    yield "random", model.eval()
+    model.head.weight.data.copy_(plain)
+    trainer = onward.Trainer(model.train(), [torch.optim.AdamW(model.parameters())], lambda step: 3e-3)
+    windows = (text(vocabulary, 8, 65, seed) for seed in range(1, 101))
+    batches = (onward.Batch(tokens[:, :-1], tokens[:, 1:]) for tokens in windows)
+    for _ in trainer.train(onward.StepPlan([batch]) for batch in batches):
+        pass
+    yield "trained", model.eval()
 
 
-def drawn(z: torch.Tensor, seeds: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def logits(model: onward.Decoder, tokens: Tensor, rows: int) -> Tensor:
+    """The logits (8, 47, V) with which an engine of some rows continues 8 sequences, with those in its other rows."""
+    found: list[list[Tensor]] = [[] for _ in range(REQUESTS)]
+
+    def follow(number: int) -> onward.Sampling:
+        """Samples the tokens of a sequence, and keeps the logits of the first 8 sequences."""
+
+        def process(before: list[int], logits: Tensor) -> Tensor:
+            if number < REQUESTS:
+                found[number].append(logits.clone())
+            return torch.full_like(logits, -torch.inf).index_fill_(0, tokens[number, len(before)], 0.0)
+
+        return onward.Sampling(processors=(process,))
+
+    engine = onward.Engine(model, rows=rows)
+    for number in range(max(rows, REQUESTS)):
+        engine.add(onward.Request([int(tokens[number, 0])], follow(number), NEW))
+    for _ in engine.run():
+        pass
+    return torch.stack([torch.stack(row) for row in found])
+
+
+def drawn(z: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
     """Tokens (N,) drawn from logits (N, V), as the engine draws them."""
     tokens, factors = torch.empty_like(index), torch.ones(len(z))
     addresses = (t.data_ptr() for t in (factors, seeds, index))
@@ -49,23 +77,38 @@ def drawn(z: torch.Tensor, seeds: torch.Tensor, index: torch.Tensor) -> torch.Te
     return tokens
 
 
+def differing(one: Tensor, other: Tensor, count: int) -> float:
+    """How many of 100,000 draws from two tensors of logits (N, V) differ, after `count` draws or a few more."""
+    index, times, differ = torch.arange(len(one)), -(-count // len(one)), 0
+    for seed in range(times):
+        seeds = torch.full_like(index, seed)
+        differ += int((drawn(one, seeds, index) != drawn(other, seeds, index)).sum())
+    return differ / (times * len(one)) * 100_000
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=100_000)
+    parser.add_argument("--vocabulary", type=int, nargs="*", default=VOCABULARIES)
     parser.add_argument("--model", default="")
     options = parser.parse_args()
-    print("| vocabulary | precision | largest difference of logits | draws that differ, of 100,000 |")
-    print("| --- | --- | --- | --- |")
-    for size in [0] if options.model else [23, 512, 50_257, 151_936]:
-        for name, dtype in MODELS.items():
-            if options.model:
-                model = onward.load(options.model, dtype=dtype, device="cpu").model
-            else:
-                torch.manual_seed(0)
-                model = onward.Decoder(onward.DecoderConfig(size, d_model=64, n_layers=2, n_heads=4)).to(dtype).eval()
-                model.head.weight.data.mul_(20)  # logits as far apart as those of a trained model
-            largest, rate = differing(model, options.draws)
-            print(f"| {model.config.vocab_size:,} | {name} | {largest:.1e} | {rate:.1f} |", flush=True)
+    print("| vocabulary | weights | precision | requests | largest difference of logits | draws that differ |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    named = [("", onward.load(options.model, dtype=torch.float32, device="cpu").model)] if options.model else []
+    for name, model in named or (pair for size in options.vocabulary for pair in models(size)):
+        tokens = text(model.config.vocab_size, REQUESTS + OTHERS, 1 + NEW, 0)
+        for dtype in torch.float32, torch.bfloat16:
+            state = {key: value.clone() for key, value in model.state_dict().items()}
+            model.to(dtype)
+            alone = logits(model, tokens, 1).flatten(0, 1)
+            for rows in REQUESTS, REQUESTS + OTHERS:
+                batch = logits(model, tokens, rows).flatten(0, 1)
+                largest, rate = float((batch - alone).abs().max()), differing(batch, alone, options.draws)
+                dtype_name = str(dtype).removeprefix("torch.")
+                print(
+                    f"| {batch.size(1):,} | {name} | {dtype_name} | {rows} | {largest:.1e} | {rate:.1f} |", flush=True
+                )
+            model.float().load_state_dict(state)
 
 
 if __name__ == "__main__":
