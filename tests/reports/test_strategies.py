@@ -75,7 +75,7 @@ def test_table_in_the_docs_is_what_the_code_computes() -> None:
 def test_bars_of_the_picture_are_as_long_as_the_probabilities() -> None:
     found = compare(random_logits(), str)
     root = ElementTree.fromstring(found.svg())
-    panels = root.findall("{*}g")
+    panels = root.findall("{*}g[@class='panel']")
     assert len(panels) == len(found.probabilities)
     for panel, (name, shares) in zip(panels, found.probabilities.items()):
         title, *texts = panel.findall("{*}text")

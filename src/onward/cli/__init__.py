@@ -16,6 +16,7 @@ COMMANDS = {
     "data": "texts of any size as tokens, prepared once; well-known corpora",
     "tokenizer": "learn a tokenizer from text, and compare tokenizers",
     "train": "text -> tokens -> windows -> logits -> loss -> weights",
+    "draw": "pictures of the ideas: masks, positions, windows, samplers, the cache, a block",
     "report": "curves, samples, attention and next tokens of a run or a model on one page",
     "runs": "the runs in a folder, with their figures",
     "evaluate": "loss, perplexity and bits per byte of a model on a text",
@@ -39,6 +40,7 @@ The way of the data, and the command for each step:
 All of it at once, on text that every Python brings along:     onward quickstart
 Well-known texts to train on:                                  onward data list
 Published decoders and their differences:                      onward models
+The ideas behind them in pictures:                             onward draw mask
 
 onward COMMAND --help explains each command, with examples. The commands:
 """

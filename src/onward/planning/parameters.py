@@ -18,17 +18,22 @@ from onward.model.experts import ExpertsModule
 def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
     """The modules of a decoder on the meta device: one block of each kind, then the rest as a decoder without blocks;
     each with the number of its copies."""
-    slots = (config.block, config.attention, config.mlp, config.norm, config.position)
-    kinds = [tuple(at(parts, layer) for parts in slots) for layer in range(config.n_layers)]  # type: ignore[type-var]
     final_norm = config.final_norm or at(config.norm, config.n_layers - 1)
     try:
         with torch.device("meta"), SizeLimit(sys.maxsize):
             rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
             rest.blocks = nn.ModuleList()
-            firsts = {kinds.index(kind): count for kind, count in Counter(kinds).items()}
-            return [(at(config.block, i).build(config, i), count) for i, count in firsts.items()] + [(rest, 1)]
+            kinds = first_layers(config).items()
+            return [(at(config.block, i).build(config, i), count) for i, count in kinds] + [(rest, 1)]
     except (RuntimeError, OverflowError) as error:
         raise UserError(f"no tensor can have these sizes ({str(error).splitlines()[0]})") from None
+
+
+def first_layers(config: DecoderConfig) -> dict[int, int]:
+    """The first layer of each kind of block, with the number of layers of this kind."""
+    slots = (config.block, config.attention, config.mlp, config.norm, config.position)
+    kinds = [tuple(at(parts, layer) for parts in slots) for layer in range(config.n_layers)]  # type: ignore[type-var]
+    return {kinds.index(kind): count for kind, count in Counter(kinds).items()}
 
 
 def size(module: nn.Module) -> int:

@@ -1,9 +1,11 @@
-"""Text as HTML: escaped, with control characters made visible, and as tables that unfold."""
+"""Text as HTML: escaped, with control characters made visible, as tables that unfold, and in the templates of pages."""
 
 import html
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from itertools import islice
 from typing import Any
 
@@ -41,3 +43,15 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
 def details(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
     """A table that unfolds; "" without rows."""
     return f"<details><summary>{visible(title)}</summary>{table(rows, header)}</details>" if rows else ""
+
+
+def resource(name: str) -> str:
+    """A file of this package."""
+    return files("onward.reports").joinpath(name).read_text(encoding="utf-8")
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """A template with each `<!--name-->` replaced by the part of that name; what is between `<!--if name-->` and
+    `<!--end-->` is left out where the part is empty."""
+    kept = re.sub(r"<!--if (\w+)-->(.*?)<!--end-->", lambda m: m[2] if parts[m[1]] else "", template, flags=re.S)
+    return re.sub(r"<!--(\w+)-->", lambda m: parts[m[1]], kept)

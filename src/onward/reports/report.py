@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from onward.planning.releases import find
 from onward.reports.charts import charts
 from onward.reports.curve import loss_figure
 from onward.reports.look import look
-from onward.reports.markup import details, table, visible
+from onward.reports.markup import details, filled, resource, table, visible
 from onward.reports.metrics import Metrics, sample
 from onward.reports.plot import COLORS, STYLE, short
 from onward.reports.record import Figures, Record, options_in_effect
@@ -58,17 +57,9 @@ def write_report(
         **look(model, tokenizer, text),
         "script": resource("report.js"),
     }
-    template = resource("report.html")
-    template = re.sub(r"<!--if (\w+)-->(.*?)<!--end-->", lambda m: m[2] if parts[m[1]] else "", template, flags=re.S)
-    filled = re.sub(r"<!--(\w+)-->", lambda m: parts[m[1]], template)
     with written_whole(page) as new:
-        new.write_text(filled, encoding="utf-8")
+        new.write_text(filled(resource("report.html"), parts), encoding="utf-8")
     return figures
-
-
-def resource(name: str) -> str:
-    """A file of this package."""
-    return files("onward.reports").joinpath(name).read_text(encoding="utf-8")
 
 
 def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> dict[str, str]:

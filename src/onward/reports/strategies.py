@@ -11,15 +11,9 @@ from torch import Tensor
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
 from onward.reports.markup import MARKS, readable, visible
-from onward.reports.plot import COLORS
+from onward.reports.picture import Panel, Picture, fitted
 
-STYLE = """
-svg { font: 11px system-ui, sans-serif; fill: var(--ink); font-variant-numeric: tabular-nums }
-.paper { fill: var(--paper) } .before { fill: var(--line) } .after { fill: var(--accent) }
-.name { font-weight: 600 } .share, .out { fill: var(--soft) }
-"""
-WIDTH, COLUMNS = 860, 5  # pixels of the picture, panels in a row of it
-ROW, LEFT, BAR = 15, 50, 80  # pixels of a panel: height of a row, width of its label, width of the longest bar
+ROW, LEFT, BAR = 15, 58, 80  # pixels of a panel: height of a row, width of its label, width of the longest bar
 
 
 @dataclass(frozen=True)
@@ -36,30 +30,30 @@ class Comparison:
             rows.append([token, *(share(each[i]) for each in self.probabilities.values())])
         return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
 
-    def svg(self) -> str:
-        """An SVG with a panel for each strategy: its probabilities as bars over those of the unchanged distribution."""
-        height, before = 34 + ROW * len(self.tokens), next(iter(self.probabilities.values()))
-        panels = []
-        for i, (name, after) in enumerate(self.probabilities.items()):
-            place = 12 + i % COLUMNS * (WIDTH - 12) // COLUMNS, 8 + i // COLUMNS * height
-            texts = [f'<text class="name" y="14">{visible(name)}</text>']
+    def panels(self) -> list[Panel]:
+        """A panel for each strategy: its probabilities as bars over those of the unchanged distribution."""
+        before, panels = next(iter(self.probabilities.values())), []
+        for name, after in self.probabilities.items():
+            texts, lines = [], []
             for row, (token, old, new) in enumerate(zip(self.tokens, before, after)):
-                label = visible(token if len(token) < 9 else f"{token[:7]}…")
-                kind, y = "in" if new else "out", 31 + ROW * row
+                label, y = fitted(token, 8), 11 + ROW * row
+                style = "in" if new else "soft"
                 texts += [
-                    f'<text class="{kind}" x="{LEFT - 6}" y="{y}" text-anchor="end">{label}</text>',
-                    f'<text class="share" x="{LEFT + BAR * max(old, new) + 4:.1f}" y="{y}">{share(new)}</text>',
+                    f'<text class="{style}" x="{LEFT - 6}" y="{y}" text-anchor="end">{visible(label)}</text>',
+                    f'<text class="soft" x="{LEFT + BAR * max(old, new) + 4:.1f}" y="{y}">{share(new)}</text>',
                 ]
-            panels.append(
-                f'<g transform="translate{place}"><path class="before" d="{bars(before, ROW - 2)}"/>'
-                f'<path class="after" d="{bars(after, ROW - 8)}"/>{"".join(texts)}</g>'
+                lines.append(f"{label:>8} {'█' * round(16 * new):16} {share(new)}")
+            drawn = (
+                f'<path class="before" d="{bars(before, ROW - 2)}"/><path class="after" d="{bars(after, ROW - 8)}"/>'
             )
-        total = 8 + -(-len(self.probabilities) // COLUMNS) * height
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total}" role="img" '
-            f'aria-label="What each strategy makes of one distribution"><style>{COLORS}{STYLE}</style>'
-            f'<rect class="paper" width="{WIDTH}" height="{total}" rx="8"/>\n' + "\n".join(panels) + "\n</svg>\n"
-        )
+            data = {"bars": dict(zip(self.tokens, after))}
+            panels.append(Panel(name, LEFT + BAR + 34, ROW * len(self.tokens), drawn + "".join(texts), lines, data))
+        return panels
+
+    def svg(self) -> str:
+        """The panels as SVG."""
+        about = "Pale: the distribution of the model. Dark: what each strategy makes of it."
+        return Picture("What each strategy makes of one distribution", about, self.panels()).svg()
 
 
 def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Comparison:
@@ -110,7 +104,7 @@ def share(p: float) -> str:
 def bars(probabilities: Sequence[float], height: int) -> str:
     """An SVG path with a bar for each probability."""
     return "".join(
-        f"M{LEFT} {20 + ROW * row + (ROW - height) / 2:g}h{BAR * p:.1f}v{height}H{LEFT}z"
+        f"M{LEFT} {ROW * row + (ROW - height) / 2:g}h{BAR * p:.1f}v{height}H{LEFT}z"
         for row, p in enumerate(probabilities)
         if p
     )

@@ -1,0 +1,50 @@
+"""onward draw: pictures of the ideas behind a decoder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import ClassVar, Literal
+
+from onward.cli.options import parse
+from onward.cli.output import console
+from onward.errors import UserError
+
+ABOUT = """\
+Draw an idea, computed by the code that models run on, with a caption that explains it: in the terminal, or as a file.
+
+examples:
+  onward draw mask                          causal beside bidirectional, and packed documents
+  onward draw rope --out rope.html          with the values under the pointer
+  onward draw samplers --out samplers.svg   follows the reader's light or dark colors
+  onward draw block gpt2                    the diagram of a release or of a model's folder
+  onward draw cache --out cache.png --theme dark
+"""
+Idea = Literal["mask", "rope", "alibi", "window", "positions", "samplers", "cache", "block"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to draw, and where to."""
+
+    positional: ClassVar[tuple[str, ...]] = ("idea", "model")
+    idea: Idea  # mask, rope, alibi, window, positions, samplers, cache or block
+    model: str = ""  # block only: a release or the folder of a model; "": an example
+    out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
+    theme: Literal["auto", "light", "dark"] = "auto"  # auto: as the reader's system; a .png is then light
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward draw", about=ABOUT)
+    if options.model and options.idea != "block":
+        raise UserError(f"onward draw {options.idea} takes no model: only block does")
+    from onward.planning.releases import find
+    from onward.reports.diagram import block
+    from onward.reports.ideas import IDEAS
+
+    picture = block(find(options.model)[1]) if options.model else IDEAS[options.idea]()
+    if options.out:
+        picture.write(Path(options.out), options.theme)
+        console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
+    else:
+        print(picture.text(get_terminal_size((100, 24)).columns))

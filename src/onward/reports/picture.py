@@ -1,0 +1,259 @@
+"""A picture: panels under a title and over a caption, as SVG, PNG, HTML or JSON, or as text for a terminal."""
+
+import json
+import re
+import struct
+import textwrap
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.cells import cell_len, set_cell_size
+
+from onward.errors import UserError
+from onward.files import written_whole
+from onward.reports.markup import MARKS, embedded, filled, readable, resource, visible
+from onward.reports.plot import COLORS, STYLE
+
+FORMATS = ".svg", ".png", ".html", ".json"
+Theme = Literal["auto", "light", "dark"]  # auto: as the reader's system; a PNG is then light
+PANEL_STYLE = """
+.picture { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: var(--ink) }
+.picture .paper { fill: var(--paper) } .picture .floor { fill: var(--panel) }
+.picture .edge { fill: none; stroke: var(--line) }
+.picture .title { font-size: 17px; font-weight: 600 } .picture .name { font-weight: 600 }
+.picture .soft, .picture .caption { fill: var(--soft) } .picture .caption { font-size: 13px }
+.picture .label { font: 11px ui-monospace, Menlo, "DejaVu Sans Mono", monospace; fill: var(--soft); white-space: pre }
+.picture .number { font-size: 11px; font-variant-numeric: tabular-nums }
+.picture .more { fill: var(--accent) } .picture .less { fill: var(--second) } .picture .third { fill: var(--third) }
+.picture .stroke { fill: none; stroke: var(--accent); stroke-width: 2 } .picture .hit { fill: transparent }
+.picture .plot path.validation { stroke-width: 2; stroke-dasharray: 6 4 }
+.picture .before { fill: var(--line) } .picture .after { fill: var(--accent) }
+.picture .box { fill: var(--panel); stroke: var(--line) } .picture .stem { fill: var(--paper); stroke: var(--accent) }
+.picture .arrow { fill: none; stroke: var(--soft); stroke-width: 1.3 }
+"""
+WIDEST, NARROWEST = 1000.0, 560.0  # pixels of a picture
+MARGIN, GAP, TITLE, LINE = 18.0, 30.0, 20.0, 18.0  # pixels around the panels, between them, over them, of a text line
+LINE_MARKS = {"\n": MARKS["\n"], "\t": MARKS["\t"]}
+LETTER = '<text y="15">x</text>'
+SCALE_STEPS = 9  # cells of a legend
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How values are shaded: 0 not at all, `top` fully, values below 0 in the second color down to -top."""
+
+    top: float
+    signed: bool = False
+    root: bool = False  # strength is the square root of the share, so that small shares can be seen
+    unit: str = ""  # what the values are
+    faint: bool = False  # 60 % as strong, since texts are written over the cells
+
+    def strength(self, values: np.ndarray) -> np.ndarray:
+        """From 0 to 1, with the shape of `values`; NaN counts as 0."""
+        share = np.clip(np.nan_to_num(np.abs(values)) / (self.top or 1.0), 0, 1)
+        return (np.sqrt(share) if self.root else share) * (0.6 if self.faint else 1)
+
+    def legend(self, low: float = 0.0) -> str:
+        """The range from `low` on, and what the values are."""
+        return f"{low:.3g} to {self.top:.3g}{f' ({self.unit})' if self.unit else ''}"
+
+    def svg(self) -> str:
+        """The legend, from the origin on."""
+        values = np.linspace(-self.top if self.signed else 0, self.top, SCALE_STEPS)
+        cells = "".join(
+            f'<rect class="{"less" if value < 0 else "more"}" x="{16 * i}" width="16" height="11" '
+            f'opacity="{strength:.2f}"/>'
+            for i, (value, strength) in enumerate(zip(values, self.strength(values)))
+        )
+        width = 16 * SCALE_STEPS
+        return (
+            f'<rect class="floor" width="{width}" height="11"/>{cells}<text class="soft" x="{width + 8}" y="10">'
+            f"{visible(self.legend(float(values[0])))}</text>"
+        )
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One part of a picture."""
+
+    title: str
+    width: float  # in pixels
+    height: float
+    body: str  # SVG elements from the origin on
+    text: Sequence[str]  # the same as lines for a terminal
+    data: Mapping[str, Any] = field(default_factory=dict)  # the numbers shown, for JSON and for the pointer
+    scale: Scale | None = None  # of cells, for the legend
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Panels from left to right, in rows, under a title and over a caption that explains them."""
+
+    title: str
+    caption: str
+    panels: Sequence[Panel]
+
+    def write(self, path: Path, theme: Theme = "auto") -> None:
+        """Write the picture in the format that the file's ending names; a UserError for any other ending."""
+        match path.suffix:
+            case ".svg":
+                content: bytes = self.svg(theme).encode()
+            case ".png":
+                content = png_of(self.svg("dark" if theme == "dark" else "light"))
+            case ".html":
+                content = self.html(theme).encode()
+            case ".json":
+                content = (json.dumps(self.values(), indent=2) + "\n").encode()
+            case _:
+                raise UserError(f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: name such a file")
+        with written_whole(path) as new:
+            new.write_bytes(content)
+
+    def values(self) -> dict[str, Any]:
+        """Title, caption and the numbers of every panel."""
+        panels = [{"title": panel.title, **panel.data} for panel in self.panels]
+        return {"title": self.title, "caption": self.caption, "panels": panels}
+
+    def svg(self, theme: Theme = "auto", alone: bool = True) -> str:
+        """The picture as SVG; `alone` with its title, its caption and its colors, else for a page that has them."""
+        rows = [*in_rows(self.panels, [panel.width for panel in self.panels], WIDEST - 2 * MARGIN, GAP)]
+        widths = [sum(panel.width + GAP for panel in row) - GAP for row in rows]
+        width = max(NARROWEST, max(widths, default=0) + 2 * MARGIN)
+        parts, y = [], MARGIN
+        if alone:
+            parts.append(f'<text class="title" x="{MARGIN:g}" y="{y + 14:g}">{visible(self.title)}</text>')
+            y += 36
+        for row in rows:
+            x, named = MARGIN, TITLE * any(panel.title for panel in row)
+            for panel in row:
+                parts.append(
+                    f'<g class="panel" transform="translate({x:g} {y + named:g})">'
+                    f'<text class="name" y="-8">{visible(panel.title)}</text>{panel.body}</g>'
+                )
+                x += panel.width + GAP
+            y += max(panel.height for panel in row) + named + GAP - 10
+        for scale in dict.fromkeys(panel.scale for panel in self.panels if panel.scale):
+            parts.append(f'<g transform="translate({MARGIN:g} {y:g})">{scale.svg()}</g>')
+            y += 22
+        if alone:
+            for line in textwrap.wrap(self.caption, int((width - 2 * MARGIN) / 6.9)):
+                parts.append(f'<text class="caption" x="{MARGIN:g}" y="{y + 14:g}">{visible(line)}</text>')
+                y += LINE
+        y += MARGIN
+        size = f'viewBox="0 0 {width:g} {y:g}"'
+        if not alone:
+            return f'<svg {size} class="picture" role="img" aria-label="{visible(self.title)}">{"".join(parts)}</svg>'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} width="{width:g}" height="{y:g}" class="picture"'
+        style = f"<style>{colors(theme)}{STYLE}{PANEL_STYLE}</style>"
+        paper = f'<rect class="paper" width="{width:g}" height="{y:g}" rx="8"/>'
+        return (
+            f'{head} role="img" aria-label="{visible(self.title)}">{style}{paper}\n' + "\n".join(parts) + "\n</svg>\n"
+        )
+
+    def html(self, theme: Theme = "auto") -> str:
+        """The picture as a page that needs no other file; its values are shown where one points."""
+        return filled(
+            resource("picture.html"),
+            {
+                "title": visible(self.title),
+                "style": colors(theme) + STYLE + PANEL_STYLE + resource("report.css"),
+                "picture": self.svg(alone=False),
+                "caption": visible(self.caption),
+                "data": embedded(self.values()["panels"]),
+                "script": resource("picture.js"),
+            },
+        )
+
+    def text(self, width: int = 100) -> str:
+        """The picture for a terminal of this many columns."""
+        lines = [readable(self.title, LINE_MARKS), ""]
+        blocks = [
+            [readable(line, LINE_MARKS) for line in ([panel.title] if panel.title else []) + [*panel.text]]
+            for panel in self.panels
+        ]
+        sizes = [max(map(cell_len, block), default=0) for block in blocks]
+        for row in in_rows(list(zip(blocks, sizes)), sizes, width, 3):
+            for i in range(max(len(block) for block, _ in row)):
+                line = (set_cell_size(block[i] if i < len(block) else "", size) for block, size in row)
+                lines.append("   ".join(line).rstrip())
+            lines.append("")
+        for scale in dict.fromkeys(panel.scale for panel in self.panels if panel.scale):
+            low = f"−=≡≣ 0 to -{scale.top:.3g}, " if scale.signed else ""
+            lines += [f"{low}·░▒▓█ {scale.legend()}", ""]
+        lines += textwrap.wrap(readable(self.caption, LINE_MARKS), min(width, 100))
+        return "\n".join(lines)
+
+
+def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: float) -> Iterator[list[Any]]:
+    """The items in rows that are at most so wide with a gap between items; a wider item has a row of its own."""
+    row: list[Any] = []
+    used = 0.0
+    for item, width in zip(items, widths):
+        if row and used + width > most:
+            yield row
+            row, used = [], 0.0
+        row.append(item)
+        used += width + gap
+    if row:
+        yield row
+
+
+def colors(theme: Theme) -> str:
+    """The CSS variables of the colors of a theme."""
+    light, dark = COLORS.split("@media")
+    if theme == "auto":
+        return COLORS
+    return light.replace("light dark", "light") if theme == "light" else ":root {" + dark.split("{ :root {")[1][:-2]
+
+
+def png_of(svg: str) -> bytes:
+    """An SVG in the light or the dark theme as a PNG, two pixels for each of its units. Needs the extra `pictures`."""
+    try:
+        from resvg_py import svg_to_bytes
+    except ImportError:
+        raise UserError(
+            "PNG pictures need resvg-py, which is not installed: pip install 'onward[pictures]', or write an .svg"
+        ) from None
+    values = dict(re.findall(r"--(\w+): (#\w+)", svg))
+    plain = re.sub(r"var\(--(\w+)\)", lambda found: values[found[1]], svg)
+
+    def render(source: str) -> bytes:  # resvg's own default fonts, Arial and Times, are missing on many machines
+        return bytes(
+            svg_to_bytes(svg_string=source, zoom=2, sans_serif_family="DejaVu Sans", font_family="DejaVu Sans")
+        )
+
+    blank, letter = (f'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">{x}</svg>' for x in ("", LETTER))
+    if render(blank) == render(letter):
+        raise UserError(
+            "this machine has no fonts for the labels of a PNG: install some, such as DejaVu, or write an .svg"
+        )
+    return render(plain)
+
+
+def gray_png(gray: np.ndarray) -> bytes:
+    """A PNG of a grayscale image (R, C) of uint8."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows, columns = gray.shape
+    lines = np.pad(gray, ((0, 0), (1, 0))).tobytes()  # each line begins with its filter, 0
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", columns, rows, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")
+
+
+def fitted(label: str, most: int) -> str:
+    """A label on one line, in at most so many columns of a terminal, its end cut off where it is longer."""
+    label = readable(label, LINE_MARKS)
+    return label if cell_len(label) <= most else set_cell_size(label, most - 1) + "…"
+
+
+def padded(labels: Iterable[str], most: int = 12) -> list[str]:
+    """Labels of the same width, flush right."""
+    short = [fitted(label, most) for label in labels]
+    width = max(map(cell_len, short), default=0)
+    return [" " * (width - cell_len(label)) + label for label in short]
