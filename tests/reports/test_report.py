@@ -3,6 +3,8 @@
 import base64
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,14 @@ import pytest
 import torch
 
 from onward.evaluation.score import logprobs
-from onward.inspection.attention import attention_maps, head_scores, next_tokens
+from onward.generation.distribution import next_token_distribution
+from onward.generation.sampling import Sampling
+from onward.inspection.attention import attention_maps, head_scores, logits, next_tokens
 from onward.model.config import Alibi, DecoderConfig, Experts, Rotary
 from onward.model.decoder import Decoder
 from onward.reports.curve import write_loss_svg
-from onward.reports.look import passage
+from onward.reports.look import distributions, passage
+from onward.reports.markup import resource
 from onward.reports.metrics import read_metrics
 from onward.reports.record import Record, options_in_effect
 from onward.reports.report import write_report
@@ -142,6 +147,50 @@ def test_next_token_tables_are_those_of_the_model_and_mark_the_token_that_follow
             assert len(marked) == 1
             assert share(true[i]) in marked[0]
             assert len(rows) == (10 if tokens[i + 1] in dict(likeliest) else 11)
+
+
+SETTINGS = [(1.0, 0, 1.0), (0.0, 0, 1.0), (0.5, 0, 0.9), (2.0, 5, 1.0), (1.3, 0, 0.35), (0.7, 8, 0.8)]
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="runs the script of the page")
+def test_sliders_shape_the_distribution_as_generate_does(tmp_path: Path) -> None:
+    model, tokenizer = model_and_tokenizer()
+    shown = [tokenizer.bos_id, *tokenizer.encode(TEXT)]
+    table = distributions(logits(model, shown), shown[1:], tokenizer, likeliest=9)
+    script = f"""{resource("sampling.js")}
+const table = {json.dumps(table)}
+const shape = setting => table.rows.map(row => reshape(row, table.temperatures, ...setting))
+console.log(JSON.stringify({json.dumps(SETTINGS)}.map(shape)))
+"""
+    found = json.loads(subprocess.run(["node", "-e", script], capture_output=True, check=True).stdout)
+    compared = 0
+    for (temperature, top_k, top_p), rows in zip(SETTINGS, found):
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        exact = next_token_distribution(logits(model, shown), sampling)
+        likeliest = logits(model, shown).topk(9).indices
+        for row, p, ids in zip(rows, exact, likeliest):
+            if top_p < 1 and (p > 0).sum() > len(ids):  # the page does not know which of the others are kept
+                continue
+            compared += 1
+            assert row["shares"] == pytest.approx(p[ids].tolist(), abs=2e-4)
+            assert row["others"] == pytest.approx(1 - float(p[ids].sum()), abs=1e-3)
+    assert compared > 4 * len(shown)
+
+
+def test_losses_on_the_page_are_those_of_the_model(tmp_path: Path) -> None:
+    model, tokenizer = model_and_tokenizer()
+    page, parsed = written(write_run(tmp_path / "run"))
+    tokens = [tokenizer.bos_id, *tokenizer.encode(TEXT)]
+    true = -logprobs(model, np.array([tokens]))[0]
+    assert [float(x) for x in re.findall(r'title="([\d.]+) nats', page)] == pytest.approx(true.tolist(), abs=0.006)
+    assert f"The mean over these {len(true)} tokens is {true.mean():.3f} nats" in parsed.text
+
+
+def test_samples_know_their_step_and_the_decoder_is_drawn(tmp_path: Path) -> None:
+    page, parsed = written(write_run(tmp_path / "run"))
+    assert re.findall(r'<article data-step="(\d*)">', page) == ["0", "20", "40"]
+    assert "2 blocks of" in parsed.text
+    assert "q 16 → 16" in parsed.text.replace("q16", "q 16")
 
 
 PASSAGES = {  # text: the passage of at most 30 characters

@@ -1,4 +1,4 @@
-"""The parts of a page that show the model at work on a text: attention weights, and probabilities of the next token.
+"""The parts of a page that show the model at work on a text: attention, next tokens, and the loss of each token.
 
 Shapes: H heads, T tokens.
 """
@@ -8,17 +8,22 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from onward.evaluation.score import logprobs
-from onward.inspection.attention import attend_modules, attention_maps, head_scores, next_tokens
+from onward.inspection.attention import attend_modules, attention_maps, head_scores, logits, next_tokens
 from onward.model.decoder import Decoder
 from onward.reports.markup import MARKS, embedded, readable, visible
 from onward.text.tokenizer import Tokenizer
 
 TOKENS, FEWEST = 48, 12  # the largest and the smallest number of tokens to show
+PARAGRAPH = 256  # the largest number of tokens whose losses are shown
+LIKELIEST = 64  # number of tokens whose probabilities the sliders change one by one; all others count together
+TEMPERATURES = [i / 10 for i in range(1, 21)]  # of the slider
 CELLS = 300_000  # largest number of attention weights on a page
 SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*(?=\s|$)|(?<=[。！？])[」』”’]*")
 ABBREVIATION = re.compile(r"(?:\b[a-z]|\b(?:etc|cf|vs|al|mr|mrs|ms|dr|prof|st))\.$", re.IGNORECASE)  # e.g., J. S.
@@ -26,9 +31,10 @@ SENTENCES = 50  # of a paragraph, from which the passage is chosen
 
 
 def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> dict[str, str]:
-    """The attention maps and the next-token tables for the first sentences of a text; "" without a tokenizer and
-    for fewer than two tokens."""
-    nothing, c = dict.fromkeys(("attention", "sinks", "words", "next"), ""), model.config
+    """The attention maps, the next-token tables and the losses for the first sentences of a text; "" without a
+    tokenizer and for fewer than two tokens."""
+    parts = "attention", "sinks", "words", "next", "distributions", "losses", "losses_about"
+    nothing, c = dict.fromkeys(parts, ""), model.config
     if tokenizer is None:
         return nothing
     most = min(TOKENS, c.context_length, max(2, math.isqrt(CELLS // (c.n_layers * c.n_heads))))
@@ -63,6 +69,53 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> dict[str, st
             for piece, p in zip(pieces[:most], probabilities)
         ),
         "next": "".join(articles),
+        "distributions": embedded(distributions(logits(model, shown), tokens[1:], tokenizer)),
+        **losses(model, tokenizer, text),
+    }
+
+
+def distributions(
+    logits: Tensor, following: Sequence[int], tokenizer: Tokenizer, likeliest: int = LIKELIEST
+) -> dict[str, Any]:
+    """What the sliders need of logits (T, V): the log-probabilities of the likeliest tokens at each position, the
+    log-sum-exp of all others at each of TEMPERATURES, and which of the tokens is the one of `following`."""
+    found = logits.float().log_softmax(-1)
+    top = found.topk(min(likeliest, found.size(-1)))
+    rest = found.scatter(-1, top.indices, -math.inf)
+    others = torch.stack([(rest / temperature).logsumexp(-1) for temperature in TEMPERATURES], -1)
+    pieces: dict[int, int] = {}  # token id -> its place in the list of pieces
+    rows: list[dict[str, Any]] = []
+    for i, (ids, values, log_rest) in enumerate(zip(top.indices.tolist(), top.values.tolist(), others.tolist())):
+        after = following[i] if i < len(following) else None
+        rows.append(
+            {
+                "pieces": [pieces.setdefault(token, len(pieces)) for token in ids],
+                "logprobs": [round(value, 4) for value in values],
+                "others": [round(value, 4) if math.isfinite(value) else None for value in log_rest],
+                "following": ids.index(after) if after in ids else None,
+            }
+        )
+    names = [readable(tokenizer.piece(token), MARKS) for token in pieces]
+    return {"temperatures": TEMPERATURES, "pieces": names, "rows": rows}
+
+
+def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
+    """The tokens of a paragraph as spans, shaded by their losses, and a sentence about them."""
+    most = min(PARAGRAPH, model.config.context_length)
+    tokens = tokenizer.begin(tokenizer.encode(passage(tokenizer, text, most)))[:most]
+    found = -logprobs(model, np.array([tokens]))[0]
+    uniform = math.log(model.config.vocab_size)
+    spans = [f'<span class="token">{visible(tokenizer.piece(tokens[0]), MARKS)}</span>']
+    for token, loss in zip(tokens[1:], found.tolist()):
+        spans.append(
+            f'<span class="token" style="--p:{min(100.0, 100 * loss / uniform):.0f}%" title="{loss:.2f} nats, '
+            f'probability {math.exp(-loss):.2%}">{visible(tokenizer.piece(token), MARKS)}</span>'
+        )
+    hardest = visible(tokenizer.piece(tokens[1 + int(found.argmax())]), MARKS)
+    return {
+        "losses": "".join(spans),
+        "losses_about": f"The mean over these {len(found)} tokens is {found.mean():.3f} nats; the largest loss is "
+        f"{found.max():.2f}, of “<bdi>{hardest}</bdi>”. A uniform guess has {uniform:.2f}, the strongest shade.",
     }
 
 

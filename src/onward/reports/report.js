@@ -38,6 +38,7 @@ const plots = [...document.querySelectorAll("figure.curve, figure.chart")].map(f
     if (svg.querySelector(".axis")) svg.querySelector(".axis").textContent = AXES[axis]
     ticks.innerHTML = data.ticks[AXES[axis]][log].map(([place, label]) =>
       `<text x="${x(place).toFixed(1)}" y="${bottom + 16}" text-anchor="middle">${label}</text>`).join("")
+    mark()
   }
   const nearest = (places, px) => places.reduce((best, place, i) => Math.abs(x(place) - px) < Math.abs(x(places[best]) - px) ? i : best, 0)
   const read = (px, py) => {
@@ -72,7 +73,19 @@ const plots = [...document.querySelectorAll("figure.curve, figure.chart")].map(f
     paths.forEach(path => path.classList.remove("lit"))
   }
   else read(right, 0)
-  return { draw, known: data.domain.map(([, last]) => last > 0) }
+  // a line that stays, at the step of the sample that is shown
+  const steps = data.places[0]?.[0] ?? []
+  let marked = null
+  const mark = step => {
+    if (step !== undefined) marked = step
+    if (marked === null || !steps.length) return
+    const j = steps.reduce((best, at, i) => Math.abs(at - marked) < Math.abs(steps[best] - marked) ? i : best, 0)
+    const line = svg.querySelector(".mark") ?? svg.insertBefore(cursor.cloneNode(), cursor)
+    line.setAttribute("class", "mark")
+    for (const end of ["x1", "x2"]) line.setAttribute(end, x(data.places[0][axis][j]))
+  }
+  const stepAt = px => steps[nearest(data.places[0][axis], px)]
+  return { draw, mark, stepAt, svg, known: data.domain.map(([, last]) => last > 0) }
 })
 const choices = document.querySelectorAll(".choice input")
 const chosen = name => +document.querySelector(`input[name=${name}]:checked`).value
@@ -85,7 +98,18 @@ if (byId("samples")) {
   const samples = byId("samples").children, slider = byId("time"), button = byId("play")
   let timer = 0
   const stop = () => { clearInterval(timer); timer = 0; button.textContent = "Play" }
-  const go = i => { slider.value = i; show(samples, i) }
+  const curve = plots.find(plot => !plot.svg.closest(".chart"))
+  const steps = [...samples].map(sample => sample.dataset.step === "" ? NaN : +sample.dataset.step)
+  const go = i => {
+    slider.value = i
+    show(samples, i)
+    if (steps[i] >= 0) curve?.mark(steps[i])
+  }
+  if (curve) curve.svg.onclick = event => {
+    const at = curve.stepAt(new DOMPoint(event.clientX, event.clientY).matrixTransform(curve.svg.getScreenCTM().inverse()).x)
+    stop()
+    go(steps.reduce((best, step, i) => Math.abs(step - at) < Math.abs(steps[best] - at) ? i : best, 0))
+  }
   slider.max = samples.length - 1
   slider.oninput = () => { stop(); go(+slider.value) }
   button.onclick = () => {
@@ -99,7 +123,44 @@ if (byId("samples")) {
 
 if (byId("next")) {
   const words = byId("words").children, tables = byId("next").children
-  const choose = i => { show(words, i); show(tables, i) };
+  const { temperatures, pieces, rows } = JSON.parse(byId("distributions").textContent)
+  const [temperature, topK, topP] = ["temperature", "top-k", "top-p"].map(byId)
+  const plain = [...tables].map(table => table.querySelector("ol").innerHTML)
+  let at = 0
+  topK.max = rows[0].pieces.length
+  const item = (name, share, following) => {
+    const made = document.createElement("li"), bar = document.createElement("i")
+    bar.style.width = 100 * share + "%"
+    for (const child of [name, bar, share >= .001 || !share ? (100 * share).toFixed(1) + " %" : "1 in " + Math.round(1 / share).toLocaleString("en")]) {
+      const cell = made.appendChild(document.createElement("span"))
+      cell.append(child)
+    }
+    made.firstChild.className = "token"
+    made.classList.toggle("true", following)
+    return made
+  }
+  const settings = () => [temperature.value / 10, +topK.value, topP.value / 100]
+  const shape = () => {
+    const [t, k, p] = settings(), row = rows[at], list = tables[at].querySelector("ol")
+    temperature.nextElementSibling.value = t.toFixed(1)
+    topK.nextElementSibling.value = k || "off"
+    topP.nextElementSibling.value = p < 1 ? p.toFixed(2) : "off"
+    byId("drawn").textContent = ""
+    if (t === 1 && !k && p === 1) return list.innerHTML = plain[at]
+    const { shares, others } = reshape(row, temperatures, t, k, p)
+    const shown = shares.map((share, i) => [share, i]).filter(([share, i]) => share && (i < 10 || i === row.following))
+    list.replaceChildren(...shown.map(([share, i]) => item(pieces[row.pieces[i]], share, i === row.following)))
+    const more = others + shares.reduce((sum, share, i) => sum + (shown.some(([, j]) => j === i) ? 0 : share), 0)
+    if (more > 5e-4) list.append(item("others", more, false))
+  }
+  byId("draw").onclick = () => {
+    const { shares } = reshape(rows[at], temperatures, ...settings())
+    let left = Math.random(), i = 0
+    while (i < shares.length && (left -= shares[i]) >= 0) i++
+    byId("drawn").textContent = i < shares.length ? `“${pieces[rows[at].pieces[i]]}”` : "one of the others"
+  };
+  [temperature, topK, topP].forEach(slider => { slider.oninput = shape })
+  const choose = i => { at = i; show(words, i); show(tables, i); shape() };
   [...words].forEach((word, i) => { word.onpointerenter = word.onfocus = word.onclick = () => choose(i) })
   choose(Math.floor(words.length / 2))
 }
@@ -185,3 +246,21 @@ if (byId("attention")) {
   paint()
   choose(open[0], open[1])
 }
+
+// Every chart can be saved as an SVG with the colors of the page.
+const style = document.querySelector("style").textContent
+document.querySelectorAll("figure > svg, #map").forEach(svg => {
+  const button = Object.assign(document.createElement("button"), { type: "button", className: "save js", textContent: "Save SVG" })
+  const title = svg.closest("figure")?.querySelector("h3")?.firstChild.textContent.trim() || svg.getAttribute("aria-label")
+  button.onclick = () => {
+    const copy = svg.cloneNode(true), [, , width, height] = svg.getAttribute("viewBox").split(" ")
+    copy.setAttribute("width", width); copy.setAttribute("height", height)
+    copy.insertAdjacentHTML("afterbegin", "<style></style>")
+    copy.firstChild.textContent = style + "svg { background: var(--paper) }"
+    const file = new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" })
+    const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(file), download: title.replace(/\W+/g, "-") + ".svg" })
+    link.click()
+    URL.revokeObjectURL(link.href)
+  }
+  svg.before(button)
+})

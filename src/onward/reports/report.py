@@ -20,9 +20,11 @@ from onward.planning.descriptions import describe, describe_parts
 from onward.planning.releases import find
 from onward.reports.charts import charts
 from onward.reports.curve import loss_figure
+from onward.reports.diagram import block
 from onward.reports.look import look
 from onward.reports.markup import details, filled, resource, table, visible
 from onward.reports.metrics import Metrics, sample
+from onward.reports.picture import PANEL_STYLE
 from onward.reports.plot import COLORS, STYLE, short
 from onward.reports.record import Figures, Record, options_in_effect
 from onward.text.tokenizer import Tokenizer
@@ -46,7 +48,7 @@ def write_report(
     others = (None, "") if other is None else (other.metrics, other.folder.name)
     parts = {
         "name": visible(record.folder.resolve().name),
-        "style": COLORS + STYLE + resource("report.css"),
+        "style": COLORS + STYLE + PANEL_STYLE + resource("report.css"),
         **head(record, figures, model.config, tokenizer),
         "comparison": comparison(record, figures, model.config, other) if other else "",
         "curve": loss_figure(metrics, vocab_size, *others) if metrics.steps else "",
@@ -54,8 +56,9 @@ def write_report(
         "charts": charts(metrics, *others),
         "samples": "".join(sample_article(samples[i]) for i in sample(len(samples), SAMPLES)),
         "tables": tables(record, model.config),
+        "diagram": block(model.config).svg(alone=False),
         **look(model, tokenizer, text),
-        "script": resource("report.js"),
+        "script": resource("sampling.js") + resource("report.js"),
     }
     with written_whole(page) as new:
         new.write_text(filled(resource("report.html"), parts), encoding="utf-8")
@@ -207,5 +210,6 @@ def sample_article(row: Mapping[str, Any]) -> str:
     """One sample: the prompt and its continuation at a step."""
     prompt, text = (visible(str(row.get(key, ""))[:SAMPLE_LENGTH]) for key in ("prompt", "text"))
     step = visible(str(row.get("step", "?")))
+    at = row["step"] if isinstance(row.get("step"), int) else ""  # where the loss curve is marked
     whole = f'<p class="text" dir="auto"><span class="prompt">{prompt}</span>{text}</p>'
-    return f"<article><h3>step {step}</h3>{whole}</article>"
+    return f'<article data-step="{at}"><h3>step {step}</h3>{whole}</article>'

@@ -1,0 +1,29 @@
+// The distribution of the next token under temperature, top-k and top-p, in the order of process_logits.
+// `logprobs` are those of the likeliest tokens, the largest first; `others[i]` is the log-sum-exp of the logprobs of all
+// other tokens divided by `temperatures[i]`, null where there are none. Returns the shares of the likeliest tokens and,
+// together, of all others. Where top-p keeps more than the likeliest tokens, it keeps all others.
+const reshape = ({ logprobs, others }, temperatures, temperature, topK, topP) => {
+  const sum = values => values.reduce((a, b) => a + b, 0)
+  if (temperature === 0) return { shares: logprobs.map((_, i) => +(i === 0)), others: 0 }
+  const top = logprobs[0] / temperature
+  let shares = logprobs.map(value => Math.exp(value / temperature - top))
+  let rest = others[temperatures.indexOf(temperature)] ?? null
+  rest = rest === null ? 0 : Math.exp(rest - top)
+  if (topK && topK <= logprobs.length) {
+    shares = shares.map((share, i) => logprobs[i] < logprobs[topK - 1] ? 0 : share)
+    rest = 0
+  }
+  let total = sum(shares) + rest
+  if (topP < 1) {
+    let before = 0
+    const kept = shares.map(share => {
+      const within = before < topP * total
+      before += share
+      return within ? share : 0
+    })
+    if (before >= topP * total) rest = 0
+    shares = kept
+    total = sum(shares) + rest
+  }
+  return { shares: shares.map(share => share / total), others: rest / total }
+}
