@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Unpack
@@ -17,7 +16,6 @@ from onward.errors import UserError
 from onward.fields import build
 from onward.hub import locate
 from onward.language_model import LanguageModel
-from onward.model.quantize import NOT_QUANTIZED, is_quantized, quantize_model
 from onward.reports.write import conclude
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
@@ -43,25 +41,24 @@ def load(
     What exists as a path is taken from there. Else the model's files are downloaded to the cache of `huggingface_hub`,
     unless they are in it; `revision` is a branch, a tag or a commit, by default main.
     `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning names the number of
-    layers that cannot be kept so. Such a model is not trained or saved. Weights that are NaN or infinite are a
-    UserError unless `allow_nonfinite`.
+    layers that cannot be kept so. A folder that was saved from such a model stays quantized. Weights that are NaN or
+    infinite are a UserError unless `allow_nonfinite`.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise UserError(f"dtype is {dtype!r}: give a floating-point dtype such as torch.float32, or None")
     device = choose_device(device)
     folder = locate(model, revision)
-    decoder, hf = load_model(folder, dtype, device, allow_nonfinite=allow_nonfinite)
-    if quantize is not None and (kept := quantize_model(decoder, quantize)):
-        warnings.warn(f"{len(kept)} linear layers, such as {kept[0]}, stay as they are: {NOT_QUANTIZED}", stacklevel=3)
+    decoder, hf = load_model(folder, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
     has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
     return LanguageModel(decoder, Tokenizer.load(folder) if has_tokenizer else None, hf)
 
 
 @checked
 def save(lm: LanguageModel, folder: str | Path, *, shard_bytes: Annotated[float, Range(1, math.inf)] = 5e9) -> None:
-    """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`."""
-    if is_quantized(lm.model):
-        raise UserError("this model is quantized, and a folder holds plain weights: load it without quantize")
+    """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`.
+
+    Quantized layers are written in the format pack-quantized of compressed-tensors, and loaded as they were.
+    """
     folder, hf = Path(folder), lm.hf
     if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
         hf = {**hf, "eos_token_id": lm.tokenizer.end_ids}  # the tokenizer's files name but one

@@ -27,10 +27,11 @@ def kilobytes(key):
 torch.set_num_threads(1)
 Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
 before = kilobytes("VmRSS")
-model, _ = load_model(Path(sys.argv[1]), eval(sys.argv[2]))
-for parameter in model.parameters():
-    parameter.aminmax()
-print((kilobytes("VmHWM") - before) * 1024, sum(p.nbytes for p in model.parameters()))
+model, _ = load_model(Path(sys.argv[1]), eval(sys.argv[2]), quantize=eval(sys.argv[3]))
+weights = [*model.parameters(), *model.buffers()]
+for weight in weights:
+    weight.aminmax()
+print((kilobytes("VmHWM") - before) * 1024, sum(weight.nbytes for weight in weights))
 """
 GPT2 = {
     "position": Learned(),
@@ -47,7 +48,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def peak(shape: str, sizes: dict[str, Any], dtype: str, folder: Path) -> float:
+def peak(shape: str, sizes: dict[str, Any], dtype: str, folder: Path, quantize: str = "None") -> float:
     """New memory at the highest, as a share of the bytes of the weights."""
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("needs /proc to measure")
@@ -56,7 +57,7 @@ def peak(shape: str, sizes: dict[str, Any], dtype: str, folder: Path) -> float:
     save_model(model, folder, shard_bytes=1e8 if shape == "in shards" else 1e12)
     assert (read_json(folder / "config.json")["model_type"] == "mixtral") == (shape == "experts stacked")
     del model
-    words = [sys.executable, "-c", PROGRAM, str(folder), dtype]
+    words = [sys.executable, "-c", PROGRAM, str(folder), dtype, quantize]
     out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     shutil.rmtree(folder)
     new, weights = map(int, out.split())
@@ -70,6 +71,10 @@ LARGE = {"vocab_size": 32_000, "d_model": 2048, "n_layers": 4, "n_heads": 16}
 @pytest.mark.parametrize("shape", ["plain", "transposed and fused"])
 def test_small_model_is_never_in_memory_twice(shape: str, tmp_path: Path) -> None:
     assert peak(shape, SMALL, "None", tmp_path) < 1.25
+
+
+def test_plain_weights_are_not_in_memory_beside_the_quantized_ones(tmp_path: Path) -> None:
+    assert peak("plain", SMALL, "None", tmp_path, repr("int8")) < 1.6  # the plain ones are 4 times as many bytes
 
 
 @pytest.mark.long

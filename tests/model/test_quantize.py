@@ -36,7 +36,7 @@ def test_a_weight_is_rounded_to_the_nearest_code(precision: Precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_path_multiplies_by_the_dequantized_weight(precision: Precision, dtype: torch.dtype, rows: int):
     torch.manual_seed(0)
-    layer = QuantizedLinear(Linear(64, 700).to(dtype), precision)
+    layer = QuantizedLinear.of(Linear(64, 700).to(dtype), precision)
     x = torch.randn(2, rows, 64, dtype=dtype)
     exact = x.double() @ dequantize_weight(layer.codes, layer.scales, torch.float64).T + layer.bias.double()
     bound = 1e-5 if dtype == torch.float32 else 0.04

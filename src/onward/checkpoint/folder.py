@@ -3,7 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
@@ -14,14 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from onward.checkpoint.names import head_differs, to_ours, to_theirs
+from onward.checkpoint.names import head_differs, layers_of, packable, to_ours, to_theirs
+from onward.checkpoint.packed import quantization_config
 from onward.checkpoint.quantized import dequantized
 from onward.checkpoint.weights import INDEX, WEIGHT_FILES, StoredTensor, fill, refuse_pickles, split, stored_tensors
 from onward.errors import UserError
-from onward.families import HF, express, family, keys_of, read
+from onward.families import HF, Family, express, family, keys_of, read
 from onward.files import flush, read_json, written_whole
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
+from onward.model.quantize import NOT_QUANTIZED, Precision, QuantizedLinear, choose_layers, quantize_tensor
 
 DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # names of the number of layers in config.json
 
@@ -62,9 +65,13 @@ def load_model(
     device: torch.device | str | None = None,
     *,
     allow_nonfinite: bool = False,
+    quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """The decoder in a folder, with its config.json. Its dtype is that of its files (bf16 where they are quantized,
+    """The decoder in a folder, with its config.json. Its dtype is that of its files (bf16 where they are dequantized,
     that of most elements where they are mixed) unless `dtype` is given.
+
+    With `quantize`, "int8" or "int4", linear layers are quantized while they are read; layers that are stored so, by
+    Onward or in the same form by others, stay quantized.
 
     A head that config.json ties to the embedding is untied, with a warning, where the files have another one.
 
@@ -77,11 +84,36 @@ def load_model(
         stored = dequantized(hf, stored_tensors(folder))
         kind, config, model = outline(hf, stored, str(folder / "config.json"))
         wanted = dict(model.named_parameters())  # a tied head is not among them
-        ours = to_ours(kind, config, stored, wanted, dtype=dtype, device=where, allow_nonfinite=allow_nonfinite)
+        chosen: dict[str, Precision] = {}
+        if quantize is not None:
+            if any(tensor.quantized for tensor in stored.values()):
+                raise UserError(
+                    f"the weights are quantized already: leave out quantize={quantize!r}, or take plain ones"
+                )
+            chosen, kept = choose_layers(model, quantize)
+            if kept:
+                message = f"{len(kept)} linear layers, such as {kept[0]}, stay as they are: {NOT_QUANTIZED}"
+                warnings.warn(KeptLayers(message), stacklevel=2)
+        ours, quantized = to_ours(
+            kind,
+            config,
+            stored,
+            wanted,
+            dtype=dtype,
+            device=where,
+            allow_nonfinite=allow_nonfinite,
+            precisions={f"{name}.weight": precision for name, precision in chosen.items()},
+        )
     except UserError as error:
         raise error if str(folder) in str(error) else UserError(f"{folder}: {error}") from None
+    if config.tied and "head" in chosen:
+        quantized["head.weight"] = quantize_tensor(ours["embed.weight"], chosen["head"])
+    for name, (codes, scales) in quantized.items():
+        layer = name.removesuffix(".weight")
+        bias: Any = model.get_submodule(layer).bias
+        model.set_submodule(layer, QuantizedLinear(codes, scales, bias))
     model.load_state_dict(ours, strict=False, assign=True)
-    if config.tied:
+    if config.tied and "head" not in chosen:
         model.head.weight = model.embed.weight
     return model.eval(), hf
 
@@ -118,13 +150,30 @@ def check_depth(layers: float, stored: Mapping[str, StoredTensor]) -> None:
         raise UserError(f"config.json asks for {layers} layers, and the files hold only {len(stored)} tensors")
 
 
+class OwnLayout(UserWarning):
+    """A quantized model whose family has no place for packed integers."""
+
+
+class KeptLayers(UserWarning):
+    """Linear layers that cannot be quantized."""
+
+
 def save_model(model: Decoder, folder: Path, extra: HF | None = None, shard_bytes: float = math.inf) -> None:
-    """Write config.json and the weights of a model, see `save_weights`."""
-    save_weights(model.config, dict(model.named_parameters()), folder, extra or {}, shard_bytes)
+    """Write config.json and the weights of a model, see `save_weights`; quantized layers as `packed.py` says.
+
+    A quantized head is a weight of its own, so that the saved config.json does not tie it to the embedding.
+    """
+    layers = {f"{n}.weight": m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
+    config = replace(model.config, tied=False) if "head.weight" in layers else model.config
+    save_weights(config, {**dict(model.named_parameters()), **layers}, folder, extra or {}, shard_bytes)
 
 
 def save_weights(
-    config: DecoderConfig, ours: Mapping[str, Tensor], folder: Path, extra: HF, shard_bytes: float = math.inf
+    config: DecoderConfig,
+    ours: Mapping[str, Tensor | QuantizedLinear],
+    folder: Path,
+    extra: HF,
+    shard_bytes: float = math.inf,
 ) -> None:
     """Write config.json and the weights, given under our names, as shards where they exceed `shard_bytes`.
 
@@ -132,11 +181,19 @@ def save_weights(
     beside those of the architecture, such as token ids, or the config.json that was loaded: it is kept where it still
     describes the model.
     """
-    hf = describe(config, extra)
+    layers = {name: layer for name, layer in ours.items() if isinstance(layer, QuantizedLinear)}
+    plain = {name: tensor for name, tensor in ours.items() if isinstance(tensor, Tensor)}
+    meta: dict[str, Tensor | QuantizedLinear] = {name: tensor.to("meta") for name, tensor in plain.items()}
+    meta |= {n: QuantizedLinear(layer.codes.to("meta"), layer.scales.to("meta"), None) for n, layer in layers.items()}
+    hf = describe(config, extra, lambda kind: packable(kind, config, meta))
     kind = family(hf["model_type"])
-    dtype = str(ours["embed.weight"].dtype).removeprefix("torch.")
+    dtype = str(plain["embed.weight"].dtype).removeprefix("torch.")
     hf |= {key: dtype for key in ("dtype", "torch_dtype") if key == "dtype" or key in hf}
-    meta = {name: tensor.to("meta") for name, tensor in ours.items()}
+    if layers:
+        hf["quantization_config"] = quantization_config(*layers_of(kind, config, meta))
+        if hf["model_type"] == "onward" != extra.get("model_type", "onward"):
+            why = f"{extra['model_type']} stores weights in an order in which packed integers have no place"
+            warnings.warn(OwnLayout(f"only Onward can read this folder (model_type onward): {why}"), stacklevel=2)
     outlines = dict(to_theirs(kind, config, meta))
     files = split(outlines, shard_bytes)
     texts = {"config.json": hf}
@@ -161,18 +218,22 @@ def save_weights(
                 old.unlink()
 
 
-def describe(config: DecoderConfig, original: HF) -> dict[str, Any]:
+def describe(
+    config: DecoderConfig, original: HF, accepts: Callable[[Family], bool] = lambda family: True
+) -> dict[str, Any]:
     """The config.json of a decoder: the original where it still describes the decoder, else the original with its
     family's keys for this decoder, else the keys of the first family that can express it, with the original's token
-    ids."""
+    ids. Only of families that are accepted."""
     original = {key: value for key, value in original.items() if key != "quantization_config"}
     unpadded = {"pad_token_id": None}  # the default of transformers may be outside of this vocabulary
     if "model_type" not in original:
-        return unpadded | original | express(config)
-    if read(original)[1] == config:
-        return original
-    changed = keys_of(family(original["model_type"]), config, original)
-    if changed is not None:
-        return changed
+        return unpadded | original | express(config, accepts)
+    kind = family(original["model_type"])
+    if accepts(kind):
+        if read(original)[1] == config:
+            return original
+        changed = keys_of(kind, config, original)
+        if changed is not None:
+            return changed
     ids = {key: value for key, value in original.items() if key.endswith("_token_id")}
-    return unpadded | ids | express(config)
+    return unpadded | ids | express(config, accepts)

@@ -5,21 +5,25 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from onward.checkpoint.packed import Change, moves_rows, packed_tensors
 from onward.checkpoint.weights import ALIGNMENT, COPY_BYTES, FLOATS, StoredTensor
 from onward.errors import UserError
 from onward.families import Family
 from onward.model.config import DecoderConfig
+from onward.model.quantize import Precision, QuantizedLinear, pack, quantize_rows, quantize_weight
 
-Change = Callable[[Tensor], Tensor]
 same: Change = lambda t: t
 
 
 def rows(
-    family: Family, config: DecoderConfig, ours: Mapping[str, Tensor]
+    family: Family, config: DecoderConfig, ours: Mapping[str, Any]
 ) -> Iterator[tuple[str | list[str], list[str], Change, Change]]:
     """The family's table for the tensors of a model: (their name or names, our names, function to ours, to theirs).
 
@@ -37,11 +41,51 @@ def rows(
             yield name, [name], same, same
 
 
-def to_theirs(family: Family, config: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors under their names from tensors under ours, one by one. Works on the meta device, for shapes."""
+def to_theirs(
+    family: Family, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors under their names from tensors under ours, one by one; a quantized layer in place of its weight is
+    packed. Works on the meta device, for shapes."""
     for their, names, _, back in rows(family, config, ours):
-        tensor = back(joined([ours[name] for name in names]))
+        parts = [ours[name] for name in names]
+        if quantized := [part for part in parts if isinstance(part, QuantizedLinear)]:
+            yield from packed_tensors(str(their), quantized, back)
+            continue
+        tensor = back(joined([part for part in parts if isinstance(part, Tensor)]))
         yield from zip(their, tensor.unbind()) if isinstance(their, list) else [(their, tensor)]
+
+
+def packable(family: Family, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]) -> bool:
+    """Whether a family's files have a place for quantized layers: tensors of their own, or the rows of one with others
+    of the same precision."""
+    for their, names, _, back in rows(family, config, ours):
+        parts = [ours[name] for name in names]
+        layers = [part for part in parts if isinstance(part, QuantizedLinear)]
+        if layers and not (
+            isinstance(their, str)
+            and len({layer.precision for layer in layers}) == 1
+            and len(layers) == len(parts)
+            and moves_rows(back, sum(layer.out_features for layer in layers))
+        ):
+            return False
+    return True
+
+
+def layers_of(
+    family: Family, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
+) -> tuple[dict[str, Precision], list[str]]:
+    """The quantized layers by their names in a family's files, with their precisions, and the plain linear layers."""
+    quantized, plain = dict[str, Precision](), list[str]()
+    for their, names, _, _ in rows(family, config, ours):
+        one, layers = (
+            ours[names[0]],
+            [str(name).removesuffix(".weight") for name in ([their] if isinstance(their, str) else their)],
+        )
+        if isinstance(one, QuantizedLinear):
+            quantized |= dict.fromkeys(layers, one.precision)
+        elif one.ndim > 1 and not names[0].startswith(("embed.", "position.")):
+            plain += layers
+    return quantized, plain
 
 
 def joined(tensors: list[Tensor]) -> Tensor:
@@ -60,13 +104,16 @@ def to_ours(
     dtype: torch.dtype | None,
     device: torch.device,
     allow_nonfinite: bool,
-) -> dict[str, Tensor]:
+    precisions: Mapping[str, Precision],
+) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
     """Tensors under our names, contiguous as fused optimizers need them, from stored tensors under theirs.
 
     `model` has the expected tensors on the meta device. A tensor that needs no change and is aligned as torch aligns it
     stays memory-mapped; others are copied in pieces. Without a `dtype`, trainable tensors get the one of the files (see
     `common_dtype`), and the others, which are routing biases, keep their own. A UserError names a tensor that is
     missing, left over, of another shape or dtype, or not finite.
+
+    Also returns the codes and scales of the weights that `precisions` names, and of those that are stored quantized.
     """
     wanted = dict(to_theirs(family, config, model))
     theirs = find(family, config, wanted, stored)
@@ -74,24 +121,74 @@ def to_ours(
         (their if isinstance(their, list) else [their], isinstance(their, list), names, into)
         for their, names, into, _ in rows(family, config, model)
     ]
-    trained = dtype or common_dtype(
-        {piece: theirs[piece] for pieces, _, names, _ in table if model[names[0]].requires_grad for piece in pieces}
-    )
+    trained = {
+        piece: theirs[piece] for pieces, _, names, _ in table if model[names[0]].requires_grad for piece in pieces
+    }
+    common = dtype or common_dtype({name: t for name, t in trained.items() if not t.quantized} or trained)
     found: dict[str, Tensor] = {}
+    quantized: dict[str, tuple[Tensor, Tensor]] = {}
     buffer = ScratchBuffer()
     for pieces, stacked, names, into in table:
-        kept = trained if dtype or model[names[0]].requires_grad else FLOATS[theirs[pieces[0]].dtype]
-        stays = not stacked and into is same and device.type == "cpu"
-        whole = mapped(theirs[pieces[0]], kept) if stays else None
-        if whole is None:
-            make = torch.empty if into is same else buffer.empty
-            stack = copied({name: theirs[name] for name in pieces}, make, kept, device, allow_nonfinite)
-            whole = into(stack if stacked else stack[0])
+        source, sizes = theirs[pieces[0]], [model[name].size(0) for name in names]
+        kept = common if dtype or model[names[0]].requires_grad else FLOATS[source.dtype]
+        make = torch.empty if into is same else buffer.empty
+        copy = partial(copied, {name: theirs[name] for name in pieces}, make, kept, device, allow_nonfinite)
+        read: Callable[[int, int], tuple[Tensor, Tensor]]
+        if source.quantized and moves_rows(into, source.shape[0]):
+            read = stored_codes(source.quantized, into, source.shape[0], device)
+        elif names[0] in precisions:
+            if into is same:
+                plain = partial(checked_rows, source, kept, device, pieces[0], allow_nonfinite)
+            else:
+                plain = partial(rows_of, into(copy()[0]))
+            read = lambda *span, plain=plain, kind=precisions[names[0]]: quantize_weight(plain(*span), kind)
         else:
-            check(whole, pieces[0], allow_nonfinite)
-        for name, part in zip(names, whole.split([model[name].size(0) for name in names])):
-            found[name] = part if into is same and aligned(part) else part.clone(memory_format=torch.contiguous_format)
-    return found
+            stays = not stacked and into is same and device.type == "cpu"
+            whole = mapped(source, kept) if stays else None
+            if whole is None:
+                stack = copy()
+                whole = into(stack if stacked else stack[0])
+            else:
+                check(whole, pieces[0], allow_nonfinite)
+            for name, part in zip(names, whole.split(sizes)):
+                own = into is same and aligned(part)
+                found[name] = part if own else part.clone(memory_format=torch.contiguous_format)
+            continue
+        for name, end in zip(names, accumulate(sizes)):
+            quantized[name] = quantize_rows(read, end - model[name].size(0), end, model[name].size(1))
+    return found, quantized
+
+
+def stored_codes(
+    stored: Callable[[int, int], tuple[Tensor, Tensor]], into: Change, outputs: int, device: torch.device
+) -> Callable[[int, int], tuple[Tensor, Tensor]]:
+    """Reads codes and scales of rows (start, end) from stored integers and scales, after a change that moves rows."""
+    whole = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
+
+    def read(start: int, end: int) -> tuple[Tensor, Tensor]:
+        integers, scales = stored(start, end) if whole is None else (tensor[start:end] for tensor in whole)
+        return pack(integers, "int8" if scales.ndim == 1 else "int4").to(device), scales.to(device)
+
+    return read
+
+
+def checked_rows(
+    source: StoredTensor,
+    dtype: torch.dtype,
+    device: torch.device,
+    name: str,
+    allow_nonfinite: bool,
+    start: int,
+    end: int,
+) -> Tensor:
+    """Rows of a stored tensor, checked to be finite."""
+    part = source.rows(start, end).to(device, dtype)
+    check(part, name, allow_nonfinite)
+    return part
+
+
+def rows_of(tensor: Tensor, start: int, end: int) -> Tensor:
+    return tensor[start:end]
 
 
 class ScratchBuffer:

@@ -1,14 +1,16 @@
 """Published quantized formats, dequantized while they are read.
 
-MXFP4 (GPT-OSS; OCP Microscaling Formats, version 1.0) and the fp8 of DeepSeek-V3 (arXiv:2412.19437, section 3.3).
+MXFP4 (GPT-OSS; OCP Microscaling Formats, version 1.0) and the fp8 of DeepSeek-V3 (arXiv:2412.19437, section 3.3); the
+integers of compressed-tensors are in `packed.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from onward.checkpoint.packed import packed_integers, refusal
 from onward.checkpoint.weights import FLOATS, StoredTensor
 from onward.errors import UserError
 from onward.families import HF
@@ -23,14 +25,15 @@ def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTens
     if not isinstance(method, str) or method not in METHODS:
         raise UserError(
             f"config.json has a quantization_config with quant_method {method!r}: Onward reads "
-            f"{' and '.join(METHODS)}, so get the weights in a format that is not quantized"
+            f"{', '.join(METHODS)}, so get the weights in a format that is not quantized"
         )
-    packed, scales, read = METHODS[method]
+    endings, read = METHODS[method]
     left = dict(stored)
     for name in stored:
-        base = name.removesuffix(scales)
-        if name.endswith(scales) and base + packed in left:
-            left[base] = read(base, left.pop(base + packed), left.pop(name), config)
+        base = name.removesuffix(endings[0])
+        if base + endings[0] == name and all(base + ending in left for ending in endings):
+            parts = [left.pop(base + ending) for ending in endings]
+            left[base] = read(base, *parts, config)
     return left
 
 
@@ -72,12 +75,8 @@ def fp8(name: str, weight: StoredTensor, scales: StoredTensor, config: Mapping[s
     return StoredTensor(weight.shape, "BF16", read)
 
 
-def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) -> UserError:
-    return UserError(
-        f"{name} is stored as {packed.dtype} of {packed.shape} with scales {scales.dtype} of {scales.shape}, which is "
-        f"not {kind}: get the files or the config.json again"
-    )
-
-
-Method = Callable[[str, StoredTensor, StoredTensor, Mapping[str, Any]], StoredTensor]
-METHODS: dict[str, tuple[str, str, Method]] = {"mxfp4": ("_blocks", "_scales", mxfp4), "fp8": ("", "_scale_inv", fp8)}
+METHODS: dict[str, tuple[Sequence[str], Callable[..., StoredTensor]]] = {  # the endings of a weight's tensors
+    "mxfp4": (("_blocks", "_scales"), mxfp4),
+    "fp8": (("", "_scale_inv"), fp8),
+    "compressed-tensors": (("_packed", "_scale", "_shape"), packed_integers),
+}

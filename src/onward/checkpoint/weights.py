@@ -21,6 +21,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DTYPE_NAMES = {dtype: name for name, dtype in FLOATS.items()} | {
     torch.uint8: "U8",
+    torch.int32: "I32",
     torch.int64: "I64",
     torch.bool: "BOOL",
 }
@@ -36,6 +37,7 @@ class StoredTensor:
     dtype: str  # its name in safetensors
     rows: Callable[[int, int], Tensor]  # (start, end): these rows, to be copied at once and released
     mapped: Callable[[], Tensor] | None = None  # all rows, memory-mapped; None: they have to be computed
+    quantized: Callable[[int, int], tuple[Tensor, Tensor]] | None = None  # integers and scales of rows, see packed.py
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:

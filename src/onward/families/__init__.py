@@ -253,11 +253,11 @@ def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, An
         return None
 
 
-def express(config: DecoderConfig) -> dict[str, Any]:
-    """The config.json of the first family that can describe all of this decoder."""
+def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda family: True) -> dict[str, Any]:
+    """The config.json of the first accepted family that can describe all of this decoder."""
     for model_type, candidate in families().items():
         hf = keys_of(candidate, config, {"model_type": model_type})
-        if hf is not None:
+        if hf is not None and accepts(candidate):
             return hf | {"architectures": [candidate.ARCHITECTURES[model_type]]}
     raise AssertionError("the family `onward` expresses every decoder")
 

@@ -7,7 +7,7 @@ Shapes: N rows, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -21,6 +21,7 @@ Precision = Literal["int8", "int4"]
 GROUP = 32  # int4 weights with the same scale
 MAX_ROWS = 8  # up to this many rows are multiplied by a kernel that reads the integers; more by the dequantized weight
 NOT_QUANTIZED = f"int4 needs a number of inputs that is a multiple of {GROUP}"
+ELEMENTS = 1 << 18  # of a weight, quantized at a time
 BLOCK = 512  # outputs that are dequantized at a time
 
 
@@ -38,18 +39,49 @@ def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tenso
     extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))  # becomes -8, the code of the widest range
     scales = (extreme / -8).bfloat16()
     inverse = torch.where(scales == 0, 0.0, 1 / scales.float())
-    codes = ((groups * inverse).round_().clamp_(-8, 7) + 8).to(torch.uint8)
-    low, high = codes.split(GROUP // 2, 2)
-    return (low | (high << 4)).flatten(1), scales[:, :, 0]
+    integers = (groups * inverse).round_().clamp_(-8, 7).to(torch.int8)
+    return pack(integers.flatten(1), "int4"), scales[:, :, 0]
+
+
+def pack(integers: Tensor, precision: Precision) -> Tensor:
+    """The codes of integers (O, I) in int8."""
+    if precision == "int8":
+        return integers
+    low, high = (integers + 8).to(torch.uint8).unflatten(1, (-1, GROUP)).split(GROUP // 2, 2)
+    return (low | (high << 4)).flatten(1)
+
+
+def unpack(codes: Tensor) -> Tensor:
+    """The integers (O, I) in int8 of codes."""
+    if codes.dtype == torch.int8:
+        return codes
+    groups = codes.unflatten(1, (-1, GROUP // 2))
+    return torch.cat([groups & 15, groups >> 4], 2).flatten(1).to(torch.int8) - 8
 
 
 def dequantize_weight(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """The weight (O, I) that codes and scales of `quantize_weight` stand for."""
-    if codes.dtype == torch.int8:
-        return (codes.float() * scales[:, None]).to(dtype)
-    groups = codes.unflatten(1, (-1, GROUP // 2))
-    numbers = torch.cat([groups & 15, groups >> 4], 2).float() - 8
-    return (numbers * scales.float()[:, :, None]).flatten(1).to(dtype)
+    groups = unpack(codes).float().unflatten(1, (1 if codes.dtype == torch.int8 else scales.size(1), -1))
+    return (groups * scales.float().view(len(codes), -1, 1)).flatten(1).to(dtype)
+
+
+def quantize_rows(
+    read: Callable[[int, int], tuple[Tensor, Tensor]], start: int, end: int, inputs: int
+) -> tuple[Tensor, Tensor]:
+    """The codes and scales of the outputs from `start` to `end` - 1 of a weight; `read` gives those of a few rows."""
+    whole = [part.new_empty(end - start, *part.shape[1:]) for part in read(start, min(start + 1, end))]
+    step = max(1, ELEMENTS // inputs)
+    for first in range(start, end, step):
+        last = min(first + step, end)
+        for tensor, part in zip(whole, read(first, last)):
+            tensor[first - start : last - start] = part
+    return whole[0], whole[1]
+
+
+def quantize_tensor(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+    """`quantize_weight` with little memory beside the result."""
+    read = lambda start, end: quantize_weight(weight[start:end], precision)
+    return quantize_rows(read, 0, len(weight), weight.size(1))
 
 
 class QuantizedLinear(nn.Module):
@@ -58,13 +90,18 @@ class QuantizedLinear(nn.Module):
     codes: Tensor
     scales: Tensor
 
-    def __init__(self, layer: nn.Linear, precision: Precision) -> None:
+    def __init__(self, codes: Tensor, scales: Tensor, bias: nn.Parameter | None) -> None:
         super().__init__()
-        self.precision, self.in_features, self.out_features = precision, layer.in_features, layer.out_features
-        codes, scales = quantize_weight(layer.weight, precision)
+        self.precision: Precision = "int8" if codes.dtype == torch.int8 else "int4"
+        self.out_features, self.in_features = len(codes), codes.size(1) * (1 if self.precision == "int8" else 2)
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
-        self.bias = layer.bias
+        self.bias = bias
+
+    @staticmethod
+    def of(layer: nn.Linear, precision: Precision) -> QuantizedLinear:
+        """A layer with the quantized weight and the bias of a plain one."""
+        return QuantizedLinear(*quantize_tensor(layer.weight, precision), layer.bias)
 
     @property
     def weight(self) -> Tensor:
@@ -101,28 +138,36 @@ LIBRARY.impl("quantized_linear", quantized_linear, "CompositeExplicitAutograd")
 
 def quantize_model(model: nn.Module, precision: str) -> list[str]:
     """Replace the linear layers of a model by quantized ones, in place; returns the names of those that stay as they
-    are, whose number of inputs is no multiple of 32 (int4).
-
-    A head that shares its weight with the embedding becomes int8. Embeddings, norms, routers and stacks of experts
-    stay as they are. Raises a UserError for an unknown precision.
-    """
-    if precision not in get_args(Precision):
-        raise UserError(f"quantize is {precision!r}: choose int8 or int4")
-    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    kept = []
-    for parent_name, parent in list(model.named_modules()):
-        for name, layer in linear_layers(parent):
-            kind: Precision = "int8" if precision == "int8" or id(layer.weight) in tied else "int4"
-            if kind == "int4" and layer.in_features % GROUP:
-                kept.append(f"{parent_name}.{name}".lstrip("."))
-            else:
-                setattr(parent, name, QuantizedLinear(layer, kind))
+    are, see `choose_layers`."""
+    chosen, kept = choose_layers(model, precision)
+    for name, kind in chosen.items():
+        model.set_submodule(name, QuantizedLinear.of(model.get_submodule(name), kind))  # type: ignore[arg-type]
     return kept
 
 
-def linear_layers(parent: nn.Module) -> Iterable[tuple[str, Linear]]:
-    """The linear layers that are direct children of a module."""
-    return [(name, child) for name, child in parent.named_children() if isinstance(child, Linear)]
+def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision], list[str]]:
+    """The linear layers that are quantized, with the precision of each, and the names of those that are not, whose
+    number of inputs is no multiple of 32 (int4).
+
+    A head that shares its weight with the embedding becomes int8. Embeddings, norms, routers and stacks of experts
+    stay as they are. Raises a UserError for an unknown precision, and for a model that is quantized already.
+    """
+    if precision not in get_args(Precision):
+        raise UserError(f"quantize is {precision!r}: choose int8 or int4")
+    if is_quantized(model):
+        raise UserError(
+            f"this model is quantized already: load it without quantize={precision!r}, or take plain weights"
+        )
+    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    chosen, kept = dict[str, Precision](), list[str]()
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear):
+            kind: Precision = "int8" if precision == "int8" or id(layer.weight) in tied else "int4"
+            if kind == "int4" and layer.in_features % GROUP:
+                kept.append(name)
+            else:
+                chosen[name] = kind
+    return chosen, kept
 
 
 def is_quantized(model: nn.Module) -> bool:
