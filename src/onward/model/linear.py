@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-MAX_ROWS = {torch.float32: 32, torch.bfloat16: 4}  # up to this many rows, reading the weight takes most of the time
 MIN_PARALLEL = 1 << 16  # elements of a weight from which several threads are faster than one
 
 
@@ -27,21 +26,30 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., I) times a weight (O, I), plus a bias (O,): (..., O).
 
-    A few rows on a CPU, as in decoding, are computed by a kernel that reads the weight at the speed of the memory
-    (`kernels/products.py`); all others, and whatever needs gradients, by `torch.nn.functional.linear`.
+    Up to `max_rows` rows on a CPU are computed by a kernel (`kernels/products.py`), which for a few rows reads the
+    weight at the speed of the memory; all others, and whatever needs gradients, by `torch.nn.functional.linear`.
     """
-    kernel = few_rows_kernel(x, weight, bias)
+    kernel = kernel_for(x, weight, bias)
     if kernel is None:
         return F.linear(x, weight, bias)
     return run(kernel, x, weight, weight, bias, weight.size(0))
 
 
-def few_rows_kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., None] | None:
+def kernel_for(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., None] | None:
     """The kernel for x (..., I) and a plain weight, or None where PyTorch computes the product."""
     dtype = x.dtype
-    if dtype not in MAX_ROWS or dtype is not weight.dtype or not fits(x, weight, MAX_ROWS[dtype]):
+    if dtype is not weight.dtype or not fits(x, weight, max_rows(dtype)):
         return None
     return compiled("float32" if dtype is torch.float32 else "bfloat16", dtype, bias is not None)
+
+
+@cache
+def max_rows(dtype: torch.dtype) -> int:
+    """The most rows of a plain weight that a kernel multiplies as fast as PyTorch; none in dtypes without a kernel."""
+    cpu = torch.cpu.get_capabilities()
+    if dtype == torch.bfloat16 and cpu.get("avx512_bf16"):
+        return 32 if cpu.get("amx_tile") else 1 << 62
+    return {torch.float32: 32, torch.bfloat16: 4}.get(dtype, 0)
 
 
 def fits(x: Tensor, weight: Tensor, max_rows: int) -> bool:

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.errors import UserError
-from onward.model.linear import Linear, compiled, fits, run
+from onward.model.linear import Linear, compiled, fits, max_rows, run
 
 Precision = Literal["int8", "int4"]
 GROUP = 32  # int4 weights with the same scale
-MAX_ROWS = 8  # up to this many rows are multiplied by a kernel that reads the integers; more by the dequantized weight
 NOT_QUANTIZED = f"int4 needs a number of inputs that is a multiple of {GROUP}"
 ELEMENTS = 1 << 18  # of a weight, quantized at a time
 BLOCK = 512  # outputs that are dequantized at a time
@@ -120,7 +119,7 @@ class QuantizedLinear(nn.Module):
 
 def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """x (..., I) times the weight of codes and scales, plus a bias (O,): (..., O)."""
-    if fits(x, codes, MAX_ROWS) and x.dtype in (torch.float32, torch.bfloat16):
+    if fits(x, codes, max_rows(x.dtype)) and x.dtype in (torch.float32, torch.bfloat16):
         kernel = compiled("int8" if codes.dtype == torch.int8 else "int4", x.dtype, bias is not None)
         if kernel is not None:
             return run(kernel, x, codes, scales, bias, len(codes))

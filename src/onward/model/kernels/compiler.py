@@ -22,7 +22,13 @@ INT = ir.IntType(64)
 FLOAT = ir.FloatType()
 FLOATS = ir.VectorType(FLOAT, LANES)
 INTS = ir.VectorType(ir.IntType(32), LANES)
-ELEMENTS = {"float32": FLOAT, "bfloat16": ir.IntType(16), "int8": ir.IntType(8), "int64": INT}
+ELEMENTS = {
+    "float32": FLOAT,
+    "bfloat16": ir.IntType(16),
+    "int8": ir.IntType(8),
+    "int32": ir.IntType(32),
+    "int64": INT,
+}
 OPENMP = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 
 llvm.initialize_native_target()
@@ -70,13 +76,31 @@ class Code(ir.IRBuilder):
         base = self.inttoptr(pointer, kind) if pointer.type == INT else self.bitcast(pointer, kind)
         return self.gep(base, [number(index)])
 
+    def vector(self, pointer: ir.Value, dtype: str, index: Any, count: int, left: Any = None) -> ir.Value:
+        """`count` elements from `index` on, as they are; those from `left` on are not read, and zeros."""
+        kind = ir.VectorType(ELEMENTS[dtype], count)
+        source = self.bitcast(self.at(pointer, dtype, index), kind.as_pointer())
+        if left is None:
+            return self.load(source, align=1)
+        longs = ir.VectorType(INT, count)
+        first = self.insert_element(ir.Constant(longs, ir.Undefined), left, ir.IntType(32)(0))
+        lanes = ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count)
+        limit = self.shuffle_vector(first, ir.Constant(longs, ir.Undefined), lanes)
+        mask = self.icmp_unsigned("<", ir.Constant(longs, list(range(count))), limit)
+        name = f"llvm.masked.load.v{count}{ELEMENTS[dtype].intrinsic_name}.p0"
+        return self.intrinsic(name, kind, [source, ir.IntType(32)(1), mask, ir.Constant(kind, None)])
+
+    def as_floats(self, numbers: ir.Value, dtype: str) -> ir.Value:
+        """A vector of elements of a dtype as fp32."""
+        count = numbers.type.count
+        kind, bits = (ir.VectorType(t, count) for t in (FLOAT, ir.IntType(32)))
+        if dtype == "bfloat16":
+            return self.bitcast(self.shl(self.zext(numbers, bits), ir.Constant(bits, [16] * count)), kind)
+        return self.sitofp(numbers, kind) if dtype == "int8" else numbers
+
     def floats(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
         """LANES elements from `index` on, as fp32."""
-        source = self.at(pointer, dtype, index)
-        vector = self.load(self.bitcast(source, ir.VectorType(ELEMENTS[dtype], LANES).as_pointer()), align=1)
-        if dtype == "bfloat16":
-            return self.bitcast(self.shl(self.zext(vector, INTS), integers(16)), FLOATS)
-        return self.sitofp(self.sext(vector, INTS), FLOATS) if dtype == "int8" else vector
+        return self.as_floats(self.vector(pointer, dtype, index, LANES), dtype)
 
     def scalar(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
         """One element as fp32, or as int64."""
@@ -88,14 +112,29 @@ class Code(ir.IRBuilder):
     def put(self, value: ir.Value, pointer: ir.Value, dtype: str, index: Any) -> None:
         """Write an fp32 number, or a vector of them, from element `index` on; rounded to bf16 half to even."""
         if dtype == "bfloat16":
-            like = INTS if value.type == FLOATS else ir.IntType(32)
-            bits, constant = self.bitcast(value, like), integers if value.type == FLOATS else ir.IntType(32)
+            count = getattr(value.type, "count", 0)
+            word, short = ir.IntType(32), ir.IntType(16)
+            kind = ir.VectorType(word, count) if count else word
+
+            def constant(number: int) -> ir.Constant:
+                return ir.Constant(kind, [number] * count if count else number)
+
+            bits = self.bitcast(value, kind)
             odd = self.and_(self.lshr(bits, constant(16)), constant(1))
             rounded = self.add(self.add(bits, constant(0x7FFF)), odd)
             rounded = self.select(self.fcmp_unordered("uno", value, value), self.or_(bits, constant(0x400000)), rounded)
-            short = ir.VectorType(ir.IntType(16), LANES) if value.type == FLOATS else ir.IntType(16)
-            value = self.trunc(self.lshr(rounded, constant(16)), short)
+            value = self.trunc(self.lshr(rounded, constant(16)), ir.VectorType(short, count) if count else short)
         self.store(value, self.bitcast(self.at(pointer, dtype, index), value.type.as_pointer()), align=1)
+
+    def prefetch(self, pointer: ir.Value) -> None:
+        """Move a line of memory to the second level of cache."""
+        kind = ir.IntType(32)
+        self.intrinsic("llvm.prefetch.p0", ir.VoidType(), [self.bitcast(pointer, BYTES), kind(0), kind(2), kind(1)])
+
+    def intrinsic(self, name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.Value:
+        """Call a function of LLVM by its full name."""
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        return self.call(self.module.globals.get(name) or ir.Function(self.module, kind, name), arguments)
 
     def repeat(self, value: ir.Value) -> ir.Value:
         """A vector of LANES times an fp32 number."""

@@ -1,147 +1,228 @@
-"""Products of a few rows with a weight, y = x Wᵀ + bias, at the speed at which memory gives the weight.
+"""Products with a weight, y = x Wᵀ + bias: at the speed of the memory for a few rows of x, of the arithmetic for many.
 
-Each row of the weight is read once, from beginning to end, for all rows of x. A product is summed in the same order
-for any number of rows and threads, so it does not depend on the other rows.
+Fewer than TILE rows take each row of the weight in turn, from its beginning to its end. More rows are computed in tiles
+of TILE rows of x and TILE of the weight, whose integers are unpacked first. The order in which products are added
+depends neither on the number of rows nor on that of threads; but integers in a tile are multiplied as numbers of the
+dtype of x, to which int4 weights are rounded, so that a tile of them may round differently.
 Shapes: N rows, I inputs, O outputs; x (N, I), weight (O, I), y (N, O).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from llvmlite import ir
+from onward.model.kernels import int4
+from onward.model.kernels.compiler import FLOATS, INT, LANES, Code, Emit, callable_kernel
+from onward.model.kernels.units import ZERO, Unit, shuffle, sums, unit_for
 
-from onward.model.kernels.compiler import FLOATS, INT, LANES, Code, callable_kernel, integers
-
-TILE = 4  # rows of x in one pass over a row of the weight
-GROUP = 32  # int4 weights with the same scale
-ZERO = ir.Constant(FLOATS, [0.0] * LANES)
-
-
-class Plain:
-    """Weights in a dtype of PyTorch: fp32, bf16, or int8 with an fp32 scale for each output."""
-
-    step, unroll, width = LANES, 4, LANES  # `width` numbers of the prepared x belong to `step` weights
-
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
-
-    def accumulate(self, code: Code, weight: Any, scales: Any, place: Any, x: Sequence[Any], sums: list[Any]) -> None:
-        """Add the products of `step` weights from `place` on with numbers at each pointer of x to the sums."""
-        numbers = code.floats(weight, self.dtype, place)
-        for row, pointer in enumerate(x):
-            sums[row] = code.fma(numbers, code.floats(pointer, "float32", 0), sums[row])
+TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
+AHEAD = 4  # the weight is prefetched this many tiles ahead
+BLOCK = 1 << 18  # numbers of x that stay in a core's cache while the rows of the weight pass
 
 
-class Int4:
-    """Two weights in a byte: the first half of a GROUP in the low bits, the second half in the high bits, each plus 8.
+class Matrix(NamedTuple):
+    """Rows of contiguous numbers of a dtype, from an address on."""
 
-    Each group has a bf16 scale. The 8 is subtracted as a third product: `prepare` puts -8 times the sum of the two
-    numbers of x that meet a byte behind those of the group.
-    """
-
-    step, unroll, width = GROUP, 2, GROUP + LANES
-
-    def accumulate(self, code: Code, weight: Any, scales: Any, place: Any, x: Sequence[Any], sums: list[Any]) -> None:
-        """As in Plain, for a group."""
-        bits = code.bytes(weight, code.lshr(place, INT(1)))
-        low = code.uitofp(code.and_(bits, integers(15)), FLOATS)
-        high = code.uitofp(code.lshr(bits, integers(4)), FLOATS)
-        scale = code.repeat(code.scalar(scales, "bfloat16", code.lshr(place, INT(5))))
-        for row, pointer in enumerate(x):
-            first, second, offset = (code.floats(pointer, "float32", i * LANES) for i in range(3))
-            sums[row] = code.fma(code.fma(high, second, code.fma(low, first, offset)), scale, sums[row])
+    address: Any
+    dtype: str
 
 
-FORMATS: dict[str, Plain | Int4] = {name: Plain(name) for name in ("float32", "bfloat16", "int8")} | {"int4": Int4()}
+class Operands(NamedTuple):
+    """The arguments of a kernel: addresses, and the numbers of rows, outputs and inputs."""
+
+    x: Any
+    weight: Any
+    scales: Any
+    bias: Any
+    y: Any
+    rows: Any
+    outputs: Any
+    inputs: Any
 
 
-def prepare(code: Code, x: Any, dtype: str, rows: Any, inputs: Any, form: Plain | Int4) -> tuple[Any, Any]:
-    """x as the format wants it, in fp32, and the numbers of a row of it; each thread does so for itself."""
-    if isinstance(form, Plain) and dtype == "float32":
-        return x, inputs
-    stride = code.mul(code.udiv(code.add(inputs, INT(form.step - 1)), INT(form.step)), INT(form.width))
-    copy = code.alloca(FLOATS, size=code.udiv(code.mul(rows, stride), INT(LANES)))
-    copy = code.ptrtoint(copy, INT)
-    whole = code.sub(inputs, code.urem(inputs, INT(form.step)))
-    with code.loop(0, rows) as (row, _):
-        source, target = code.mul(row, inputs), code.mul(row, stride)
-        with code.loop(0, whole, form.step) as (index, _):
-            numbers = [
-                code.floats(x, dtype, code.add(source, code.add(index, INT(i)))) for i in range(0, form.step, LANES)
-            ]
-            if isinstance(form, Int4):
-                numbers.append(code.fmul(code.fadd(*numbers), ir.Constant(FLOATS, [-8.0] * LANES)))
-            place = code.add(target, code.mul(code.udiv(index, INT(form.step)), INT(form.width)))
-            for i, vector in enumerate(numbers):
-                code.put(vector, copy, "float32", code.add(place, INT(i * LANES)))
-        with code.loop(whole, inputs) as (index, _):
-            code.put(code.scalar(x, dtype, code.add(source, index)), copy, "float32", code.add(target, index))
-    return copy, stride
+@dataclass(frozen=True)
+class Product:
+    """The code of products for a format of the weight (float32, bfloat16, int8, int4), and x, bias and y of a dtype."""
+
+    weight_format: str
+    dtype: str
+    biased: bool
+    unit: Unit
+
+    def few_rows(self, code: Code, given: Operands, first: Any, end: Any) -> None:
+        """All rows of x times the rows of the weight from `first` to `end` - 1, one after the other."""
+        x, weight, unit = Matrix(given.x, self.dtype), Matrix(given.weight, self.weight_format), self.unit
+        rows, inputs, prepared, chains = given.rows, given.inputs, None, 4 if self.weight_format == "int8" else 1
+        if self.weight_format == "int4":
+            prepared = int4.prepare(code, unit, given.x, self.dtype, rows, inputs)
+        elif self.weight_format == "int8" and self.dtype == "bfloat16":  # fp32 is made of integers in fewer steps
+            x, unit = Matrix(widened(code, x, code.mul(rows, inputs)), "float32"), Unit()
+        with code.loop(first, end) as (output, _), code.loop(0, rows) as (row, _):
+            if prepared is not None:
+                found = [int4.dot(code, unit, prepared, row, given.weight, given.scales, output, inputs)]
+            else:
+                places = [code.mul(row, inputs)], [code.mul(output, inputs)]
+                found = tile(code, unit, x, places[0], weight, places[1], inputs, chains=chains)
+            self.store(code, given, found, row, 1, output, 1)
+
+    def many_rows(self, code: Code, given: Operands, first: Any, end: Any) -> None:
+        """As `few_rows`, in tiles. The rows of x are divided into blocks; all rows of the weight pass each block."""
+        rows, inputs, weight = given.rows, given.inputs, Matrix(given.weight, self.weight_format)
+        block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
+        if unpacked := self.weight_format in ("int8", "int4"):
+            vectors = code.udiv(code.add(code.mul(inputs, INT(TILE)), INT(2 * self.unit.step)), INT(self.unit.step))
+            weight = Matrix(code.ptrtoint(code.alloca(self.unit.vector, size=vectors), INT), self.unit.dtype)
+        whole = code.sub(end, code.urem(code.sub(end, first), INT(TILE)))
+        with code.loop(0, rows, block) as (begin, _):
+            stop = least(code, code.add(begin, block), rows)
+            for start, to, outputs in (first, whole, TILE), (whole, end, 1):
+                with code.loop(start, to, outputs) as (output, _):
+                    if unpacked:
+                        self.unpack(code, given, weight.address, output, outputs)
+                    place = INT(0) if unpacked else code.mul(output, inputs)
+                    self.tiles(code, given, weight, place, (begin, stop), output, outputs)
+
+    def unpack(self, code: Code, given: Operands, target: Any, output: Any, outputs: int) -> None:
+        """Write the numbers of rows of the weight that are integers, as the unit reads them."""
+        inputs, unit = given.inputs, self.unit
+        width = int4.GROUP if self.weight_format == "int4" else unit.step
+        begin, size = code.mul(output, inputs), code.mul(inputs, INT(outputs))
+        whole = code.sub(size, code.urem(size, INT(width)))
+        for start, end, ragged in (INT(0), whole, False), (whole, size, True):
+            with code.loop(start, end, width) as (index, _):
+                place = code.add(begin, index)
+                if self.weight_format == "int4":
+                    vectors = int4.unpack(code, unit, given.weight, given.scales, place)
+                else:
+                    left = code.sub(size, index) if ragged else None
+                    vectors = [unit.read(code, given.weight, "int8", place, left)]
+                for i, vector in enumerate(vectors):
+                    pointer = code.at(target, unit.dtype, code.add(index, INT(i * unit.step)))
+                    code.store(vector, code.bitcast(pointer, vector.type.as_pointer()), align=1)
+
+    def tiles(
+        self, code: Code, given: Operands, weight: Matrix, place: Any, rows: tuple[Any, Any], output: Any, outputs: int
+    ) -> None:
+        """Rows of x times the rows of the weight that begin at `place`."""
+        inputs, (begin, stop) = given.inputs, rows
+        tiled = code.sub(stop, code.urem(code.sub(stop, begin), INT(TILE)))
+        passes = code.udiv(code.sub(tiled, begin), INT(TILE))
+        lines = code.udiv(code.add(passes, INT(TILE - 1)), passes)  # all passes together prefetch a tile, or more
+        ahead = code.add(place, code.mul(inputs, INT(outputs * AHEAD)))
+        for start, end, size in (begin, tiled, TILE), (tiled, stop, 1):
+            with code.loop(start, end, size) as (row, _):
+                x_places = [code.mul(code.add(row, INT(i)), inputs) for i in range(size)]
+                places = [code.add(place, code.mul(INT(i), inputs)) for i in range(outputs)]
+                x = Matrix(given.x, self.dtype)
+                prefetched = None
+                if weight.dtype == self.weight_format and size == outputs == TILE:
+                    passed = code.mul(code.udiv(code.sub(row, begin), INT(TILE)), lines)
+                    prefetched = code.add(ahead, code.mul(passed, inputs)), lines
+                found = tile(code, self.unit, x, x_places, weight, places, inputs, prefetched)
+                self.store(code, given, found, row, size, output, outputs)
+
+    def store(
+        self, code: Code, given: Operands, found: Sequence[Any], row: Any, rows: int, output: Any, outputs: int
+    ) -> None:
+        """Write a tile of y, given the partial sums of its numbers, those of a row after each other."""
+        totals = sums(code, found)
+        if self.weight_format == "int8":
+            totals = code.fmul(totals, repeated(code, given.scales, "float32", output, outputs))
+        if self.biased:
+            totals = code.fadd(totals, repeated(code, given.bias, self.dtype, output, outputs))
+        for i in range(rows):
+            numbers = shuffle(code, [i * outputs + j for j in range(outputs)], totals)
+            place = code.add(code.mul(code.add(row, INT(i)), given.outputs), output)
+            code.put(numbers, given.y, self.dtype, place)
 
 
-def emit(form: Plain | Int4, dtype: str, biased: bool) -> Callable[[Code, Sequence[Any], Any, Any], None]:
-    """The code of the outputs from `first` to `end` - 1, for x, bias and y of a dtype."""
-
-    def products(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        x, weight, scales, bias, y, rows, outputs, inputs = arguments
-        x, stride = prepare(code, x, dtype, rows, inputs, form)
-        tiled = code.sub(rows, code.urem(rows, INT(TILE)))
-        with code.loop(first, end) as (output, _):
-            for start, stop, count in (0, tiled, TILE), (tiled, rows, 1):
-                with code.loop(start, stop, count) as (row, _):
-                    places = [code.add(row, INT(i)) for i in range(count)]
-                    totals = dot(
-                        code, form, [code.mul(place, stride) for place in places], x, weight, scales, output, inputs
-                    )
-                    for place, total in zip(places, totals):
-                        if form is FORMATS["int8"]:
-                            total = code.fmul(total, code.scalar(scales, "float32", output))
-                        if biased:
-                            total = code.fadd(total, code.scalar(bias, dtype, output))
-                        code.put(total, y, dtype, code.add(code.mul(place, outputs), output))
-
-    return products
-
-
-def dot(
-    code: Code, form: Plain | Int4, starts: Sequence[Any], x: Any, weight: Any, scales: Any, output: Any, inputs: Any
+def tile(
+    code: Code,
+    unit: Unit,
+    x: Matrix,
+    x_places: Sequence[Any],
+    weight: Matrix,
+    places: Sequence[Any],
+    inputs: Any,
+    prefetched: tuple[Any, Any] | None = None,
+    chains: int = 1,
 ) -> list[Any]:
-    """The products of one row of the weight with the rows of x that begin at `starts`."""
-    begin, width = code.mul(output, inputs), form.step * form.unroll
-    wide, whole = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (width, form.step))
-    sums = [[ZERO] * len(starts) for _ in range(form.unroll)]  # several, since a sum waits for the one before
+    """The partial sums of the products of rows of x with rows of the weight, which begin at these places.
 
-    def add(index: Any, sums: list[Any], u: int) -> None:
-        index = code.add(index, INT(u * form.step))
-        offset = code.mul(code.udiv(index, INT(form.step)), INT(form.width)) if form.width != form.step else index
-        pointers = [code.ptrtoint(code.at(x, "float32", code.add(start, offset)), INT) for start in starts]
-        form.accumulate(code, weight, scales, code.add(begin, index), pointers, sums)
+    `prefetched`: where the weight is prefetched, and the number of vectors for each that is multiplied. A sum waits for
+    the one before it: where few are computed at a time, each is divided into `chains` sums.
+    """
+    count = len(x_places) * len(places)
+    wide, whole = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))
 
-    flat = [total for part in sums for total in part]
-    with code.loop(0, wide, width, flat) as (index, flat):
-        for u in range(form.unroll):
-            part = flat[u * len(starts) : (u + 1) * len(starts)]
-            add(index, part, u)
-            flat[u * len(starts) : (u + 1) * len(starts)] = part
-    sums = [flat[u * len(starts) : (u + 1) * len(starts)] for u in range(form.unroll)]
-    with code.loop(wide, whole, form.step, sums[0]) as (index, sums[0]):
-        add(index, sums[0], 0)
-    while len(sums) > 1:
-        sums = [[code.fadd(a, b) for a, b in zip(*pair)] for pair in zip(sums[::2], sums[1::2])]
-    totals = [code.sum(total) for total in sums[0]]
-    if isinstance(form, Plain):  # int4 weights come in whole groups
-        with code.loop(whole, inputs, 1, totals) as (index, totals):
-            number = code.scalar(weight, form.dtype, code.add(begin, index))
-            for i, start in enumerate(starts):
-                totals[i] = code.fma(number, code.scalar(x, "float32", code.add(start, index)), totals[i])
+    def add(index: Any, totals: list[Any], left: Any) -> None:
+        weights = [unit.read(code, weight.address, weight.dtype, code.add(place, index), left) for place in places]
+        for i, place in enumerate(x_places):
+            numbers = unit.read(code, x.address, x.dtype, code.add(place, index), left)
+            for j, vector in enumerate(weights):
+                totals[i * len(places) + j] = unit.add(code, vector, numbers, totals[i * len(places) + j])
+
+    with code.loop(0, wide, unit.step * chains, [ZERO] * (count * chains)) as (index, totals):
+        if prefetched is not None:
+            start, lines = prefetched
+            with code.loop(0, lines) as (line, _):
+                place = code.add(code.mul(index, lines), code.mul(line, INT(unit.step)))
+                code.prefetch(code.at(weight.address, weight.dtype, code.add(start, place)))
+        for i in range(chains):
+            part = totals[i * count : (i + 1) * count]
+            add(code.add(index, INT(i * unit.step)), part, None)
+            totals[i * count : (i + 1) * count] = part
+    while len(totals) > count:
+        half = len(totals) // 2
+        totals = [code.fadd(a, b) for a, b in zip(totals[:half], totals[half:])]
+    if chains > 1:
+        with code.loop(wide, whole, unit.step, totals) as (index, totals):
+            add(index, totals, None)
+    with code.loop(whole, inputs, unit.step, totals) as (index, totals):
+        add(index, totals, code.sub(inputs, index))
     return totals
+
+
+def widened(code: Code, x: Matrix, size: Any) -> Any:
+    """The address of a copy of `size` numbers in fp32."""
+    unit = Unit()
+    copy = code.ptrtoint(code.alloca(FLOATS, size=code.add(code.udiv(size, INT(LANES)), INT(1))), INT)
+    with code.loop(0, size, LANES) as (index, _):
+        numbers = unit.read(code, x.address, x.dtype, index, code.sub(size, index))
+        code.put(numbers, copy, "float32", index)
+    return copy
+
+
+def repeated(code: Code, address: Any, dtype: str, index: Any, count: int) -> Any:
+    """`count` numbers from `index` on, repeated in a vector of LANES."""
+    numbers = code.as_floats(code.vector(address, dtype, index, count), dtype)
+    return shuffle(code, [i % count for i in range(LANES)], numbers)
+
+
+def least(code: Code, a: Any, b: Any) -> Any:
+    return code.select(code.icmp_signed("<", a, b), a, b)
+
+
+def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = None) -> Emit:
+    """The kernel of `Operands`; an item is an output. `bf16_dots` as in `unit_for`."""
+    product = Product(weight_format, dtype, biased, unit_for(dtype, bf16_dots))
+
+    def kernel(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
+        given = Operands(*arguments)
+        with code.if_else(code.icmp_signed("<", given.rows, INT(TILE))) as (few, many):
+            with few:
+                product.few_rows(code, given, first, end)
+            with many:
+                product.many_rows(code, given, first, end)
+
+    return kernel
 
 
 @cache
 def products(weight_format: str, dtype: str, biased: bool, cpu: str | None = None) -> Callable[..., None]:
     """The kernel `(x, weight, scales, bias, y, N, O, I, O, threads)`, given addresses, for weights of a format
     (float32, bfloat16, int8 or int4) and x, bias and y of a dtype (float32 or bfloat16)."""
-    return callable_kernel(8, emit(FORMATS[weight_format], dtype, biased), cpu)
+    return callable_kernel(8, emit(weight_format, dtype, biased, False if cpu else None), cpu)

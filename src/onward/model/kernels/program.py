@@ -21,9 +21,8 @@ from onward.model.cache import KVCache
 from onward.model.kernels import attention, elementwise
 from onward.model.kernels.compiler import BYTES, INT, Code, Emit, add_kernel, load
 from onward.model.kernels.elementwise import Formula, Layout, clamp, like, merged
-from onward.model.kernels.products import FORMATS, emit
-from onward.model.linear import MAX_ROWS, MIN_PARALLEL
-from onward.model.quantize import MAX_ROWS as MAX_QUANTIZED_ROWS
+from onward.model.kernels.products import emit
+from onward.model.linear import MIN_PARALLEL, max_rows
 from onward.model.recording import Attention, NotCompilable, Operation, Record, Recording, Write
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int64: "int64"}
@@ -307,14 +306,14 @@ def product(operation: Operation) -> list[Call]:
     x, transposed = operation.arguments[-2:]
     weight, out = transposed.t(), operation.result
     rows, (outputs, inputs) = len(x), weight.shape
-    if not (weight.is_contiguous() and x.is_contiguous()) or x.dtype not in MAX_ROWS or operation.options:
+    if not (weight.is_contiguous() and x.is_contiguous()) or operation.options:
         raise NotCompilable("a product in another form")
-    if rows > MAX_ROWS[x.dtype]:
+    if rows > max_rows(x.dtype):
         raise NotCompilable(f"{rows} rows")
     dtype = DTYPES[x.dtype]
     fields = [address(t) for t in (x, weight, weight, bias, out)] + [rows, outputs, inputs]
     threads = torch.get_num_threads() if weight.numel() >= MIN_PARALLEL else 1
-    emitted = emit(FORMATS[dtype], dtype, bias is not None)
+    emitted = emit(dtype, dtype, bias is not None)
     return [Call(("product", dtype, dtype, bias is not None), emitted, fields, outputs, threads)]
 
 
@@ -322,14 +321,12 @@ def quantized_product(operation: Operation) -> list[Call]:
     """A product with codes and scales."""
     x, codes, scales, bias = operation.arguments
     rows, outputs, inputs = x.numel() // x.size(-1), len(codes), x.size(-1)
-    if rows > MAX_QUANTIZED_ROWS:
-        raise NotCompilable(f"{rows} rows")
     if not x.is_contiguous():
         raise NotCompilable("a product in another form")
     form, dtype = "int8" if codes.dtype == torch.int8 else "int4", DTYPES[x.dtype]
     fields = [address(t) for t in (x, codes, scales, bias, operation.result)] + [rows, outputs, inputs]
     threads = torch.get_num_threads() if outputs * inputs >= MIN_PARALLEL else 1
-    emitted = emit(FORMATS[form], dtype, bias is not None)
+    emitted = emit(form, dtype, bias is not None)
     return [Call(("product", form, dtype, bias is not None), emitted, fields, outputs, threads)]
 
 
