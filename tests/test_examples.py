@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import io
+import json
 import math
 import re
 import runpy
@@ -202,3 +203,31 @@ class TestLlamaBlock:
         assert "256 tokens into a model for 32" in text
         assert "finite attention: True, finite logits: True" in text
         assert number("rows sum to 1 up to #", text) < 1e-5
+
+
+class TestKvCache:
+    def test_cache_gives_the_same_logits_for_a_hundredth_of_the_arithmetic(self, tmp_path: Path) -> None:
+        text = printed("kv_cache", "--length", "256", "--rounds", "1", "--out", str(tmp_path / "cache.svg"))
+        assert number("differ by # at most", text) < 1e-5
+        rows = re.findall(rf"^ +(\d+) +{NUMBER} MFLOP.*?ms +{NUMBER} MFLOP", text, re.M)
+        without, cached = ([float(row[i].replace(",", "")) for row in rows] for i in (1, 2))
+        assert without[-1] / without[0] > 256 / 32  # attention makes it more than proportional to the length
+        assert cached[-1] < 1.2 * cached[0]
+        assert without[-1] > 200 * cached[-1]
+        assert "without a cache" in (tmp_path / "cache.svg").read_text()
+
+
+class TestBeyondLength:
+    def test_curves_of_both_positions_reach_four_times_the_trained_length(self, tmp_path: Path) -> None:
+        out = tmp_path / "beyond.json"
+        assert number("rotary perplexity #", printed("beyond_length", "--steps", "20", "--out", str(out))) < 40
+        (panel,) = json.loads(out.read_text())["panels"]
+        assert panel["x"][-1] == 120
+        assert {name: len(values) for name, values in panel["series"].items()} == {"rotary": 15, "ALiBi": 15}
+
+    @pytest.mark.long
+    def test_perplexity_rises_with_rotary_positions_and_stays_with_alibi(self) -> None:
+        text = printed("beyond_length")
+        rotary, alibi = numbers("16 to 31, # at positions", text)
+        assert rotary > 1.5 * number("rotary perplexity #", text)
+        assert alibi < 1.1 * number("ALiBi perplexity #", text)

@@ -1,0 +1,77 @@
+"""Rotary positions against ALiBi beyond the trained length.
+
+Two decoders that differ in nothing but their positions are trained on windows of 32 characters, and then read windows
+four times as long. Up to the trained length rotary positions are at least as good. Beyond it they meet distances, and
+so angles, that no training window had, and the perplexity rises; the biases of ALiBi make distant tokens fade, and the
+perplexity stays. With --out the curves become a picture (.svg, .png, .html).
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import onward
+from onward.data.sources import documents
+from onward.data.tokens import Tokens, encode
+from onward.data.windows import Windows
+from onward.evaluation.score import logprobs
+from onward.model.part_types import Position
+from onward.reports.panels import curves
+from onward.reports.picture import Picture
+from onward.text.tokenizer import train_tokenizer
+from onward.training.trainer import StepPlan, Trainer
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--steps", type=int, default=300, help="training steps of each decoder (default: 300)")
+parser.add_argument("--seed", type=int, default=0, help="seed of weights and windows (default: 0)")
+parser.add_argument("--out", default="", help="file of the picture (default: the terminal)")
+options = parser.parse_args()
+
+T, LONGER, BATCH, AVERAGED = 32, 4, 32, 8  # trained length, factor of the longer windows, windows per step, positions
+tokenizer = train_tokenizer("char", texts := list(documents(["embedded"])))
+tokens, _ = encode(tokenizer, texts)
+split = int(0.9 * len(tokens))
+windows = Windows([Tokens.of(tokens[:split])], T, options.seed)
+held_out = tokens[split:].astype(np.int64)
+long = held_out[: len(held_out) // (LONGER * T) * LONGER * T].reshape(-1, LONGER * T)[:256]
+
+
+def trained(position: Position) -> onward.Decoder:
+    """A decoder with these positions, trained on windows of T characters."""
+    torch.manual_seed(options.seed)
+    model = onward.Decoder(
+        onward.DecoderConfig(
+            tokenizer.vocab_size, d_model=64, n_layers=2, n_heads=4, context_length=T, position=position
+        )
+    )
+    plans = (StepPlan([windows.read(range(step * BATCH, (step + 1) * BATCH))]) for step in range(options.steps))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in Trainer(model, [optimizer], lambda step: 3e-3 * (1 - step / (options.steps + 1))).train(plans):
+        pass
+    return model
+
+
+places = [*range(AVERAGED, LONGER * T, AVERAGED)]
+perplexity = {}
+for name, position in {"rotary": onward.Rotary(), "ALiBi": onward.Alibi()}.items():
+    losses = -logprobs(trained(position), long).mean(0)  # by position, from 1 on
+    perplexity[name] = [math.exp(losses[place - AVERAGED : place].mean()) for place in places]
+    inside, beyond = losses[T // 2 : T - 1].mean(), losses[2 * T :].mean()
+    print(
+        f"{name:7} perplexity {math.exp(inside):6.2f} at positions {T // 2} to {T - 1}, "
+        f"{math.exp(beyond):6.2f} at positions {2 * T} to {LONGER * T - 1}"
+    )
+
+picture = Picture(
+    "Beyond the trained length",
+    f"Perplexity by position, each point over {AVERAGED} positions, of two decoders trained on windows of {T} "
+    f"characters and read over windows of {LONGER * T}. They differ in nothing but their positions.",
+    [curves("perplexity", places, perplexity, x_name="position", marks={"trained length": T}, size=(640, 300))],
+)
+if options.out:
+    picture.write(Path(options.out))
+else:
+    print(f"\n{picture.text()}")

@@ -1,0 +1,98 @@
+"""What the KV cache saves: time and arithmetic by length.
+
+A decoder writes a token after texts of growing length, once by reading the whole text again, once with the keys and
+values of the text in a cache. Both give the same logits. The arithmetic of the first grows with the length, that of the
+second hardly: only the new token's attention gets longer. With --out the curves become a picture (.svg, .png, .html).
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import onward
+from onward.reports.panels import curves
+from onward.reports.picture import Picture
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--length", type=int, default=512, help="the longest text, in tokens (default: 512)")
+parser.add_argument("--rounds", type=int, default=5, help="calls of which the fastest counts (default: 5)")
+parser.add_argument("--out", default="", help="file of the picture (default: the terminal)")
+options = parser.parse_args()
+torch.manual_seed(0)
+torch.set_grad_enabled(False)
+
+config = onward.DecoderConfig(1000, d_model=256, n_layers=4, n_heads=8, n_kv_heads=2, context_length=options.length)
+model = onward.Decoder(config).eval()
+text = torch.randint(config.vocab_size, (1, options.length))
+lengths = [*range(options.length // 8, options.length + 1, options.length // 8)]
+
+
+def attention_flops(q: torch.Size, k: torch.Size, *_: object, **__: object) -> int:
+    """Multiplications and additions of q kᵀ and of the weights times v, by the shapes (B, H, T, E) and (B, H, S, E)."""
+    return 4 * q.numel() * k[2]
+
+
+# PyTorch's counter does not know the kernel of the CPU
+ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops}
+
+
+def measured(run: Callable[[], Tensor]) -> tuple[Tensor, float, float]:
+    """The logits of a call, its millions of multiplications and additions, and the milliseconds of the fastest."""
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
+        logits = run()
+    times = []
+    for _ in range(options.rounds):
+        start = perf_counter()
+        run()
+        times.append(perf_counter() - start)
+    return logits[0, -1], counter.get_total_flops() / 1e6, min(times) * 1e3
+
+
+def read_again(length: int) -> Tensor:
+    """The logits (1, 1, V) after the first tokens of the text, all of which are read."""
+    return model.logits(model.hidden(text[:, :length])[:, -1:])
+
+
+def continued(length: int) -> Tensor:
+    """The same logits, by reading the last of these tokens beside the cache."""
+    return model(text[:, length - 1 : length], torch.tensor([[length - 1]]), cache.view(length=length))
+
+
+cache = onward.KVCache(config, rows=1, length=options.length, chunk=options.length)
+model(text[:, :-1], torch.arange(options.length - 1)[None], cache)  # keys and values of all tokens but the last
+mflops: dict[str, list[float]] = {"without a cache": [], "with a cache": []}
+times: dict[str, list[float]] = {"without a cache": [], "with a cache": []}
+difference = 0.0
+print("length   without a cache        with a cache")
+for length in lengths:
+    whole, *spent = measured(partial(read_again, length))
+    step, *saved = measured(partial(continued, length))
+    for name, (flops, milliseconds) in zip(mflops, (spent, saved)):
+        mflops[name].append(flops)
+        times[name].append(milliseconds)
+    difference = max(difference, float((whole - step).abs().max()))
+    print(f"{length:6}  {spent[0]:9,.1f} MFLOP {spent[1]:6.2f} ms  {saved[0]:6,.1f} MFLOP {saved[1]:6.2f} ms")
+print(f"The logits differ by {difference:.1e} at most.")
+total = [sum(values) for values in mflops.values()]
+print(f"Over these lengths the cache saves {1 - total[1] / total[0]:.1%} of the arithmetic.")
+
+picture = Picture(
+    "What the KV cache saves",
+    "The arithmetic and the time of one more token after a text of a length. Without a cache, the whole text is read "
+    "again for each token; with one, keys and values of the text are kept, and only the new token passes through the "
+    "decoder.",
+    [
+        curves("million multiplications and additions", lengths, mflops, x_name="tokens of text", log=True),
+        curves("milliseconds", lengths, times, x_name="tokens of text", log=True),
+    ],
+)
+if options.out:
+    picture.write(Path(options.out))
+else:
+    print(f"\n{picture.text()}")
