@@ -7,12 +7,14 @@ import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 import onward
 from onward.cli import main
+from onward.data.tokens import Tokens
 from onward.errors import UserError
-from onward.reports.write import write_reports
+from onward.reports.write import spread, write_reports
 from onward.training.run import Run
 from onward.training.validation import Validation
 
@@ -158,3 +160,12 @@ def test_validation_during_a_run_counts_bytes_as_the_final_evaluation_does(tiny_
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(words) == 0
     return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("count", "about"), [(0, 5000), (16, 16), (999, 999), (5000, 5000), (9999, 5000)])
+def test_part_of_the_validation_text_is_spread_over_all_of_it(count: int, about: int) -> None:
+    part = spread(Tokens.of(np.arange(5000)), count or 5000, context_length=8)[:]
+    assert about * 0.9 <= len(part) <= about * 1.1
+    assert part[0] == 0
+    assert len(part) < 100 or part[-1] > 4800
+    assert (np.diff(part) > 0).all()

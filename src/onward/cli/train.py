@@ -148,12 +148,13 @@ def train(run: "Run") -> int:
     if not first:
         return 0
     if result := conclude(run):
+        extent = "" if run.config.evaluation_tokens else "all "
         say(
             f"\nvalidation loss {result.loss:.4f} | perplexity {result.perplexity:,.2f} | bits per byte "
             f"{result.bits_per_byte:.4f} | {run.seconds:.0f} s"
         )
         say(
-            f"(over all {result.tokens:,} validation tokens in fp32; during the run over about "
+            f"(over {extent}{result.tokens:,} validation tokens in fp32; during the run over about "
             f"{min(result.tokens, run.config.validation_tokens):,} of them in {run.config.precision})"
         )
     say(f"report: {folder / 'report.html'}")

@@ -68,7 +68,8 @@ def write_report(
 def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> dict[str, str]:
     """The top of the page: lead, notice, tiles, note on the figures, and facts."""
     f, last = figures, record.metrics.validations[-1:]
-    on = "on the whole validation text" if "loss" in record.result else f"at step {last[0]['step']:,}" if last else ""
+    whole = "a part of" if record.options.get("evaluation_tokens") else "the whole"
+    on = f"on {whole} validation text" if "loss" in record.result else f"at step {last[0]['step']:,}" if last else ""
     tiles: list[tuple[str, str, str]] = []
     if f.validation_loss is not None and f.perplexity is not None:
         tiles += [

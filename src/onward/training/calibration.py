@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -17,11 +17,13 @@ import torch
 from onward.checkpoint.training import Saver
 from onward.data.tokens import Tokens
 from onward.data.windows import Windows
+from onward.evaluation.text import evaluate_tokens
 from onward.files import PART
 from onward.model.decoder import Decoder
 from onward.model.experts import BACKENDS
 from onward.text.tokenizer import Tokenizer
 from onward.timing import fastest
+from onward.training.budget import Budget, Costs
 from onward.training.build import build_trainer, choose_backend, open_experts
 from onward.training.config import RunConfig, seconds
 from onward.training.plans import Planner
@@ -31,17 +33,10 @@ from onward.training.validation import validate
 
 Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a run will do at each validation
 
+ALONE = Processes()
 TRIAL_SECONDS = 2.0  # of steps that are timed
 SLACK = 0.95  # share of the time that is planned, as machines are not equally fast all the time
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds that the parts of a run take."""
-
-    step: float
-    validation: float = 0.0  # of a part of the validation text, with the save and the sample that come with it
-    evaluation: float = 0.0  # of the whole validation text, once after the last step
+TIMED_TOKENS = 4096  # of the validation text, whose evaluation is timed
 
 
 def calibrated(
@@ -51,35 +46,45 @@ def calibrated(
     windows: Windows,
     validation: Tokens | None,
     sample: Sampler = lambda model, tokenizer: None,
-) -> RunConfig:
-    """The configuration with precision, backend of experts and number of steps fixed. Steps, a validation, a save and a
-    call of `sample`, which comes with each validation, are timed on copies of the model, which stays as it is."""
+    processes: Processes = ALONE,
+) -> tuple[RunConfig, Budget | None]:
+    """The configuration with precision, backend of experts and number of steps fixed, and the budget of a run of a
+    given time, which begins with this call. Steps, a validation, a save and a call of `sample`, which comes with each
+    validation, are timed on copies of the model, which stays as it is."""
     began = perf_counter()
     trial = lambda config: build_trainer(config, deepcopy(model))
     config = fastest_options(config, trial(config), windows)
-    if config.time:
-        budget = seconds(config.time)
-        long_enough = min(TRIAL_SECONDS, budget / 20)
-        costs = measured_costs(config, trial(config), tokenizer, windows, validation, sample, long_enough)
-        config = fitted(config, costs, budget, perf_counter() - began)
-    return config
+    if not config.time:
+        return config, None
+    limit = seconds(config.time)
+    planner = Planner(replace(config, time="", steps=1_000), windows, model.device, processes)
+    long_enough = min(TRIAL_SECONDS, limit / 20)
+    costs = measured_costs(config, trial(config), tokenizer, planner, validation, sample, long_enough)
+    config, costs = fitted(config, costs, limit, perf_counter() - began, len(validation or ()))
+    return config, Budget(began + limit, costs)
 
 
-def fitted(config: RunConfig, costs: Costs, budget: float, spent: float) -> RunConfig:
-    """The configuration with as many steps as fit into a budget of seconds, of which `spent` are gone.
+def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: int) -> tuple[RunConfig, Costs]:
+    """The configuration with as many steps as fit into a limit of seconds, of which `spent` are gone, and its costs.
 
-    Validations at the interval that was asked for, or else twenty of them, but at most a quarter of the time. A quarter
-    of the budget is for training even where evaluating the whole validation text takes longer than the rest.
+    Validations at the interval that was asked for, or else twenty of them, but at most a quarter of the time. Of the
+    `tokens` of the validation text, as many are evaluated as take a quarter of the time, unless their number was given.
+    A quarter of the time is for training even where the rest is gone.
     """
-    left = SLACK * max(budget / 4, budget - spent - costs.evaluation) - costs.validation  # the sample before step 1
+    evaluated = config.evaluation_tokens or tokens
+    if not config.evaluation_tokens and costs.evaluation > limit / 4:
+        evaluated = max(2, int(tokens * limit / 4 / costs.evaluation))
+        config = replace(config, evaluation_tokens=evaluated)
+    costs = replace(costs, evaluation=costs.evaluation * min(1.0, evaluated / max(1, tokens)))
+    left = SLACK * max(limit / 4, limit - spent - costs.evaluation) - costs.validation  # the sample before step 1
     if every := config.validate_every:  # the last step is validated too
         steps = (left - costs.validation) / (costs.step + costs.validation / every)
-        return replace(config, time="", steps=max(1, int(steps)))
+        return replace(config, time="", steps=max(1, int(steps))), costs
     count = 20
     if costs.validation:
         count = max(1, min(count, int(left / 4 / costs.validation)))
     steps = max(1, int((left - count * costs.validation) / costs.step))
-    return replace(config, time="", steps=steps, validate_every=0 if count == 20 else -(-steps // count))
+    return replace(config, time="", steps=steps, validate_every=0 if count == 20 else -(-steps // count)), costs
 
 
 def fastest_options(config: RunConfig, trainer: Trainer, windows: Windows) -> RunConfig:
@@ -116,7 +121,7 @@ def measured_costs(
     config: RunConfig,
     trainer: Trainer,
     tokenizer: Tokenizer,
-    windows: Windows,
+    planner: Planner,
     validation: Tokens | None,
     sample: Sampler,
     long_enough: float,
@@ -124,7 +129,6 @@ def measured_costs(
 ) -> Costs:
     """The costs of a run by a clock in seconds. Steps are timed until they took `long_enough` seconds together."""
     taken: list[float] = []
-    planner = Planner(replace(config, time="", steps=1_000), windows, trainer.model.device, Processes())
     with closing(planner.plans(0, 0)) as plans:
         start = clock()
         for _ in trainer.train(plans):
@@ -138,10 +142,14 @@ def measured_costs(
     save, start = clock() - start, clock()
     if validation is None:
         return Costs(step, save)
-    count = validate(trainer, tokenizer, validation, config).tokens
-    once, start = clock() - start, clock()
+    validate(trainer, tokenizer, validation, config)
+    once = clock() - start
+    sample(trainer.model, tokenizer)  # the first one may compile kernels
+    start = clock()
     sample(trainer.model, tokenizer)
-    return Costs(step, save + once + clock() - start, once * len(validation) / count)
+    once, start = once + clock() - start, clock()
+    evaluate_tokens(trainer.model, tokenizer, part := validation[:TIMED_TOKENS])
+    return Costs(step, save + once, (clock() - start) * len(validation) / len(part))
 
 
 def save_once(trainer: Trainer, folder: Path) -> None:

@@ -9,6 +9,7 @@ class RunKeywords(TypedDict, total=False):
 
     validate_every: int
     validation_tokens: int
+    evaluation_tokens: int
     keep: int
     spike: float
     track: Sequence[str]

@@ -30,6 +30,7 @@ from onward.errors import UserError
 from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
+from onward.training.budget import Budget
 from onward.training.build import build_trainer
 from onward.training.calibration import Sampler, calibrated
 from onward.training.checks import Check, start_checks
@@ -92,6 +93,7 @@ class Run:
         self.failed_steps: list[int] = []  # since the last good save after them
         self.loaded = 0  # the step of the save that was loaded last
         self.messages: list[str] = []  # for the user, yielded by `train`
+        self.budget: Budget | None = None  # of a run of a given time, in the first process until it ends
 
     @property
     def model(self) -> Decoder:
@@ -175,9 +177,11 @@ class Run:
         model = (model or Decoder(config.decoder(tokenizer.vocab_size))).to(device)
         hf = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
         windows = open_windows(config, inputs, model.config.context_length)
-        config = calibrated(replace(config, device=str(device)), model, tokenizer, windows, inputs.validation, sample)
+        config, budget = calibrated(
+            replace(config, device=str(device)), model, tokenizer, windows, inputs.validation, sample, Processes.join()
+        )
         run = cls(config, model, tokenizer, inputs, hf, loss)
-        run.fresh = fresh
+        run.fresh, run.budget = fresh, budget
         write_json(folder / "run.json", fields.plain(run.config))
         run.save()
         run.saver.finish()
@@ -258,6 +262,8 @@ class Run:
                             yield from self.validations()
                             break  # other windows follow than those that were prepared ahead
                         self.position, self.seconds = plan.next_position, perf_counter() - began
+                        if self.budget:
+                            self.budget.note_step(step.seconds)
                         yield self.log.write(step)
                         recovered = bool(self.failed_steps) and self.step >= self.failed_steps[-1]
                         stopping, saving = map(bool, self.processes.sum([stop(), save()]))
@@ -282,8 +288,14 @@ class Run:
             self.processes.check_same(facts)
 
     def validations(self) -> Iterator[Event]:
-        """Validate, if the present step is one to validate at."""
-        if self.step and self.planner.due(self.step) and self.inputs.validation is not None:
+        """Validate, if the present step is one to validate at; one before the last, only if there is time for it."""
+        if not self.step or not self.planner.due(self.step) or self.inputs.validation is None:
+            return
+        steps_left = self.config.steps - self.step
+        late = bool(self.budget and steps_left and not self.budget.affords_validation(steps_left))
+        if any(self.processes.sum([late])):
+            return
+        with self.budget.validating() if self.budget else nullcontext():
             validation = validate(self.trainer, self.tokenizer, self.inputs.validation, self.config)
             if not self.processes.rank:
                 self.saver.best(self.step, validation.validation_loss)
