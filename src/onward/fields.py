@@ -61,9 +61,12 @@ class Part:
         return {kind: choice for kind, choice in cls.kinds.items() if not choice.internal}
 
 
+type_hints = functools.cache(get_type_hints)  # take a millisecond for each class, and a save reads a dozen
+
+
 def hints(cls: type) -> dict[str, Any]:
     """The type, without its range, of every field of a dataclass that can be set."""
-    types_ = get_type_hints(cls)
+    types_ = type_hints(cls)
     return {f.name: types_[f.name] for f in dataclasses.fields(cls) if f.init}
 
 

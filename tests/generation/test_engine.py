@@ -28,7 +28,7 @@ from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 
 from support.devices import device, on_device
-from support.grids import first
+from support.grids import first, thinned
 
 GREEDY, WARM = Sampling(temperature=0), Sampling(temperature=1.3, top_k=20, top_p=0.95)
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -127,8 +127,7 @@ def test_tokens_that_are_not_allowed_are_never_sampled() -> None:
         assert set(tokens) <= {0, 1, 2}
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("length", [1, 2, 9, 24])
+@pytest.mark.parametrize(("kind", "length"), thinned(CONFIGS, [1, 2, 9, 24]))
 def test_sliding_context_continues_from_its_later_half(kind: str, length: int) -> None:
     model = decoder(kind, context_length=length)
     for prompt in [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [1]:
@@ -439,7 +438,7 @@ def test_request_that_cannot_go_on_fails_alone(case: str, kind: str, draft: str 
         assert request.finish_reason == "length"
 
 
-@pytest.mark.parametrize("mix", range(40))
+@pytest.mark.parametrize("mix", first(10, range(40)))
 def test_samples_over_windows_and_scarce_blocks_keep_their_tokens(mix: int) -> None:
     random = Random(mix)
     model = decoder("windows", attention=(SelfAttention(window=random.randint(5, 9)), SelfAttention()))

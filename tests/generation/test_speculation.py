@@ -17,7 +17,7 @@ from onward.generation.sampler import Sampler
 from onward.generation.sampling import Sampling
 from onward.generation.speculation import DRAFT, Proposal, expected_tokens
 
-V, LONG, AHEAD, N = 4, 3, 2, 12_000
+V, LONG, AHEAD, N = 4, 3, 2, 4_000
 RANDOM = torch.Generator().manual_seed(0)
 TARGET, DRAFTER = (torch.randn(V + 1, V, generator=RANDOM) * 1.5 for _ in range(2))  # logits after a token, or at first
 HOT = Sampling(temperature=1.0)
