@@ -86,7 +86,7 @@ class Runner:
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
         """Whether `sampled` holds the tokens to feed now, each one position after the last call; advances
         `positions`."""
-        if self.decoding != list(requests) or len(self.sampled) != len(requests):
+        if self.decoding != list(requests) or self.sampled.size(0) != len(requests):
             return False
         if any(start != before + 1 for start, before in zip(starts, self.starts)):
             return False

@@ -5,6 +5,7 @@ Shapes: N places (after each request's last token, and after each proposed one),
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache
@@ -84,11 +85,11 @@ class Sampler:
         if kernel is None:
             return None
         logits = logits.contiguous()
-        factors = torch.tensor([inverse_temperature(request.sampling.temperature) for request in requests])
-        seeds, index = torch.tensor([[r.seed for r in requests], [len(r.tokens) for r in requests]]).unbind()
+        factors = array("f", [inverse_temperature(request.sampling.temperature) for request in requests])
+        seeds, index = array("q", [r.seed for r in requests]), array("q", [len(r.tokens) for r in requests])
         drawn = torch.empty(len(requests), dtype=torch.int64)
         allowed = 0 if self.allowed is None else self.allowed.data_ptr()
-        arrays = (factors.data_ptr(), seeds.data_ptr(), index.data_ptr())
+        arrays = (values.buffer_info()[0] for values in (factors, seeds, index))
         kernel(drawn.data_ptr(), logits.data_ptr(), allowed, *arrays, logits.size(1), len(requests), 1)
         tokens = drawn.tolist()
         return None if min(tokens) < 0 else ([[token] for token in tokens], drawn)

@@ -66,11 +66,22 @@ def emit(dtype: str, masked: bool) -> Emit:
             result = code.alloca(INT)
             code.store(INT(-1), result)
             with code.if_then(finite), code.if_else(code.fcmp_ordered("==", factor, FLOAT(0.0))) as (greedy, random):
-                with greedy, code.loop(0, size, 1, [size]) as (place, found):
-                    equal = code.fcmp_ordered("==", logit(place, False)[0], top)
-                    better = code.and_(equal, code.icmp_signed("<", place, found[0]))
-                    found[0] = code.select(better, place, found[0])
-                    code.store(found[0], result)
+                with greedy:
+                    code.store(size, result)
+
+                    def note(place: Any) -> None:
+                        """Keep the place if it is the first of the greatest logit."""
+                        equal = code.fcmp_ordered("==", logit(place, False)[0], top)
+                        better = code.and_(equal, code.icmp_signed("<", place, code.load(result)))
+                        code.store(code.select(better, place, code.load(result)), result)
+
+                    with code.loop(0, whole, LANES) as (place, _):
+                        equal = code.fcmp_ordered("==", logit(place, True)[0], code.repeat(top))
+                        some = code.icmp_unsigned("!=", code.bitcast(equal, ir.IntType(LANES)), ir.IntType(LANES)(0))
+                        with code.if_then(some), code.loop(place, code.add(place, INT(LANES))) as (lane, _):
+                            note(lane)
+                    with code.loop(whole, size) as (place, _):
+                        note(place)
                 with random:
                     state = scramble(code, code.add(code.scalar(seeds, "int64", row), INT(GOLDEN)))
                     state = code.add(state, code.mul(code.scalar(index, "int64", row), INT(GOLDEN)))

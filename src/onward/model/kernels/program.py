@@ -51,6 +51,7 @@ class Program:
 
     def __init__(self, recording: Recording, cache: KVCache, weights: Sequence[Tensor]) -> None:
         self.recording = recording
+        self.tokens, self.positions = recording.tokens.flatten(), recording.positions.flatten()  # the same memory
         variable = [recording.tokens, recording.positions, recording.rope_length, *weights]
         records = needed(recording.records, variable, recording.result)
         self.uses_rope_length = any(memory(recording.rope_length) & reads_and_writes(record)[0] for record in records)
@@ -63,10 +64,10 @@ class Program:
 
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
         """The result for tokens (B,) at positions (B,); the next run overwrites it."""
-        self.recording.tokens[:, 0] = tokens
-        self.recording.positions[:, 0] = positions
+        self.tokens.copy_(tokens)
+        self.positions.copy_(positions)
         if self.uses_rope_length:
-            self.recording.rope_length.copy_(cache.rope_length[: len(tokens)])
+            self.recording.rope_length.copy_(cache.rope_length[: tokens.size(0)])
         if self.layers != cache.layers:
             self.bind(cache)
         sequence()(ctypes.addressof(self.table), len(self.calls))
