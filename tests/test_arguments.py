@@ -37,7 +37,7 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     """The public functions, constructors and methods, each with arguments that are right."""
     tokenizer = onward.train_tokenizer("bpe:280", [TEXT])
     config = onward.DecoderConfig(**SIZES | {"vocab_size": tokenizer.vocab_size}, context_length=32)
-    model = onward.Decoder(config)
+    model, adapted = onward.Decoder(config), onward.Decoder(config)
     lm = onward.LanguageModel(model, tokenizer)
     cache = onward.KVCache(config, 2, 16, 4, step=8)
     paged = onward.PagedKVCache(config, 2, 16, 4, blocks=8)
@@ -53,7 +53,14 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     prompt = {"prompt": "the cat", "max_new_tokens": 1}
     rows = {"config": config, "rows": 2, "length": 16}
     return {
-        "load": (onward.load, {"folder": "no/such"}),
+        "load": (onward.load, {"model": "no/such"}),
+        "add_lora": (onward.add_lora, {"model": adapted, "lora": onward.LoRA()}),
+        "merge": (onward.merge, {"adapter": "no/such", "out": "merged"}),
+        "merge_lora": (onward.merge_lora, {"model": model}),
+        "remove_lora": (onward.remove_lora, {"model": model}),
+        "save_adapter": (onward.save_adapter, {"lm": lm, "folder": "saved", "base": "no/such"}),
+        "use_adapter": (onward.use_adapter, {"model": model, "name": ""}),
+        "LoRA": (onward.LoRA, {}),
         "mean_loss": (onward.mean_loss, {"model": model, "batches": [batch]}),
         "next_token_distribution": (
             onward.next_token_distribution,

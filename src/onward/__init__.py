@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.errors import UserError
     from onward.evaluation.score import Evaluation
     from onward.evaluation.text import Score
-    from onward.folders import load, save, train
+    from onward.folders import load, merge, save, save_adapter, train
     from onward.generation.answer import Answer
     from onward.generation.blocks import BlockManager
     from onward.generation.cache_manager import CacheManager
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.model.cache import KVCache
     from onward.model.config import DecoderConfig
     from onward.model.decoder import Decoder
+    from onward.model.lora import LoRA, add_lora, merge_lora, remove_lora, use_adapter
     from onward.model.paged import PagedKVCache
     from onward.model.part_types import Attention, Block, FeedForward, Norm, Position
     from onward.model.parts import (
@@ -98,6 +99,7 @@ __all__ = [
     "Learned",
     "LinearScaling",
     "Llama3Scaling",
+    "LoRA",
     "LongRoPEScaling",
     "NoNorm",
     "NoPosition",
@@ -138,12 +140,18 @@ __all__ = [
     "ValidationWindows",
     "Windows",
     "YaRNScaling",
+    "add_lora",
     "load",
     "mean_loss",
+    "merge",
+    "merge_lora",
     "next_token_distribution",
+    "remove_lora",
     "save",
+    "save_adapter",
     "train",
     "train_tokenizer",
+    "use_adapter",
 ]
 
 

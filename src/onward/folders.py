@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Unpack
@@ -10,12 +12,16 @@ from typing import Annotated, Literal, Unpack
 import torch
 
 from onward.arguments import Range, checked
+from onward.checkpoint.adapters import BaseModel, base_of, check_base, is_adapter, load_adapter, weights_checksum
+from onward.checkpoint.adapters import save_adapter as write_adapter
 from onward.checkpoint.folder import load_model, save_model
+from onward.checkpoint.weights import FLOATS, stored_tensors
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.fields import build
 from onward.hub import locate
 from onward.language_model import LanguageModel
+from onward.model.lora import adapter_names, merge_lora, selection
 from onward.reports.write import conclude
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
@@ -33,6 +39,7 @@ def load(
     *,
     revision: str = "",
     quantize: Literal["int8", "int4"] | None = None,
+    adapter: str | Path | Sequence[str | Path] = (),
     allow_nonfinite: bool = False,
 ) -> LanguageModel:
     """The model in a Hugging Face folder, or of this name on the Hugging Face hub (org/name, org/name@revision,
@@ -43,14 +50,38 @@ def load(
     `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning names the number of
     layers that cannot be kept so. A folder that was saved from such a model stays quantized. Weights that are NaN or
     infinite are a UserError unless `allow_nonfinite`.
+
+    `adapter` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or several of them; each
+    is named after its folder, and the first is used unless a request chooses another. A `model` that is itself an
+    adapter is loaded on the base that it names. An adapter of another base is a UserError.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise UserError(f"dtype is {dtype!r}: give a floating-point dtype such as torch.float32, or None")
     device = choose_device(device)
     folder = locate(model, revision)
+    adapters = [Path(adapter)] if isinstance(adapter, str | Path) else list(map(Path, adapter))
+    if is_adapter(folder):
+        adapters, folder = [folder, *adapters], base_folder(folder)
     decoder, hf = load_model(folder, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
+    for one in adapters:
+        check_base(one, folder)
+        load_adapter(decoder, one, hf, one.resolve().name)
+    if adapters:
+        selection(decoder).name = adapters[0].resolve().name
     has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
     return LanguageModel(decoder, Tokenizer.load(folder) if has_tokenizer else None, hf)
+
+
+def base_folder(adapter: Path) -> Path:
+    """The folder of the base that an adapter names; a UserError where it is not there."""
+    base = base_of(adapter).folder
+    try:
+        return locate(base, "")
+    except UserError:
+        raise UserError(
+            f"{adapter} is an adapter of {base or 'an unknown base'}, and there is no model there: name its base as "
+            "the model, and give this folder as adapter"
+        ) from None
 
 
 @checked
@@ -59,12 +90,50 @@ def save(lm: LanguageModel, folder: str | Path, *, shard_bytes: Annotated[float,
 
     Quantized layers are written in the format pack-quantized of compressed-tensors, and loaded as they were.
     """
+    if names := adapter_names(lm.model):
+        raise UserError(f"this model has the adapter {names[0]}: call merge_lora first, or save_adapter")
     folder, hf = Path(folder), lm.hf
     if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
         hf = {**hf, "eos_token_id": lm.tokenizer.end_ids}  # the tokenizer's files name but one
     save_model(lm.model, folder, hf, shard_bytes)
     if lm.tokenizer is not None:
         lm.tokenizer.save(folder)
+
+
+@checked
+def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, name: str = "default") -> None:
+    """Write the adapters of a name, and modules that are trained whole, as a PEFT folder.
+
+    `base` is the folder that the model was loaded from; its checksum is kept with the adapter.
+    """
+    if not (Path(base) / "config.json").exists():
+        raise UserError(f"base is {base}, where there is no model: give the folder that the model was loaded from")
+    model = BaseModel(str(base), weights_checksum(Path(base)))
+    write_adapter(lm.model, Path(folder), lm.hf, model, name)
+
+
+@checked
+def merge(
+    adapter: str | Path,
+    out: str | Path,
+    base: str | Path | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    shard_bytes: Annotated[float, Range(1, math.inf)] = 5e9,
+) -> None:
+    """Write a model with the changes of an adapter in its weights: computed in fp32, rounded once.
+
+    `base` is the folder of the model, by default the one that the adapter names; `dtype` that of the result, by default
+    that of the base.
+    """
+    base = Path(base) if base else base_folder(Path(adapter))
+    if Path(out).exists() and base.exists() and os.path.samefile(out, base):
+        raise UserError(f"out is {out}, the folder of the base: choose another")
+    lm = load(base, torch.float32, "cpu", adapter=adapter)
+    merge_lora(lm.model, adapter_names(lm.model)[0])
+    stored = Counter(tensor.dtype for tensor in stored_tensors(base).values())
+    lm.model.to(dtype or FLOATS.get(stored.most_common(1)[0][0], torch.bfloat16))
+    save(lm, out, shard_bytes=shard_bytes)
 
 
 @checked

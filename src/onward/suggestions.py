@@ -65,6 +65,10 @@ SYNONYMS = {  # names used elsewhere -> the last component of ours
     **dict.fromkeys(("schema", "grammar"), "json_schema"),
     **dict.fromkeys(("nucleus", "p"), "top_p"),
     "k": "top_k",
+    # weights
+    **{f"{name}_proj": name for name in ("q", "k", "v", "gate", "up", "down")},
+    **dict.fromkeys(("o_proj", "o", "c_proj"), "out"),
+    "lm_head": "head",
     **dict.fromkeys(("draft_model", "assistant_model"), "draft"),
 }
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "evaluate": "loss, perplexity and bits per byte of a model on a text",
     "generate": "prompt -> logits -> next token -> text",
     "chat": "a conversation, turn by turn",
+    "merge": "an adapter (LoRA) and its base as one model",
     "completion": "a script that lets the shell complete commands and options",
 }
 

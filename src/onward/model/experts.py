@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
+from onward.model.adapters import adapted
 from onward.model.config import Activation, DecoderConfig, Experts
 from onward.model.feedforward import ACTIVATIONS, GatedFeedForwardModule
 from onward.model.linear import Linear
@@ -138,7 +139,7 @@ class ExpertsModule(nn.Module):
     def stack(self, name: str, dtype: torch.dtype) -> Stack:
         """The weights and biases, if any, of one projection of all experts, in this dtype."""
         bias = getattr(self, f"{name}_bias")
-        return getattr(self, name).to(dtype), None if bias is None else bias.to(dtype)
+        return adapted(self, name).to(dtype), None if bias is None else bias.to(dtype)
 
 
 Stack = tuple[Tensor, Tensor | None]  # weights (X, O, I), biases (X, O)

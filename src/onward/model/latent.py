@@ -6,6 +6,7 @@ Shapes: B batch, T tokens in this call, S keys, D d_model, H heads; L d_latent, 
 import torch
 from torch import Tensor, nn
 
+from onward.model.adapters import adapted, rows_differ
 from onward.model.attention import Attend
 from onward.model.backends import to_tensor
 from onward.model.config import DecoderConfig, LatentAttention, RMSNorm
@@ -43,7 +44,8 @@ class LatentAttentionModule(nn.Module):
         rope_key = context.rotate(rope_key[:, :, None])[:, :, 0]
         entries = context.update(latent=self.kv_norm(latent), rotary=rope_key)
         latent, rope_key = (to_tensor(entry, q.dtype) for entry in entries)
-        form = self.absorbed if self.absorbing_is_cheaper(q.size(1), latent.size(1)) else self.expanded
+        absorbing = self.absorbing_is_cheaper(q.size(1), latent.size(1)) and not rows_differ(self.kv)
+        form = self.absorbed if absorbing else self.expanded
         return self.dropout(self.out(form(q, latent, rope_key, context).flatten(-2)))
 
     def expanded(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
@@ -54,7 +56,9 @@ class LatentAttentionModule(nn.Module):
 
     def absorbed(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
         """As `expanded`, with the latents as keys and values of a single head."""
-        to_k, to_v = self.kv.weight.unflatten(0, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], 1)
+        to_k, to_v = (
+            adapted(self.kv, "weight").unflatten(0, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], 1)
+        )
         nope, rope = q.split([self.part.d_nope, self.part.d_rope], -1)
         q = torch.cat([torch.einsum("bthp,hpl->bthl", nope, to_k.type_as(q)), rope], -1)
         k = torch.cat([latent, rope_key], -1)[:, :, None]

@@ -1,0 +1,159 @@
+"""Low-rank adapters of weights (LoRA, Hu et al. 2021): W + scaling B A, with W frozen.
+
+They are added to a finished model from outside: a layer keeps its class, its names and its forward, and a forward hook
+adds the low-rank product to its output. Stacks of experts, whose weights are no layers, ask `adapted` for their weight.
+Shapes: B rows, T tokens, I inputs, O outputs, R rank, X experts, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onward.model.linear import linear
+
+
+class Selection:
+    """Which adapters apply in the calls of a model, one object for all of its layers.
+
+    `name` is the adapter of all rows, "" for the base alone; or `groups` has, for each adapter, its rows (n,) among
+    `count` rows, and the other rows use the base alone.
+    """
+
+    def __init__(self) -> None:
+        self.name, self.count = "", 0
+        self.groups: dict[str, Tensor] | None = None
+
+    @contextmanager
+    def use(self, names: str | Sequence[str]) -> Iterator[None]:
+        """Apply one adapter to all rows, or to each row the adapter of its name, inside the block."""
+        before = self.name, self.count, self.groups
+        different = {names} if isinstance(names, str) else set(names)
+        if len(different) == 1:
+            self.name, self.groups = different.pop(), None
+        else:
+            rows = {name: [row for row, one in enumerate(names) if one == name] for name in sorted(different - {""})}
+            self.count, self.groups = len(names), {name: torch.tensor(row) for name, row in rows.items()}
+        try:
+            yield
+        finally:
+            self.name, self.count, self.groups = before
+
+
+class Adapter(nn.Module):
+    """The change of a weight (O, I), or of each weight of a stack (X, O, I), by A (..., R, I) and B (..., O, R).
+
+    Of an embedding (V, D) the inputs are the V tokens: A is (R, V) and B (D, R). With DoRA (Liu et al. 2024) the rows
+    of W + scaling B A are scaled to the learned `magnitude` (O,), by a norm that is constant in the backward.
+    Parameters are kept in at least fp32.
+    """
+
+    def __init__(
+        self, weight: Tensor, rank: int, scaling: float, *, dropout: float = 0.0, rslora: bool = False, dora: bool
+    ) -> None:
+        """An adapter that changes nothing yet, initialized as PEFT does. The `weight` is read for its shape, and for
+        its norms with DoRA; `rslora` says only how files give the scaling."""
+        super().__init__()
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        *stack, outputs, inputs = weight.shape
+        self.rank, self.scaling, self.rslora = rank, scaling, rslora
+        self.dropout = nn.Dropout(dropout)
+        self.a = nn.Parameter(torch.empty(*stack, rank, inputs, dtype=dtype, device=weight.device))
+        self.b = nn.Parameter(torch.zeros(*stack, outputs, rank, dtype=dtype, device=weight.device))
+        nn.init.uniform_(self.a, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))  # kaiming_uniform with a = sqrt(5)
+        self.magnitude = nn.Parameter(weight.detach().to(dtype).norm(dim=1)) if dora else None
+        self.norms: tuple[object, Tensor] | None = None
+
+    def change(self) -> Tensor:
+        """scaling B A, (..., O, I)."""
+        return self.scaling * (self.b @ self.a)
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """The weight with its change, computed in at least fp32 and rounded once."""
+        exact = weight.to(self.a.dtype) + self.change()
+        if self.magnitude is not None:
+            exact = exact * (self.magnitude / exact.detach().norm(dim=1))[:, None]
+        return exact.to(weight.dtype)
+
+    def row_norms(self, weight: Tensor) -> Tensor:
+        """The norms (O,) of the rows of W + scaling B A, without gradient; kept until one of them changes."""
+        version = [(id(t), t._version) for t in (self.a, self.b)]
+        if self.norms is None or self.norms[0] != version or self.training:
+            with torch.no_grad():
+                self.norms = version, (weight.to(self.a.dtype) + self.change()).norm(dim=1)
+        return self.norms[1]
+
+    def forward(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The output of a layer with this adapter, from its input x (..., I), or tokens (...), and its output y."""
+        if isinstance(layer, nn.Embedding):
+            return (y + self.scaling * F.linear(F.embedding(x, self.a.T), self.b)).to(y.dtype)
+        dropped = self.dropout(x)
+        low = self.scaling * linear(linear(dropped.to(self.a.dtype), self.a), self.b)
+        if self.magnitude is None:
+            return (y + low).to(y.dtype)
+        weight: Any = layer.weight  # of a quantized layer, dequantized here
+        bias: Any = layer.bias
+        scale = self.magnitude / self.row_norms(weight)
+        if dropped is not x:
+            base = F.linear(dropped, weight)
+        else:
+            base = y if bias is None else y - bias
+        return (y + (scale - 1) * base + scale * low).to(y.dtype)
+
+
+class WeightAdapters(nn.ModuleDict):
+    """The adapters of one weight, by name."""
+
+    def __init__(self, selection: Selection) -> None:
+        super().__init__()
+        self.selection = selection
+
+    def __getitem__(self, name: str) -> Adapter:
+        return cast(Adapter, super().__getitem__(name))
+
+    def hook(self, layer: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:
+        """A forward hook: the output of a linear layer or an embedding with the selected adapters."""
+        [x], chosen = inputs, self.selection
+        if chosen.groups is None:
+            return self[chosen.name](layer, x, y) if chosen.name in self else y
+        tail = x.shape[-1:] if x.is_floating_point() else ()
+        by_row, result = x.reshape(chosen.count, -1, *tail), y.reshape(chosen.count, -1, y.size(-1))
+        for name, rows in chosen.groups.items():
+            if name in self:
+                result = result.index_copy(0, rows, self[name](layer, by_row[rows], result[rows]))
+        return result.view_as(y)
+
+    def weight(self, weight: Tensor) -> Tensor:
+        """The weight with the adapter that all rows use."""
+        chosen = self.selection
+        return self[chosen.name].merged(weight) if chosen.groups is None and chosen.name in self else weight
+
+
+def adapted(module: nn.Module, name: str) -> Tensor:
+    """A weight of a module, with its adapter where all rows use the same."""
+    weight, adapters = getattr(module, name), module._modules.get(f"{name}_lora")
+    return adapters.weight(weight) if isinstance(adapters, WeightAdapters) else weight
+
+
+def rows_differ(module: nn.Module) -> bool:
+    """Whether rows use different adapters of a module's weight, which then is not the same for all."""
+    adapters = module._modules.get("weight_lora")
+    return isinstance(adapters, WeightAdapters) and adapters.selection.groups is not None
+
+
+def each_adapter(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
+    """A forward hook of a module whose stacks have adapters: where rows of x (B, T, D) use different adapters, it is
+    called for those of each one."""
+    selection = next(child.selection for child in module.children() if isinstance(child, WeightAdapters))
+    if selection.groups is None:
+        return None
+    for name, rows in dict(selection.groups).items():
+        with selection.use(name):
+            y = y.index_copy(0, rows, type(module).forward(module, inputs[0][rows]))
+    return y
