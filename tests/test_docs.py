@@ -53,12 +53,13 @@ def shortened(words: list[str]) -> list[str]:
         run = Path(words[-1])  # as if it had been killed before its end
         (run / "result.json").unlink()
         shutil.rmtree(max((run / "checkpoints").glob("step-*")))
-    elif words[0] == "train":
+    elif words[0] in ("train", "finetune") and "--show" not in words:
         for flag in "--time", "--steps", "--epochs":
             if flag in words:
                 del words[words.index(flag) : words.index(flag) + 2]
-        words += ["--steps", "3", "--preset", "tiny"]
-        words += [] if any(map(is_prepared, words)) else ["--tokenizer", "byte"]
+        words += ["--steps", "3"]
+        if words[0] == "train" and "--from" not in words:
+            words += ["--preset", "tiny", *([] if any(map(is_prepared, words)) else ["--tokenizer", "byte"])]
     return words
 
 

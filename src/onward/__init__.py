@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.errors import UserError
     from onward.evaluation.score import Evaluation
     from onward.evaluation.text import Score
-    from onward.folders import load, merge, save, save_adapter, train
+    from onward.folders import finetune, load, merge, save, save_adapter, train
     from onward.generation.answer import Answer
     from onward.generation.blocks import BlockManager
     from onward.generation.cache_manager import CacheManager
@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.text.tokenizer import Tokenizer, train_tokenizer
     from onward.training.config import RunConfig
     from onward.training.events import Notice, Rollback
+    from onward.training.finetuning import FinetuneConfig
     from onward.training.loss import mean_loss
     from onward.training.run import Run
     from onward.training.trainer import Step, StepConfig, StepPlan, Trainer
@@ -90,6 +91,7 @@ __all__ = [
     "Evaluation",
     "Experts",
     "FeedForward",
+    "FinetuneConfig",
     "Gated",
     "GenerationOptions",
     "KVCache",
@@ -141,6 +143,7 @@ __all__ = [
     "Windows",
     "YaRNScaling",
     "add_lora",
+    "finetune",
     "load",
     "mean_loss",
     "merge",

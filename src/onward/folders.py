@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import torch
 
@@ -26,7 +26,8 @@ from onward.reports.write import conclude
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.events import Event
-from onward.training.keywords import RunKeywords
+from onward.training.finetuning import FinetuneConfig
+from onward.training.keywords import FinetuneKeywords, RunKeywords
 from onward.training.progress import Progress
 from onward.training.run import Run
 
@@ -149,10 +150,36 @@ def train(
     called with a Step after each step and with a Validation after each validation; by default it shows the progress on
     standard error, if that is a terminal or a notebook. `onward train --resume` continues a run that was stopped.
     """
+    return trained(RunConfig, sources, out, on_event, config)
+
+
+@checked
+def finetune(
+    base: str | Path,
+    sources: str | Path | Sequence[str | Path],
+    out: str | Path,
+    on_event: Callable[[Event], object] | None = None,
+    **config: Unpack[FinetuneKeywords],
+) -> LanguageModel:
+    """Train the model in the folder `base` on examples into the run folder `out`, and return it.
+
+    `config` are the fields of FinetuneConfig, such as method="sft", template="chatml" or epochs=3; see `train`.
+    """
+    return trained(FinetuneConfig, sources, out, on_event, {"base": str(base), **config})
+
+
+def trained(
+    kind: type[RunConfig],
+    sources: str | Path | Sequence[str | Path],
+    out: str | Path,
+    on_event: Callable[[Event], object] | None,
+    config: Mapping[str, Any],
+) -> LanguageModel:
+    """The model of a new run."""
     if not str(out):
         raise UserError("out is empty: give the folder of the run, such as 'runs/mybook'")
     texts = [sources] if isinstance(sources, str | Path) else sources
-    run = Run.start(build(RunConfig, {"sources": [str(text) for text in texts], "out": str(out), **config}))
+    run = Run.start(build(kind, {"sources": [str(text) for text in texts], "out": str(out), **config}))
     on_event = on_event or Progress(run.config.steps)
     for event in run.train():
         on_event(event)

@@ -14,7 +14,8 @@ import onward
 from onward.cli import main
 from onward.data.tokens import Tokens
 from onward.errors import UserError
-from onward.reports.write import spread, write_reports
+from onward.reports.write import write_reports
+from onward.training.inputs import spread
 from onward.training.run import Run
 from onward.training.validation import Validation
 

@@ -13,6 +13,7 @@ from onward.model.decoder import Decoder
 from onward.text.tokenizer import train_tokenizer
 from onward.training.budget import Budget, Costs
 from onward.training.calibration import fitted, measured_costs
+from onward.training.inputs import Inputs
 from onward.training.optimizer import optimizers
 from onward.training.plans import Planner
 from onward.training.processes import Processes
@@ -72,10 +73,11 @@ def test_a_validation_is_timed_with_its_sample_and_its_save(tmp_path: Path) -> N
     trainer = Timed(model, optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.99)), lambda step: 1e-3)
     windows, given = Windows([text], LENGTH, seed=0), config(tmp_path, tmp_path / "run")
     tokenizer = train_tokenizer("char", ["abcdefghijklm"])
+    inputs = Inputs((text,), text, 0)
     samples = iter([100, 4])  # the first of a process, which compiles kernels, is not one that is paid again
     planner = Planner(given, windows, model.device, Processes())
     costs = measured_costs(
-        given, trainer, tokenizer, planner, text, lambda *_: tick(next(samples)), 5.0, lambda: seconds
+        given, trainer, tokenizer, planner, inputs, lambda *_: tick(next(samples)), 5.0, lambda: seconds
     )
     assert (trainer.step, costs.step, costs.validation) == (21, 0.25, 7.0)
     assert list((tmp_path / "run").iterdir()) == []

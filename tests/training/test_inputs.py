@@ -13,11 +13,13 @@ import pytest
 
 from onward.data.prepare import prepare
 from onward.data.tokens import Tokens
+from onward.data.windows import Windows
 from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 from onward.training.config import RunConfig
-from onward.training.inputs import inputs_of, open_inputs
+from onward.training.inputs import open_inputs
 from onward.training.run import Run
+from onward.training.tasks import inputs_of
 
 from support.runs import SETTINGS, TINY, config
 
@@ -54,6 +56,7 @@ def test_texts_and_prepared_folders_keep_their_order(prepared: Path, tmp_path: P
     second = run.tokenizer.decode(run.inputs.train[1][:].tolist())
     assert "mat" in second
     assert "A queen" in second
+    assert isinstance(run.windows, Windows)
     assert (run.windows.source == 0).mean() == 0.3
 
 

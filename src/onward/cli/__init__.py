@@ -16,6 +16,7 @@ COMMANDS = {
     "data": "texts of any size as tokens, prepared once; well-known corpora",
     "tokenizer": "learn a tokenizer from text, and compare tokenizers",
     "train": "text -> tokens -> windows -> logits -> loss -> weights",
+    "finetune": "examples of answers -> an assistant",
     "draw": "pictures of the ideas: masks, positions, windows, samplers, the cache, a block",
     "report": "curves, samples, attention and next tokens of a run or a model on one page",
     "runs": "the runs in a folder, with their figures",

@@ -30,7 +30,9 @@ class Display:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.lm = LanguageModel(run.model, run.tokenizer, run.hf)
-        self.prompt = run.config.prompt or self.opening()
+        prompt = run.config.prompt or run.inputs.opening(run.tokenizer)
+        self.tokens: Prompt = prompt  # which the model continues
+        self.prompt = prompt if isinstance(prompt, str) else run.tokenizer.decode(prompt)
         self.samples = Journal(run.folder / "samples.jsonl")
         self.losses: deque[float] = deque(maxlen=20)  # of the last steps
         self.validation: float | None = None
@@ -53,13 +55,6 @@ class Display:
         if self.live:
             self.live.update(self.picture(), refresh=True)
             self.live.stop()
-
-    def opening(self) -> str:
-        """The first words of the validation text."""
-        inputs = self.run.inputs
-        tokens = inputs.train[0] if inputs.validation is None else inputs.validation
-        words = self.run.tokenizer.decode(tokens[:64].tolist()).split()
-        return " ".join(words[:4])
 
     def show(self, event: Event) -> None:
         """Show an event."""
@@ -87,7 +82,7 @@ class Display:
     def continue_prompt(self) -> None:
         """Generate from the prompt, with the same random numbers each time, and record the text in samples.jsonl."""
         with self.run.averaged():
-            text = sample_text(self.lm, self.prompt)
+            text = sample_text(self.lm, self.tokens)
         self.sample = Text(printable(self.prompt), style="bold").append(printable(text), style="not bold")
         self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})
 

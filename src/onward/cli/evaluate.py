@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT)
     from onward.cli.sources import announce
     from onward.data.sources import documents
-    from onward.training.inputs import inputs_of
+    from onward.training.tasks import inputs_of
 
     lm = load(options.model, options)
     if options.sources:

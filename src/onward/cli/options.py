@@ -20,7 +20,7 @@ from onward.suggestions import SYNONYMS, parts, same_meaning
 
 T = TypeVar("T")
 IMPORTS = "import this module first, which defines parts of your own"
-FLAGS = {"imports": "--import"}  # of the fields whose option has another name
+FLAGS = {"imports": "--import", "base": "--from"}  # of the fields whose option has another name
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # in the texts of ESCAPED options, after a backslash
 ESCAPED = {"stop"}
 COMMON = {  # the options that `--help` shows, first and in this order; of the other commands it shows all
@@ -206,7 +206,7 @@ def arguments(cls: type) -> Iterator[Argument]:
             if name not in defaults:  # a class variable, or declared anew by a subclass
                 continue
             default = defaults.pop(name)
-            if name == "imports" or fields.only_in_python(hints[name]):
+            if name == "imports" or name in getattr(cls, "fixed", ()) or fields.only_in_python(hints[name]):
                 continue
             if get_origin(hints[name]) is dict:
                 yield from model_arguments()

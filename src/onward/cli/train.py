@@ -71,6 +71,20 @@ class Options(RunConfig):
 def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
     """The configuration of a new run, or the folder of the run to resume; and whether to print figures as JSON."""
     values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
+    values, folder, as_json = given_options(values, RunConfig)
+    if folder:
+        return folder, as_json
+    if "base" in values and (unused := values.keys() & {"preset", "model", "tokenizer"}):
+        raise UserError(f"{' and '.join(sorted(unused))} and from are both given: --from has a model and a tokenizer")
+    if "sources" not in values:
+        raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")
+    config = fields.build(RunConfig, values)
+    return config if config.out else dataclasses.replace(config, out=f"runs/{default_name(config.sources[0])}"), as_json
+
+
+def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
+    """The options that a command line and the TOML file in it give, or the folder of the run to resume; and whether to
+    print figures as JSON."""
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if resume:
         values.pop("imports", None)  # which are imported by now
@@ -80,27 +94,27 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
         given = ", ".join(["config"] * bool(toml) + list(values))
         raise UserError(f"--resume goes on with the run as it was configured: leave out {given}")
     if resume:
-        return Path(resume), as_json
-    values = merge(from_toml(Path(toml)) if toml else {}, values)
-    if "sources" not in values:
-        raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")
-    config = fields.build(RunConfig, values)
-    return config if config.out else dataclasses.replace(config, out=f"runs/{default_name(config.sources[0])}"), as_json
+        return {}, Path(resume), as_json
+    return merge(from_toml(Path(toml), cls) if toml else {}, values), None, as_json
 
 
 def main(argv: Sequence[str]) -> int:
+    return in_processes(lambda: run_command(*configure(argv)))
+
+
+def in_processes(command: Callable[[], int]) -> int:
+    """The exit status of a command that may be one of several processes, whose errors then become one report."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     if os.environ.get("WORLD_SIZE", "1") == "1":
-        return run_command(argv)
+        return command()
     from onward.training.failures import one_report
 
     with one_report():
-        return run_command(argv)
+        return command()
 
 
-def run_command(argv: Sequence[str]) -> int:
-    """Start or resume a run as the words of the command say, and train it; return the exit status."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
-    config, as_json = configure(argv)
+def run_command(config: RunConfig | Path, as_json: bool) -> int:
+    """Start or resume a run, and train it; return the exit status."""
     if isinstance(config, RunConfig) and os.environ.get("RANK", "0") == "0":
         announce([*config.sources, config.validation])
     from onward.training.run import Run
@@ -116,7 +130,8 @@ def run_command(argv: Sequence[str]) -> int:
     if as_json:
         print_json(read_json(run.folder / "result.json"))
     named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
-    print_next(f'onward generate {named} "Once upon"{imports}', f"onward evaluate {named} other.txt{imports}")
+    speak = f"onward chat {named}" if run.tokenizer.templates else f'onward generate {named} "Once upon"'
+    print_next(f"{speak}{imports}", f"onward evaluate {named} other.txt{imports}")
     return 0
 
 
@@ -148,17 +163,20 @@ def train(run: "Run") -> int:
     if not first:
         return 0
     if result := conclude(run):
-        extent = "" if run.config.evaluation_tokens else "all "
+        extent, tokens = "" if run.config.evaluation_tokens else "all ", result["tokens"]
+        say(f"\nvalidation {' | '.join(in_words(result))} | {run.seconds:.0f} s")
         say(
-            f"\nvalidation loss {result.loss:.4f} | perplexity {result.perplexity:,.2f} | bits per byte "
-            f"{result.bits_per_byte:.4f} | {run.seconds:.0f} s"
-        )
-        say(
-            f"(over {extent}{result.tokens:,} validation tokens in fp32; during the run over about "
-            f"{min(result.tokens, run.config.validation_tokens):,} of them in {run.config.precision})"
+            f"(over {extent}{tokens:,} validation tokens in fp32; during the run over about "
+            f"{min(tokens, run.config.validation_tokens):,} of them in {run.config.precision})"
         )
     say(f"report: {folder / 'report.html'}")
     return 0
+
+
+def in_words(result: dict[str, Any]) -> list[str]:
+    """The figures of a model on validation text, without counts."""
+    figures = {name.replace("_", " "): value for name, value in result.items() if isinstance(value, float)}
+    return [f"{name} {value:,.{2 if name == 'perplexity' else 4}f}" for name, value in figures.items()]
 
 
 def describe(run: "Run", say: Say) -> None:
@@ -252,7 +270,7 @@ def join_duration(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def from_toml(path: Path) -> dict[str, Any]:
+def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
     """The options in a TOML file. A number is accepted for a text (time = 100), and a text for a list of texts."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -260,7 +278,7 @@ def from_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"there is no file {path}: give --config a TOML file") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as TOML: {error}") from None
-    for name, kind in fields.hints(RunConfig).items():
+    for name, kind in fields.hints(cls).items():
         value = values.get(name)
         if kind is str and type(value) in (int, float):
             values[name] = str(value)

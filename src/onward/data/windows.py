@@ -43,6 +43,11 @@ class Batch:
         """The number of targets that are not IGNORE_INDEX."""
         return int((self.targets != IGNORE_INDEX).sum())
 
+    @property
+    def divisor(self) -> int:
+        """The number by which a sum over the batch is divided to become a mean."""
+        return self.num_targets
+
     @explained
     def to(self, device: torch.device | str) -> Self:
         """The same batch with all tensors on a device. Targets are counted before: on an accelerator this would force a
@@ -128,6 +133,11 @@ class ValidationWindows:
 
     def __len__(self) -> int:
         return -(-(len(self.tokens) - 1) // self.length)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of the text."""
+        return len(self.tokens)
 
     @explained
     def read(self, numbers: Sequence[int]) -> Batch:

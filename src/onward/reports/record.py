@@ -17,7 +17,7 @@ from onward.fields import text
 from onward.files import read_json
 from onward.model.config import DecoderConfig, Experts, each
 from onward.reports.metrics import Metrics, numbers, read_lines, read_metrics
-from onward.training.config import RunConfig
+from onward.training.finetuning import config_class
 from onward.training.lock import is_running
 
 DATED = "result.json", "metrics.jsonl", "run.json", "config.json"  # the newest of them dates a folder
@@ -144,7 +144,7 @@ def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[
     out: the model itself says them.
     """
     try:
-        config = fields.build(RunConfig, options)
+        config = fields.build(config_class(options), options)
     except UserError:
         return [(name, str(value), "") for name, value in leaves(options)]
     known = {name: value for name, value in fields.plain(config).items() if value or name not in ("time", "epochs")}
@@ -152,9 +152,9 @@ def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[
         "learning_rate": config.peak_learning_rate(model.d_model),
         "validate_every": config.validation_interval,
     }
-    docs = fields.docs(RunConfig)
+    docs = fields.docs(type(config))
     mixture = any(isinstance(part, Experts) for part in each(model.mlp))
-    unshown = {"model", *(() if mixture else ("experts", "balance_loss", "balance_bias"))}
+    unshown = {"model", *config.fixed, *(() if mixture else ("experts", "balance_loss", "balance_bias"))}
     rows = [
         (name, in_words(known[name], docs[name]), docs[name].partition(";")[0]) for name in known if name not in unshown
     ]

@@ -1,27 +1,22 @@
 """Write the reports of a run or a model, at any time: report.html, loss.svg, and result.json when a run has ended."""
 
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from onward import fields
 from onward.checkpoint.folder import load_model
-from onward.data.tokens import Tokens
 from onward.device import choose_device
 from onward.errors import UserError
-from onward.evaluation.score import Evaluation
-from onward.evaluation.text import evaluate_tokens
-from onward.files import read_json, write_json
+from onward.files import write_json
 from onward.model.decoder import Decoder
 from onward.reports.curve import write_loss_svg
 from onward.reports.look import sentence_ends
 from onward.reports.record import Figures, Record
 from onward.reports.report import write_report
 from onward.text.tokenizer import Tokenizer
-from onward.training.config import RunConfig
-from onward.training.inputs import open_inputs
 from onward.training.run import Run
+from onward.training.tasks import inputs_of
 
 SENTENCE = "The old clock on the wall had stopped, and nobody in the house knew when the old clock had stopped."
 OPENING = 1024  # tokens of a run's text among which the page finds whole sentences
@@ -52,30 +47,14 @@ def write_reports(
     return figures
 
 
-def conclude(run: Run) -> Evaluation | None:
-    """Evaluate a run that has made its last step on its validation text; write result.json, and then the
-    reports, which show the figures of result.json. None where the run has no validation text."""
-    validation, result = run.inputs.validation, None
-    if validation is not None:
-        model, _ = open_model(run.folder, run.device)
-        text = spread(validation, run.config.evaluation_tokens or len(validation), model.config.context_length)
-        n_bytes = run.inputs.validation_bytes if text is validation else None
-        result = evaluate_tokens(model, run.tokenizer, text, n_bytes=n_bytes)
-    figures = {} if result is None else asdict(result)
+def conclude(run: Run) -> dict[str, Any]:
+    """Evaluate a run that has made its last step on its validation text; write result.json, and then the reports, which
+    show the figures of result.json. Returns the figures; {} where the run has no validation text."""
+    model, _ = open_model(run.folder, run.device)
+    figures = run.inputs.evaluate(model, run.tokenizer, run.trainer.loss, run.config.evaluation_tokens)
     write_json(run.folder / "result.json", figures | {"seconds": run.seconds, "step": run.step})
     write_reports(run.folder, device=run.device)
-    return result
-
-
-def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
-    """About `count` of some tokens, in pieces of eight windows that are spread evenly over them; all where there are no
-    more. The first token of a piece is predicted from another one's text, which hardly changes a mean."""
-    if count >= len(tokens):
-        return tokens
-    size = min(8 * context_length, count)
-    apart = max(1, len(tokens) * size // count)
-    starts = range(0, len(tokens) - size + 1, apart)
-    return Tokens.join(tokens.part(start, start + size) for start in starts)
+    return figures
 
 
 def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
@@ -89,8 +68,7 @@ def opening(folder: Path, tokenizer: Tokenizer | None) -> str:
     """The first whole sentences of a run's validation text or, without one, of its training text; SENTENCE for a model
     that is no run, and for a run whose tokens were removed."""
     try:
-        config = fields.build(RunConfig, read_json(folder / "run.json"), "run.json")
-        inputs = open_inputs(config, folder, "size")
+        inputs = inputs_of(folder)
     except UserError:
         return SENTENCE
     if tokenizer is None:

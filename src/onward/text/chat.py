@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ import tokenizers
 from onward.errors import UserError
 from onward.text.template import environment, render
 from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer
-from onward.text.written import Written, mask_of, written
+from onward.text.written import TRAINED, WRITTEN, Written, mask_of, trained, written
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}, and other keys that a template reads
 
@@ -30,7 +30,8 @@ MARKS = {  # Unicode noncharacters that stand for a control token, by whether it
     (True, False): "\ufdd2",
     (True, True): "\ufdd3",
 }
-Span = tuple[int, int, int]  # a control token: its id, and where in the text it begins and ends
+Span = tuple[int, int, int]  # a token: its id, and where in the text it begins and ends
+ASSISTANT = ("assistant", "model")  # roles of the assistant
 
 
 class NoTemplate(UserWarning):
@@ -81,6 +82,34 @@ class Chat:
     ) -> list[int]:
         """The token ids of messages, or of one message of the user; `variables` are those of the template."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        return [i for i, _, _ in self.tokens(self.text(given, add_generation_prompt, variables))]
+
+    def conversation(
+        self, messages: Sequence[Message], given: int = 0, **variables: Any
+    ) -> tuple[list[int], list[bool], str]:
+        """The token ids of a conversation, whether each is trained, and the text that the template made.
+
+        A model is trained on what the assistant says in the messages after the first `given`, and on the control token
+        that ends each turn of it. A UserError where no control token does.
+        """
+        text = self.text([*messages[:given], *map(trained_message, messages[given:])], False, variables)
+        ids, mask = list[int](), list[bool]()
+        waiting = closed = False  # in the assistant's turn; after its end, in a block that the template marks
+        for i, start, end in self.tokens(text):
+            bits = mask_of(text)[start:end]
+            of_template, marked = all(bit & WRITTEN for bit in bits), any(bit & TRAINED for bit in bits)
+            if waiting and not marked and not of_template:
+                break
+            closed = closed and marked and of_template
+            ids.append(i)
+            mask.append(waiting or (marked and not closed))
+            waiting, closed = mask[-1] and i not in self.marks, closed or (mask[-1] and i in self.marks)
+        if waiting:
+            raise UserError("the chat template never closes the assistant's turn with a control token: use another")
+        return ids, mask, str.__getitem__(text, slice(None))
+
+    def text(self, given: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> Written:
+        """The text that the template makes of messages."""
         if not isinstance(given, Sequence):
             raise UserError(f"messages are {given!r}: give a text or a list of messages")
         if not given:
@@ -90,7 +119,7 @@ class Chat:
                 raise UserError(f"a message is {message!r}: write it as {{'role': 'user', 'content': 'text'}}")
         messages = [{name: value for name, value in message.items() if value is not None} for message in given]
         try:
-            values = plain_copy({"tools": None, "documents": None} | variables | {"messages": messages})
+            values = plain_copy({"tools": None, "documents": None} | dict(variables) | {"messages": messages})
         except RecursionError:
             raise UserError("the messages contain themselves or nest too deep: give plain lists and tables") from None
         for message in values["messages"]:
@@ -101,38 +130,45 @@ class Chat:
             text = render(self.template, names | values | {"add_generation_prompt": add_generation_prompt})
         except Exception as error:  # a template may raise anything
             raise template_error(error) from None
-        return self.tokens(Written(SURROGATE.sub(UNKNOWN, text), mask_of(text)))
+        return Written(SURROGATE.sub(UNKNOWN, text), mask_of(text))
 
-    def tokens(self, text: Written) -> list[int]:
-        """The token ids of a text; only control tokens that the template wrote as a whole become control tokens."""
+    def tokens(self, text: Written) -> list[Span]:
+        """The tokens of a text; only control tokens that the template wrote as a whole become control tokens."""
         runs = [
             (run.start(), self.inner.encode(text[slice(*run.span())], add_special_tokens=False))
-            for run in re.finditer(b"\1+", mask_of(text))
+            for run in re.finditer(b"[\1\3]+", mask_of(text))
         ]
         own = [(i, a + start, b + start) for start, run in runs for i, a, b in self.spans(text[start:], run)]
         whole = self.inner.encode(text, add_special_tokens=False)
         if self.spans(text, whole) == own:
-            return whole.ids
+            return [(i, start, end) for i, (start, end) in zip(whole.ids, whole.offsets)]
         # marks stand for the control tokens of the template; all others are encoded as plain text
         pieces, marked, position = list[str](), list[int | str](), 0
+        begins, ends = list[int](), list[int]()  # of each character of `joined` in the text
         for i, start, end in [*own, (-1, len(text), len(text))]:
             piece = str.__getitem__(text, slice(position, start))
             marked += [character for character in piece if character in MARKS.values()]
             pieces.append(piece)
+            begins += range(position, start)
+            ends += range(position + 1, start + 1)
             if i >= 0:
                 marked.append(i)
                 pieces.append(self.marks[i])
+                begins.append(start)
+                ends.append(end)
             position = end
-        joined, waiting, ids = "".join(pieces), iter(marked), list[int]()
+        joined, waiting, result = "".join(pieces), iter(marked), list[Span]()
         found = self.plain.encode(joined, add_special_tokens=False)
         controls = {(a, b) for _, a, b in self.spans(joined, found)}
         for i, (start, end) in zip(found.ids, found.offsets):
             if i in self.mark_ids:
                 mark = next(waiting)
-                ids += self.spell(mark) if isinstance(mark, str) else [mark]
+                ids = self.spell(mark) if isinstance(mark, str) else [mark]
             else:
-                ids += self.spell(joined[start:end]) if trimmed(joined, start, end) in controls else [i]
-        return ids
+                ids = self.spell(joined[start:end]) if trimmed(joined, start, end) in controls else [i]
+            place = (begins[start], ends[end - 1]) if end > start else (0, 0)
+            result += [(one, *place) for one in ids]
+        return result
 
     def spell(self, text: str) -> list[int]:
         """The ids of a text without control tokens: where its encoding has one, each half is encoded by itself."""
@@ -151,6 +187,22 @@ class Chat:
             if i in self.marks and not unknown:
                 result.append((i, start, end))
         return result
+
+
+def trained_message(message: Message) -> Message:
+    """A message whose texts a model is trained to write, where it is one of the assistant."""
+    if not isinstance(message, Mapping) or message.get("role") not in ASSISTANT:
+        return message
+    return {name: value if name == "role" else with_texts(value, trained) for name, value in message.items()}
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A value with each text in it changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: with_texts(inner, change) for name, inner in value.items()}
+    return [with_texts(inner, change) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:

@@ -28,15 +28,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from onward.text.written import (
     MAX_LENGTH,
     MAX_WIDTH,
+    WRITTEN,
     TooLarge,
     Written,
     as_text,
     check_length,
     check_size,
     concat,
+    is_trained,
     mask_of,
     percent,
     replace,
+    trained,
     written,
 )
 
@@ -160,7 +163,7 @@ METHODS: dict[str, Callable[..., str]] = {
 def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[str, Any]) -> str:
     """`text.format(*args, **kwargs)`; fields that are neither padded nor converted keep who wrote them."""
     formatter, pieces, count = SandboxedFormatter(environment), list[str](), 0
-    form = written if all(mask_of(text)) else Written
+    form = written if all(byte & WRITTEN for byte in mask_of(text)) else Written
     for literal, name, spec, conversion in Formatter().parse(text):
         pieces.append(form(literal))
         if name is None:
@@ -176,13 +179,15 @@ def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[st
 
 
 class Generation(Extension):
-    """Ignores `{% generation %}`, which marks the text of the assistant for training."""
+    """`{% generation %}` marks what the assistant writes: where a text in it is trained, all of it is."""
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        mark = nodes.Filter(None, "generated", [], [], None, None, lineno=line)
+        return nodes.FilterBlock(body, mark, lineno=line)
 
 
 def environment() -> Environment:
@@ -194,7 +199,8 @@ def environment() -> Environment:
     def tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
         check_size(value)
         check_width(how.get("indent"))
-        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+        text = json.dumps(value, ensure_ascii=ensure_ascii, **how)
+        return trained(text) if is_trained(value) else text
 
     def strftime_now(form: str) -> str:
         return datetime.now().strftime(form)
@@ -226,7 +232,7 @@ def environment() -> Environment:
     result = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     result.filters |= {name: checked(name) for name in ("center", "indent", "batch", "slice")}
     result.filters |= {"counted": counted, "tojson": tojson, "join": join, "format": form, "replace": replaced}
-    result.filters |= {"string": as_text}
+    result.filters |= {"string": as_text, "generated": lambda text: trained(text) if is_trained(text) else text}
     result.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
     del result.globals["lipsum"]
     return result

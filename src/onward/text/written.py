@@ -1,4 +1,4 @@
-"""Strings that know which of their characters a template wrote. Does not import torch."""
+"""Strings that know of each character who wrote it, and whether a model is trained on it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 MAX_LENGTH = 10_000_000  # characters of a text that a template makes
 ITEM = 20  # characters that an item of a list counts as
 MAX_WIDTH = 9_999  # characters to which a template pads a field
+WRITTEN, TRAINED = 1, 2  # bits of a mask: the template wrote the character; a model is trained to write it
 DIRECTIVE = re.compile(r"%(?:\((?P<name>.*?)\))?[-#0 +]*(?P<width>\*|\d*)(?:\.(?P<digits>\*|\d*))?[hlL]?.", re.DOTALL)
 
 
@@ -20,12 +21,13 @@ class TooLarge(ValueError):
 
 
 class Written(str):
-    """A string that remembers, for each character, whether the template wrote it or a variable supplied it.
+    """A string that remembers, for each character, whether the template wrote it or a variable supplied it, and whether
+    it is trained.
 
     Operations that keep characters keep this too; the result of any other operation counts as supplied by a variable.
     """
 
-    _mask: bytes  # a byte per character: 1 where the template wrote it; templates cannot read private attributes
+    _mask: bytes  # a byte per character, of WRITTEN and TRAINED; templates cannot read private attributes
 
     def __new__(cls, text: str, mask: bytes | None = None) -> Written:
         self = super().__new__(cls, text)
@@ -128,11 +130,24 @@ class Written(str):
 
 def written(text: str) -> Written:
     """A string that the template wrote."""
-    return Written(text, b"\1" * len(text))
+    return Written(text, bytes([WRITTEN]) * len(text))
+
+
+def trained(text: str) -> Written:
+    """A string that a model is trained to write, whoever supplied it."""
+    return Written(text, bytes(byte | TRAINED for byte in mask_of(text)))
+
+
+def is_trained(value: Any) -> bool:
+    """Whether a model is trained to write a part of a text, or of a text in a list or table."""
+    if isinstance(value, str):
+        return any(byte & TRAINED for byte in mask_of(value))
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return any(map(is_trained, inner))
 
 
 def mask_of(text: str) -> bytes:
-    """A byte per character: 1 where the template wrote it."""
+    """A byte per character, of WRITTEN and TRAINED."""
     return text._mask if isinstance(text, Written) else bytes(len(text))
 
 

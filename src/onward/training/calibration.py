@@ -15,9 +15,6 @@ from typing import Any
 import torch
 
 from onward.checkpoint.training import Saver
-from onward.data.tokens import Tokens
-from onward.data.windows import Windows
-from onward.evaluation.text import evaluate_tokens
 from onward.files import PART
 from onward.model.decoder import Decoder
 from onward.model.experts import BACKENDS
@@ -26,6 +23,8 @@ from onward.timing import fastest
 from onward.training.budget import Budget, Costs
 from onward.training.build import build_trainer, choose_backend, open_experts
 from onward.training.config import RunConfig, seconds
+from onward.training.inputs import Inputs, TrainingWindows
+from onward.training.loss import Loss
 from onward.training.plans import Planner
 from onward.training.processes import Processes
 from onward.training.trainer import StepPlan, Trainer
@@ -43,24 +42,25 @@ def calibrated(
     config: RunConfig,
     model: Decoder,
     tokenizer: Tokenizer,
-    windows: Windows,
-    validation: Tokens | None,
+    inputs: Inputs,
     sample: Sampler = lambda model, tokenizer: None,
     processes: Processes = ALONE,
+    loss: Loss | None = None,
 ) -> tuple[RunConfig, Budget | None]:
     """The configuration with precision, backend of experts and number of steps fixed, and the budget of a run of a
     given time, which begins with this call. Steps, a validation, a save and a call of `sample`, which comes with each
     validation, are timed on copies of the model, which stays as it is."""
     began = perf_counter()
-    trial = lambda config: build_trainer(config, deepcopy(model))
+    trial = lambda config: build_trainer(config, deepcopy(model), loss=loss)
+    windows = inputs.windows(config, model.config.context_length)
     config = fastest_options(config, trial(config), windows)
     if not config.time:
         return config, None
     limit = seconds(config.time)
     planner = Planner(replace(config, time="", steps=1_000), windows, model.device, processes)
     long_enough = min(TRIAL_SECONDS, limit / 20)
-    costs = measured_costs(config, trial(config), tokenizer, planner, validation, sample, long_enough)
-    config, costs = fitted(config, costs, limit, perf_counter() - began, len(validation or ()))
+    costs = measured_costs(config, trial(config), tokenizer, planner, inputs, sample, long_enough)
+    config, costs = fitted(config, costs, limit, perf_counter() - began, len(inputs.validation or ()))
     return config, Budget(began + limit, costs)
 
 
@@ -87,7 +87,7 @@ def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: 
     return replace(config, time="", steps=steps, validate_every=0 if count == 20 else -(-steps // count)), costs
 
 
-def fastest_options(config: RunConfig, trainer: Trainer, windows: Windows) -> RunConfig:
+def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindows) -> RunConfig:
     """The configuration with precision and backend of experts fixed, and epochs as steps."""
     precisions = precisions_of(trainer.model.device) if config.precision == "auto" else [config.precision]
     backends = list(BACKENDS) if config.experts == "auto" and open_experts(trainer.model) else [config.experts]
@@ -122,7 +122,7 @@ def measured_costs(
     trainer: Trainer,
     tokenizer: Tokenizer,
     planner: Planner,
-    validation: Tokens | None,
+    inputs: Inputs,
     sample: Sampler,
     long_enough: float,
     clock: Callable[[], float] = perf_counter,
@@ -140,6 +140,7 @@ def measured_costs(
     start = clock()
     save_once(trainer, Path(config.out))
     save, start = clock() - start, clock()
+    validation = inputs.validation_windows(config, trainer.model.config.context_length)
     if validation is None:
         return Costs(step, save)
     validate(trainer, tokenizer, validation, config)
@@ -148,8 +149,8 @@ def measured_costs(
     start = clock()
     sample(trainer.model, tokenizer)
     once, start = once + clock() - start, clock()
-    evaluate_tokens(trainer.model, tokenizer, part := validation[:TIMED_TOKENS])
-    return Costs(step, save + once, (clock() - start) * len(validation) / len(part))
+    evaluated = inputs.evaluate(trainer.model, tokenizer, trainer.loss, TIMED_TOKENS)["tokens"]
+    return Costs(step, save + once, (clock() - start) * validation.num_tokens / max(1, evaluated))
 
 
 def save_once(trainer: Trainer, folder: Path) -> None:

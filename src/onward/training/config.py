@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from onward import families, fields
 from onward.arguments import Range, check_fields, checked, named
@@ -88,7 +88,10 @@ class WatchOptions:
 class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     """Everything that determines what a run computes. A UserError for values out of range or in contradiction."""
 
+    fixed: ClassVar[tuple[str, ...]] = ()  # the fields that a user cannot set
+
     out: str = ""  # folder of the run; "": runs/ and the name of the first source
+    base: str = ""  # a model to begin from: its folder or its name on the hub; "": new weights
     preset: str = "mini"  # tiny, mini, small, medium or a release (see `onward models`); --model.* changes its fields
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
     imports: tuple[str, ...] = ()  # modules to import first, which define parts of your own

@@ -4,22 +4,27 @@ RUN/inputs.json names the prepared folders, in order, with the checksum of each 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from onward import fields
 from onward.data.prepare import Cleaning, prepare
 from onward.data.progress import Progress, silent
 from onward.data.sources import Source, download_corpora, passages, stored_streams
 from onward.data.tokens import INDEX, Tokens, is_prepared, load_tokens
-from onward.data.windows import Packing, Windows
+from onward.data.windows import Batch, Packing, ValidationWindows, Windows
 from onward.errors import UserError
+from onward.evaluation.text import evaluate_tokens
 from onward.files import file_sha256, read_json, write_json
+from onward.hub import locate
 from onward.model.config import DecoderConfig
+from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.config import RunConfig
+from onward.training.finetuning import config_class
+from onward.training.loss import Loss
 
 AS_IT_IS = Cleaning(exact=False)
 HELD_OUT = "held_out"  # the folder of a validation text that is none of the sources
@@ -52,10 +57,25 @@ def read_config(folder: Path) -> RunConfig:
     if not (folder / "run.json").exists():
         file, there = f"{folder} is a file", f"there is no {'run.json in' if folder.is_dir() else 'folder'} {folder}"
         raise UserError(f"{file if folder.is_file() else there}: name the folder of a run")
-    config = fields.build(RunConfig, read_json(path := folder / "run.json"), str(path))
+    values = read_json(path := folder / "run.json")
+    config = fields.build(config_class(values), values, str(path))
     if config.steps < 1:
         raise UserError(f"{path}.steps is {config.steps}: it must be at least 1")
     return replace(config, out=str(folder))
+
+
+class TrainingWindows(Protocol):
+    """Windows, or rows of examples, to train on."""
+
+    def __len__(self) -> int: ...  # in an epoch
+    def read(self, numbers: Sequence[int]) -> Batch: ...  # from 0 on without end
+
+
+class HeldOutWindows(TrainingWindows, Protocol):
+    """Windows, or rows of examples, to validate on."""
+
+    @property
+    def num_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,39 @@ class Inputs:
     def tokens(self) -> int:
         """The number of training tokens."""
         return sum(map(len, self.train))
+
+    def opening(self, tokenizer: Tokenizer) -> str | list[int]:
+        """A prompt that shows what the model learns: the first words of the validation text."""
+        tokens = self.train[0] if self.validation is None else self.validation
+        return " ".join(tokenizer.decode(tokens[:64].tolist()).split()[:4])
+
+    def windows(self, config: RunConfig, context_length: int) -> TrainingWindows:
+        """What a run trains on."""
+        return Windows(self.train, context_length, config.seed, weights=config.weights, pack=config.pack)
+
+    def validation_windows(self, config: RunConfig, context_length: int) -> HeldOutWindows | None:
+        """The whole validation text."""
+        return None if self.validation is None else ValidationWindows(self.validation, context_length, config.pack)
+
+    def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
+        """The figures of a model on about this many tokens of the validation text (0: all), for result.json; {} where
+        there is no such text."""
+        if self.validation is None:
+            return {}
+        text = spread(self.validation, tokens or len(self.validation), model.config.context_length)
+        n_bytes = self.validation_bytes if text is self.validation else None
+        return asdict(evaluate_tokens(model, tokenizer, text, n_bytes=n_bytes))
+
+
+def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
+    """About `count` of some tokens, in pieces of eight windows that are spread evenly over them; all where there are no
+    more. The first token of a piece is predicted from another one's text, which hardly changes a mean."""
+    if count >= len(tokens):
+        return tokens
+    size = min(8 * context_length, count)
+    apart = max(1, len(tokens) * size // count)
+    starts = range(0, len(tokens) - size + 1, apart)
+    return Tokens.join(tokens.part(start, start + size) for start in starts)
 
 
 def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
@@ -142,9 +195,9 @@ def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
     return int(documents[abs(documents - start).argmin()]) if len(documents) else start
 
 
-def open_windows(config: RunConfig, inputs: Inputs, context_length: int) -> Windows:
-    """The windows of the training tokens."""
-    return Windows(inputs.train, context_length, config.seed, weights=config.weights, pack=config.pack)
+def index_of(data: Path) -> Path:
+    """The file whose checksum stands for data: the index of a prepared folder, or the one file."""
+    return data / INDEX if data.is_dir() else data
 
 
 def check_inputs(folder: Path, model: DecoderConfig) -> None:
@@ -153,7 +206,7 @@ def check_inputs(folder: Path, model: DecoderConfig) -> None:
     differ = [
         f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")
         for name, known in record.data.items()
-        if not (index := folder / name / INDEX).exists() or file_sha256(index) != known
+        if not (index := index_of(folder / name)).exists() or file_sha256(index) != known
     ]
     if not (path := folder / "tokenizer.json").exists() or file_sha256(path) != record.tokenizer:
         differ.append("the tokenizer")
@@ -166,18 +219,14 @@ def check_inputs(folder: Path, model: DecoderConfig) -> None:
         )
 
 
-def inputs_of(folder: Path) -> Inputs:
-    """The tokens of a run, of which only the sizes are verified."""
-    return open_inputs(read_config(folder), folder, "size")
-
-
 def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[Source]) -> Tokenizer:
     """The tokenizer of prepared sources, or the one that is asked for, learned from the texts if need be."""
-    asked = config.tokenizer or ("" if prepared else "bpe:4096")
+    base = str(locate(config.base)) if config.base else ""
+    asked = config.tokenizer or base or ("" if prepared else "bpe:4096")
     texts = passages(raw, field=config.field, encoding=config.encoding) if raw else ()
     tokenizers = {name: Tokenizer.load(name) for name in prepared}
     if asked:
-        tokenizers[f"--tokenizer {asked}"] = train_tokenizer(asked, texts)
+        tokenizers[asked if asked == base else f"--tokenizer {asked}"] = train_tokenizer(asked, texts)
     name, tokenizer = next(iter(tokenizers.items()))
     for other, candidate in tokenizers.items():
         if candidate.inner.to_str() != tokenizer.inner.to_str():

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from onward.training.finetuning import MethodName
 
-class RunKeywords(TypedDict, total=False):
-    """The keyword arguments of `onward.train`; see RunConfig for their meanings and defaults."""
+
+class CommonKeywords(TypedDict, total=False):
+    """The keyword arguments that `onward.train` and `onward.finetune` share."""
 
     validate_every: int
     validation_tokens: int
@@ -35,14 +37,7 @@ class RunKeywords(TypedDict, total=False):
     balance_loss: float
     balance_bias: float
     average: float
-    weights: Sequence[float]
-    tokenizer: str
     validation: str
-    field: str
-    encoding: str
-    pack: Literal["stream", "documents"]
-    preset: str
-    model: Mapping[str, Any]
     imports: Sequence[str]
     steps: int
     time: str
@@ -50,3 +45,27 @@ class RunKeywords(TypedDict, total=False):
     batch_size: int
     accumulation: int
     seed: int
+
+
+class RunKeywords(CommonKeywords, total=False):
+    """The keyword arguments of `onward.train`; see RunConfig for their meanings and defaults."""
+
+    base: str
+    weights: Sequence[float]
+    tokenizer: str
+    field: str
+    encoding: str
+    pack: Literal["stream", "documents"]
+    preset: str
+    model: Mapping[str, Any]
+
+
+class FinetuneKeywords(CommonKeywords, total=False):
+    """The keyword arguments of `onward.finetune`; see FinetuneConfig for their meanings and defaults."""
+
+    method: MethodName
+    template: str
+    length: int
+    too_long: Literal["error", "cut", "drop"]
+    packed: bool
+    full: bool

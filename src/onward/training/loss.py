@@ -1,14 +1,16 @@
 """Losses: the cross-entropy of the targets, in chunks where all logits at once would fill the memory.
 
 A loss is any callable of (model, batch) that returns two sums over the batch's targets: the one to minimize, with
-gradient, and the one to report, without. The trainer divides both by the number of targets of the whole step.
+gradient, and the one to report, without; and, if it likes, a table of further sums to report. The trainer divides each
+by the sum of the `divisor` of the step's batches, which is the number of targets unless a batch says otherwise.
 
 Shapes: B windows, T tokens of each, N = B * T, D d_model, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +25,8 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
 from onward.training.precision import autocast
 
-Loss = Callable[[Decoder, Any], tuple[Tensor, Tensor]]
+Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]
+Loss = Callable[[Decoder, Any], Sums]
 MAX_LOGITS = 1 << 25  # in memory at once: 128 MiB in fp32
 
 
@@ -65,16 +68,35 @@ class CrossEntropy:
         return loss, plain.detach()
 
 
-@checked
+@dataclass(frozen=True)
+class Means:
+    """What a loss reports, divided by the divisor of the batches."""
+
+    loss: float
+    divisor: int
+    figures: dict[str, float]
+
+
 @torch.inference_mode()
-def mean_loss(model: Decoder, batches: Iterable[Batch], precision: str = "fp32") -> tuple[float, int]:
-    """The mean cross-entropy of all targets, in nats per token, and the number of targets."""
-    total, count, loss = 0.0, 0, CrossEntropy()
+def mean_figures(model: Decoder, batches: Iterable[Batch], loss: Loss, precision: str = "fp32") -> Means:
+    """The means over all batches, without dropout."""
+    total, count, figures = 0.0, 0, defaultdict[str, float](float)
     for batch in batches:
         with without_dropout(model), autocast(precision, model.device):
-            total += loss(model, batch)[1].item()
-        count += batch.num_targets
-    return total / max(1, count), count
+            _, reported, *more = loss(model, batch)
+        total += reported.item()
+        for name, value in more[0].items() if more else ():
+            figures[name] += value.item()
+        count += batch.divisor
+    share = 1 / max(1, count)
+    return Means(total / max(1, count), count, {name: value * share for name, value in figures.items()})
+
+
+@checked
+def mean_loss(model: Decoder, batches: Iterable[Batch], precision: str = "fp32") -> tuple[float, int]:
+    """The mean cross-entropy of all targets, in nats per token, and the number of targets."""
+    means = mean_figures(model, batches, CrossEntropy(), precision)
+    return means.loss, means.divisor
 
 
 class InChunks(torch.autograd.Function):

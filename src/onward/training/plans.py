@@ -4,8 +4,9 @@ from collections.abc import Generator, Iterator, Sequence
 
 import torch
 
-from onward.data.windows import Batch, Windows, take
+from onward.data.windows import Batch, take
 from onward.training.config import RunConfig
+from onward.training.inputs import TrainingWindows
 from onward.training.prefetch import prefetch
 from onward.training.processes import Processes
 from onward.training.trainer import StepPlan
@@ -14,7 +15,7 @@ from onward.training.trainer import StepPlan
 class Planner:
     """Plans the steps of a run, for this process and its device."""
 
-    def __init__(self, config: RunConfig, windows: Windows, device: torch.device, processes: Processes) -> None:
+    def __init__(self, config: RunConfig, windows: TrainingWindows, device: torch.device, processes: Processes) -> None:
         self.config, self.windows, self.device, self.processes = config, windows, device, processes
 
     def plans(self, step: int, position: int, skipped: Sequence[tuple[int, int]] = ()) -> Generator[StepPlan]:

@@ -30,26 +30,20 @@ from onward.errors import UserError
 from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
+from onward.training.base import load_base
 from onward.training.budget import Budget
 from onward.training.build import build_trainer
 from onward.training.calibration import Sampler, calibrated
 from onward.training.checks import Check, start_checks
 from onward.training.config import RunConfig
 from onward.training.events import Event, EventLog, Notice, Rollback
-from onward.training.inputs import (
-    Inputs,
-    check_inputs,
-    open_inputs,
-    open_windows,
-    prepare_inputs,
-    read_config,
-    read_record,
-)
+from onward.training.inputs import Inputs, check_inputs, read_config, read_record
 from onward.training.lock import run_lock
 from onward.training.loss import Loss
 from onward.training.optimizer import check_optimizer
 from onward.training.plans import Planner
 from onward.training.processes import Processes
+from onward.training.tasks import task_of
 from onward.training.track import check_trackers
 from onward.training.trainer import Step, StepPlan
 from onward.training.validation import validate
@@ -83,8 +77,9 @@ class Run:
         self.folder, self.processes = Path(config.out), Processes.join()
         record = read_record(self.folder)
         self.checksums = [*record.data.values(), record.tokenizer]
-        self.windows = open_windows(config, inputs, model.config.context_length)
-        self.trainer = build_trainer(config, model, self.processes, loss)
+        self.windows = inputs.windows(config, model.config.context_length)
+        self.held_out = inputs.validation_windows(config, model.config.context_length)
+        self.trainer = build_trainer(config, model, self.processes, loss or task_of(config).loss(config))
         self.planner = Planner(config, self.windows, self.trainer.model.device, self.processes)
         self.saver, self.log = Saver(self.folder, config.keep), EventLog(self.folder, not self.processes.rank)
         self.fresh = False  # whether the weights are those of the initialization
@@ -124,17 +119,20 @@ class Run:
         """Prepare the data and the tokenizer, fix the options left open (steps, device, precision, experts), and save
         step 0.
 
-        The run begins from `model`, which it trains in place, in its trainable parameters; by default from a fresh
-        model as configured. A given model takes the place of the configured preset and fields, and the configured
-        tokenizer must be its own. `loss` replaces the configured cross-entropy; give it to `resume` as well.
+        The run begins from `model`, which it trains in place, in its trainable parameters; by default from the model in
+        the folder `config.base` or, without one, from a fresh model as configured. A given model takes the place of the
+        configured preset and fields, and the configured tokenizer must be its own. `loss` replaces the configured one;
+        give it to `resume` as well.
         `sample` does what the caller will do at each validation: a run of a given time leaves time for it.
         `progress` is called while texts are read: with the task, the bytes done, and the bytes in all (0: unknown).
         """
-        folder, processes = Path(config.out), Processes.join()
-        if model is not None:
-            config = replace(config, model=fields.plain(model.config))
+        folder, processes, hf = Path(config.out), Processes.join(), dict[str, Any]()
         for module in config.imports:
             fields.import_parts(module)
+        if model is None and config.base:
+            model, hf = load_base(config)
+        if model is not None:
+            config = replace(config, model=fields.plain(model.config))
         config.decoder(1)  # an impossible model is refused before any text is read
         check_optimizer(config.optimizer)
         processes.check_batches(config.accumulation)
@@ -150,7 +148,7 @@ class Run:
             if saves(folder):  # of a process that was faster
                 raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
             try:
-                run = cls.prepare(config, folder, model, loss, sample, progress)
+                run = cls.prepare(config, folder, model, hf, loss, sample, progress)
             except UserError:
                 if new and not (folder / "data.unfinished").exists():
                     shutil.rmtree(folder, ignore_errors=True)
@@ -164,22 +162,22 @@ class Run:
         config: RunConfig,
         folder: Path,
         model: Decoder | None,
+        hf: Mapping[str, Any],
         loss: Loss | None,
         sample: Sampler,
         progress: Progress,
     ) -> "Run":
         """The work of `start`, in the first process."""
         device = choose_device(config.device)
-        tokenizer = prepare_inputs(config, folder, progress)
-        inputs = open_inputs(config, folder)
+        task = task_of(config)
+        tokenizer = task.prepare(config, folder, progress)
+        inputs = task.open(config, folder, "sha256")
         torch.manual_seed(config.seed)
         fresh = model is None
         model = (model or Decoder(config.decoder(tokenizer.vocab_size))).to(device)
-        hf = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
-        windows = open_windows(config, inputs, model.config.context_length)
-        config, budget = calibrated(
-            replace(config, device=str(device)), model, tokenizer, windows, inputs.validation, sample, Processes.join()
-        )
+        hf = {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
+        config, loss = replace(config, device=str(device)), loss or task.loss(config)
+        config, budget = calibrated(config, model, tokenizer, inputs, sample, Processes.join(), loss)
         run = cls(config, model, tokenizer, inputs, hf, loss)
         run.fresh, run.budget = fresh, budget
         write_json(folder / "run.json", fields.plain(run.config))
@@ -215,7 +213,7 @@ class Run:
             tokenizer = Tokenizer.load(folder)
             check_inputs(folder, config.decoder(tokenizer.vocab_size))
             state = newest_state(folder, device)
-            inputs = open_inputs(config, folder, "size" if processes.rank else "sha256")
+            inputs = task_of(config).open(config, folder, "size" if processes.rank else "sha256")
             run = cls(config, state.model, tokenizer, inputs, read_json(folder / "config.json"), loss)
             run.load_state(state)
             run.log.resume(run.step)
@@ -289,14 +287,14 @@ class Run:
 
     def validations(self) -> Iterator[Event]:
         """Validate, if the present step is one to validate at; one before the last, only if there is time for it."""
-        if not self.step or not self.planner.due(self.step) or self.inputs.validation is None:
+        if not self.step or not self.planner.due(self.step) or self.held_out is None:
             return
         steps_left = self.config.steps - self.step
         late = bool(self.budget and steps_left and not self.budget.affords_validation(steps_left))
         if any(self.processes.sum([late])):
             return
         with self.budget.validating() if self.budget else nullcontext():
-            validation = validate(self.trainer, self.tokenizer, self.inputs.validation, self.config)
+            validation = validate(self.trainer, self.tokenizer, self.held_out, self.config)
             if not self.processes.rank:
                 self.saver.best(self.step, validation.validation_loss)
             yield self.log.write(validation)

@@ -68,13 +68,13 @@ class LossModule(nn.Module):
         super().__init__()
         self.model, self.loss, self.balance = model, loss, balance
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The sums over the batch's targets to minimize and to report. The first includes the auxiliary loss of
-        experts, weighted by the number of targets."""
-        loss, reported = self.loss(self.model, batch)
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum over the batch's targets to minimize, and those to report, of which the first is the loss. The one to
+        minimize includes the auxiliary loss of experts, weighted by the batch's divisor."""
+        loss, reported, *figures = self.loss(self.model, batch)
         if self.balance is not None:
-            loss = loss + self.balance.auxiliary() * batch.num_targets
-        return loss, reported
+            loss = loss + self.balance.auxiliary() * batch.divisor
+        return loss, {"loss": reported} | dict(*figures)
 
 
 class Trainer:
@@ -109,8 +109,9 @@ class Trainer:
         self.model, self.optimizers, self.learning_rate, self.config = model, optimizers, learning_rate, config
         self.balance, self.average, self.processes = balance, average, processes or Processes()
         self.spikes = spikes or Spikes(0.0)
+        self.loss: Loss = loss or CrossEntropy()
         self.scaler = scaler or grad_scaler(config.precision, model.device)
-        self.module = wrap(LossModule(model, loss or CrossEntropy(), balance))
+        self.module = wrap(LossModule(model, self.loss, balance))
         self.step = 0  # steps made
 
     @checked
@@ -130,7 +131,8 @@ class Trainer:
         if not self.model.training:
             self.model.train()
         before = [matrix.clone() for matrix in matrices(self.model)] if plan.measure_update else []
-        mean, count = self.backward(plan.batches)
+        reported, count = self.backward(plan.batches)
+        mean = reported.pop("loss")
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or float("inf")))
@@ -143,10 +145,10 @@ class Trainer:
                 group["lr"] = rate
             self.scaler.step(optimizer)
         self.scaler.update()
-        figures = {}
+        figures = reported
         if self.balance is not None:
             self.processes.sum_tensors(self.balance.counts)
-            figures = self.balance.loads()
+            figures |= self.balance.loads()
             self.balance.step()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -160,10 +162,12 @@ class Trainer:
                 self.average.update()
         return Step(self.step + bool(failure), mean, rate, norm, count, seconds, failure, figures)
 
-    def backward(self, batches: Sequence[Batch]) -> tuple[float, int]:
-        """Accumulate the gradients of a step's batches, summed over the processes; return the mean of the reported
-        loss and the number of targets."""
-        count = int(max(1, *self.processes.sum([sum(batch.num_targets for batch in batches)])))
+    def backward(self, batches: Sequence[Batch]) -> tuple[dict[str, float], int]:
+        """Accumulate the gradients of a step's batches, summed over the processes; return the means of what the loss
+        reports, and the number of targets."""
+        counts = [sum(batch.divisor for batch in batches), sum(batch.num_targets for batch in batches)]
+        count, targets = map(int, self.processes.sum(counts))
+        count = max(1, count)
         reported = []
         for batch in batches:
             torch.manual_seed(batch.seed)  # dropout is a function of the windows, in whichever process
@@ -174,7 +178,9 @@ class Trainer:
             self.scaler.scale(loss / count).backward()
             reported.append(to_report)
         self.processes.sum_gradients(self.model)
-        return self.processes.sum([sum(loss.item() for loss in reported)])[0] / count, count
+        names = list(reported[0])
+        sums = self.processes.sum([sum(one[name].item() for one in reported) for name in names])
+        return {name: value / count for name, value in zip(names, sums)}, max(1, targets)
 
     def finite(self) -> bool:
         """Whether all weights are finite."""

@@ -1,0 +1,249 @@
+"""Examples to fine-tune on: records become token sequences of which some tokens are trained.
+
+An example is one or more sequences that belong together, as an answer that is preferred to another one. On disk a table
+of examples is one .safetensors file.
+
+Shapes: N tokens of all sequences, S sequences, M examples of S / M sequences each.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from onward.data.records import Record
+from onward.data.tokens import Tokens
+from onward.errors import UserError
+from onward.files import written_whole
+from onward.text.chat import Chat, Message
+from onward.text.tokenizer import Tokenizer
+
+TooLong = Literal["error", "cut", "drop"]
+SHOWN = 300  # characters of a text in a message
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """Token ids, and whether each is trained; `text` is how a chat template rendered them."""
+
+    tokens: Sequence[int]
+    trained: Sequence[bool]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """Sequences that belong together, numbers that come with them, and the place of the record."""
+
+    sequences: Sequence[TokenSequence]
+    place: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+Form = Callable[["Encoder", Iterable[Record]], Iterator[Example]]  # the examples that a method makes of records
+
+
+class Encoder:
+    """Makes token sequences of texts and messages."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.chat = Chat(tokenizer) if tokenizer.templates else None
+        self.end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+
+    def document(self, text: str) -> TokenSequence:
+        """A text between beginning-of-text and end token; all of it is trained."""
+        tokens = self.tokenizer.begin(self.tokenizer.encode(text, special=False)) + self.end
+        return TokenSequence(tokens, [True] * len(tokens))
+
+    def answer(self, prompt: str | Sequence[Message], completion: str | Sequence[Message]) -> TokenSequence:
+        """A prompt, which is not trained, and its completion, which is: both texts, or both messages. The end token
+        follows a completion that is a text."""
+        if isinstance(prompt, str) and isinstance(completion, str):
+            before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])
+            whole = self.tokenizer.encode(prompt + completion) or self.tokenizer.begin([])
+            # at the time of use the prompt is encoded by itself
+            after = whole[len(before) :]
+            if whole[: len(before)] != before:
+                after = self.tokenizer.encode(completion, special=False)
+            after = after + self.end
+            return TokenSequence(before + after, [False] * len(before) + [True] * len(after))
+        if isinstance(prompt, str) or isinstance(completion, str):
+            raise UserError("one of prompt and completion is a text and the other messages: give both in one form")
+        return self.conversation([*prompt, *completion], len(prompt))
+
+    def conversation(self, messages: Sequence[Message], given: int = 0) -> TokenSequence:
+        """Messages, of which what the assistant says is trained, after the first `given` of them."""
+        if self.chat is None:
+            raise UserError("the model has no chat template for messages: name one, such as --template chatml")
+        check_roles(messages)
+        tokens, trained, text = self.chat.conversation(messages, given)
+        if not any(trained):
+            raise UserError(f"no token is trained, since the assistant says nothing in {text[:SHOWN]!r}")
+        return TokenSequence(tokens, trained, text)
+
+
+def check_roles(messages: Any) -> None:
+    """A UserError unless user and assistant take turns, after messages of the system and between those of tools."""
+    if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+        raise UserError("messages are not a list of {'role': ..., 'content': ...}: write them so")
+    roles = [message["role"] for message in messages]
+    for i, (before, role) in enumerate(zip(["", *roles], roles)):
+        wrong = role in ("system", "developer") and before not in ("", "system", "developer")
+        wrong |= role == before and role in ("user", "assistant", "model")
+        wrong |= role in ("assistant", "model") and before in ("", "system", "developer")
+        if wrong:
+            raise UserError(
+                f"message {i + 1} is of role {role!r} after {before or 'nothing'!r}: system comes first, and user and "
+                "assistant take turns"
+            )
+
+
+def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+    """Conversations (messages), prompt and completion, or text."""
+    for record in records:
+        with placed(record):
+            yield Example([one_sequence(encoder, record.values)], record.place)
+
+
+def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
+    """The sequence of a record that has one."""
+    if "messages" in values:
+        return encoder.conversation(values["messages"])
+    if "prompt" in values and "completion" in values:
+        return encoder.answer(values["prompt"], values["completion"])
+    if isinstance(values.get("text"), str):
+        return encoder.document(values["text"])
+    raise missing(values, "messages, prompt and completion, or text")
+
+
+@contextmanager
+def placed(record: Record) -> Iterator[None]:
+    """A UserError in the block names the record."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{record.place}: {error}") from None
+
+
+def missing(values: Mapping[str, Any], wanted: str) -> UserError:
+    """The error of a record that lacks what a method trains on."""
+    return UserError(f"it has {', '.join(map(repr, values)) or 'no fields'}, and needs {wanted}")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A table of examples in memory."""
+
+    tokens: np.ndarray  # (N,)
+    trained: np.ndarray  # (N,), whether each token is trained
+    ends: np.ndarray  # (S,), the index after each sequence's last token
+    per_example: int = 1  # sequences of an example
+    numbers: Mapping[str, np.ndarray] = field(default_factory=dict)  # (M,) each
+
+    def __len__(self) -> int:
+        return len(self.ends) // self.per_example
+
+    @property
+    def starts(self) -> np.ndarray:
+        """The index of each sequence's first token, (S,)."""
+        return np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of tokens of each example, (M,)."""
+        return (self.ends - self.starts).reshape(-1, self.per_example).sum(1)
+
+    def all_tokens(self) -> Tokens:
+        """The tokens of all sequences, each a document."""
+        return Tokens.of(self.tokens, self.ends)
+
+    def sequence(self, number: int) -> TokenSequence:
+        """The sequence of a number."""
+        where = slice(int(self.starts[number]), int(self.ends[number]))
+        return TokenSequence(self.tokens[where].tolist(), self.trained[where].tolist())
+
+    def select(self, chosen: np.ndarray) -> "Examples":
+        """The examples of these numbers, in this order."""
+        sequences = (chosen[:, None] * self.per_example + np.arange(self.per_example)).ravel()
+        starts, ends = self.starts[sequences], self.ends[sequences]
+        index = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends)] or [np.empty(0, np.int64)])
+        numbers = {name: values[chosen] for name, values in self.numbers.items()}
+        new = np.cumsum(ends - starts)
+        return Examples(self.tokens[index], self.trained[index], new, self.per_example, numbers)
+
+    def save(self, path: Path) -> None:
+        """Write the table into a file."""
+        arrays = {f"number/{name}": values for name, values in self.numbers.items()}
+        arrays |= {"tokens": self.tokens, "trained": self.trained, "ends": self.ends}
+        with written_whole(path) as new:
+            save_file(arrays, new, {"per_example": str(self.per_example)})
+
+    @classmethod
+    def load(cls, path: Path) -> "Examples":
+        """The table in a file."""
+        try:
+            with safe_open(path, framework="np") as file:
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                count = int((file.metadata() or {})["per_example"])
+            numbers = {n.removeprefix("number/"): v for n, v in arrays.items() if n.startswith("number/")}
+            return cls(arrays["tokens"], arrays["trained"], arrays["ends"], count, numbers)
+        except (OSError, KeyError, ValueError, SafetensorError) as error:
+            raise UserError(f"{path} cannot be read as examples ({error}): start another run") from None
+
+
+@dataclass(frozen=True)
+class Left:
+    """How many examples were cut or dropped, and the longest of all, in tokens."""
+
+    count: int = 0
+    longest: int = 0
+
+
+def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, Left]:
+    """A table of examples, each of whose sequences has at most `length` tokens.
+
+    Of a longer sequence, "cut" keeps the first tokens, "drop" leaves the example out, and "error" is a UserError. An
+    example of which no trained token is left is left out, too.
+    """
+    tokens, trained, ends = list[np.ndarray](), list[np.ndarray](), [0]
+    numbers: dict[str, list[float]] = {}
+    per_example, count, longest, total = 0, 0, 0, 0
+    place = ""
+    for example in examples:
+        total += 1
+        most = max(len(sequence.tokens) for sequence in example.sequences)
+        if most > longest:
+            longest, place = most, example.place
+        rows = [(s.tokens[:length], s.trained[:length]) for s in example.sequences]
+        count += most > length
+        if most > length and (too_long == "drop" or not all(any(mask[1:]) for _, mask in rows)):
+            continue
+        per_example = len(rows)
+        for ids, mask in rows:
+            tokens.append(np.array(ids, np.uint32))
+            trained.append(np.array(mask, bool))
+            ends.append(ends[-1] + len(ids))
+        for name, value in example.numbers.items():
+            numbers.setdefault(name, []).append(value)
+    if count and too_long == "error":
+        raise UserError(
+            f"{count:,} of {total:,} examples are longer than {length:,} tokens, {place} with {longest:,} the longest: "
+            "--too-long drop leaves them out, --too-long cut keeps their first tokens, and --length allows more"
+        )
+    if not per_example:
+        raise UserError("there is no example to train on" + (", as all are too long" if count else ""))
+    arrays = {name: np.array(values, np.float64) for name, values in numbers.items()}
+    table = Examples(np.concatenate(tokens), np.concatenate(trained), np.array(ends[1:]), per_example, arrays)
+    return table, Left(count, longest)
+
+
+def held_out(count: int, share: float) -> np.ndarray:
+    """Which of `count` examples are for validation, (count,) of bool: a share of them, evenly spread."""
+    steps = np.floor(np.arange(count + 1) * share)
+    return steps[1:] > steps[:-1]

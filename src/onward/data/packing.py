@@ -1,0 +1,127 @@
+"""Batches of examples: several in one row, none cut, and none sees another.
+
+Shapes: B rows, T tokens of each, S sequences in a batch, M examples, N examples in all.
+"""
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onward.arguments import named
+from onward.data.examples import Examples
+from onward.data.windows import IGNORE_INDEX, Batch, hashed, permuted
+from onward.device import known_device
+
+
+@named
+@dataclass(frozen=True)
+class ExampleBatch(Batch):
+    """Rows of packed examples. Sequences are numbered in the batch; those of an example follow each other."""
+
+    sequences: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # (B, T), of each token
+    num_sequences: int = 0  # S
+    numbers: Mapping[str, Tensor] = field(default_factory=dict)  # (M,) each, what comes with an example
+    num_examples: int = 0  # M
+    by_example: bool = False  # whether the loss is a mean over examples, and not over targets
+
+    @property
+    def divisor(self) -> int:
+        return self.num_examples if self.by_example else self.num_targets
+
+    def to(self, device: torch.device | str) -> Self:
+        device = known_device(device)
+        return super().to(device).changed(numbers={name: v.to(device) for name, v in self.numbers.items()})
+
+
+class PackedExamples:
+    """The rows of examples that a run trains on, epoch after epoch; row i is a pure function of the seed and i.
+
+    An epoch has every row once, in shuffled order, or in the order of the examples where the seed is None. Rows have
+    room for `length` tokens of each of an example's sequences and, with `packed`, hold as many examples as fit;
+    otherwise one.
+    """
+
+    def __init__(
+        self, examples: Examples, length: int, seed: int | None, *, packed: bool = True, by_example: bool = False
+    ) -> None:
+        self.examples, self.seed, self.by_example = examples, seed, by_example
+        lengths = examples.lengths.tolist()
+        room = length * examples.per_example
+        self.rows = best_fit(lengths, room) if packed else [[i] for i in range(len(lengths))]
+        self.num_tokens = sum(lengths)
+
+    def __len__(self) -> int:
+        """Rows in an epoch."""
+        return len(self.rows)
+
+    def read(self, numbers: Sequence[int]) -> ExampleBatch:
+        """The rows with these numbers, from 0 on without end, padded to the longest of them."""
+        if self.seed is None:
+            order = np.array(numbers)
+        else:
+            epoch, number = np.divmod(np.array(numbers, np.uint64), np.uint64(len(self)))
+            key = hashed(self.seed % 2**64, epoch)
+            order = permuted(number, np.full_like(number, len(self)), key).astype(np.int64)
+        batch = batch_of(self.examples, [self.rows[i] for i in order.tolist()], self.by_example)
+        return batch.changed(seed=((self.seed or 0) * 1_000_003 + numbers[0]) % 2**63)
+
+
+def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool = False) -> ExampleBatch:
+    """Rows of the examples with these numbers. Positions restart at each sequence, which sees no other; padding is a
+    sequence of one token each."""
+    k, starts = examples.per_example, examples.starts
+    spans = [[(int(starts[s]), int(examples.ends[s])) for e in row for s in range(e * k, e * k + k)] for row in rows]
+    width = max(sum(b - a for a, b in row) for row in spans)
+    shape = len(rows), width
+    tokens, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    targets, sequences = np.full(shape, IGNORE_INDEX), np.zeros(shape, np.int64)
+    number = 0
+    for row, several in enumerate(spans):
+        at = 0
+        for start, end in several:
+            here = slice(at, at + end - start)
+            tokens[row, here], positions[row, here] = examples.tokens[start:end], np.arange(end - start)
+            following, sequences[row, here] = tokens[row, at + 1 : here.stop], number
+            targets[row, at : here.stop - 1] = np.where(examples.trained[start + 1 : end], following, IGNORE_INDEX)
+            at, number = here.stop, number + 1
+    chosen = [e for row in rows for e in row]
+    tensors: dict[str, Any] = {name: torch.from_numpy(v[chosen]) for name, v in examples.numbers.items()}
+    return ExampleBatch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(targets),
+        torch.from_numpy(positions),
+        sequences=torch.from_numpy(sequences),
+        num_sequences=number,
+        numbers=tensors,
+        num_examples=len(chosen),
+        by_example=by_example,
+    )
+
+
+def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Rows of the indices of lengths, each of which fits into the fullest row that has room for it, longest first."""
+    rows: list[list[int]] = []
+    by_room: dict[int, list[int]] = defaultdict(list)  # rows by the room that is left in them
+    rooms: list[int] = []  # ascending, those of which there are rows
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        at = bisect_left(rooms, lengths[i])
+        if at < len(rooms):
+            left = rooms[at]
+            row = by_room[left].pop()
+            if not by_room[left]:
+                del rooms[at]
+            rows[row].append(i)
+        else:
+            left, row = room, len(rows)
+            rows.append([i])
+        left -= lengths[i]
+        if not by_room[left]:
+            insort(rooms, left)
+        by_room[left].append(row)
+    return rows

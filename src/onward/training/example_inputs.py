@@ -1,0 +1,125 @@
+"""The inputs of a run of fine-tuning: its examples as tokens, in RUN/data/train.safetensors and validation.safetensors.
+
+RUN/inputs.json has their checksums.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from onward import fields
+from onward.data.examples import Encoder, Examples, held_out, tabulated
+from onward.data.packing import PackedExamples
+from onward.data.progress import Progress, silent
+from onward.data.records import read_records
+from onward.errors import UserError
+from onward.files import file_sha256, write_json
+from onward.model.decoder import Decoder
+from onward.text.tokenizer import Tokenizer
+from onward.training.base import base_tokenizer
+from onward.training.finetuning import FinetuneConfig
+from onward.training.inputs import Inputs, read_record, share
+from onward.training.loss import Loss, mean_figures
+from onward.training.methods import METHODS
+
+TRAIN, VALIDATION = "data/train.safetensors", "data/validation.safetensors"
+LONGEST = 4096  # tokens of an example, where the context is longer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleInputs(Inputs):
+    """The examples of a run, beside their tokens."""
+
+    examples: Examples
+    held_out: Examples | None
+    config: FinetuneConfig
+
+    def opening(self, tokenizer: Tokenizer) -> str | list[int]:
+        """The tokens before the first that is trained in the first held-out example."""
+        first = (self.examples if self.held_out is None else self.held_out).sequence(0)
+        return list(first.tokens[: max(1, first.trained.index(True))])
+
+    def packed(self, examples: Examples, context_length: int, seed: int | None) -> PackedExamples:
+        """Rows of examples."""
+        c = self.config
+        return PackedExamples(
+            examples, row_length(c, context_length), seed, packed=c.packed, by_example=METHODS[c.method].by_example
+        )
+
+    def windows(self, config: Any, context_length: int) -> PackedExamples:
+        return self.packed(self.examples, context_length, config.seed)
+
+    def validation_windows(self, config: Any, context_length: int) -> PackedExamples | None:
+        return None if self.held_out is None else self.packed(self.held_out, context_length, None)
+
+    def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
+        """The means of what the loss reports over held-out examples of about this many tokens (0: all)."""
+        rows = self.validation_windows(self.config, model.config.context_length)
+        if rows is None:
+            return {}
+        chosen = range(0, len(rows), max(1, rows.num_tokens // (tokens or rows.num_tokens)))
+        size = self.config.batch_size
+        batches = (rows.read(chosen[i : i + size]).to(model.device) for i in range(0, len(chosen), size))
+        means = mean_figures(model, batches, loss)
+        return {"loss": means.loss, "tokens": rows.num_tokens * len(chosen) // len(rows)} | means.figures
+
+
+def row_length(config: FinetuneConfig, context_length: int) -> int:
+    """The most tokens of a sequence."""
+    if config.length > context_length:
+        raise UserError(f"length is {config.length}, and the model's context has {context_length} tokens")
+    return config.length or min(context_length, LONGEST)
+
+
+def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
+    """Make the examples of a run in its folder, and write inputs.json."""
+    tokenizer = base_tokenizer(config)
+    encoder, length = Encoder(tokenizer), row_length(config, config.decoder(1).context_length)
+    method = METHODS[config.method]
+
+    def table(sources: Sequence[str]) -> Examples:
+        progress("reading examples", 0, 0)
+        records = (record for source in sources for record in read_records(source))
+        return tabulated(method.form(encoder, records), length, config.too_long)[0]
+
+    train, part = table(config.sources), share(config.validation) if config.validation != "none" else None
+    files = {TRAIN: train}
+    if part:
+        chosen = held_out(len(train), part)
+        if chosen.any() and not chosen.all():
+            files = {TRAIN: train.select(np.flatnonzero(~chosen)), VALIDATION: train.select(np.flatnonzero(chosen))}
+    elif config.validation != "none":
+        files[VALIDATION] = table([config.validation])
+    for name, examples in files.items():
+        examples.save(folder / name)
+    tokenizer.save(folder)
+    record = {
+        "train": [(TRAIN, None)],
+        "validation": VALIDATION if VALIDATION in files else "",
+        "data": {name: file_sha256(folder / name) for name in files},
+        "tokenizer": file_sha256(folder / "tokenizer.json"),
+        "model": fields.plain(config.decoder(tokenizer.vocab_size)),
+    }
+    write_json(folder / "inputs.json", record)
+    return tokenizer
+
+
+def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> ExampleInputs:
+    """The examples that inputs.json names, their checksums verified unless only sizes are asked for."""
+    record = read_record(folder)
+    for name, digest in record.data.items():
+        if verify == "sha256" and file_sha256(folder / name) != digest:
+            raise UserError(f"{folder / name} has changed since it was written: restore it, or start another run")
+    train = Examples.load(folder / TRAIN)
+    apart = Examples.load(folder / record.validation) if record.validation else None
+    return ExampleInputs(
+        train=(train.all_tokens(),),
+        validation=None if apart is None else apart.all_tokens(),
+        unknown_characters=0,
+        examples=train,
+        held_out=apart,
+        config=config,
+    )

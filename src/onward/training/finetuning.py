@@ -1,0 +1,55 @@
+"""The configuration of fine-tuning: that of a run, with a model to begin from and a method. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from onward.arguments import checked, named
+from onward.errors import UserError
+from onward.model.part_types import SizeOrZero
+from onward.training.config import NotNegative, RunConfig
+
+MethodName = Literal["sft"]
+LEARNING_RATES = {"sft": 0.05}  # the default of each method, times 1 / d_model; pre-training has 0.5
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """The method. What it needs in the data stands in docs/finetuning.md."""
+
+    method: MethodName = "sft"  # how the model learns from the examples
+    template: str = ""  # chat template: chatml, llama3, mistral, gemma, plain or a file; "": the model's own
+    length: SizeOrZero = 0  # the most tokens of an example; 0: the model's context length, at most 4096
+    too_long: Literal["error", "cut", "drop"] = "error"  # of a longer example, cut keeps the first tokens
+    packed: bool = True  # as many examples in a row as fit, none of which sees another
+    full: bool = True  # train all parameters
+
+
+@named
+@dataclass(frozen=True)
+class FinetuneConfig(RunConfig, MethodOptions):
+    """Everything that determines what fine-tuning computes. A UserError for values out of range."""
+
+    fixed: ClassVar[tuple[str, ...]] = ("weights", "tokenizer", "field", "encoding", "pack", "preset", "model")
+
+    weight_decay: NotNegative = 0.0  # of matrices; norms and biases have none
+    out: str = ""  # folder of the run; "": runs/ and the names of the model and the method
+
+    def __post_init__(self) -> None:
+        if not (self.steps or self.time or self.epochs):
+            object.__setattr__(self, "epochs", 1.0)
+        super().__post_init__()
+        if not self.base:
+            raise UserError("no model to fine-tune: name its folder")
+
+    @checked
+    def peak_learning_rate(self, d_model: int) -> float:
+        """The learning rate after the warm-up."""
+        return LEARNING_RATES[self.method] / d_model if self.learning_rate is None else self.learning_rate
+
+
+def config_class(values: Mapping[str, Any]) -> type[RunConfig]:
+    """The class of the configuration in a run.json."""
+    return FinetuneConfig if "method" in values else RunConfig

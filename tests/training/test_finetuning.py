@@ -1,0 +1,166 @@
+"""Fine-tuning: the run is that of training, with other inputs and another loss."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import onward
+from onward.data.examples import Examples
+from onward.data.packing import batch_of
+from onward.data.windows import Batch
+from onward.errors import UserError
+from onward.model.decoder import Decoder, without_dropout
+from onward.training.base import with_vocabulary
+from onward.training.finetuning import FinetuneConfig
+from onward.training.methods import METHODS, Method
+from onward.training.run import Run
+
+from support.decoders import DECODERS, assert_close, decoder
+from support.finetuning import SETTINGS, base_model, config, sums, write_rows
+from support.runs import assert_same_run, metrics
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("data") / "chats.jsonl", sums())
+
+
+@pytest.fixture(scope="module")
+def whole(base: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    list(Run.start(config(base, chats, folder)).train())
+    return folder
+
+
+def test_a_run_of_fine_tuning_learns_and_is_a_model_that_chats(whole: Path) -> None:
+    steps = [row for row in metrics(whole) if "loss" in row]
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
+    assert [row["step"] for row in metrics(whole) if "validation_loss" in row] == [3, 6]
+    lm = onward.load(whole)
+    assert lm.tokenizer.templates
+    assert isinstance(lm.chat("2 + 3?", 5), str)
+
+
+def test_a_stopped_run_of_fine_tuning_resumes_exactly(whole: Path, base: Path, chats: Path, tmp_path: Path) -> None:
+    run = Run.start(config(base, chats, tmp_path / "run"))
+    for _ in run.train(stop=lambda: run.step == 2):
+        pass
+    torch.manual_seed(99)
+    list(Run.resume(tmp_path / "run").train())
+    assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.long
+def test_a_killed_run_of_fine_tuning_resumes_exactly(whole: Path, base: Path, chats: Path, tmp_path: Path) -> None:
+    program = f"""
+import os, signal
+from onward.training.run import Run
+from onward.training.finetuning import FinetuneConfig
+values = dict(base={str(base)!r}, sources=({str(chats)!r},), out={str(tmp_path / "run")!r})
+for event in Run.start(FinetuneConfig(**values, **{SETTINGS})).train():
+    if event.step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    list(Run.resume(tmp_path / "run").train())
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_changed_examples_are_one_sentence(whole: Path, base: Path, chats: Path, tmp_path: Path) -> None:
+    run = Run.start(config(base, chats, tmp_path / "run"))
+    table = run.folder / "data/train.safetensors"
+    table.write_bytes(table.read_bytes()[:-1] + b"\0\0")
+    with pytest.raises(UserError, match=r"differs in the tokens in data/train\.safetensors"):
+        Run.resume(run.folder)
+
+
+def test_finetune_from_python_returns_the_model(base: Path, chats: Path, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    options: Any = {**SETTINGS, "steps": 1, "validate_every": 0}
+    lm = onward.finetune(base, chats, tmp_path / "run", seen.append, **options)
+    assert isinstance(lm, onward.LanguageModel)
+    assert seen[0].step == 1
+    assert json.loads((tmp_path / "run/result.json").read_text())["loss"] > 0
+
+
+def test_new_control_tokens_get_mean_embeddings() -> None:
+    for tied in (True, False):
+        model = decoder(replace(DECODERS["llama"], tied=tied, head_bias=True))
+        size = model.config.vocab_size
+        grown = with_vocabulary(model, size + 2)
+        assert torch.equal(grown.embed.weight[:size], model.embed.weight)
+        assert_close(grown.embed.weight[size:], model.embed.weight.mean(0).expand(2, -1))
+        tokens = torch.tensor([[1, 2, 3]])
+        before, after = model(tokens), grown.eval()(tokens)
+        assert_close(after[..., :size], before)
+        assert_close(after[..., size:], before.mean(-1, keepdim=True).expand(-1, -1, 2))
+
+
+def table_of(method: Method, lengths: list[int], vocabulary: int) -> Examples:
+    """Examples of random tokens, most of which are trained; `lengths` are those of the sequences."""
+    generator = np.random.default_rng(0)
+    ends = np.cumsum(lengths)
+    trained = generator.random(ends[-1]) < 0.7
+    tokens = generator.integers(0, vocabulary, ends[-1]).astype(np.uint32)
+    return Examples(tokens, trained, ends, 1)
+
+
+def gradient(
+    model: Decoder, method: Method, options: FinetuneConfig, batches: Sequence[Batch]
+) -> dict[str, torch.Tensor]:
+    """The gradient of the mean loss over the batches, as the trainer takes it."""
+    model.zero_grad()
+    loss = method.loss(options)
+    with without_dropout(model):
+        for batch in batches:
+            (loss(model, batch)[0] / sum(b.divisor for b in batches)).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "alibi in windows"])
+def test_gradients_do_not_depend_on_batches_and_packing(name: str, kind: str, base: Path) -> None:
+    method, options = METHODS[name], FinetuneConfig(base=str(base), method=name)  # type: ignore[arg-type]
+    model = decoder(DECODERS[kind])
+    table = table_of(method, [3, 9, 2, 12, 5, 7, 1, 8] * 2, model.config.vocab_size)
+    rows = {
+        "1x8": [[0, 1, 2, 3, 4, 5, 6, 7]],
+        "2x4": [[0, 1, 2, 3], [4, 5, 6, 7]],
+        "8x1": [[i] for i in range(8)],
+    }
+    wanted = None
+    for each in rows.values():
+        batches = [batch_of(table, [[i] for i in row], method.by_example) for row in each]
+        got = gradient(model, method, options, batches)
+        wanted = wanted or got
+        for key in wanted:
+            assert_close(got[key], wanted[key], 1e-6)
+    packed = gradient(model, method, options, [batch_of(table, [[4, 2, 0], [1, 6], [7, 3, 5]], method.by_example)])
+    for key in wanted:
+        assert_close(packed[key], wanted[key], 1e-5)
+
+
+def test_sequences_without_a_trained_token_change_nothing(base: Path) -> None:
+    method, options = METHODS["sft"], FinetuneConfig(base=str(base))
+    model = decoder(DECODERS["llama"])
+    table = table_of(method, [5, 6, 7], model.config.vocab_size)
+    table.trained[5:11] = False
+    with_it = gradient(model, method, options, [batch_of(table, [[0, 1], [2]])])
+    without = gradient(model, method, options, [batch_of(table, [[0], [2]])])
+    for key in without:
+        assert_close(with_it[key], without[key], 1e-6)
