@@ -29,7 +29,7 @@ INTERNAL = {  # called at each token or step, by other methods
     *("Tokenizer.encoded", "Tokenizer.pieces", "LanguageModel.search_arguments", "LanguageModel.search_result"),
     *(f"{name}.{of}" for name in ("Sampling", "GenerationOptions") for of in dir(onward.Sampling) if of[0] != "_"),
 }
-PLACES = {"folder", "path", "sources", "spec"}  # which a message names by what they hold
+PLACES = {"base", "folder", "path", "sources", "spec"}  # which a message names by what they hold
 BEHIND = {"BlockManager", "CacheManager", "Run"}  # whose methods a scheduler calls, or `train`
 
 
@@ -68,6 +68,7 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         ),
         "save": (onward.save, {"lm": lm, "folder": "saved"}),
         "train": (onward.train, start),
+        "finetune": (onward.finetune, start | {"base": "no/such"}),
         "train_tokenizer": (onward.train_tokenizer, {"spec": "bpe:280", "texts": [TEXT]}),
         "Answer": (onward.Answer, {"tokenizer": tokenizer}),
         "Answer.push": (onward.Answer(tokenizer).push, {"token": 1}),
@@ -109,6 +110,12 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Run.resume": (onward.Run.resume, {"folder": "no/such"}),
         "Run.start": (onward.Run.start, {"config": onward.RunConfig(**start)}),
         "RunConfig": (onward.RunConfig, start),
+        "FinetuneConfig": (onward.FinetuneConfig, start | {"base": "no/such"}),
+        "FinetuneConfig.decoder": (onward.FinetuneConfig(base="no/such").decoder, {"vocab_size": 9}),
+        "FinetuneConfig.peak_learning_rate": (
+            onward.FinetuneConfig(base="no/such").peak_learning_rate,
+            {"d_model": 9},
+        ),
         "RunConfig.decoder": (onward.RunConfig().decoder, {"vocab_size": 9}),
         "RunConfig.peak_learning_rate": (onward.RunConfig().peak_learning_rate, {"d_model": 9}),
         "Sampling": (onward.Sampling, {}),
