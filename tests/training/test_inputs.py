@@ -103,7 +103,8 @@ def test_validation_text_may_be_a_prepared_folder_or_a_pipe(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
-    threading.Thread(target=Path("pipe").write_text, args=["A queen sailed to an island.\n" * 60], daemon=True).start()
+    source, text = tmp_path / "pipe", "A queen sailed to an island.\n" * 60  # a thread may start late, elsewhere
+    threading.Thread(target=source.write_text, args=[text], daemon=True).start()
     run = started(tmp_path, prepared, validation=validation)
     assert run.tokenizer.decode(run.inputs.validation[:].tolist()).endswith("island.\n")
     assert inputs_of(run.folder).validation[:].tolist() == run.inputs.validation[:].tolist()
