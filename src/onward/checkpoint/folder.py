@@ -24,7 +24,7 @@ from onward.families import HF, Family, express, family, keys_of, read
 from onward.files import flush, read_json, written_whole
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
-from onward.model.quantize import NOT_QUANTIZED, Precision, QuantizedLinear, choose_layers, quantize_tensor
+from onward.model.quantize import ALREADY, NOT_QUANTIZED, Precision, QuantizedLinear, choose_layers, quantize_tensor
 
 DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # names of the number of layers in config.json
 
@@ -87,9 +87,7 @@ def load_model(
         chosen: dict[str, Precision] = {}
         if quantize is not None:
             if any(tensor.quantized for tensor in stored.values()):
-                raise UserError(
-                    f"the weights are quantized already: leave out quantize={quantize!r}, or take plain ones"
-                )
+                raise UserError(ALREADY)
             chosen, kept = choose_layers(model, quantize)
             if kept:
                 message = f"{len(kept)} linear layers, such as {kept[0]}, stay as they are: {NOT_QUANTIZED}"

@@ -20,6 +20,7 @@ COMMANDS = {
     "draw": "pictures of the ideas: masks, positions, windows, samplers, the cache, a block",
     "report": "curves, samples, attention and next tokens of a run or a model on one page",
     "runs": "the runs in a folder, with their figures",
+    "quantize": "a model's linear layers as int8 or int4: smaller, faster, slightly less exact",
     "evaluate": "loss, perplexity and bits per byte of a model on a text",
     "generate": "prompt -> logits -> next token -> text",
     "chat": "a conversation, turn by turn",
@@ -36,6 +37,7 @@ The way of the data, and the command for each step:
                                        what has it learned?    onward report runs/mybook
                                       which runs are there?    onward runs
                                             how good is it?    onward evaluate runs/mybook other.txt
+                                       smaller and faster      onward quantize runs/mybook runs/small
   prompt -> logits -> next token -> text                       onward generate runs/mybook "Once upon"
                                           turn by turn         onward chat runs/mybook
 

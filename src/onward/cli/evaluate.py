@@ -1,7 +1,7 @@
 """onward evaluate: the loss, perplexity and bits per byte of a model on a text."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import ClassVar
@@ -18,7 +18,7 @@ examples:
   onward evaluate runs/mybook                    the validation text of the run
   onward evaluate runs/mybook other.txt
   onward evaluate runs/mybook other.txt --stride 64 --json
-  onward evaluate runs/mybook other.txt --quantize int4     what quantized weights cost
+  onward evaluate runs/mybook other.txt --quantize int4     what quantized weights cost: two lines, plain and int4
 """
 
 
@@ -46,15 +46,17 @@ def main(argv: Sequence[str]) -> None:
         announce(options.sources)
         texts = list(documents(options.sources, field=options.field, encoding=options.encoding))
         warn_of_unknown(lm.tokenizer, texts)
-        result = lm.evaluate(texts, stride=options.stride)
+        measure = lambda lm: lm.evaluate(texts, stride=options.stride)
     else:
         folder = Path(options.model)
         inputs = inputs_of(folder) if (folder / "inputs.json").exists() else None
         if inputs is None or inputs.validation is None:
             raise UserError(f"{folder} has no validation text of its own: name a text to evaluate on")
-        result = lm.evaluate(inputs.validation, options.stride, n_bytes=inputs.validation_bytes)
+        measure = lambda lm: lm.evaluate(inputs.validation, options.stride, n_bytes=inputs.validation_bytes)
+    result = asdict(measure(lm))
+    plain = asdict(measure(load(options.model, replace(options, quantize="")))) if options.quantize else {}
     if options.json:
-        print_json(asdict(result))
+        print_json(result | ({"plain": plain} if plain else {}))
     else:
-        print_table([asdict(result)])
+        print_table([{"weights": "plain"} | plain, {"weights": options.quantize} | result] if plain else [result])
         print_next(f'onward generate {quote(options.model)} "Once upon"')

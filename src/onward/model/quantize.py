@@ -8,7 +8,8 @@ Shapes: N rows, I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from onward.model.linear import Linear, compiled, fits, max_rows, run
 Precision = Literal["int8", "int4"]
 GROUP = 32  # int4 weights with the same scale
 NOT_QUANTIZED = f"int4 needs a number of inputs that is a multiple of {GROUP}"
+ALREADY = "the weights are quantized already: take plain ones, or use the model as it is"
 ELEMENTS = 1 << 18  # of a weight, quantized at a time
 BLOCK = 512  # outputs that are dequantized at a time
 
@@ -154,9 +156,7 @@ def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision
     if precision not in get_args(Precision):
         raise UserError(f"quantize is {precision!r}: choose int8 or int4")
     if is_quantized(model):
-        raise UserError(
-            f"this model is quantized already: load it without quantize={precision!r}, or take plain weights"
-        )
+        raise UserError(ALREADY)
     tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     chosen, kept = dict[str, Precision](), list[str]()
     for name, layer in model.named_modules():
@@ -167,6 +167,32 @@ def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision
             else:
                 chosen[name] = kind
     return chosen, kept
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """How far a quantized layer's weight is from the plain one."""
+
+    layer: str
+    precision: Precision
+    relative_error: float  # the norm of the difference over the norm of the plain weight (Frobenius)
+
+
+def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
+    """The error of each quantized layer of a model, the greatest first; `plain` is the model that it was made from."""
+    found = []
+    for name, layer in quantized.named_modules():
+        if isinstance(layer, QuantizedLinear):
+            weight: Any = plain.get_submodule(name).weight
+            step, squares = max(1, ELEMENTS // layer.in_features), torch.zeros(2, dtype=torch.float64)
+            for start in range(0, layer.out_features, step):
+                rows = slice(start, start + step)
+                exact = weight[rows].detach().float()
+                difference = dequantize_weight(layer.codes[rows], layer.scales[rows], torch.float32) - exact
+                squares += torch.stack([difference.square().sum(), exact.square().sum()]).cpu()
+            ratio = float((squares[0] / squares[1]).sqrt()) if squares[1] else 0.0
+            found.append(LayerError(name, layer.precision, ratio))
+    return sorted(found, key=lambda one: -one.relative_error)
 
 
 def is_quantized(model: nn.Module) -> bool:
