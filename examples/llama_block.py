@@ -6,13 +6,10 @@ their distance and not on their positions; and the model computes finite values 
 """
 
 import argparse
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 import onward
-from onward.model.attention import Attend
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--seed", type=int, default=0, help="seed of the weights and vectors (default: 0)")
@@ -33,20 +30,6 @@ config = onward.DecoderConfig(
     block=onward.PreNorm(),
 )
 model = onward.Decoder(config).eval()
-seen: dict[str, Tensor] = {}
-
-
-def look_at_norm(norm: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-    seen.update(before=inputs[0], after=output)
-
-
-def look_at_attention(attend: Attend, inputs: tuple[Any, ...], output: Tensor) -> None:
-    q, k, _, view = inputs  # q and k are already rotated
-    seen.update(scores=torch.einsum("bqhe,bkhe->bhqk", q, k), weights=attend.weights(q, k, view))
-
-
-model.get_submodule("blocks.0.attn_norm").register_forward_hook(look_at_norm)
-model.get_submodule("blocks.0.attn.attend").register_forward_hook(look_at_attention)
 torch.set_grad_enabled(False)
 
 print("The block, part by part (no biases):")
@@ -54,15 +37,18 @@ for name, parameter in model.get_submodule("blocks.0").named_parameters():
     print(f"  {name:18} {tuple(parameter.shape)}")
 
 print("\n1. RMSNorm divides by the root mean square. It does not center.")
-model(3 + torch.randn(1, TRAINED, D))
+with onward.trace(model, "blocks.0.in", "blocks.0.attn_norm") as seen:
+    model(3 + torch.randn(1, TRAINED, D))
+before, after = seen["blocks.0.in"], seen["blocks.0.attn_norm"]
 layer_norm = onward.LayerNorm().build(config, layer=0)
-for name, x in ("before", seen["before"]), ("RMSNorm", seen["after"]), ("LayerNorm", layer_norm(seen["before"])):
+for name, x in ("before", before), ("RMSNorm", after), ("LayerNorm", layer_norm(before)):
     print(f"  {name:10} mean {x.mean():7.4f}   root mean square {x.square().mean(-1).sqrt().mean():7.4f}")
 
 print("\n2. Rotary positions: the score of a query and a key depends only on their distance.")
 print("  All positions have the same vector, so scores differ only because of their positions.")
-model(torch.randn(D).expand(1, TRAINED, D))
-scores = seen["scores"][0, 0]
+with onward.trace(model, "blocks.0.attn.scores") as seen:
+    model(torch.randn(D).expand(1, TRAINED, D))
+scores = seen["blocks.0.attn.scores"][0, 0]  # of rotated queries and keys
 for distance in 0, 1, 2, 4, 8, 16:
     pairs = scores.diagonal(-distance)
     apart = pairs.max() - pairs.min()
@@ -70,8 +56,9 @@ for distance in 0, 1, 2, 4, 8, 16:
 
 print("\n3. Beyond the training length.")
 tokens = torch.randint(config.vocab_size, (1, 8 * TRAINED))
-logits = model(tokens)
-weights = seen["weights"]
+with onward.trace(model, "blocks.0.attn.weights") as seen:
+    logits = model(tokens)
+weights = seen["blocks.0.attn.weights"]
 print(f"  {tokens.size(1)} tokens into a model for {TRAINED}: attention {tuple(weights.shape)}")
 print(f"  finite attention: {weights.isfinite().all()}, finite logits: {logits.isfinite().all()}")
 print(f"  rows sum to 1 up to {(weights.sum(-1) - 1).abs().max():.1e}")

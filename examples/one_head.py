@@ -7,14 +7,12 @@ attention weights show the effect of the causal mask: no token attends to a late
 
 import argparse
 import math
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import onward
-from onward.model.attention import Attend
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--seed", type=int, default=0, help="seed of the weights and vectors (default: 0)")
@@ -44,30 +42,19 @@ for matrix in model.blocks.parameters():
     if matrix.ndim == 2:
         nn.init.normal_(matrix, std=D**-0.5)
 
-# Every activation is the input or output of a submodule, so a hook can read it.
-seen: dict[str, Tensor] = {}
-
-
-def look(attend: Attend, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep queries, keys, values and output; the attention weights are recomputed from the queries and keys."""
-    q, k, v, view = inputs
-    seen.update(q=q, k=k, v=v, weights=attend.weights(q, k, view).detach(), output=output)
-
-
-model.get_submodule("blocks.0.attn.attend").register_forward_hook(look)
-
 vectors = torch.randn(B, T, D)
-logits = model(vectors)
+with onward.trace(model, "blocks.0.attn.*") as seen:
+    logits = model(vectors)
 
 print("Shapes: B batch, T tokens, H heads, E width of a head, D width of the model, V vocabulary")
 print(f"  vectors in      (B, T, D)     {tuple(vectors.shape)}")
 for name in ("q", "k", "v"):
-    print(f"  {name}               (B, T, H, E)  {tuple(seen[name].shape)}")
-print(f"  attention       (B, H, T, T)  {tuple(seen['weights'].shape)}")
-print(f"  head's output   (B, T, H, E)  {tuple(seen['output'].shape)}")
+    print(f"  {name}               (B, T, H, E)  {tuple(seen[f'blocks.0.attn.{name}'].shape)}")
+print(f"  attention       (B, H, T, T)  {tuple(seen['blocks.0.attn.weights'].shape)}")
+print(f"  head's output   (B, T, H, E)  {tuple(seen['blocks.0.attn.heads'].shape)}")
 print(f"  logits out      (B, T, V)     {tuple(logits.shape)}")
 
-weights = seen["weights"][0, 0]
+weights = seen["blocks.0.attn.weights"][0, 0]
 print("\nAttention weights: row t is how much token t attends to each token.")
 print(weights)
 print(f"Every row sums to 1 (largest error {(weights.sum(-1) - 1).abs().max():.1e}).")

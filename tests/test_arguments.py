@@ -61,6 +61,9 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "save_adapter": (onward.save_adapter, {"lm": lm, "folder": "saved", "base": "no/such"}),
         "use_adapter": (onward.use_adapter, {"model": model, "name": ""}),
         "LoRA": (onward.LoRA, {}),
+        "activation_names": (onward.activation_names, {"model": model}),
+        "edit": (onward.edit, {"model": model, "changes": {"blocks.0": 0.0}}),
+        "trace": (onward.trace, {"model": model}),
         "mean_loss": (onward.mean_loss, {"model": model, "batches": [batch]}),
         "next_token_distribution": (
             onward.next_token_distribution,

@@ -9,8 +9,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
     *("errors", "suggestions", "arguments", "fields", "files", "timing", "device", "hub"),
-    *("model", "families", "text", "data", "checkpoint", "generation", "evaluation", "inspection", "planning"),
-    *("training", "reports", "language_model", "folders", "serving", "cli"),
+    *("model", "tracing", "families", "text", "data", "checkpoint", "generation", "evaluation"),
+    *("planning", "training", "inspection", "reports", "language_model", "folders", "serving", "cli"),
 ]
 PARTS = {  # a configuration knows its parts, a part the module that it builds, and a module its part
     "onward.model.config",

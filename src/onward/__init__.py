@@ -65,6 +65,9 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
         YaRNScaling,
     )
     from onward.text.tokenizer import Tokenizer, train_tokenizer
+    from onward.tracing.edit import edit
+    from onward.tracing.names import activation_names
+    from onward.tracing.trace import trace
     from onward.training.config import RunConfig
     from onward.training.events import Notice, Rollback
     from onward.training.finetuning import FinetuneConfig
@@ -142,7 +145,9 @@ __all__ = [
     "ValidationWindows",
     "Windows",
     "YaRNScaling",
+    "activation_names",
     "add_lora",
+    "edit",
     "finetune",
     "load",
     "mean_loss",
@@ -152,6 +157,7 @@ __all__ = [
     "remove_lora",
     "save",
     "save_adapter",
+    "trace",
     "train",
     "train_tokenizer",
     "use_adapter",

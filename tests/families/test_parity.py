@@ -18,7 +18,6 @@ from onward.families import express, families, read
 from onward.generation.engine import generate
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.inspection.attention import attend_modules
 from onward.model.attention import Attend
 from onward.model.backends import Keys, reference
 from onward.model.config import (
@@ -37,6 +36,7 @@ from onward.model.config import (
 )
 from onward.model.context import AttentionContext
 from onward.model.routing import SigmoidRouting, SoftmaxRouting
+from onward.tracing.attention import attend_modules
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.families import CASES

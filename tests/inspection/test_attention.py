@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from onward.inspection.attention import attention_maps, capture_attention, head_scores, next_tokens
-from onward.model.attention import Attend
+from onward.inspection.attention import attention_maps, head_scores, next_tokens
 from onward.model.config import Alibi, DecoderConfig, Learned, SelfAttention
 from onward.model.decoder import Decoder
 
@@ -69,19 +68,6 @@ def test_attention_weights_give_the_output_of_the_kernel_that_ran(parts: dict[st
     for weights, (v, output) in zip(maps, seen, strict=True):
         mixed = weights @ v[0].transpose(0, 1).repeat_interleave(2, 0)  # (H, T, E)
         torch.testing.assert_close(mixed.transpose(0, 1), output[0], atol=1e-5, rtol=1e-5)
-
-
-@every_variant
-def test_capture_changes_no_bit_and_removes_its_hooks(parts: dict[str, Any]) -> None:
-    model, ids = decoder(**parts), torch.tensor([TOKENS])
-    plain = model(ids)
-    with capture_attention(model) as maps:
-        watched = model(ids)
-    assert torch.equal(watched, plain)
-    assert len(maps) == 3
-    model(ids)
-    assert len(maps) == 3
-    assert not any(m._forward_hooks for m in model.modules() if isinstance(m, Attend))
 
 
 def test_attention_maps_of_a_training_model_have_no_dropout() -> None:

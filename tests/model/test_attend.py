@@ -72,7 +72,9 @@ def assert_equals_plain_loops(name: str, layer: int) -> None:
     seen = attention_contexts(config, q.dtype, POSITIONS, None, plain=False)[layer]
     weights = in_plain_loops(config, layer, q, k, sinks)
     wanted = torch.einsum("bhts,bshe->bthe", weights, v.repeat_interleave(config.n_heads // config.n_kv_heads, 2))
-    assert_close(attend.weights(q, k, seen), weights, 1e-10)
+    bias = seen.mask.dense(q.dtype)
+    got = attention_weights(q, k, scale=attend.scale, softcap=attend.softcap, bias=bias, sinks=attend.sinks)
+    assert_close(got, weights, 1e-10)
     assert_close(attend(q, k, v, seen), wanted, 1e-10)
 
 
@@ -90,8 +92,8 @@ def test_loop_proof_notices_a_window_off_by_one(by: int, monkeypatch: pytest.Mon
 
 
 def test_loop_proof_notices_wrong_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Attend.weights
-    monkeypatch.setattr(Attend, "weights", lambda self, q, k, context: right(self, q, k.flip(2), context))
+    right = Attend.forward
+    monkeypatch.setattr(Attend, "forward", lambda self, q, k, v, context: right(self, q, k.flip(2), v, context))
     with pytest.raises(AssertionError):
         assert_equals_plain_loops("llama", 0)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.model.attention import attention_weights
+from onward.model.backends import attention_weights
 from onward.model.config import DecoderConfig, LayerNorm, RMSNorm, Rotary
 from onward.model.decoder import Scale
 from onward.model.positions import rotate

@@ -14,6 +14,7 @@ from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.families.gpt_oss import ClampedExperts
 from onward.model.attention import Attend
+from onward.model.backends import attention_weights
 from onward.model.blocks import AttentionOnlyModule
 from onward.model.compiling import compile_blocks
 from onward.model.config import AttentionOnly, DecoderConfig, Experts, Gated, NoPosition, Plain, SelfAttention
@@ -213,13 +214,16 @@ def test_measurements_follow_the_formulas_in_double_precision(name: str) -> None
     inputs, outputs = watched(model, given.tokens)
     wanted = {}
     for layer, block in enumerate(model.blocks):
-        calls: list[tuple[Tensor, ...]] = []
+        calls: list[tuple[Any, ...]] = []
         hook = block.attn.attend.register_forward_hook(lambda _, g, output, calls=calls: calls.append(g))
         model(given.tokens[:1])
         hook.remove()
         q, k, _, view = calls[0]
         entropies = []
-        for row in block.attn.attend.weights(q, k, view)[0].flatten(0, 1).tolist():
+        attend: Any = block.attn.attend
+        bias = None if view.mask.causal_only else view.mask.dense(q.dtype)
+        weights = attention_weights(q, k, scale=attend.scale, softcap=attend.softcap, bias=bias, sinks=attend.sinks)
+        for row in weights[0].flatten(0, 1).tolist():
             shares = [*row, 1 - sum(row)] if block.attn.attend.sinks is not None else row
             entropies.append(-sum(p * math.log(p) for p in shares if p > 0))
         wanted[f"attention_entropy/{layer}"] = sum(entropies) / len(entropies)

@@ -19,6 +19,7 @@ COMMANDS = {
     "finetune": "examples of answers -> an assistant",
     "draw": "pictures of the ideas: masks, positions, windows, samplers, the cache, a block",
     "report": "curves, samples, attention and next tokens of a run or a model on one page",
+    "inspect": "the activations of a model by name",
     "runs": "the runs in a folder, with their figures",
     "quantize": "a model's linear layers as int8 or int4: smaller, faster, slightly less exact",
     "evaluate": "loss, perplexity and bits per byte of a model on a text",

@@ -26,6 +26,7 @@ from onward.generation.scheduler import Schedule, Scheduler
 from onward.generation.speculation import Proposal
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
+from onward.tracing.trace import Row, labeled
 
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
 STEP = 256  # slots by which a cache grows
@@ -138,17 +139,20 @@ class Engine:
         if requests:
             if self.draft:
                 proposals = self.draft.propose(requests, schedule.room)
-            logits.append(self.runner.decode(requests, [proposal.tokens for proposal in proposals]))
+            with labeled([Row(r, 1 + len(p.tokens), len(r.tokens)) for r, p in zip(requests, proposals)]):
+                logits.append(self.runner.decode(requests, [proposal.tokens for proposal in proposals]))
         if schedule.prefill:
             pieces, first = [piece for _, piece in schedule.prefill], self.scheduler.num_decoding
             starts = [request.num_cached for request, _ in schedule.prefill]
-            hidden = self.runner.forward_rows(first, pieces, starts)
+            with labeled([Row(r, len(piece), len(r.tokens)) for r, piece in schedule.prefill]):
+                hidden = self.runner.forward_rows(first, pieces, starts)
             sampling = self.scheduler.prefilled(schedule)
             requests += [schedule.prefill[place][0] for place in sampling]
             proposals += [Proposal() for _ in sampling]
             if sampling:
                 last = [hidden[place, len(pieces[place]) - 1] for place in sampling]
-                logits.append(self.runner.logits(torch.stack(last)))
+                with labeled([Row(request, 1, len(request.tokens)) for request in requests[-len(sampling) :]]):
+                    logits.append(self.runner.logits(torch.stack(last)))
         return requests, proposals, logits[0] if len(logits) == 1 else torch.cat(logits) if logits else torch.empty(0)
 
     def distribute(

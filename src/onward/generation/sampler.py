@@ -22,6 +22,7 @@ from onward.generation.request import Request, TokenLogprob
 from onward.generation.sampling import Sampling
 from onward.generation.speculation import Proposal, verify
 from onward.model.decoder import Decoder
+from onward.tracing.trace import trace
 
 NOTHING_ALLOWED = "no token may come next: the constraint, bans and processors of this request leave none"
 
@@ -127,7 +128,7 @@ def compiled_draws(dtype: str, masked: bool) -> Callable[..., None] | None:
 
 
 class NotANumber(Exception):
-    """The logits of a request are NaN; `nan_error` names the module."""
+    """The logits of a request are NaN; `nan_error` names the activation."""
 
 
 def masks(
@@ -178,28 +179,19 @@ def no_distribution_error(logits: Tensor, contexts: Sequence[Sequence[int]], mod
 
 
 def nan_error(model: Decoder, tokens: Sequence[int]) -> UserError:
-    """The error that names the first module whose output is NaN for these tokens."""
+    """The error that names the first activation that is NaN for these tokens."""
     name = first_nan(model, torch.tensor([list(tokens)], device=model.device))
     return UserError(f"the logits are not numbers: {name} made the first NaN")
 
 
 def first_nan(model: Decoder, tokens: Tensor) -> str:
-    """The first module of a decoder whose output holds NaN."""
+    """The name of the first activation of a decoder that holds NaN."""
     found: list[str] = []
 
-    def nan_hook(name: str) -> object:
-        def hook(module: torch.nn.Module, inputs: object, output: object) -> None:
-            if not found and isinstance(output, Tensor) and bool(output.isnan().any()):
-                found.append(name)
+    def note(name: str, activation: Tensor) -> None:
+        if not found and bool(activation.isnan().any()):
+            found.append(name)
 
-        return hook
-
-    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
-    hooks = [module.register_forward_hook(nan_hook(name)) for name, module in leaves]  # type: ignore[arg-type]
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            model(tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with trace(model, keep=note):
+        model(tokens)
     return found[0] if found else "a call that could not be repeated"

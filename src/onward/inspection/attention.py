@@ -1,47 +1,16 @@
-"""The attention weights and next-token probabilities of a decoder, read from outside through hooks.
+"""The attention weights and next-token probabilities of a decoder.
 
 Shapes: B batch, L layers, H heads, T tokens, V vocabulary.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from onward.model.attention import Attend
-from onward.model.backends import Keys
-from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder, without_dropout
-
-
-def attend_modules(model: Decoder) -> list[Attend]:
-    """The module of each layer that computes attention from queries, keys and values."""
-    return [block.attn.attend for block in model.blocks]  # type: ignore[union-attr, misc]
-
-
-@contextmanager
-def capture_attention(model: Decoder) -> Iterator[list[Tensor]]:
-    """A list to which every call of the model without a cache appends the attention weights (B, H, T, T) of each layer.
-
-    The weights are recomputed from the queries and keys beside the kernel that runs, so that no bit of the output
-    changes. Inside, compiled blocks run uncompiled, since compiled code does not call hooks.
-    """
-    maps: list[Tensor] = []
-
-    @torch.no_grad()
-    def capture(attend: Attend, inputs: tuple[Tensor, Keys, Keys, AttentionContext], _: Tensor) -> None:
-        q, keys, _values, context = inputs
-        maps.append(attend.weights(q, keys, context))
-
-    hooks = [attend.register_forward_hook(capture) for attend in attend_modules(model)]
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield maps
-    finally:
-        for hook in hooks:
-            hook.remove()
+from onward.tracing.trace import trace
 
 
 def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
@@ -50,9 +19,9 @@ def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
     Row q, column k: the weight with which token q attends to token k. Rows sum to 1 (to less with sinks); weights
     above the diagonal, of later tokens, are exactly 0.
     """
-    with capture_attention(model) as maps:
+    with trace(model, "blocks.*.attn.weights") as t:
         logits(model, tokens)
-    return [weights[0] for weights in maps]
+    return [t[f"blocks.{layer}.attn.weights"][0] for layer in range(model.config.n_layers)]
 
 
 def head_scores(maps: Sequence[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from onward.model.backends import Keys, attend, attention_weights, to_tensor
+from onward.model.backends import Keys, attend
 from onward.model.config import DecoderConfig, SelfAttention, at
 from onward.model.context import AttentionContext
 from onward.model.linear import Linear
@@ -32,12 +32,6 @@ class Attend(nn.Module):
         cache -> (B, T, H, F)."""
         dropout = self.dropout if self.training else 0.0
         return attend(q, k, v, context.mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout)
-
-    def weights(self, q: Tensor, k: Keys, context: AttentionContext) -> Tensor:
-        """The attention weights (B, H, T, S), computed as the `reference` backend does."""
-        bias = None if context.mask.causal_only else context.mask.dense(q.dtype)
-        k = to_tensor(k, q.dtype)
-        return attention_weights(q, k, scale=self.scale, softcap=self.softcap, bias=bias, sinks=self.sinks)
 
 
 class SelfAttentionModule(nn.Module):

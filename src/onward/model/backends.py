@@ -30,6 +30,35 @@ def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
     return keys.read(dtype) if isinstance(keys, CacheEntry) else keys
 
 
+def attention_scores(q: Tensor, k: Tensor, *, scale: float, softcap: float | None = None) -> Tensor:
+    """The scores (B, H, T, S), before any mask, of q (B, T, H, E) and k (B, S, K, E).
+
+    `softcap` c replaces scores s by c * tanh(s / c) (Gemma 2).
+    """
+    k = k.permute(0, 2, 3, 1)  # (B, K, E, S)
+    folded = (q * scale).unflatten(2, (k.size(1), -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, K, G * T, E)
+    scores = (folded @ k).view(q.size(0), q.size(2), q.size(1), k.size(-1))
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def masked_scores(scores: Tensor, bias: Tensor | None) -> Tensor:
+    """Scores (B, H, T, S) plus a bias (B or 1, 1 or H, T, S), -inf where a key is not seen; None: the causal mask."""
+    if bias is None:
+        bias = scores.new_full(scores.shape[2:], -math.inf).triu(1)
+    return scores + bias.type_as(scores)
+
+
+def sink_softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax of scores (B, H, T, S), computed in at least fp32 and rounded once.
+
+    `sinks` (H,) are one more score per head, whose weight is dropped (GPT-OSS).
+    """
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks.type_as(scores)[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+
+
 def attention_weights(
     q: Tensor,
     k: Tensor,
@@ -39,24 +68,16 @@ def attention_weights(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """The attention weights (B, H, T, S) for q (B, T, H, E) and k (B, S, K, E), in plain PyTorch.
+    """The attention weights (B, H, T, S) for q (B, T, H, E) and k (B, S, K, E), in plain PyTorch; the arguments are
+    those of `attention_scores`, `masked_scores` and `sink_softmax`."""
+    return sink_softmax(masked_scores(attention_scores(q, k, scale=scale, softcap=softcap), bias), sinks)
 
-    `bias` (B or 1, 1 or H, T, S) is added to the scores, -inf where a key is not seen; None is the causal mask.
-    `softcap` c replaces scores s by c * tanh(s / c) (Gemma 2). `sinks` (H,) are one more score per head in the softmax,
-    whose weight is dropped (GPT-OSS). The softmax is computed in at least fp32 and rounded once.
-    """
-    if bias is None:
-        bias = q.new_full((q.size(1), k.size(1)), -math.inf).triu(1)
-    k = k.permute(0, 2, 3, 1)  # (B, K, E, S)
-    folded = (q * scale).unflatten(2, (k.size(1), -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, K, G * T, E)
-    scores = (folded @ k).view(q.size(0), q.size(2), q.size(1), k.size(-1))
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores + bias.type_as(scores)
-    if sinks is None:
-        return scores.softmax(-1)
-    column = sinks.type_as(scores)[:, None, None].expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+
+def weighted_sum(weights: Tensor, v: Tensor) -> Tensor:
+    """Values (B, S, K, F) summed with attention weights (B, H, T, S): (B, T, H, F)."""
+    v = v.transpose(1, 2)
+    y = weights.unflatten(1, (v.size(1), -1)).flatten(2, 3) @ v  # the G heads of a group share values
+    return y.view(*weights.shape[:3], v.size(-1)).transpose(1, 2)
 
 
 def reference(
@@ -72,12 +93,10 @@ def reference(
 ) -> Tensor:
     """Attention in plain PyTorch: weights, dropout, weighted sum of the values. Supports every option."""
     with torch.autocast(q.device.type, enabled=False):
-        k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype).transpose(1, 2)  # v: (B, K, S, F)
+        k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
         bias = None if mask.causal_only else mask.dense(q.dtype)
         weights = attention_weights(q, k, scale=scale, softcap=softcap, bias=bias, sinks=sinks)
-        weights = F.dropout(weights, dropout)
-        y = weights.unflatten(1, (v.size(1), -1)).flatten(2, 3) @ v  # the G heads of a group share values
-        return y.view(q.size(0), q.size(2), q.size(1), v.size(-1)).transpose(1, 2)
+        return weighted_sum(F.dropout(weights, dropout), v)
 
 
 def sdpa(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0) -> Tensor:

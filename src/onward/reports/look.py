@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from onward.evaluation.score import logprobs
-from onward.inspection.attention import attend_modules, attention_maps, head_scores, logits, next_tokens
+from onward.inspection.attention import attention_maps, head_scores, logits, next_tokens
 from onward.model.decoder import Decoder
 from onward.reports.markup import MARKS, embedded, readable, visible
 from onward.text.tokenizer import Tokenizer
+from onward.tracing.attention import attend_modules
 
 TOKENS, FEWEST = 48, 12  # the largest and the smallest number of tokens to show
 PARAGRAPH = 256  # the largest number of tokens whose losses are shown

@@ -1,22 +1,23 @@
 """Health of a training run: spikes of the loss, entropy of attention, dead units, size of updates.
 
-Shapes: B windows, T tokens of each, N tokens, H heads, D d_model, F feed-forward units, X experts, A active experts.
+Shapes: B windows, T tokens of each, N tokens, H heads, D d_model, F feed-forward units, A experts per token.
 """
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from onward.data.windows import Batch
-from onward.inspection.attention import attend_modules, capture_attention
 from onward.model.decoder import Decoder, without_dropout
-from onward.model.experts import ExpertsModule
-from onward.model.feedforward import PlainFeedForwardModule
+from onward.tracing.attention import attend_modules
+from onward.tracing.names import Uncompiled, activation_names
+from onward.tracing.trace import trace
 
 REMEMBERED, FEWEST = 64, 16  # losses that are kept, and losses that are needed before one can be called a spike
 TOKENS = 128  # of one window, of which attention is measured
@@ -66,29 +67,50 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
                              the layer's largest activation at every token of the batch
     """
     positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
-    peaks: dict[int, list[Tensor]] = defaultdict(list)
-    with without_dropout(model), capture_attention(model) as maps:
+    sinks = [attend.sinks is not None for attend in attend_modules(model)]
+    found = dict[str, float]()
+
+    def note_entropy(name: str, weights: Tensor) -> None:
+        layer = layer_of(name)
+        found[f"attention_entropy/{layer}"] = entropy(weights, sinks[layer])
+
+    quietly = partial(warnings.catch_warnings, action="ignore", category=Uncompiled)
+    with quietly(), without_dropout(model), trace(model, "blocks.*.attn.weights", keep=note_entropy):
         model.hidden(batch.tokens[:1, :TOKENS], positions)
-    hooks = [
-        hook
-        for layer, block in enumerate(model.blocks)
-        for module in block.modules()
-        for hook in watch_units(module, peaks[layer])
-    ]
-    try:
-        with without_dropout(model), torch.compiler.set_stance("force_eager"):
+    peaks: dict[int, list[Tensor]] = defaultdict(list)
+    chosen: dict[int, Tensor] = {}
+
+    def note_peaks(name: str, x: Tensor) -> None:
+        layer = layer_of(name)
+        if name.endswith("choices"):
+            chosen[layer] = x
+        else:
+            peaks[layer].append(peaks_of(x, chosen[layer] if x.ndim == 4 else None))
+
+    ends = "mlp.router.choices", "mlp.post", "mlp.shared.post"
+    if names := [name for name in activation_names(model) if name.endswith(ends)]:
+        with quietly(), without_dropout(model), trace(model, *names, keep=note_peaks):
             model.hidden(batch.tokens, batch.positions)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    found = {}
-    for layer, (weights, attend) in enumerate(zip(maps, attend_modules(model), strict=True)):
-        found[f"attention_entropy/{layer}"] = entropy(weights, sinks=attend.sinks is not None)
     for layer, of_layer in peaks.items():
-        if of_layer:
-            units = torch.cat(of_layer)
-            found[f"dead_units/{layer}"] = int((units <= DEAD * units.max()).sum()) / len(units)
+        units = torch.cat(of_layer)
+        found[f"dead_units/{layer}"] = int((units <= DEAD * units.max()).sum()) / len(units)
     return found
+
+
+def layer_of(name: str) -> int:
+    """The layer of an activation `blocks.LAYER...`."""
+    return int(name.split(".")[1])
+
+
+def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
+    """The largest activation of each unit, (F,); of experts, units (B, T, A, F), those of the `chosen` (B, T, A) ones,
+    one after the other."""
+    units = units.abs().float().flatten(0, -2)
+    if chosen is None:
+        return units.amax(0)
+    used, rows = chosen.flatten().unique(return_inverse=True)
+    peaks = units.new_zeros(len(used), units.size(1))
+    return peaks.scatter_reduce_(0, rows[:, None].expand_as(units), units, "amax").flatten()
 
 
 def entropy(weights: Tensor, sinks: bool) -> float:
@@ -98,26 +120,6 @@ def entropy(weights: Tensor, sinks: bool) -> float:
     if sinks:
         found = found + torch.special.entr((1 - weights.sum(-1)).clamp(min=0))
     return found.mean().item()
-
-
-def watch_units(module: nn.Module, peaks: list[Tensor]) -> Sequence[torch.utils.hooks.RemovableHandle]:
-    """Hooks that append, at every call of a feed-forward, the largest activation of each unit, (F,), to `peaks`."""
-
-    def note(units: Tensor) -> None:
-        peaks.append(units.detach().abs().flatten(0, -2).amax(0).float())
-
-    def visits(experts: ExpertsModule, tokens: Tensor, chosen: Tensor) -> None:
-        stacks = [experts.stack(name, experts.gate.dtype) for name in ("gate", "up")]
-        for expert in chosen.unique().tolist():
-            x = tokens[(chosen == expert).any(-1)].to(experts.gate.dtype)
-            gate, up = (F.linear(x, w[expert], None if b is None else b[expert]) for w, b in stacks)
-            note(experts.combine(gate, up))
-
-    if isinstance(module, ExpertsModule):  # what is inside is computed again beside it
-        return [module.router.register_forward_hook(lambda _, inputs, output: visits(module, inputs[0], output[1]))]
-    if isinstance(module, PlainFeedForwardModule):
-        return [module.down.register_forward_pre_hook(lambda _, inputs: note(inputs[0]))]
-    return []
 
 
 def matrices(model: nn.Module) -> list[Tensor]:

@@ -1,0 +1,98 @@
+"""The activations inside attention: the one place where they are intercepted.
+
+Attention calls its context to rotate queries and keys and to write the cache, and its `Attend` module to attend. So a
+context in place of the layer's own, and hooks on `Attend`, reach all of it. Scores and weights, which fused kernels do
+not return, are computed beside the kernel that ran; where they are edited, the written-out attention replaces it.
+Shapes: B batch, T tokens in this call, S keys, H heads, K key/value heads, E d_head, F width of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+
+from onward.model.attention import Attend
+from onward.model.backends import Keys, attention_scores, masked_scores, sink_softmax, to_tensor, weighted_sum
+from onward.model.cache import CacheEntry
+from onward.model.context import AttentionContext
+from onward.model.decoder import Decoder
+from onward.tracing.taps import Taps
+
+
+@dataclass(frozen=True, eq=False)
+class TappedContext(AttentionContext):
+    """The context of one layer, whose activations are visited on their way."""
+
+    taps: Taps | None = None
+    name: str = ""  # of the attention
+    rotated: Iterator[str] = iter(())  # the names of the vectors that the layer rotates, in this order
+
+    def rotate(self, x: Tensor) -> Tensor:
+        assert self.taps is not None
+        return super().rotate(self.taps.visit(f"{self.name}.{next(self.rotated)}", x, 2))
+
+    def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
+        assert self.taps is not None
+        names = {entry: f"{self.name}.{'k_rotated' if entry == 'k' else entry}" for entry in new}
+        return super().update(**{e: self.taps.visit(names[e], x, 2) for e, x in new.items()})
+
+
+def attend_modules(model: Decoder) -> list[Attend]:
+    """The module of each layer that computes attention from queries, keys and values."""
+    return [block.attn.attend for block in model.blocks]  # type: ignore[union-attr, misc]
+
+
+def tap_context(name: str, attn: nn.Module, rotated: tuple[str, str], taps: Taps) -> Iterator[RemovableHandle]:
+    """Queries, keys and values: those that are rotated before it, those that enter the cache as they do."""
+
+    def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, context = inputs
+        return x, TappedContext(**vars(context), taps=taps, name=name, rotated=iter(rotated))
+
+    yield attn.register_forward_pre_hook(before)
+
+
+def tap_attend(name: str, attend: Attend, taps: Taps) -> Iterator[RemovableHandle]:
+    """Rotated queries, scores before and after the mask, and attention weights."""
+    steps = [f"{name}.{step}" for step in ("scores", "masked_scores", "weights")]
+
+    def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return taps.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
+
+    def after(_: nn.Module, inputs: tuple[Tensor, Keys, Keys, AttentionContext], output: Tensor) -> Tensor | None:
+        q, k, v, context = inputs
+        edited, differentiated = taps.edits(*steps), taps.gradients(*steps)
+        k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
+        if differentiated and not edited:
+            q, k, v = q.detach().requires_grad_(), k.detach(), v.detach()
+        gradient = nullcontext() if edited or differentiated else torch.no_grad()
+        with gradient, torch.autocast(q.device.type, enabled=False):
+            weights = visited_weights(q, k, context)
+            if edited:
+                return weighted_sum(F.dropout(weights, attend.dropout, attend.training), v)
+            if differentiated:
+                return beside(output, weighted_sum(weights, v))
+        return None
+
+    def visited_weights(q: Tensor, k: Tensor, context: AttentionContext) -> Tensor:
+        """The attention weights (B, H, T, S), as the `reference` backend computes them."""
+        bias = None if context.mask.causal_only else context.mask.dense(q.dtype)
+        scores = taps.visit(steps[0], attention_scores(q, k, scale=attend.scale, softcap=attend.softcap), 1)
+        return taps.visit(steps[2], sink_softmax(taps.visit(steps[1], masked_scores(scores, bias), 1), attend.sinks), 1)
+
+    if taps.wants(f"{name}.q_rotated"):
+        yield attend.register_forward_pre_hook(before)
+    if taps.wants(*steps):
+        yield attend.register_forward_hook(after)
+
+
+def beside(output: Tensor, same: Tensor) -> Tensor:
+    """`output` to the bit, with the gradient of `same` as well: what was computed beside a module gets its gradient."""
+    return output + (same - same.detach()).type_as(output)

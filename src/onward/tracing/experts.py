@@ -1,0 +1,119 @@
+"""The activations of a mixture of experts: what the router chooses, and the units and outputs of each token's experts.
+
+The experts compute their tokens together, sorted by expert; their units and outputs are computed again beside them, in
+the order of each token's choices. An edit of these adds its effect to the output of the mixture.
+Shapes: B batch, T tokens in this call, N = B T, A experts per token, X experts, D d_model, F width of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+
+from onward.model.experts import ExpertsModule
+from onward.tracing.taps import Taps
+
+
+def tap_experts(name: str, mlp: ExpertsModule, taps: Taps) -> Iterator[RemovableHandle]:
+    """The router's scores and choices, the share of each expert, and the units and outputs of each token's experts."""
+    scores, choices, shares = f"{name}.router.scores", f"{name}.router.choices", f"{name}.shares"
+    post, experts = f"{name}.post", f"{name}.experts"
+    leading, change = torch.Size(), list[Tensor]()
+
+    def begin(_: nn.Module, inputs: tuple[Tensor]) -> None:
+        nonlocal leading
+        leading = inputs[0].shape[:-1]
+        change.clear()
+
+    def scored(_: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
+        value = output.unflatten(0, leading)
+        new = taps.visit(scores, value, 2)
+        return None if new is value and not taps.gradients(scores) else new.flatten(0, 1)
+
+    def routed(_: nn.Module, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        weights, ids = output
+        if taps.wants(shares):
+            dense = weights.new_zeros(len(ids), mlp.part.count).scatter(1, ids, weights).unflatten(0, leading)
+            new = taps.visit(shares, dense, 2)
+            if new is not dense:  # an edit may give shares to experts that the router did not choose
+                flat = new.flatten(0, 1)
+                ids = flat.abs().topk(max(1, int((flat != 0).sum(1).max())), dim=1).indices
+            if new is not dense or taps.gradients(shares):
+                weights = new.flatten(0, 1).gather(1, ids)
+        if taps.wants(choices):
+            taps.visit(choices, ids.unflatten(0, leading))
+        if taps.wants(post, experts):
+            visit_experts(inputs[0], weights, ids)
+        return weights, ids
+
+    def visit_experts(tokens: Tensor, weights: Tensor, ids: Tensor) -> None:
+        edited, differentiated = taps.edits(post, experts), taps.gradients(post, experts)
+        if differentiated and not edited:
+            tokens, weights = tokens.detach().requires_grad_(), weights.detach()
+        with nullcontext() if edited or differentiated else torch.no_grad():
+            units = units_of(mlp, tokens, ids)
+            plain = outputs_of(mlp, units, ids)
+            new_units = taps.visit(post, units.unflatten(0, leading)).flatten(0, 1)
+            outputs = visit_each(outputs_of(mlp, new_units, ids) if edited or differentiated else plain, ids)
+            if edited or differentiated:
+                base = plain if edited else outputs.detach()
+                change.append(((outputs - base) * weights[..., None].type_as(outputs)).sum(1))
+
+    def visit_each(outputs: Tensor, ids: Tensor) -> Tensor:
+        """Outputs (N, A, D), those of single experts asked for by their numbers, 0 for tokens that do not use them."""
+        outputs = taps.visit(experts, outputs.unflatten(0, leading)).flatten(0, 1)
+        for expert in sorted(taps.indices(experts)):
+            chosen = (ids == expert)[..., None]
+            part = (outputs * chosen).sum(1).unflatten(0, leading)
+            new = taps.visit(experts, part, index=expert)
+            if new is not part:
+                outputs = torch.where(chosen, new.flatten(0, 1)[:, None], outputs)
+        return outputs
+
+    def finish(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+        return output + change.pop().view_as(output).type_as(output) if change else None
+
+    router: Any = mlp.router
+    yield mlp.register_forward_pre_hook(begin)
+    if taps.wants(scores):
+        yield router.scoring.register_forward_hook(scored)
+    yield router.register_forward_hook(routed)
+    yield mlp.register_forward_hook(finish)
+
+
+def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
+    """The inputs (N, A, F) of the down projections of the experts `ids` (N, A) of tokens (N, D)."""
+    dtype = mlp.gate.dtype
+    tokens = tokens.to(dtype)
+    gate, up = mlp.stack("gate", dtype), mlp.stack("up", dtype)
+    units = tokens.new_zeros(*ids.shape, mlp.gate.size(1))
+    return of_each(
+        units, ids, lambda expert, n, _: mlp.combine(one(gate, expert, tokens[n]), one(up, expert, tokens[n]))
+    )
+
+
+def outputs_of(mlp: ExpertsModule, units: Tensor, ids: Tensor) -> Tensor:
+    """The outputs (N, A, D) of the experts `ids` (N, A), from the inputs of their down projections."""
+    down = mlp.stack("down", mlp.down.dtype)
+    outputs = units.new_zeros(*ids.shape, mlp.down.size(1))
+    return of_each(outputs, ids, lambda expert, n, a: one(down, expert, units[n, a]))
+
+
+def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
+    """`result` (N, A, ...) with `compute(expert, tokens, places)` where `ids` (N, A) name that expert."""
+    for expert in ids.unique().tolist():
+        n, a = (ids == expert).nonzero(as_tuple=True)
+        result = result.index_put((n, a), compute(expert, n, a))
+    return result
+
+
+def one(stack: tuple[Tensor, Tensor | None], expert: int, x: Tensor) -> Tensor:
+    """One projection of an expert."""
+    weight, bias = stack
+    return F.linear(x, weight[expert], None if bias is None else bias[expert])

@@ -1,0 +1,102 @@
+"""Names of activations: patterns, numbers after a name, and the nearest names of one that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatchcase
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from onward.arguments import checked
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+from onward.tracing.sites import activations
+from onward.tracing.taps import Activation, Listener, Taps
+
+NEAREST = 4  # names that a message lists
+OF_MODELS: WeakKeyDictionary[Decoder, Taps] = WeakKeyDictionary()  # that are traced or edited
+
+
+class Uncompiled(UserWarning):
+    """Blocks that are compiled run uncompiled for a while."""
+
+
+@checked
+def activation_names(model: Decoder) -> dict[str, str]:
+    """The names of all activations of a model, with their shapes: `{"blocks.0.attn.weights": "(B, 4, T, S)", ...}`.
+
+    B is the number of sequences, T the tokens of a call, S the keys that its queries see.
+    """
+    return {name: str(activation) for name, activation in activations(model).items()}
+
+
+def full_name(name: str) -> str:
+    """`blocks.3` is short for `blocks.3.out`."""
+    return f"{name}.out" if re.fullmatch(r"blocks\.[\d*]+", name) else name
+
+
+def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[str, set[int | None]]:
+    """The activations that patterns name: None for the whole of one, numbers for its heads, units or experts.
+
+    `*` in a pattern stands for any characters. A UserError lists the names nearest to one that does not exist.
+    """
+    found: dict[str, set[int | None]] = {}
+    for pattern in patterns:
+        index: int | None = None
+        names = [name for name in known if fnmatchcase(name, full_name(pattern))]
+        base, _, last = pattern.rpartition(".")
+        if not names and last.isdecimal():
+            index = int(last)
+            names = [name for name in known if fnmatchcase(name, base) and known[name].parts]
+            if few := next((name for name in names if index >= known[name].parts), None):
+                raise UserError(f"{pattern!r}: {few} has {known[few].parts} of them, from 0 to {known[few].parts - 1}")
+        if not names:
+            near = difflib.get_close_matches(full_name(pattern), known, n=NEAREST, cutoff=0)
+            raise UserError(f"{pattern!r} is not an activation of this model: the nearest are {', '.join(near)}")
+        for name in names:
+            found.setdefault(name, set()).add(index)
+    return found
+
+
+def taps_of(model: Decoder) -> Taps:
+    """The hooks of a model, with the activations that it has now."""
+    if model not in OF_MODELS or not OF_MODELS[model].listeners:
+        OF_MODELS[model] = Taps(model, activations(model))
+    return OF_MODELS[model]
+
+
+@contextmanager
+def listening(taps: Taps, listener: Listener) -> Iterator[None]:
+    """Give the activations of a model to a trace or an edit inside the `with` block.
+
+    Compiled blocks run uncompiled meanwhile, since compiled code does not call hooks.
+    """
+    if any(map(is_compiled, taps.model.blocks)):
+        warnings.warn("compiled blocks run uncompiled while they are traced or edited", Uncompiled, stacklevel=5)
+    taps.listeners.append(listener)
+    try:
+        taps.attach()
+        # an import of the compiler takes seconds: nothing is compiled before it
+        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+            yield
+    finally:
+        taps.listeners.remove(listener)
+        taps.attach()
+
+
+def is_compiled(block: nn.Module) -> bool:
+    """Whether a block is compiled: by `compile_blocks`, before `recompute_blocks` or not, or by `block.compile()`."""
+    forward = block.__dict__.get("forward")
+    while isinstance(forward, partial):
+        if any(hasattr(part, "_torchdynamo_orig_callable") for part in (forward.func, *forward.args)):
+            return True
+        forward = forward.args[0] if forward.args else None
+    return block._compiled_call_impl is not None

@@ -1,0 +1,191 @@
+"""Traces: the activations of a model by name, while it runs as it always does.
+
+Shapes: B batch, T tokens in this call, S keys, N tokens whose logits are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from onward.arguments import checked
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+from onward.tracing.names import full_name, listening, resolve, taps_of
+from onward.tracing.taps import Activation, Taps
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one row of a call of the model belongs to, where an engine calls it."""
+
+    request: Any  # a generation.Request
+    tokens: int  # its tokens in the call; those after them are padding
+    step: int  # number of tokens that were generated for it before
+
+
+ROWS: ContextVar[tuple[Row, ...]] = ContextVar("rows", default=())
+
+
+@contextmanager
+def labeled(rows: Sequence[Row]) -> Iterator[None]:
+    """Say whose rows the calls of a model inside the `with` block have."""
+    before = ROWS.set(tuple(rows))
+    try:
+        yield
+    finally:
+        ROWS.reset(before)
+
+
+@dataclass(eq=False)
+class Call:
+    """The activations of one call of a model, by name: `call["blocks.3.out"]`."""
+
+    rows: tuple[Row, ...] = ()  # whose the rows are; () unless an engine calls the model
+    positions: Tensor | None = None  # (B or 1, T), of the tokens
+    activations: dict[str, Tensor] = field(default_factory=dict)
+    logit_rows: tuple[Row, ...] = ()  # whose the logits are, one after the other
+    retained: dict[str, Callable[[], Tensor | None]] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return found(self.activations, name)
+
+    def __contains__(self, name: str) -> bool:
+        return full_name(name) in self.activations
+
+    def grad(self, name: str) -> Tensor:
+        """The gradient of an activation, after `backward`; its shape is that of the activation."""
+        gradient = self.retained[full_name(name)]() if full_name(name) in self.retained else None
+        if gradient is None:
+            raise UserError(
+                f"{name} has no gradient: trace with gradients=True and call backward; scales and choices have none"
+            )
+        return gradient
+
+
+def found(activations: dict[str, Tensor], name: str) -> Tensor:
+    """The activation of this name; a UserError names those that were recorded."""
+    name = full_name(name)
+    if name not in activations:
+        names = ", ".join([*activations][:6]) + (", ..." if len(activations) > 6 else "")
+        raise UserError(f"{name} was not traced: this trace has {names or 'nothing, since the model was not called'}")
+    return activations[name]
+
+
+class Trace:
+    """The activations of a model, call by call; see `trace`."""
+
+    edits = False
+
+    def __init__(self, taps: Taps, patterns: Sequence[str], gradients: bool, keep: Callable[[str, Tensor], Any] | None):
+        self.known: dict[str, Activation] = dict(taps.activations)
+        self.wanted = resolve(self.known, patterns or ["*"])
+        self.gradients, self.keep = gradients, keep
+        self.calls: list[Call] = []
+
+    def begin(self) -> None:
+        self.calls.append(Call(ROWS.get()))
+
+    def locate(self, positions: Tensor) -> None:
+        self.calls[-1].positions = positions
+
+    def visit(self, name: str, index: int | None, value: Tensor) -> Tensor:
+        if not self.calls:
+            self.begin()
+        call, axis = self.calls[-1], self.known[name].axis
+        key = name if index is None else f"{name}.{index}"
+        kept = value
+        if self.gradients:  # the whole is in the graph of the loss, a part selected from it is not
+            if value.requires_grad:
+                value.retain_grad()
+            whole = index is None or axis is None or value.ndim < len(self.known[name].shape)
+            select = (lambda t: t) if whole else lambda t: t.select(axis, index)
+            kept = select(value)
+            call.retained[key] = lambda: None if value.grad is None else select(value.grad)
+        elif index is not None:
+            kept = value.clone()  # so that the rest is not kept in memory with it
+        kept = kept if self.gradients else kept.detach()
+        if name == "logits":
+            call.logit_rows += ROWS.get()
+        if self.keep is not None:
+            kept = self.keep(key, kept)
+        if name == "logits" and key in call.activations:  # a loss that computes them in chunks
+            return value
+        call.activations[key] = kept
+        return value
+
+    @property
+    def call(self) -> Call:
+        """The call of the model, where there was one."""
+        if len(self.calls) != 1:
+            raise UserError(
+                f"the model was called {len(self.calls)} times: name the call, as in trace.calls[-1]"
+                if self.calls
+                else "the model was not called inside the with block: call it there"
+            )
+        return self.calls[0]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.call[name]
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self.calls) and name in self.call
+
+    def grad(self, name: str) -> Tensor:
+        """The gradient of an activation of the only call, after `backward`."""
+        return self.call.grad(name)
+
+    def of(self, request: object) -> list[dict[str, Tensor]]:
+        """The activations of one request of an engine, for each call of the model that had tokens of it, without its
+        neighbors and padding: dimension B is left out, T are its tokens."""
+        result = []
+        for call in self.calls:
+            for index, row in enumerate(call.rows):
+                if row.request is request:
+                    result.append({name: self.part(call, name, index, row) for name in call.activations})
+        return result
+
+    def part(self, call: Call, name: str, index: int, row: Row) -> Tensor:
+        """One row of an activation, without padding."""
+        value = call.activations[name]
+        if name == "logits":
+            rows = [*call.logit_rows]
+            start = next((sum(r.tokens for r in rows[:i]) for i, r in enumerate(rows) if r.request is row.request), 0)
+            count = next((r.tokens for r in rows if r.request is row.request), 0)
+            return value[0, start : start + count]
+        base, _, last = name.rpartition(".")
+        shape = self.known[name].shape if name in self.known else list(self.known[base].shape)
+        if name not in self.known and last:  # one head, unit or expert
+            shape = [size for axis, size in enumerate(shape) if axis != self.known[base].axis]
+        return value[index if len(value) > 1 else 0].narrow(shape.index("T") - 1, 0, row.tokens)
+
+
+@checked
+@contextmanager
+def trace(
+    model: Decoder,
+    *patterns: str,
+    gradients: bool = False,
+    keep: Callable[[str, Tensor], Any] | None = None,
+) -> Iterator[Trace]:
+    """The activations of a model, recorded while it runs inside the `with` block.
+
+    >>> with onward.trace(model, "blocks.*.attn.weights", "blocks.3.out") as t:
+    ...     model(tokens)
+    >>> t["blocks.3.attn.weights"]  # (B, H, T, S)
+
+    `patterns` are names as `activation_names` lists them, with `*` for any characters, by default all; a number after
+    the name of an activation with heads, units or experts selects one. Only these are kept. `t.calls` has the calls of
+    the model one by one, with their positions; in an engine, `t.of(request)` those of a request. No bit of the output
+    changes. With `gradients`, `t.grad(name)` is the gradient after a backward. `keep(name, tensor)` returns what is
+    kept in place of the tensor, such as `tensor.cpu()` or a figure of it. A trace sees activations as edits leave them.
+    """
+    taps = taps_of(model)
+    found = Trace(taps, patterns, gradients, keep)
+    with listening(taps, found):
+        yield found
