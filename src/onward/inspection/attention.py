@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onward.model.decoder import Decoder, without_dropout
+from onward.inspection.inputs import logits
+from onward.model.decoder import Decoder
 from onward.tracing.trace import trace
 
 
@@ -46,10 +47,3 @@ def next_tokens(model: Decoder, tokens: Sequence[int], top: int = 10) -> list[li
     """
     probabilities = logits(model, tokens).softmax(-1, dtype=torch.float32).topk(min(top, model.config.vocab_size))
     return [list(zip(ids, p)) for ids, p in zip(probabilities.indices.tolist(), probabilities.values.tolist())]
-
-
-@torch.inference_mode()
-def logits(model: Decoder, tokens: Sequence[int]) -> Tensor:
-    """The logits (T, V) of one sequence of token ids."""
-    with without_dropout(model):
-        return model(torch.tensor([list(tokens)], device=model.device))[0]

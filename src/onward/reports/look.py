@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from onward.evaluation.score import logprobs
-from onward.inspection.attention import attention_maps, head_scores, logits, next_tokens
+from onward.inspection.attention import attention_maps, head_scores, next_tokens
+from onward.inspection.inputs import logits
 from onward.model.decoder import Decoder
 from onward.reports.markup import MARKS, embedded, readable, visible
 from onward.text.tokenizer import Tokenizer

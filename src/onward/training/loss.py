@@ -26,7 +26,7 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.training.precision import autocast
 
 Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]
-Loss = Callable[[Decoder, Any], Sums]
+Loss = Callable[[Any, Any], Sums]
 MAX_LOGITS = 1 << 25  # in memory at once: 128 MiB in fp32
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from onward.arguments import check_fields, checked, explained, named
 from onward.checkpoint.training import TrainerState, restore, training_tensors
 from onward.data.windows import Batch
-from onward.model.decoder import Decoder
 from onward.training.average import Average
 from onward.training.balance import Balance
 from onward.training.health import Spikes, matrices, update_ratio
@@ -64,7 +64,7 @@ class StepConfig:
 class LossModule(nn.Module):
     """A model and its loss as one module, so that one call of `forward` is all that compile, DDP and FSDP wrap."""
 
-    def __init__(self, model: Decoder, loss: Loss, balance: Balance | None) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, balance: Balance | None) -> None:
         super().__init__()
         self.model, self.loss, self.balance = model, loss, balance
 
@@ -78,7 +78,7 @@ class LossModule(nn.Module):
 
 
 class Trainer:
-    """Trains a model's trainable parameters, step by step.
+    """Trains the trainable parameters of a model, a Decoder or any other module, step by step.
 
     >>> trainer = Trainer(model, optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.99)), lambda step: 1e-3)
     >>> for step in trainer.train(StepPlan([batch]) for batch in batches):
@@ -93,7 +93,7 @@ class Trainer:
     @checked
     def __init__(
         self,
-        model: Decoder,
+        model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         learning_rate: Callable[[int], float],
         config: StepConfig = StepConfig(),
@@ -106,11 +106,13 @@ class Trainer:
         scaler: torch.amp.GradScaler | None = None,
         wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
     ) -> None:
-        self.model, self.optimizers, self.learning_rate, self.config = model, optimizers, learning_rate, config
+        self.model: Any = model
+        self.optimizers, self.learning_rate, self.config = optimizers, learning_rate, config
         self.balance, self.average, self.processes = balance, average, processes or Processes()
         self.spikes = spikes or Spikes(0.0)
         self.loss: Loss = loss or CrossEntropy()
-        self.scaler = scaler or grad_scaler(config.precision, model.device)
+        self.device = next(model.parameters()).device
+        self.scaler = scaler or grad_scaler(config.precision, self.device)
         self.module = wrap(LossModule(model, self.loss, balance))
         self.step = 0  # steps made
 
@@ -173,7 +175,7 @@ class Trainer:
             torch.manual_seed(batch.seed)  # dropout is a function of the windows, in whichever process
             if self.scaler.is_enabled():
                 batch = batch.changed(loss_scale=self.scaler.get_scale() / count)
-            with autocast(self.config.precision, self.model.device):
+            with autocast(self.config.precision, self.device):
                 loss, to_report = self.module(batch)
             self.scaler.scale(loss / count).backward()
             reported.append(to_report)

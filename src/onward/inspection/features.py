@@ -1,0 +1,77 @@
+"""A sparse autoencoder of an activation: features that each text uses a few of.
+
+Shapes: N tokens, T tokens of a text, D width of the activation, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from onward.data.windows import Batch
+from onward.inspection.inputs import exact
+from onward.model.decoder import Decoder, without_dropout
+from onward.tracing.names import activation_names
+from onward.tracing.trace import trace
+
+
+class SparseAutoencoder(nn.Module):
+    """x (..., D) as a sum of at most `active` of F directions (k-sparse; Gao et al. 2024).
+
+    features f = the `active` largest of relu((x - b) Eᵀ + c), the others 0; reconstruction f W + b.
+    """
+
+    def __init__(self, width: int, features: int, active: int = 16, seed: int = 0) -> None:
+        super().__init__()
+        self.active = active
+        generator = torch.Generator().manual_seed(seed)
+        directions = torch.randn(features, width, generator=generator)
+        self.decoder = nn.Parameter(directions / directions.norm(dim=1, keepdim=True))
+        self.encoder = nn.Parameter(self.decoder.detach().clone())
+        self.encoder_bias = nn.Parameter(torch.zeros(features))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The features (..., F) of x (..., D)."""
+        y = ((x.to(self.bias) - self.bias) @ self.encoder.T + self.encoder_bias).relu()
+        best = y.topk(min(self.active, y.size(-1)), dim=-1)
+        return torch.zeros_like(y).scatter(-1, best.indices, best.values)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The reconstruction (..., D)."""
+        return self.encode(x) @ self.decoder + self.bias
+
+    def changing(self, feature: int, value: float) -> Callable[[Tensor], Tensor]:
+        """An edit of the activation: the feature has this value at every token, and all else stays as it is."""
+
+        def change(x: Tensor) -> Tensor:
+            return x + ((value - self.encode(x)[..., feature, None]) * self.decoder[feature]).type_as(x)
+
+        return change
+
+
+@dataclass(frozen=True)
+class ReconstructionLoss:
+    """The squared error of a SparseAutoencoder on the activation `name` of a model, relative to the mean square of the
+    activation, summed over tokens: a loss of the Trainer."""
+
+    model: Decoder
+    name: str
+
+    def __call__(self, autoencoder: SparseAutoencoder, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The sum over the batch's targets to minimize and, detached, to report."""
+        with torch.no_grad(), without_dropout(self.model), trace(self.model, self.name) as t:
+            self.model.hidden(batch.tokens, batch.positions)
+        x = exact(t[self.name]).flatten(0, 1)
+        error = (autoencoder(x) - x).square().sum(-1).mean() / x.square().sum(-1).mean()
+        total = error * batch.num_targets
+        return total, total.detach()
+
+
+def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 16, seed: int = 0) -> SparseAutoencoder:
+    """A SparseAutoencoder for an activation (B, T, D) of a model, by default with 8 D features."""
+    width = int(activation_names(model)[name].split()[-1][:-1])
+    return SparseAutoencoder(width, features or 8 * width, active, seed).to(model.device)

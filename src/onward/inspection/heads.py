@@ -1,0 +1,157 @@
+"""Roles of attention heads by their standard definitions, as scores from attention weights.
+
+Shapes: B texts, L layers, H heads, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from onward.checkpoint.folder import load_model
+from onward.checkpoint.training import saves, step_of
+from onward.errors import UserError
+from onward.inspection.inputs import as_row, exact
+from onward.model.decoder import Decoder, without_dropout
+from onward.tracing.trace import trace
+
+DISTANCES = (1, 2, 3)  # to the tokens before that are looked at
+MIN_SCORE = 0.3  # of the role that a map names
+
+
+@dataclass(frozen=True)
+class HeadRoles:
+    """How much each head is of each role: scores from 0 to 1 (rare: from -1), each (L, H)."""
+
+    scores: dict[str, Tensor]
+
+    def map(self, least: float = MIN_SCORE) -> list[list[str]]:
+        """The role with the greatest score of each head [layer][head]; "" where none reaches `least`."""
+        names, stacked = [*self.scores], torch.stack([*self.scores.values()])
+        best = stacked.max(0)
+        return [
+            [names[i] if value >= least else "" for i, value in zip(row, values)]
+            for row, values in zip(best.indices.tolist(), best.values.tolist())
+        ]
+
+    def strongest(self, role: str, count: int = 5) -> list[tuple[int, int, float]]:
+        """The heads with the greatest scores of a role, as (layer, head, score)."""
+        scores = self.scores[role]
+        order = scores.flatten().argsort(descending=True)[:count].tolist()
+        return [(*divmod(i, scores.size(1)), float(scores.flatten()[i])) for i in order]
+
+
+def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(layer, attention weights (B, H, T, T)) for token ids (B, T), layer after layer."""
+    found: dict[int, Tensor] = {}
+    with without_dropout(model), torch.no_grad(), trace(model, "blocks.*.attn.weights") as t:
+        model.hidden(tokens.to(model.device))
+    for layer in range(model.config.n_layers):
+        found[layer] = exact(t[f"blocks.{layer}.attn.weights"])
+    yield from found.items()
+
+
+def mean_weight(weights: Tensor, offset: int, first: int = 0) -> Tensor:
+    """The mean weight (H,) on the token `offset` before, over texts and over tokens from `first` on."""
+    diagonal = weights.diagonal(-offset, 2, 3)  # entry i is row i + offset
+    return diagonal[..., max(0, first - offset) :].mean((0, 2)).cpu()
+
+
+def repeated_tokens(model: Decoder, length: int = 0, texts: int = 4, seed: int = 0) -> Tensor:
+    """Random token ids, each text twice the same `length` different tokens where the vocabulary has as many: (texts,
+    2 length). By default the length is 50, or as many as half the context and the vocabulary hold."""
+    c, generator = model.config, torch.Generator().manual_seed(seed)
+    length = length or min(50, c.context_length // 2, c.vocab_size)
+    if 2 * length > c.context_length or length < 2:
+        raise UserError(f"length is {length}: twice as many tokens must fit into the context of {c.context_length}")
+    rows = [torch.randperm(c.vocab_size, generator=generator)[:length] for _ in range(texts)]
+    if length > c.vocab_size:
+        rows = [torch.randint(c.vocab_size, (length,), generator=generator) for _ in range(texts)]
+    half = torch.stack(rows)
+    return torch.cat([half, half], 1)
+
+
+def head_roles(
+    model: Decoder,
+    tokens: Sequence[int] | None = None,
+    *,
+    pairs: Mapping[str, Sequence[tuple[int, int]]] | None = None,
+    length: int = 0,
+    seed: int = 0,
+) -> HeadRoles:
+    """The scores of all heads.
+
+    On random tokens repeated once (the second half of `repeated_tokens`), as in Olsson et al. 2022:
+
+    previous     mean weight on the token before (and `back 2`, `back 3` on those before it)
+    self         mean weight on the token itself
+    first        mean weight on the first token of the text (a sink)
+    duplicate    mean weight on the same token in the first half
+    induction    mean weight on the token after the same one in the first half
+
+    On a text of `tokens`, if given:
+
+    rare         mean over the tokens of attention weight times rarity, minus the same under uniform attention; rarity
+                 is -log of a token's share of the text, divided by its greatest value
+    NAME         for `pairs` {NAME: [(t, k), ...]}: mean weight of token t on token k
+    """
+    if pairs and tokens is None:
+        raise UserError("pairs are given without the tokens that they point into: give both")
+    ids = repeated_tokens(model, length, seed=seed)
+    half = ids.size(1) // 2
+    c, rows = model.config, dict[str, list[Tensor]]()
+    for _, weights in weights_of(model, ids):
+        layer = {"previous": mean_weight(weights, 1, half), "self": mean_weight(weights, 0, half)}
+        layer |= {f"back {n}": mean_weight(weights, n, half) for n in DISTANCES[1:]}
+        layer |= {"first": weights[:, :, half:, 0].mean((0, 2)).cpu()}
+        layer |= {"duplicate": mean_weight(weights, half, half), "induction": mean_weight(weights, half - 1, half)}
+        for name, score in layer.items():
+            rows.setdefault(name, []).append(score)
+    if tokens is not None:
+        rarity = rarity_of(tokens)
+        for _, weights in weights_of(model, as_row(model, tokens)):
+            w = weights[0].float().cpu()
+            uniform = rarity.cumsum(0) / torch.arange(1, len(tokens) + 1)
+            rows.setdefault("rare", []).append(((w @ rarity) - uniform).mean(-1))
+            for name, places in (pairs or {}).items():
+                for t, k in places:
+                    if not 0 <= k <= t < len(tokens):
+                        raise UserError(
+                            f"pair ({t}, {k}) of {name}: give (token, earlier token), 0 to {len(tokens) - 1}"
+                        )
+                queries, keys = zip(*places)
+                rows.setdefault(name, []).append(w[:, list(queries), list(keys)].mean(-1))
+    return HeadRoles({name: torch.stack(layers).view(c.n_layers, c.n_heads) for name, layers in rows.items()})
+
+
+def rarity_of(tokens: Sequence[int]) -> Tensor:
+    """-log of each token's share of the text (T,), divided by the greatest; 0 where all tokens are the same."""
+    ids = torch.tensor(list(tokens))
+    counts = (ids[:, None] == ids).sum(1)
+    surprise = -(counts / len(ids)).log()
+    return surprise / surprise.max().clamp(min=1e-9)
+
+
+@dataclass(frozen=True)
+class RoleCurve:
+    """A score of every head over the saves of a run."""
+
+    role: str
+    steps: list[int]
+    scores: Tensor  # (saves, L, H)
+
+
+def role_curve(run: str | Path, role: str = "induction", length: int = 0) -> RoleCurve:
+    """A role of `head_roles` over the saves that a run folder holds (`keep` of the run says how many it keeps)."""
+    folders = saves(Path(run))
+    if not folders:
+        raise UserError(f"{run} has no saves: name the folder of a run")
+    scores = []
+    for folder in folders:
+        model, _ = load_model(folder, None, torch.device("cpu"))
+        scores.append(head_roles(model, length=length).scores[role])
+    return RoleCurve(role, [step_of(folder) for folder in folders], torch.stack(scores))

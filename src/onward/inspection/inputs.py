@@ -1,0 +1,43 @@
+"""The input of the functions of this folder: a text as token ids.
+
+Shapes: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from onward.errors import UserError
+from onward.model.decoder import Decoder, without_dropout
+
+
+def as_row(model: Decoder, tokens: Sequence[int]) -> Tensor:
+    """The token ids of one text as (1, T) on the model's device; a UserError beyond the context, and for none."""
+    length = model.config.context_length
+    if not len(tokens):
+        raise UserError("the text has no tokens: give at least one")
+    if len(tokens) > length:
+        raise UserError(f"the text is {len(tokens)} tokens and the model's context {length}: shorten it")
+    return torch.tensor([list(tokens)], device=model.device)
+
+
+@torch.inference_mode()
+def logits(model: Decoder, tokens: Sequence[int]) -> Tensor:
+    """The logits (T, V) of one text, without dropout."""
+    with without_dropout(model):
+        return model(as_row(model, tokens))[0]
+
+
+def exact(x: Tensor) -> Tensor:
+    """A tensor in at least fp32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def check_position(position: int, tokens: Sequence[int]) -> int:
+    """A position from 0 on for one that may count from the end; a UserError outside of the text."""
+    if not -len(tokens) <= position < len(tokens):
+        raise UserError(f"position {position} is not in the text, which has tokens 0 to {len(tokens) - 1}")
+    return position % len(tokens)

@@ -1,0 +1,144 @@
+"""Figures of the layers: the residual stream, units of the feed-forward, singular values, and the load of experts.
+
+Shapes: L layers, T tokens, D d_model, F units, X experts, K texts that are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from onward.errors import UserError
+from onward.inspection.inputs import as_row, exact
+from onward.inspection.lens import residuals
+from onward.model.decoder import Decoder, without_dropout
+from onward.tracing.names import activation_names
+from onward.tracing.trace import trace
+
+
+@dataclass(frozen=True)
+class ResidualStream:
+    """Length and direction of the residual stream of each token, before the first block and after each."""
+
+    tokens: list[int]
+    norms: Tensor  # (L + 1, T)
+    to_next: Tensor  # (L, T), the cosine of a stream and that after the next block
+    to_last: Tensor  # (L + 1, T), the cosine of a stream and that after the last block
+
+
+@torch.no_grad()
+def residual_stream(model: Decoder, tokens: Sequence[int]) -> ResidualStream:
+    """Norms and cosines of the residual stream."""
+    streams = torch.cat([exact(x) for x in residuals(model, as_row(model, tokens))])
+    cosine = torch.nn.functional.cosine_similarity
+    to_next, to_last = cosine(streams[:-1], streams[1:], -1), cosine(streams, streams[-1:], -1)
+    return ResidualStream(list(tokens), streams.norm(dim=-1).cpu(), to_next.cpu(), to_last.cpu())
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units, or features, of one activation over many texts, and where each is most active."""
+
+    name: str  # of the activation
+    share: Tensor  # (F,), of the tokens at which the unit is active (above 0)
+    peaks: Tensor  # (F, K), the greatest activations, one for each text
+    texts: Tensor  # (F, K), the indices of these texts
+    positions: Tensor  # (F, K), of the token in its text
+
+    @property
+    def dead(self) -> list[int]:
+        """The units that are active at no token."""
+        return (self.share == 0).nonzero()[:, 0].tolist()
+
+    def most_active(self, count: int = 10) -> list[int]:
+        """The units with the greatest activations."""
+        return self.peaks[:, 0].argsort(descending=True)[:count].tolist()
+
+
+@torch.no_grad()
+def units(
+    model: Decoder,
+    texts: Sequence[Sequence[int]],
+    name: str,
+    *,
+    top: int = 5,
+    encode: Callable[[Tensor], Tensor] = lambda x: x,
+) -> Units:
+    """The units of an activation (B, T, F), such as blocks.3.mlp.post, over texts of token ids.
+
+    `encode` turns the activation of a text (T, D) into features (T, F), such as those of a sparse autoencoder.
+    """
+    if not texts:
+        raise UserError("there are no texts: give at least one")
+    top, peaks, places, active, count = min(top, len(texts)), list[Tensor](), list[Tensor](), torch.zeros(()), 0
+    for tokens in texts:
+        with without_dropout(model), trace(model, name) as t:
+            model.hidden(as_row(model, tokens))
+        features = exact(encode(t[name][0])).cpu()
+        if features.ndim != 2:
+            raise UserError(f"{name} is {activation_names(model).get(name)}: name an activation with units (B, T, F)")
+        greatest = features.max(0)
+        peaks.append(greatest.values)
+        places.append(greatest.indices)
+        active, count = active + (features > 0).sum(0), count + len(features)
+    best = torch.stack(peaks, 1).topk(top, dim=1)
+    return Units(name, active / count, best.values, best.indices, torch.stack(places, 1).gather(1, best.indices))
+
+
+def singular_values(model: Decoder, pattern: str = "*") -> dict[str, Tensor]:
+    """The singular values, greatest first, of every matrix of a model whose name fits a pattern; of stacks of experts
+    (X, values)."""
+    found = {
+        name: torch.linalg.svdvals(exact(p.detach())).cpu()
+        for name, p in model.named_parameters()
+        if p.ndim >= 2 and fnmatchcase(name, pattern)
+    }
+    if not found:
+        raise UserError(f"no matrix of the model is named {pattern}: try 'blocks.0.*'")
+    return found
+
+
+@dataclass(frozen=True)
+class RouterLoad:
+    """Which experts the tokens of each kind use, layer by layer."""
+
+    kinds: list[str]
+    layers: list[int]  # those with experts
+    shares: Tensor  # (layers, kinds, X): of the assignments of a kind; rows sum to 1
+
+
+@torch.no_grad()
+def router_load(model: Decoder, texts: Sequence[Sequence[int]], kind: Callable[[int], str]) -> RouterLoad:
+    """The share of each expert among the choices of the routers, by the kind of a token, a function of its id."""
+    names = [n for n in activation_names(model) if n.endswith("router.choices")]
+    if not names:
+        raise UserError("this model has no experts, so there is no router to look at")
+    experts = max(int(activation_names(model)[n.replace("router.choices", "shares")].split()[-1][:-1]) for n in names)
+    labels = {token: kind(token) for text in texts for token in text}
+    kinds = sorted({*labels.values()})
+    counts = torch.zeros(len(names), len(kinds), experts)
+    for text in texts:
+        with without_dropout(model), trace(model, *names) as t:
+            model.hidden(as_row(model, text))
+        row = torch.tensor([kinds.index(labels[token]) for token in text])
+        for layer, name in enumerate(names):
+            chosen = t[name][0].cpu()
+            counts[layer].index_put_((row[:, None].expand_as(chosen), chosen), torch.ones(()), accumulate=True)
+    layers = [int(name.split(".")[1]) for name in names]
+    return RouterLoad(kinds, layers, counts / counts.sum(-1, keepdim=True).clamp(min=1))
+
+
+def kind_of(piece: str) -> str:
+    """The kind of a token by its text: space, number, word, capital (begins with one), symbol."""
+    text = piece.strip()
+    if not text:
+        return "space"
+    if text.isdecimal():
+        return "number"
+    if text[0].isalpha():
+        return "capital" if text[0].isupper() else "word"
+    return "symbol"

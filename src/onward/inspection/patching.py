@@ -1,0 +1,124 @@
+"""Activation patching and its first-order estimate, attribution patching: which activations make the difference
+between two texts.
+
+Shapes: B texts, L layers, H heads, T tokens, E d_head, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from onward.errors import UserError
+from onward.inspection.inputs import as_row, exact
+from onward.model.decoder import Decoder, without_dropout
+from onward.tracing.edit import edit
+from onward.tracing.trace import trace
+
+Metric = Callable[[Tensor], Tensor]  # logits (B, T, V) -> a number for each text, (B,)
+TOGETHER = 32  # texts in one call
+
+
+@dataclass(frozen=True)
+class Patching:
+    """The effect of putting an activation of the clean text into the run of the corrupted one: 0 leaves the metric at
+    that of the corrupted text, 1 restores that of the clean one."""
+
+    clean: list[int]
+    corrupted: list[int]
+    site: str  # the activation in each block: in, mid, attn.out, mlp.out, attn.heads, ...
+    effects: Tensor  # (L, T), of attn.heads (L, H), or (L, H, T) where all are estimated
+    clean_metric: float
+    corrupted_metric: float
+
+
+def logit_difference(right: int, wrong: int, position: int = -1) -> Metric:
+    """The logit of one token minus that of another, after a position."""
+    return lambda logits: logits[:, position, right] - logits[:, position, wrong]
+
+
+def both(model: Decoder, clean: Sequence[int], corrupted: Sequence[int], metric: Metric) -> tuple[float, float]:
+    """The metric of both texts, which must be of one length and differ in it."""
+    if len(clean) != len(corrupted):
+        raise UserError(f"the texts have {len(clean)} and {len(corrupted)} tokens: patching needs as many in both")
+    rows = torch.cat([as_row(model, clean), as_row(model, corrupted)])
+    with torch.no_grad(), without_dropout(model):
+        good, bad = exact(metric(model(rows))).tolist()
+    if good == bad:
+        raise UserError("the metric is the same for both texts: choose texts, or a metric, that differ")
+    return good, bad
+
+
+@torch.no_grad()
+def activation_patching(
+    model: Decoder, clean: Sequence[int], corrupted: Sequence[int], metric: Metric, site: str = "in"
+) -> Patching:
+    """The effect of each activation `blocks.LAYER.SITE` of the clean text on the run of the corrupted one, exactly, by
+    one run of the corrupted text for each (layer, position) or, for attn.heads, each (layer, head).
+
+    (Causal tracing, Meng et al. 2022; path-free activation patching, Wang et al. 2022.)
+    """
+    good, bad = both(model, clean, corrupted, metric)
+    with without_dropout(model), trace(model, f"blocks.*.{site}") as t:
+        model(as_row(model, clean))
+    c, row, by_head = model.config, as_row(model, corrupted), site == "attn.heads"
+    count = c.n_heads if by_head else len(clean)
+    effects = torch.zeros(c.n_layers, count)
+    for layer in range(c.n_layers):
+        name = f"blocks.{layer}.{site}"
+        if name not in t:  # a block without this sub-layer
+            continue
+        for part in torch.arange(count, device=model.device).split(TOGETHER):
+            change = partial(patched, t[name], part, 2 if by_head else 1)
+            with without_dropout(model), edit(model, {name: change}):
+                found = exact(metric(model(row.expand(len(part), -1))))
+            effects[layer, part.cpu()] = ((found - bad) / (good - bad)).float().cpu()
+    return Patching(list(clean), list(corrupted), site, effects, good, bad)
+
+
+def patched(clean: Tensor, places: Tensor, axis: int, x: Tensor) -> Tensor:
+    """x (B, ...) with, in row i, the place `places[i]` of `axis` from the clean run (1, ...)."""
+    x = x.clone()
+    for row, place in enumerate(places.tolist()):
+        x[row].select(axis - 1, place).copy_(clean[0].select(axis - 1, place))
+    return x
+
+
+def attribution_patching(
+    model: Decoder, clean: Sequence[int], corrupted: Sequence[int], metric: Metric, site: str = "attn.heads"
+) -> Patching:
+    """An estimate of `activation_patching` of all (layer, position), for attn.heads of all (layer, head, position), by
+    two runs and one backward: (clean - corrupted activation) · gradient of the metric (Nanda 2023)."""
+    good, bad = both(model, clean, corrupted, metric)
+    names = f"blocks.*.{site}"
+    with without_dropout(model), frozen(model):
+        with torch.no_grad(), trace(model, names) as t:
+            model(as_row(model, clean))
+        with torch.enable_grad(), trace(model, names, gradients=True) as given:
+            vectors = model.embed(as_row(model, corrupted)).detach().requires_grad_()
+            metric(model(vectors)).sum().backward()
+    effects = torch.zeros(model.config.n_layers, *((model.config.n_heads,) * (site == "attn.heads")), len(clean))
+    for layer in range(model.config.n_layers):
+        name = f"blocks.{layer}.{site}"
+        if name in t:
+            change = ((t[name] - given[name].detach()) * given.grad(name))[0]
+            effects[layer] = (exact(change).sum(-1).T / (good - bad)).cpu()
+    return Patching(list(clean), list(corrupted), site, effects, good, bad)
+
+
+@contextmanager
+def frozen(model: Decoder) -> Iterator[None]:
+    """Parameters need no gradient inside the `with` block."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)

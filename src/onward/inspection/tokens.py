@@ -1,0 +1,166 @@
+"""Probabilities of the tokens of a text: the effect of each step of sampling, ranks and entropies, loss by position,
+and the choice among alternatives.
+
+Shapes: B texts, T tokens, C candidates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onward.errors import UserError
+from onward.evaluation.score import logprobs
+from onward.generation.distribution import next_token_distribution
+from onward.generation.sampling import Sampling
+from onward.inspection.inputs import exact, logits
+from onward.model.decoder import Decoder, without_dropout
+from onward.text.tokenizer import Tokenizer
+
+STEPS = {  # the fields of a Sampling that belong to a step, in the order of the steps
+    "bias": ("logit_bias",),
+    "penalties": ("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    "bans": ("no_repeat_ngram_size", "suppress_tokens", "forced_tokens"),
+    "processors": ("processors",),
+    "temperature": ("temperature",),
+    "top_k": ("top_k",),
+    "top_p": ("top_p",),
+    "min_p": ("min_p",),
+    "typical_p": ("typical_p",),
+}
+
+
+@dataclass(frozen=True)
+class SamplingSteps:
+    """The probabilities of the likeliest next tokens, after each step of sampling."""
+
+    candidates: list[int]  # token ids (C,), the likeliest of the model first
+    steps: list[str]  # "model", then the steps that change anything
+    probabilities: Tensor  # (steps, C)
+    rest: Tensor  # (steps,), the probability of all other tokens
+    kept: Tensor  # (steps,), number of tokens with a probability above 0
+
+
+def sampling_steps(model: Decoder, tokens: Sequence[int], sampling: Sampling, top: int = 10) -> SamplingSteps:
+    """What each step of a Sampling does to the distribution of the token after a text."""
+    last = exact(logits(model, tokens)[-1:])
+    neutral, given, steps = Sampling(temperature=1.0), dict[str, object](), {"model": last.softmax(-1)}
+    for step, names in STEPS.items():
+        changed = {name: getattr(sampling, name) for name in names if getattr(sampling, name) != getattr(neutral, name)}
+        given |= changed
+        if changed:
+            values = {"temperature": 1.0} | given
+            steps[step] = next_token_distribution(last, Sampling(**values), [list(tokens)])  # type: ignore[arg-type]
+    rows = torch.cat([row.float() for row in steps.values()])
+    candidates = rows[0].topk(min(top, rows.size(1))).indices
+    probabilities = rows[:, candidates]
+    rest = (1 - probabilities.sum(1)).clamp(min=0)
+    return SamplingSteps(candidates.tolist(), [*steps], probabilities.cpu(), rest.cpu(), (rows > 0).sum(1).cpu())
+
+
+@dataclass(frozen=True)
+class TokenStatistics:
+    """What a model thinks of each token of a text, given those before it."""
+
+    tokens: list[int]
+    logprobs: Tensor  # (T,) in nats; NaN for the first, before which there is nothing
+    ranks: Tensor  # (T,), 1 for the likeliest token; 0 for the first
+    entropies: Tensor  # (T,), of the distribution that the token comes from, in nats; NaN for the first
+
+
+def token_statistics(model: Decoder, tokens: Sequence[int]) -> TokenStatistics:
+    """The log-probability and rank of each token of a text, and the entropy of the distribution that it comes from."""
+    log_p = exact(logits(model, tokens)[:-1]).log_softmax(-1)
+    ids = torch.tensor(list(tokens)[1:], device=log_p.device)
+    found = log_p.gather(1, ids[:, None])
+    ranks = (log_p > found).sum(1) + 1
+    entropies = torch.special.entr(log_p.exp()).sum(1)
+    first = log_p.new_full((1,), torch.nan)
+    return TokenStatistics(
+        list(tokens),
+        torch.cat([first, found[:, 0]]).cpu(),
+        torch.cat([ranks.new_zeros(1), ranks]).cpu(),
+        torch.cat([first, entropies]).cpu(),
+    )
+
+
+@dataclass(frozen=True)
+class PositionLoss:
+    """The mean loss at each position of windows."""
+
+    loss: Tensor  # (T,) in nats per token; entry t is about the token at position t + 1
+    windows: int  # over which it is the mean
+    trained: int  # the context length of the model: positions from here on were never trained
+
+
+@torch.inference_mode()
+def loss_by_position(model: Decoder, windows: Iterable[Tensor]) -> PositionLoss:
+    """The mean cross-entropy at each position of windows of T + 1 token ids, given as batches (B, T + 1).
+
+    Windows may be longer than the context where positions are not learned: then the end of the curve shows how the
+    model extrapolates.
+    """
+    total, count = torch.zeros(0), 0
+    for ids in windows:
+        ids = ids.to(model.device)
+        with without_dropout(model):
+            scores = exact(model(ids[:, :-1]))
+        nats = torch.nn.functional.cross_entropy(scores.transpose(1, 2), ids[:, 1:], reduction="none").sum(0).cpu()
+        total, count = (nats if not count else total + nats), count + len(ids)
+    if not count:
+        raise UserError("there are no windows: give at least one batch of token ids (B, T + 1)")
+    return PositionLoss(total / count, count, model.config.context_length)
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """The scores of answers to one question."""
+
+    texts: list[str]
+    logprobs: list[float]  # of all tokens of an answer, in nats
+    per_token: list[float]  # the same, divided by the number of tokens
+    per_byte: list[float]  # the same, divided by the bytes of the text
+
+    @property
+    def best(self) -> str:
+        """The answer with the greatest log-probability per byte, as lm-eval's acc_norm chooses."""
+        return self.texts[max(range(len(self.texts)), key=self.per_byte.__getitem__)]
+
+
+def score_alternatives(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    question: str,
+    alternatives: Sequence[str],
+    examples: Sequence[tuple[str, str]] = (),
+    separator: str = "\n\n",
+) -> Alternatives:
+    """The log-probability of each alternative as the text after a question.
+
+    `examples` are questions with their answers, which precede it: none for zero-shot scoring, one for one-shot. Each
+    answer follows its question directly, so that a space between them belongs to one of the two.
+    """
+    if not alternatives:
+        raise UserError("there are no alternatives: give at least one")
+    prompt = "".join(f"{q}{a}{separator}" for q, a in examples) + question
+    before = tokenizer.begin(tokenizer.encode(prompt))
+    found: list[tuple[float, int, int]] = []
+    for text in alternatives:
+        whole = tokenizer.begin(tokenizer.encode(prompt + text))
+        first = next((i for i, (a, b) in enumerate(zip(before, whole)) if a != b), min(len(before), len(whole)))
+        first = max(1, first)  # the first token has nothing before it
+        if len(whole) <= first:
+            raise UserError(f"the alternative {text!r} adds no token to the question: give a longer one")
+        if len(whole) > model.config.context_length:
+            raise UserError(f"question and answer are {len(whole)} tokens, more than the context: shorten them")
+        total = float(logprobs(model, torch.tensor([whole]).numpy(), first).sum())
+        found.append((total, len(whole) - first, len(text.encode())))
+    return Alternatives(
+        list(alternatives),
+        [total for total, _, _ in found],
+        [total / count for total, count, _ in found],
+        [total / max(1, size) for total, _, size in found],
+    )
