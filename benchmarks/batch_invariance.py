@@ -31,14 +31,17 @@ def text(vocabulary: int, rows: int, length: int, seed: int) -> Tensor:
     return torch.stack(tokens, 1)
 
 
-def models(vocabulary: int) -> Iterator[tuple[str, onward.Decoder]]:
-    """A model of a vocabulary with random weights, and the same one trained."""
+def models(vocabulary: int, weights: list[str]) -> Iterator[tuple[str, onward.Decoder]]:
+    """A model of a vocabulary with random weights, and the same one trained, as far as they are asked for."""
     torch.manual_seed(0)
     model = onward.Decoder(onward.DecoderConfig(vocabulary, d_model=64, n_layers=2, n_heads=4))
     plain = model.head.weight.detach().clone()
-    model.head.weight.data.mul_(20)  # logits as far apart as those of a trained model
-    yield "random", model.eval()
-    model.head.weight.data.copy_(plain)
+    if "random" in weights:
+        model.head.weight.data.mul_(20)  # logits as far apart as those of a trained model
+        yield "random", model.eval()
+        model.head.weight.data.copy_(plain)
+    if "trained" not in weights:
+        return
     trainer = onward.Trainer(model.train(), [torch.optim.AdamW(model.parameters())], lambda step: 3e-3)
     windows = (text(vocabulary, 8, 65, seed) for seed in range(1, 101))
     batches = (onward.Batch(tokens[:, :-1], tokens[:, 1:]) for tokens in windows)
@@ -69,45 +72,41 @@ def logits(model: onward.Decoder, tokens: Tensor, rows: int) -> Tensor:
     return torch.stack([torch.stack(row) for row in found])
 
 
-def drawn(z: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
-    """Tokens (N,) drawn from logits (N, V), as the engine draws them."""
-    tokens, factors = torch.empty_like(index), torch.ones(len(z))
-    addresses = (t.data_ptr() for t in (factors, seeds, index))
-    draws("float32", False)(tokens.data_ptr(), z.data_ptr(), 0, *addresses, z.size(1), len(z), torch.get_num_threads())
-    return tokens
-
-
-def differing(one: Tensor, other: Tensor, count: int) -> float:
-    """How many of 100,000 draws from two tensors of logits (N, V) differ, after `count` draws or a few more."""
-    index, times, differ = torch.arange(len(one)), -(-count // len(one)), 0
-    for seed in range(times):
-        seeds = torch.full_like(index, seed)
-        differ += int((drawn(one, seeds, index) != drawn(other, seeds, index)).sum())
-    return differ / (times * len(one)) * 100_000
+def drawn(z: Tensor, count: int) -> Tensor:
+    """About `count` tokens drawn from logits (N, V), with one seed after the other, as the engine draws them."""
+    index, factors, found = torch.arange(len(z)), torch.ones(len(z)), []
+    for seed in range(-(-count // len(z))):
+        tokens, seeds = torch.empty_like(index), torch.full_like(index, seed)
+        addresses = (t.data_ptr() for t in (tokens, z))
+        others = (t.data_ptr() for t in (factors, seeds, index))
+        draws("float32", False)(*addresses, 0, *others, z.size(1), len(z), torch.get_num_threads())
+        found.append(tokens)
+    return torch.stack(found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=100_000)
     parser.add_argument("--vocabulary", type=int, nargs="*", default=VOCABULARIES)
+    parser.add_argument("--weights", nargs="*", default=["random", "trained"])
     parser.add_argument("--model", default="")
     options = parser.parse_args()
     print("| vocabulary | weights | precision | requests | largest difference of logits | draws that differ |")
     print("| --- | --- | --- | --- | --- | --- |")
-    named = [("", onward.load(options.model, dtype=torch.float32, device="cpu").model)] if options.model else []
-    for name, model in named or (pair for size in options.vocabulary for pair in models(size)):
+    given = [("", onward.load(options.model, dtype=torch.float32, device="cpu").model)] if options.model else []
+    for name, model in given or (pair for size in options.vocabulary for pair in models(size, options.weights)):
         tokens = text(model.config.vocab_size, REQUESTS + OTHERS, 1 + NEW, 0)
         for dtype in torch.float32, torch.bfloat16:
             state = {key: value.clone() for key, value in model.state_dict().items()}
             model.to(dtype)
             alone = logits(model, tokens, 1).flatten(0, 1)
+            expected = drawn(alone, options.draws)
             for rows in REQUESTS, REQUESTS + OTHERS:
                 batch = logits(model, tokens, rows).flatten(0, 1)
-                largest, rate = float((batch - alone).abs().max()), differing(batch, alone, options.draws)
-                dtype_name = str(dtype).removeprefix("torch.")
-                print(
-                    f"| {batch.size(1):,} | {name} | {dtype_name} | {rows} | {largest:.1e} | {rate:.1f} |", flush=True
-                )
+                rate = float((drawn(batch, options.draws) != expected).double().mean()) * 100_000
+                figures = f"{float((batch - alone).abs().max()):.1e} | {rate:.1f}"
+                named = f"{batch.size(1):,} | {name} | {str(dtype).removeprefix('torch.')} | {rows}"
+                print(f"| {named} | {figures} |", flush=True)
             model.float().load_state_dict(state)
 
 

@@ -10,6 +10,7 @@ import re
 from collections import abc
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -126,6 +127,8 @@ def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "")
     for name in types.keys() & values.keys():
         read[name] = as_declared(types[name], values[name])
     for name, kind in types.items():
+        if isinstance(read.get(name), str | Path) and Path in alternatives(kind) and "\0" in str(read[name]):
+            raise UserError(f"{prefix}{name} is {shown(values[name])}: no path holds a zero byte")
         if name in read and not fits(kind, read[name]):
             if ranges(kind):
                 raise OutOfRange(prefix + name, values[name], kind)

@@ -294,13 +294,12 @@ def test_any_file_of_data_is_read_or_refused_by_its_name(count: int, tmp_path: P
 
 
 def paths(value: Any, *before: str | int) -> Iterator[tuple[str | int, ...]]:
-    """The keys and indices of the values of tables and lists, down to those of a report."""
+    """The keys and indices of the values of tables and lists."""
     for key, inside in (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     ):
         yield (*before, key)
-        if key != "report":
-            yield from paths(inside, *before, key)
+        yield from paths(inside, *before, key)
 
 
 def test_any_value_in_the_index_of_tokens_works_or_is_refused_by_its_file(tmp_path: Path) -> None:
@@ -318,5 +317,5 @@ def test_any_value_in_the_index_of_tokens_works_or_is_refused_by_its_file(tmp_pa
                 if refusal := refusal_of(functools.partial(read, out)):
                     assert str(out) in refusal
                     refused.add(keys)
-    unread = "version", "tokenizer", "report", "files", "size", "listing"  # facts for the user
+    unread = "version", "tokenizer", "files", "size", "listing"  # facts for the user
     assert refused >= {keys for keys in paths(index) if keys[0] == "settings" or keys[-1] not in unread}

@@ -20,7 +20,7 @@ from onward.data import sources
 from onward.data.formats import Sizes
 from onward.data.prepare import Cleaning, prepare
 from onward.data.sources import documents
-from onward.data.tokens import load_tokens
+from onward.data.tokens import Longest, load_tokens
 from onward.errors import UserError
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -187,9 +187,10 @@ def test_duplicates_are_dropped_in_all_sources(corpus: list[str], tmp_path: Path
     more = [str(tmp_path / name) for name in ("copy.txt", "longer.txt")]
     data = prepare([*corpus, copy, *more], BYTE, tmp_path / "out", workers=2, sizes=SMALL)
     assert texts(tmp_path / "out") == [*(list(documents([s])) for s in corpus), ["new", "new\n"], [], [long + "more"]]
-    dropped = data.index.report["dropped"]["duplicate"]
+    dropped = data.index.report.dropped["duplicate"]
     samples = [(copy, long[70:140]), (copy, long[:70]), (copy, "new")]
-    assert dropped == {"documents": 4, "samples": [{"file": file, "text": text} for file, text in samples]}
+    assert dropped.documents == 4
+    assert [(sample.file, sample.text) for sample in dropped.samples] == samples
 
 
 def test_near_duplicates_are_dropped(tmp_path: Path, story: str) -> None:
@@ -201,9 +202,9 @@ def test_near_duplicates_are_dropped(tmp_path: Path, story: str) -> None:
     path = lines(tmp_path / "t.jsonl", first, other, near, half, first, "")
     data = prepare([path], BYTE, tmp_path / "out", cleaning=Cleaning(near=0.8))
     assert texts(tmp_path / "out") == [[first, other, half, ""]]
-    dropped = data.index.report["dropped"]
-    assert {reason: entry["documents"] for reason, entry in dropped.items()} == {"duplicate": 1, "near_duplicate": 1}
-    assert near.startswith(dropped["near_duplicate"]["samples"][0]["text"])
+    dropped = data.index.report.dropped
+    assert {reason: entry.documents for reason, entry in dropped.items()} == {"duplicate": 1, "near_duplicate": 1}
+    assert near.startswith(dropped["near_duplicate"].samples[0].text)
 
 
 def test_report_counts_kept_and_dropped_documents(tmp_path: Path) -> None:
@@ -211,20 +212,20 @@ def test_report_counts_kept_and_dropped_documents(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("x y z")
     data = prepare([path, str(tmp_path / "x.txt")], BYTE, tmp_path / "out", cleaning=Cleaning(min_words=2))
     report = data.index.report
-    assert (report["documents"], report["tokens"], report["bytes"]) == (3, 31, 28)
-    assert report["bytes_per_token"] == pytest.approx(28 / 31)
-    assert report["longest"] == {"tokens": 15, "file": path, "text": "ä longer text"}
-    dropped = report["dropped"]
-    assert {reason: entry["documents"] for reason, entry in dropped.items()} == {"duplicate": 4, "min_words": 4}
-    assert [sample["text"] for sample in dropped["min_words"]["samples"]] == ["one", "three", "four"]
+    assert (report.documents, report.tokens, report.bytes) == (3, 31, 28)
+    assert report.bytes_per_token == pytest.approx(28 / 31)
+    assert report.longest == Longest(path, "ä longer text", 15)
+    dropped = report.dropped
+    assert {reason: entry.documents for reason, entry in dropped.items()} == {"duplicate": 4, "min_words": 4}
+    assert [sample.text for sample in dropped["min_words"].samples] == ["one", "three", "four"]
     named = [(source.name, source.documents, source.tokens) for source in data.records]
     assert named == [(path, 2, 25), (str(tmp_path / "x.txt"), 1, 6)]
 
 
 def test_longest_document_may_span_several_pieces(corpus: list[str], tmp_path: Path) -> None:
     report = prepare(corpus[1:], BYTE, tmp_path / "out", sizes=SMALL).index.report
-    assert report["longest"]["tokens"] == len(next(documents([corpus[1]])).encode()) + 1
-    assert report["longest"]["file"] == corpus[1]
+    assert report.longest.tokens == len(next(documents([corpus[1]])).encode()) + 1
+    assert report.longest.file == corpus[1]
 
 
 def test_standard_input_is_prepared_like_a_file(tmp_path: Path, story: str) -> None:

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import itertools
 import json
 import lzma
 import os
@@ -20,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.data.formats import Sizes, read, split
-from onward.data.sources import documents, folder_files, pieces, stored_streams
+from onward.data.sources import documents, folder_files, pieces, store, stored_streams
 from onward.errors import UserError
 
 TABLE = {"text": ["p", None, "q\r\n"], "body": ["b", "c", "d"], "number": [1, 2, 3]}
@@ -286,6 +287,15 @@ def test_stored_streams_can_be_read_again_and_are_removed(tmp_path: Path, monkey
         assert list(map(str, sources)) == given
     assert calls == [("reading standard input", 5, 0), (f"reading {pipe}", 13, 0)]
     assert not (tmp_path / "streams").exists()
+
+
+def test_a_stream_that_would_fill_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = itertools.repeat(b"y\n" * 500)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=SimpleNamespace(read=lambda size: next(blocks))))
+    with pytest.raises(UserError, match="standard input is longer than 5,000 bytes, half of the free space of"):
+        store("-", tmp_path / "streams/0", lambda *_: None, most=5000)
+    assert next(blocks), "not all of it is read"
+    assert not list((tmp_path / "streams").iterdir())
 
 
 def test_devices_are_refused() -> None:

@@ -49,6 +49,10 @@ def test_stopped_run_has_a_page_with_its_last_validation(story_file: Path, tmp_p
     assert write_reports(run.folder, device="cpu").state == "stopped"
     page = run.folder / "report.html"
     assert "stopped at step 15 of 30" in page.read_text(encoding="utf-8")
+    path = run.folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"imports": ["my.parts"]}))
+    write_reports(run.folder, device="cpu")
+    assert f"To go on: onward train --resume {run.folder} --import my.parts" in page.read_text(encoding="utf-8")
     assert figures(page)["validation loss"] == f"{loss:.4f}"
     assert ElementTree.parse(run.folder / "loss.svg").getroot().tag.endswith("svg")
 

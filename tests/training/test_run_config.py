@@ -65,6 +65,8 @@ BAD = [
     {"keep": 0},
     {"decay": 2.0},
     {"nonsense": 1},
+    {"sources": ["a\0.txt"]},
+    {"out": "a\0"},
 ]
 
 

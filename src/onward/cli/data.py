@@ -12,6 +12,7 @@ from onward.cli.sources import announce, skipped_in
 from onward.data import corpora
 from onward.data.cleaning import Cleaning
 from onward.errors import UserError
+from onward.fields import plain
 
 ABOUT = """\
 Encode texts of any size into token shards on disk, or list and download corpora.
@@ -74,21 +75,20 @@ def prepare(options: Options) -> None:
     report = data.index.report
     sources = [{key: getattr(source, key) for key in COUNTS} for source in data.records]
     if options.json:
-        print_json({"folder": options.out, **report, "sources": sources})
+        print_json({"folder": options.out, **plain(report), "sources": sources})
         return
-    rows = [*sources, {"name": "all", **report}] if len(sources) > 1 else sources
+    rows = [*sources, {"name": "all", **plain(report)}] if len(sources) > 1 else sources
     print_table([{key: row[key] for key in COUNTS} | density(row) for row in rows])
-    longest = report["longest"]
-    print(f"\nlongest document: {longest['tokens']:,} tokens, in {longest['file']}")
-    print(f"  {first_words(longest['text'])}")
-    for reason, entry in report["dropped"].items():
-        print(f"\ndropped as {reason}: {entry['documents']:,} documents")
-        for sample in entry["samples"]:
-            print(f"  {sample['file']}: {first_words(sample['text'])}")
+    print(f"\nlongest document: {report.longest.tokens:,} tokens, in {report.longest.file}")
+    print(f"  {first_words(report.longest.text)}")
+    for reason, entry in report.dropped.items():
+        print(f"\ndropped as {reason}: {entry.documents:,} documents")
+        for sample in entry.samples:
+            print(f"  {sample.file}: {first_words(sample.text)}")
     for source in options.sources:
         if skipped := skipped_in(source, Path(options.out)):
             console.print(skipped, markup=False, soft_wrap=True)
-    if unknown := report["unknown_characters"]:
+    if unknown := report.unknown_characters:
         console.print(f"{unknown:,} characters are unknown to the tokenizer and were encoded as \ufffd")
     print_next(f"onward train {quote(options.out)} --out runs/{quote(Path(options.out).name)}")
 

@@ -161,7 +161,10 @@ def stream_name(source: Source) -> str:
 
 @contextmanager
 def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress = silent) -> Iterator[list[Source]]:
-    """The sources, each stream among them stored in a new folder, which is removed when the block ends."""
+    """The sources, each stream among them stored in a new folder, which is removed when the block ends.
+
+    A stream may take half of the space that is free: its tokens need room too, and some streams have no end.
+    """
     try:
         yield [
             store(source, folder / str(number), progress) if isinstance(source, str) and is_stream(source) else source
@@ -171,15 +174,22 @@ def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress =
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def store(source: str, path: Path, progress: Progress) -> Stored:
-    """Copy a stream to a file. Waits until its writer closes it."""
+def store(source: str, path: Path, progress: Progress, most: int | None = None) -> Stored:
+    """Copy a stream of up to `most` bytes, by default half of the free space, to a file. Waits until its writer closes
+    it."""
     name, done = stream_name(source), 0
     with written_whole(path) as new, open(new, "wb") as file:
+        most = shutil.disk_usage(new.parent).free // 2 if most is None else most
         for block in blocks(source):
             if not block.strip(b"\0"):  # text in no encoding; /dev/zero has no end
                 raise UserError(f"{name} is binary ({len(block):,} zero bytes at offset {done:,}): give it a text")
-            file.write(block)
             done += len(block)
+            if done > most:
+                raise UserError(
+                    f"{name} is longer than {most:,} bytes, half of the free space of {path.parent.parent}, where it "
+                    "is stored while it is read: end it earlier (head -c), or free some space"
+                )
+            file.write(block)
             progress(f"reading {name}", done, 0)
     return Stored(source, path, file_sha256(path))
 

@@ -125,12 +125,48 @@ class SourceRecord:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """The beginning of a document in data.json."""
+
+    file: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Longest(Sample):
+    """The longest document in data.json."""
+
+    tokens: Annotated[int, Range(0, MOST)] = 0
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Documents that were dropped for one reason, in data.json."""
+
+    documents: Annotated[int, Range(0, MOST)]
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Figures of a preparation, in data.json; those of all sources together."""
+
+    documents: Annotated[int, Range(0, MOST)]
+    tokens: Annotated[int, Range(0, MOST)]
+    bytes: Annotated[int, Range(0, MOST)]
+    unknown_characters: Annotated[int, Range(0, MOST)]
+    bytes_per_token: Annotated[float, Range(0, MOST)]
+    longest: Longest
+    dropped: dict[str, Any]  # a `Dropped` by the reason
+
+
+@dataclass(frozen=True)
 class Index:
     """The content of data.json."""
 
     dtype: Literal["uint16", "uint32"]  # of the token ids
     sources: tuple[Mapping[str, Any], ...]  # a `SourceRecord` and the provenance of each source
-    report: Mapping[str, Any]  # figures of the preparation
+    report: Report
     settings: Mapping[str, Any]  # options of the preparation
 
 
@@ -199,6 +235,8 @@ def load_tokens(folder: Path, verify: Literal["size", "sha256"] = "size") -> Tok
         )
     path = folder / INDEX
     index = known_fields(Index, read_json(path), str(path))
+    for reason, entry in index.report.dropped.items():
+        index.report.dropped[reason] = fields.convert(Dropped, entry, f"{path}.report.dropped.{reason}")
     records = tuple(known_fields(SourceRecord, one, f"{path}.sources[{i}]") for i, one in enumerate(index.sources))
     sources = tuple(Tokens(list(spans(folder, one.shards, np.dtype(index.dtype), verify))) for one in records)
     return TokenData(sources, records, index, folder)

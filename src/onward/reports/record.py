@@ -64,6 +64,14 @@ class Record:
         """The options of the run, as run.json has them."""
         return read_table(self.folder / "run.json")
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules whose code the run needs; none where run.json cannot be read."""
+        try:
+            return fields.build(config_class(self.options), self.options).modules
+        except UserError:
+            return ()
+
     @cached_property
     def data(self) -> dict[str, Any]:
         """The index of the run's tokens, without the options they were prepared with."""

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
 
 from onward.errors import UserError
-from onward.fields import counted
+from onward.fields import counted, import_options
 from onward.fields import text as in_text
 from onward.files import written_whole
 from onward.model.config import DecoderConfig
@@ -85,7 +86,7 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
     notices = {
         "running": f"This run goes on: the page shows it at step {f.step:,} of {f.steps or 0:,}.",
         "stopped": f"This run stopped at step {f.step:,} of {f.steps or 0:,}. "
-        f"To go on: onward train --resume {record.folder}",
+        f"To go on: onward train --resume {quote(str(record.folder))}{import_options(record.modules)}",
     }
     options, vocabulary = record.options, "none" if tokenizer is None else f"{tokenizer.vocab_size:,} tokens"
     facts = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from onward import families, fields
-from onward.arguments import Range, check_fields, checked, named
+from onward.arguments import Range, check_fields, checked, named, shown
 from onward.errors import UserError
 from onward.model.config import DecoderConfig
 from onward.model.part_types import Size, SizeOrZero
@@ -119,6 +119,9 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         if self.preset not in presets.PRESETS and self.preset not in (known := families.presets()):
             close = fields.nearest(self.preset, {*presets.PRESETS, *known})
             raise UserError(f"preset is {self.preset!r}, which `onward models` does not list: {close}")
+        for name in "out", "validation", "tokenizer", "sources":
+            if "\0" in "".join(getattr(self, name)):
+                raise UserError(f"{name} is {shown(getattr(self, name))}: no path holds a zero byte")
         if not self.sources:
             raise UserError("no text to train on: name files or folders, or the corpus `embedded`")
 
