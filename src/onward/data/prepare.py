@@ -282,10 +282,15 @@ def open_work_folder(work: Path, settings: dict[str, Any]) -> None:
     plan = work / "parts" / "plan.json"
     if plan.exists():
         check_settings(read_json(plan), settings, work)
-        remove_leftovers(work)
-        remove_leftovers(plan.parent)
+        remove_all_leftovers(work)
     else:
         write_json(plan, settings)
+
+
+def remove_all_leftovers(work: Path) -> None:
+    """Remove what killed processes have left half-written in a preparation."""
+    for folder in work, work / "parts":
+        remove_leftovers(folder)
 
 
 def run(
@@ -314,7 +319,11 @@ def run(
                 else:
                     yield unit
 
-        run_tasks(work, pending(), workers, advance)
+        try:
+            run_tasks(work, pending(), workers, advance)
+        except BaseException:  # the other workers were killed, perhaps while they wrote
+            remove_all_leftovers(folder)
+            raise
         return count
 
     if not (folder / "tokenizer_config.json").exists():  # the last file that Tokenizer.save writes
