@@ -8,27 +8,13 @@ import torch
 from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
 from onward.model.lora import LoRA, adapter_names, add_lora, merge_lora, remove_lora, use_adapter, weights
 from onward.model.quantize import quantize_model
 from onward.training.optimizer import optimizers
 from onward.training.trainer import StepPlan, Trainer
 
+from support.adapters import LORA, stirred
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids
-
-LORA = LoRA(rank=2, targets=("blocks", "embed", "head"))
-
-
-@torch.no_grad()
-def stirred(model: Decoder, *names: str, lora: LoRA = LORA) -> Decoder:
-    """A model with adapters of these names that change it."""
-    for seed, name in enumerate(names):
-        add_lora(model, lora, name)
-        torch.manual_seed(seed)
-        for parameter_name, parameter in model.named_parameters():
-            if f"_lora.{name}." in parameter_name:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
 
 
 @pytest.mark.parametrize("name", DECODERS)

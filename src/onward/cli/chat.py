@@ -53,6 +53,7 @@ class Options(Settings, Loading):
     """The model, the conversation and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
+    adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
     model: str  # folder of the model, or its name on the hub
     system: str = ""  # the system prompt: a first message that tells the model how to answer
     context: int = 8192  # the most tokens of the conversation that the model sees; at most its own context
@@ -64,6 +65,7 @@ def main(argv: Sequence[str]) -> None:
     if options.context < 2:
         raise UserError(f"context is {options.context}: it must be at least 2")
     lm = load(options.model, options)
+    options = replace(options, adapter=None)  # the one that was loaded
     conversation, typed = Conversation(lm, options), sys.stdin.isatty()
     if typed:
         with suppress(ImportError):

@@ -16,7 +16,7 @@ class Loading:
     device: str = "auto"  # auto, cpu, cuda, mps
     dtype: Literal["", "float32", "bfloat16"] = ""  # of the weights; by default that of the files
     quantize: Literal["", "int8", "int4"] = ""  # keep the weights as integers: less memory, faster, less exact
-    adapter: str = ""  # folder of an adapter of the model, as PEFT or a LoRA run writes it
+    adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
     allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
     revision: str = ""  # of a model on the hub: a branch, a tag or a commit; by default main
 

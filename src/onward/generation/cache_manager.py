@@ -37,8 +37,9 @@ class CacheManager:
         self.starts = [0] * cache.rows  # of each row: where the last reserved call began
         self.used = [0] * cache.rows  # of each row: positions that may have been written, padding included
 
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int) -> int | None:
-        """Assign a row to a request with these tokens, which will have at most `rope_length` tokens.
+    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, adapter: str = "") -> int | None:
+        """Assign a row to a request with these tokens, which will have at most `rope_length` tokens, and uses the
+        adapter of this name.
 
         Returns the number of first tokens that the row holds already, always fewer than all, or None where there is not
         enough memory now.

@@ -99,6 +99,7 @@ class Engine:
         """Queue a request. Raises a UserError where it can never be answered."""
         check_request(request, self.model.config, self.length, self.slide)
         request.stop_token_ids |= self.stop_token_ids
+        request.adapter = self.runner.adapter(request.adapter)
         if request.max_new_tokens:
             self.scheduler.add(request)
         else:
@@ -144,15 +145,16 @@ class Engine:
         if schedule.prefill:
             pieces, first = [piece for _, piece in schedule.prefill], self.scheduler.num_decoding
             starts = [request.num_cached for request, _ in schedule.prefill]
+            adapters = [request.adapter or "" for request, _ in schedule.prefill]
             with labeled([Row(r, len(piece), len(r.tokens)) for r, piece in schedule.prefill]):
-                hidden = self.runner.forward_rows(first, pieces, starts)
+                hidden = self.runner.forward_rows(first, pieces, starts, adapters)
             sampling = self.scheduler.prefilled(schedule)
             requests += [schedule.prefill[place][0] for place in sampling]
             proposals += [Proposal() for _ in sampling]
             if sampling:
                 last = [hidden[place, len(pieces[place]) - 1] for place in sampling]
                 with labeled([Row(request, 1, len(request.tokens)) for request in requests[-len(sampling) :]]):
-                    logits.append(self.runner.logits(torch.stack(last)))
+                    logits.append(self.runner.logits(torch.stack(last), [adapters[place] for place in sampling]))
         return requests, proposals, logits[0] if len(logits) == 1 else torch.cat(logits) if logits else torch.empty(0)
 
     def distribute(

@@ -31,6 +31,7 @@ class GenerationOptions(Sampling):
     json_schema: str = ""  # the answer is JSON that conforms to this schema
     n: Annotated[int, Range(1, MAX_ANSWERS)] = 1  # answers for each prompt
     seed: int | None = None  # the same seed gives the same text; none: a different text each time
+    adapter: str | None = None  # name of an adapter of the model, "" for the base alone; none: the one in use
     logprobs: SizeOrZero | None = None  # report the log-probability of each token and of this many alternatives
 
     def __post_init__(self) -> None:
@@ -67,4 +68,5 @@ class OptionKeywords(SamplingKeywords, total=False):
     regex: str
     json_schema: str | Mapping[str, Any]
     seed: int | None
+    adapter: str | None
     logprobs: int | None

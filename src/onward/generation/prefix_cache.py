@@ -18,13 +18,15 @@ class PrefixCache:
     def __init__(self, manager: CacheManager, files: PrefixFiles | None = None) -> None:
         self.manager, self.files = manager, files
 
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]]) -> int | None:
-        """As `CacheManager.allocate`; `rows` are the cached tokens of each row in use."""
-        cached = self.manager.allocate(row, tokens, rope_length)
+    def allocate(
+        self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], adapter: str = ""
+    ) -> int | None:
+        """As `CacheManager.allocate`; `rows` are the cached tokens of each row in use that may be shared."""
+        cached = self.manager.allocate(row, tokens, rope_length, adapter)
         if cached is None:
             return None
         cached = max(cached, self.fork(row, tokens, rope_length, rows, cached))
-        return self.files.load(self.manager, row, tokens, rope_length, cached) if self.files else cached
+        return self.files.load(self.manager, row, tokens, rope_length, cached, adapter) if self.files else cached
 
     def fork(
         self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], cached: int
@@ -46,10 +48,10 @@ class PrefixCache:
         """Register the tokens that a row holds, see `CacheManager.register_prefix`."""
         self.manager.register_prefix(row, tokens)
 
-    def keep(self, row: int, tokens: Sequence[int]) -> None:
+    def keep(self, row: int, tokens: Sequence[int], adapter: str = "") -> None:
         """Save the tokens that a row holds to a file, if there are files."""
         if self.files:
-            self.files.save(self.manager, row, tokens)
+            self.files.save(self.manager, row, tokens, adapter)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -30,13 +30,21 @@ class PrefixFiles:
         # versions of the tensors, and the hash of the weights
         self.hashed: tuple[list[tuple[int, int, int]], bytes] = [], b""
 
-    def load(self, manager: CacheManager, row: int, tokens: Sequence[int], rope_length: int, cached: int) -> int:
+    def load(
+        self,
+        manager: CacheManager,
+        row: int,
+        tokens: Sequence[int],
+        rope_length: int,
+        cached: int,
+        adapter: str = "",
+    ) -> int:
         """Load the file with the longest prefix of the tokens into an allocated row, which holds the first `cached`
         tokens; returns the number of first tokens that the row then holds, always fewer than all."""
         names, saved = {path.stem for path in self.folder.glob("*.safetensors")}, []
         if not names:
             return cached
-        state = self.name_hash(manager, rope_length)
+        state = self.name_hash(manager, rope_length, adapter)
         for n, token in enumerate(tokens, 1):
             state.update(array("q", [token]))
             if min(n, len(tokens) - 1) > cached and state.hexdigest() in names:
@@ -48,15 +56,15 @@ class PrefixFiles:
                 continue
             starts = *range(cached, n, chunk), n - 1
             if not all(manager.reserve(row, start, min(n, start + chunk)) for start in starts):
-                return manager.allocate(row, tokens, rope_length) or 0
+                return manager.allocate(row, tokens, rope_length, adapter) or 0
             manager.load(row, n, vectors)
             manager.register_prefix(row, tokens[:n])
             return min(n, len(tokens) - 1)
         return cached
 
-    def save(self, manager: CacheManager, row: int, tokens: Sequence[int]) -> Path:
+    def save(self, manager: CacheManager, row: int, tokens: Sequence[int], adapter: str = "") -> Path:
         """Save a row that holds these tokens and at most a chunk beyond them; returns the path of the file."""
-        state = self.name_hash(manager, int(manager.cache.rope_length[row]))
+        state = self.name_hash(manager, int(manager.cache.rope_length[row]), adapter)
         state.update(array("q", tokens))
         path = self.folder / f"{state.hexdigest()}.safetensors"
         if read(path) is None:
@@ -65,11 +73,11 @@ class PrefixFiles:
                 new.write_bytes(save(vectors, {"sha256": checksum(path.stem, vectors)}))
         return path
 
-    def name_hash(self, manager: CacheManager, rope_length: int) -> hashlib._Hash:
+    def name_hash(self, manager: CacheManager, rope_length: int, adapter: str) -> hashlib._Hash:
         """The state of a file name's hash before the tokens."""
         config, layers = self.model.config, manager.cache.layers
         kinds = [(name, t.dtype, t.shape[2:]) for layer in layers for name, t in layer.entries.items()]
-        identity = config, kinds, manager.block_size, self.weights(), rope_key(config, rope_length)
+        identity = config, kinds, manager.block_size, self.weights(), rope_key(config, rope_length), adapter
         return hashlib.sha256(repr(identity).encode())
 
     def weights(self) -> bytes:

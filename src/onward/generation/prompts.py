@@ -70,6 +70,7 @@ def submit(
                 frozenset(options.stop_token_ids),
                 random_seed() if options.seed is None else options.seed + len(answers),
                 options.logprobs,
+                options.adapter,
             )
             answers[request] = answer
     for number, request in enumerate(answers):

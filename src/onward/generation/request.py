@@ -65,6 +65,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     seed: int = field(default_factory=random_seed)
     num_logprobs: int | None = None  # alternatives per token in `logprobs`; None: no logprobs
+    adapter: str | None = None  # of the model, "" for the base alone; none: the one in use when it is added
     tokens: list[int] = field(default_factory=list)  # generated tokens, without the stop token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of each generated token, if num_logprobs is given
     finish_reason: str = ""  # stop (a stop token, a stop text, a constraint that is met), length, cancelled or error

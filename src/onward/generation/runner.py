@@ -6,14 +6,17 @@ Shapes: B rows, T tokens in one call, D d_model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from onward.generation.programs import COMPILE_AFTER, Steps
 from onward.generation.request import Request
+from onward.model.adapters import Selection
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
+from onward.model.lora import adapter_names, check_adapter, selection
 
 BUCKET = 64  # cache lengths are rounded up to a multiple of it, so that the same view serves many steps
 MAX_VIEWS = 64  # views that are kept
@@ -33,6 +36,7 @@ class Runner:
         self.views: dict[tuple[int, int, int], CacheView] = {}
         self.decoding: list[Request] = []  # the requests of the last call of `decode`
         self.starts: list[int] = []  # the positions of their last tokens
+        self.selection = Selection()  # of the model's adapters
         self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
 
     def view(self, first: int, end: int, length: int) -> CacheView:
@@ -47,8 +51,19 @@ class Runner:
             self.views[key] = self.cache.view(*key)
         return self.views[key]
 
-    def forward_rows(self, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """The hidden states (B, T, D) of tokens at positions from `starts` on, in the rows from `first` on.
+    def adapter(self, name: str | None) -> str:
+        """The name of an adapter of the model, or of the one in use; a UserError where the model does not have it."""
+        self.selection = selection(self.model)
+        if name is None:
+            return self.selection.name
+        check_adapter(name, adapter_names(self.model))
+        return name
+
+    def forward_rows(
+        self, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int], adapters: Sequence[str] = ()
+    ) -> Tensor:
+        """The hidden states (B, T, D) of tokens at positions from `starts` on, in the rows from `first` on, by the
+        adapter of each row (none given: the one in use).
 
         Shorter pieces are padded with their own last token: NaN from a token never reaches another row.
         """
@@ -56,18 +71,24 @@ class Runner:
         tokens = torch.tensor([[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces], device=device)
         positions = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
         view = self.view(first, first + len(pieces), max(starts) + width)
-        return self.model.hidden(tokens, positions, view)
+        with self.using(adapters):
+            return self.model.hidden(tokens, positions, view)
+
+    def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
+        """A context in which each row uses its adapter; none given: the one in use."""
+        return self.selection.use(adapters) if adapters else nullcontext()
 
     def decode(self, requests: Sequence[Request], proposals: Sequence[Sequence[int]]) -> Tensor:
         """The logits (N, V) after each row's last token and after each of the tokens proposed to follow it.
 
         Request i is in row i.
         """
-        starts = [request.num_cached for request in requests]
+        starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
         if any(proposals):
             self.decoding = []
-            hidden = self.forward_rows(0, [[r.last_token, *p] for r, p in zip(requests, proposals)], starts)
-            return self.logits(torch.cat([row[: 1 + len(p)] for row, p in zip(hidden, proposals)]))
+            hidden = self.forward_rows(0, [[r.last_token, *p] for r, p in zip(requests, proposals)], starts, adapters)
+            places = [adapter for adapter, p in zip(adapters, proposals) for _ in range(1 + len(p))]
+            return self.logits(torch.cat([row[: 1 + len(p)] for row, p in zip(hidden, proposals)]), places)
         if not self.follows(requests, starts):
             device = self.model.device
             self.sampled = torch.tensor([request.last_token for request in requests], device=device)
@@ -76,12 +97,15 @@ class Runner:
         logits = self.steps.run(self.sampled, self.positions)
         if logits is None:
             view = self.view(0, len(requests), max(starts) + 1)
-            logits = self.logits(self.model.hidden(self.sampled[:, None], self.positions[:, None], view).flatten(0, 1))
+            with self.using(adapters):
+                hidden = self.model.hidden(self.sampled[:, None], self.positions[:, None], view)
+                logits = self.logits(hidden.flatten(0, 1), adapters)
         return logits
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The logits (N, V) of hidden states (N, D)."""
-        return self.model.logits(hidden[None])[0]
+    def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
+        """The logits (N, V) of hidden states (N, D), each by its adapter."""
+        with self.using(adapters):
+            return self.model.logits(hidden[None])[0]
 
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
         """Whether `sampled` holds the tokens to feed now, each one position after the last call; advances

@@ -83,11 +83,11 @@ class Scheduler:
             if request.num_context_tokens > self.length:
                 request.start += request.num_context_tokens - (self.length // 2 or 1)
             context = request.context
-            if any(is_prefilling(other, request.prompt) for other in self.active[self.num_decoding :]):
+            if any(is_prefilling(other, request) for other in self.active[self.num_decoding :]):
                 return  # wait until that prompt is prefilled, to share it
             rope_length = min(self.length, len(context) + request.remaining)
-            cached = (other.context[: other.num_cached] for other in self.active)  # made only where there is memory
-            num_cached = self.prefixes.allocate(row, context, rope_length, cached)
+            cached = (shareable(other, request) for other in self.active)  # made only where there is memory
+            num_cached = self.prefixes.allocate(row, context, rope_length, cached, request.adapter or "")
             if num_cached is not None:
                 request.num_cached = num_cached
                 self.active.append(self.waiting.popleft())
@@ -147,7 +147,7 @@ class Scheduler:
             if request.tokens:
                 continue
             try:
-                self.prefixes.keep(first + place, known)
+                self.prefixes.keep(first + place, known, request.adapter or "")
             except UserError as error:  # a full disk
                 failed.append((request, error))
                 continue
@@ -204,9 +204,16 @@ class Scheduler:
         )
 
 
-def is_prefilling(request: Request, prompt: list[int]) -> bool:
-    """Whether a request is prefilling the same prompt and has more than its last token left, which is never shared."""
-    return request.num_cached < len(prompt) - 1 and request.prompt == prompt
+def is_prefilling(request: Request, other: Request) -> bool:
+    """Whether a request is prefilling the prompt of another with the same adapter, and has more than its last token
+    left, which is never shared."""
+    same = request.prompt == other.prompt and request.adapter == other.adapter
+    return same and request.num_cached < len(request.prompt) - 1
+
+
+def shareable(request: Request, other: Request) -> list[int]:
+    """The tokens of a request whose keys and values another one can use: none with another adapter."""
+    return request.context[: request.num_cached] if request.adapter == other.adapter else []
 
 
 def tokens_to_prefill(request: Request) -> list[int]:

@@ -195,8 +195,20 @@ def remove_lora(model: Decoder, name: str = "default") -> None:
     for _, target, _ in list(adapters_of(model, name)):
         assert target.adapters is not None
         del target.adapters[name]
-    chosen = selection(model)
+        if not target.adapters:
+            detach(target)
+    chosen = selection(model)  # a new one where these were the last
     chosen.name = "" if chosen.name == name else chosen.name
+
+
+def detach(target: Target) -> None:
+    """Leave a module as it was before its first adapter."""
+    module, adapters = target.module, target.adapters
+    delattr(module, f"{target.parameter}_lora")
+    others = any(isinstance(child, WeightAdapters) for child in module.children())
+    for key, hook in list(module._forward_hooks.items()):
+        if getattr(hook, "__self__", None) is adapters or (hook is each_adapter and not others):
+            del module._forward_hooks[key]
 
 
 @checked

@@ -85,6 +85,23 @@ def quantize_tensor(weight: Tensor, precision: Precision) -> tuple[Tensor, Tenso
     return quantize_rows(read, 0, len(weight), weight.size(1))
 
 
+class DequantizedLinear(torch.autograd.Function):
+    """x (..., I) times the weight of codes and scales, plus a bias, with the gradient of x. The weight is dequantized
+    again in the backward, so that none is kept between the two."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(codes, scales)
+        ctx.dtype = x.dtype
+        return F.linear(x, dequantize_weight(codes, scales, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        codes, scales = ctx.saved_tensors
+        bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[3] else None
+        return (grad @ dequantize_weight(codes, scales, grad.dtype)).to(ctx.dtype), None, None, bias
+
+
 class QuantizedLinear(nn.Module):
     """A linear layer with a quantized weight, which is not trained: (..., I) -> (..., O)."""
 
@@ -112,7 +129,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled() and x.requires_grad:
-            return F.linear(x, dequantize_weight(self.codes, self.scales, x.dtype), self.bias)
+            return DequantizedLinear.apply(x, self.codes, self.scales, self.bias)
         return torch.ops.onward.quantized_linear(x, self.codes, self.scales, self.bias)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:

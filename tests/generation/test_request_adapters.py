@@ -1,0 +1,63 @@
+"""Requests choose their adapter: rows of one batch with different adapters are those of each alone."""
+
+import pytest
+from model.test_lora import stirred
+
+from onward.errors import UserError
+from onward.generation.blocks import BlockManager
+from onward.generation.cache_manager import CacheManager
+from onward.generation.engine import Engine
+from onward.generation.prefix_files import PrefixFiles
+from onward.generation.request import Request
+from onward.generation.sampling import Sampling
+from onward.model.cache import KVCache
+from onward.model.decoder import Decoder
+from onward.model.lora import merge_lora
+from onward.model.paged import PagedKVCache
+
+from support.decoders import DECODERS, decoder
+
+CHOICES = "one", "two", "", None, "two"
+
+
+def answers(
+    model: Decoder, choices: tuple[str | None, ...], cache: CacheManager | None = None, **options
+) -> list[list[int]]:
+    """What requests with one prompt are answered, each by its adapter."""
+    engine = Engine(model, cache=cache, **options)
+    requests = [engine.add(Request([1, 2, 3, 4, 5], Sampling(temperature=0), 6, adapter=one)) for one in choices]
+    for _ in engine.run():
+        pass
+    return [request.tokens for request in requests]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "deepseek"])
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+def test_rows_with_different_adapters_are_answered_as_each_alone(name: str, kind: str) -> None:
+    model = stirred(decoder(DECODERS[name]), "one", "two")  # "two" is in use
+    make = {
+        "contiguous": lambda: CacheManager(KVCache(model.config, 8, 12, 12)),
+        "paged": lambda: BlockManager(PagedKVCache(model.config, 8, 12, 12, blocks=60, block_size=2)),
+    }[kind]
+    together = answers(model, CHOICES, make())
+    assert together == [answers(model, (one,), make())[0] for one in CHOICES]
+    assert together[3] == together[1] != together[0] != together[2] != together[1]
+    merge_lora(model, "one")
+    assert answers(model, ("",), compile_after=0)[0] == together[0]
+
+
+def test_prompts_in_files_are_those_of_one_adapter(tmp_path) -> None:
+    model = stirred(decoder(DECODERS["llama"]), "one", "two")
+    alone = answers(model, CHOICES)
+    for _ in range(2):
+        files = PrefixFiles(tmp_path, model)
+        assert answers(model, CHOICES, files=files) == alone
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_unknown_adapter_of_a_request_is_named_with_the_nearest() -> None:
+    engine = Engine(stirred(decoder(DECODERS["llama"]), "poems"))
+    with pytest.raises(UserError, match=r"no adapter of the name 'poem': did you mean poems\?"):
+        engine.add(Request([1], Sampling(), 1, adapter="poem"))
+    with pytest.raises(UserError, match="the model has none"):
+        Engine(decoder(DECODERS["llama"])).add(Request([1], Sampling(), 1, adapter="poem"))
