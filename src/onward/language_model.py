@@ -21,7 +21,7 @@ from onward.generation.beam import beam_search
 from onward.generation.cache_manager import CacheManager
 from onward.generation.contrastive import contrastive_search
 from onward.generation.drafts import Draft, LookupDraft, ModelDraft
-from onward.generation.engine import Engine
+from onward.generation.engine import ROWS, Engine
 from onward.generation.keywords import (
     BeamKeywords,
     BeamSearchKeywords,
@@ -149,8 +149,9 @@ class LanguageModel:
         """
         given = {**keywords, "n": n, "max_new_tokens": max_new_tokens}
         options, rest = split(given, EngineKeywords, DEFAULT)
-        engine = self.engine(**cast(EngineKeywords, rest))
-        answers = self.submit(engine, prompts_of(prompt), options)
+        prompts = prompts_of(prompt)
+        engine = self.engine_for(len(prompts) * options.n, rest)
+        answers = self.submit(engine, prompts, options)
         for _ in engine.run():
             pass
         done = [
@@ -183,7 +184,7 @@ class LanguageModel:
         options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
         if options.n > 1:
             raise UserError(f"n is {options.n}: a stream is of one answer, so leave it out")
-        engine = self.engine(**cast(EngineKeywords, rest))
+        engine = self.engine_for(1, rest)
         [(request, answer)] = self.submit(engine, [prompt], options).items()
         for _ in engine.run():
             if piece := answer.take():
@@ -320,6 +321,11 @@ class LanguageModel:
             draft=proposals,
             files=PrefixFiles(Path(prompt_cache), self.model) if prompt_cache else None,
         )
+
+    def engine_for(self, answers: int, options: Mapping[str, object]) -> Engine:
+        """`engine` with these options and, where they name neither rows nor a cache, no more rows than answers."""
+        rows = None if options.get("cache") else max(1, min(answers, ROWS))
+        return self.engine(**cast(EngineKeywords, {"rows": rows, **options}))
 
     @checked
     def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:

@@ -30,6 +30,7 @@ from onward.tracing.trace import Row, labeled
 
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
 STEP = 256  # slots by which a cache grows
+ROWS = 16  # the most requests that are active at a time, unless another number is given
 
 
 class Engine:
@@ -66,7 +67,7 @@ class Engine:
         length, num_draft_tokens = model.config.context_length, draft.num_draft_tokens if draft else 0
         check_mask(allowed, (model.config.vocab_size,))
         if rows is None:
-            rows = 16 if cache is None else cache.cache.rows
+            rows = ROWS if cache is None else cache.cache.rows
         if rows < 1 or (cache and rows > cache.cache.rows):
             raise UserError(f"rows is {rows}: it must be at least 1, and at most the rows of the cache")
         if cache and len(cache.cache.layers) != model.config.n_layers:
@@ -234,7 +235,7 @@ def generate(
 
     Raises the error of a request that failed once all others are done.
     """
-    engine = Engine(model, rows=max(1, min(len(requests), 16)), **options)
+    engine = Engine(model, rows=max(1, min(len(requests), ROWS)), **options)
     for request in requests:
         engine.add(request)
     yield from engine.run()

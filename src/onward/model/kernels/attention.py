@@ -5,7 +5,8 @@ Shapes: B rows, S slots, H heads, K key/value heads, G = H / K, E d_head, F widt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from llvmlite import ir
 
 from onward.model.kernels.compiler import FLOAT, FLOATS, INT, LANES, Code, Emit
 from onward.model.kernels.elementwise import exp, like, tanh
+from onward.model.kernels.products import Matrix, least, tile
+from onward.model.kernels.units import shuffle, sums, unit_for
 
 
 def write(width: int, dtype: str) -> Emit:
@@ -43,13 +46,21 @@ class Options:
     sinks: bool
 
 
-def attend(heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, options: Options) -> Emit:
+AHEAD = 32  # keys and values are prefetched this many before they are read
+LINE = {"float32": 16, "bfloat16": 32}  # numbers in a line of memory
+KEYS = 4  # keys whose scores are computed together, with up to as many heads
+
+
+def attend(
+    heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, options: Options, bf16_dots: bool | None = None
+) -> Emit:
     """The kernel `(y, q, k, v, sinks, positions, S, scratch)`; an item is a row and key/value head.
 
     q (B, H, E), k (B, S, K, E), v (B, S, K, F), sinks (H,), positions (B,), y (B, H, F); `scratch` has S floats for
-    each of B and H. The row's token sees positions up to its own; position p is in slot p % S.
+    each of B and H. The row's token sees positions up to its own; position p is in slot p % S, so the visible ones are
+    in one or two runs of slots. `bf16_dots` as in `unit_for`.
     """
-    group = heads // kv_heads
+    group, unit = heads // kv_heads, unit_for(dtype, bf16_dots)
 
     def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
         y, q, k, v, sink_scores, positions, slots, scratch = arguments
@@ -58,43 +69,64 @@ def attend(heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, opt
             position = code.scalar(positions, "int64", row)
             count = code.add(position, INT(1))
             if options.window:
-                count = code.select(code.icmp_signed(">", count, INT(options.window)), INT(options.window), count)
-            begin = code.sub(code.add(position, INT(1)), count)
+                count = least(code, count, INT(options.window))
+            begin = code.urem(code.sub(code.add(position, INT(1)), count), slots)
+            until_end = least(code, count, code.sub(slots, begin))
             head = code.add(code.mul(row, INT(heads)), code.mul(kv_head, INT(group)))
-            queries = [code.mul(code.add(head, INT(g)), INT(d_head)) for g in range(group)]
             weights = [code.mul(code.add(head, INT(g)), slots) for g in range(group)]
 
-            def place(index: Any, width: int) -> Any:
-                slot = code.urem(code.add(begin, index), slots)
-                slot = code.add(code.mul(row, slots), slot)
-                return code.mul(code.add(code.mul(slot, INT(kv_heads)), kv_head), INT(width))
+            @contextmanager
+            def runs(width: int, carried: Sequence[Any]) -> Iterator[tuple[Any, Any, Any, list[Any]]]:
+                """For each run of slots: the index of its first visible position, their number, the place of the first
+                vector of this width, and carried values."""
+                with code.loop(0, 2, 1, carried) as (run, values):
+                    whole = code.icmp_signed("==", run, INT(0))
+                    slot = code.add(code.mul(row, slots), code.select(whole, begin, INT(0)))
+                    place = code.mul(code.add(code.mul(slot, INT(kv_heads)), kv_head), INT(width))
+                    size = code.select(whole, until_end, code.sub(count, until_end))
+                    yield code.select(whole, INT(0), until_end), size, place, values
 
-            whole = d_head - d_head % LANES
-            places, rest_places = range(0, whole, LANES), range(whole, d_head)
-            query = [[code.floats(q, dtype, code.add(start, INT(e))) for e in places] for start in queries]
-            tail = [[code.scalar(q, dtype, code.add(start, INT(e))) for e in rest_places] for start in queries]
-            least = [FLOAT(float("-inf"))] * group
-            with code.loop(0, count, 1, least) as (index, greatest):
-                at = place(index, d_head)
-                keys = [code.floats(k, dtype, code.add(at, INT(e))) for e in places]
-                rest = [code.scalar(k, dtype, code.add(at, INT(e))) for e in rest_places]
-                for g in range(group):
-                    total = FLOAT(0.0)
-                    if keys:
-                        lanes = code.fmul(query[g][0], keys[0])
-                        for a, b in zip(query[g][1:], keys[1:]):
-                            lanes = code.fma(a, b, lanes)
-                        total = code.sum(lanes)
-                    for a, b in zip(tail[g], rest):
-                        total = code.fma(a, b, total)
-                    total = code.fmul(total, FLOAT(options.scale))
-                    if options.softcap is not None:
-                        total = code.fmul(
-                            FLOAT(options.softcap), tanh(code, code.fmul(total, FLOAT(1 / options.softcap)))
-                        )
-                    code.put(total, scratch, "float32", code.add(weights[g], index))
-                    more = code.fcmp_unordered(">", total, greatest[g])  # NaN spreads
-                    greatest[g] = code.select(more, total, greatest[g])
+            def fetch(matrix: Any, size: int, width: int, at: Any, keys: int) -> None:
+                """Prefetch the vectors that are read AHEAD keys later: those of the other heads lie between them."""
+                for key in range(AHEAD, AHEAD + keys):
+                    for start in range(0, size, LINE[dtype]):
+                        code.prefetch(code.at(matrix, dtype, code.add(at, INT(key * kv_heads * width + start))))
+
+            def score(part: range, keys: int, at: Any, index: Any) -> Any:
+                """Write the scores of some heads and the keys from a place on; returns them in a vector."""
+                x = [code.mul(code.add(head, INT(g)), INT(d_head)) for g in part]
+                places = [code.add(at, INT(i * kv_heads * d_head)) for i in range(keys)]
+                totals = sums(code, tile(code, unit, Matrix(q, dtype), x, Matrix(k, dtype), places, INT(d_head)))
+                totals = code.fmul(totals, like(code, totals, options.scale))
+                if options.softcap is not None:
+                    capped = tanh(code, code.fmul(totals, like(code, totals, 1 / options.softcap)))
+                    totals = code.fmul(capped, like(code, totals, options.softcap))
+                for i, g in enumerate(part):
+                    numbers = shuffle(code, range(i * keys, (i + 1) * keys), totals)
+                    code.put(numbers, scratch, "float32", code.add(weights[g], index))
+                return totals
+
+            greatest = [FLOAT(float("-inf"))] * group
+            lowest = ir.Constant(FLOATS, [float("-inf")] * LANES)
+            parts = [range(g, min(g + KEYS, group)) for g in range(0, group, KEYS)]
+            with runs(d_head, [lowest] * (2 * len(parts))) as (offset, size, place, peaks):
+                whole = code.sub(size, code.urem(size, INT(KEYS)))
+                for i, (start, stop, keys) in enumerate(((INT(0), whole, KEYS), (whole, size, 1))):
+                    with code.loop(start, stop, keys, peaks[i::2]) as (index, found):
+                        at = code.add(place, code.mul(index, INT(kv_heads * d_head)))
+                        fetch(k, d_head, d_head, at, keys)
+                        for n, part in enumerate(parts):
+                            totals = score(part, keys, at, code.add(offset, index))
+                            more = code.fcmp_unordered(">", totals, found[n])
+                            found[n] = code.select(more, totals, found[n])
+                    peaks[i::2] = found
+            for n, part in enumerate(parts):
+                for keys, peak in (KEYS, peaks[2 * n]), (1, peaks[2 * n + 1]):
+                    for i, g in enumerate(part):
+                        for lane in range(i * keys, (i + 1) * keys):
+                            number = code.extract_element(peak, ir.IntType(32)(lane))
+                            more = code.fcmp_unordered(">", number, greatest[g])
+                            greatest[g] = code.select(more, number, greatest[g])
             if options.sinks:
                 for g in range(group):
                     sink = code.scalar(sink_scores, dtype, code.urem(code.add(head, INT(g)), INT(heads)))
@@ -103,35 +135,39 @@ def attend(heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, opt
             vectors = code.sub(count, code.urem(count, INT(LANES)))
             for g in range(group):
                 zero, peak = ir.Constant(FLOATS, [0.0] * LANES), code.repeat(greatest[g])
-                with code.loop(0, vectors, LANES, [zero]) as (index, sums):
+                with code.loop(0, vectors, LANES, [zero]) as (index, totals):
                     where = code.add(weights[g], index)
                     value = exp(code, code.fsub(code.floats(scratch, "float32", where), peak))
                     code.put(value, scratch, "float32", where)
-                    sums[0] = code.fadd(sums[0], value)
-                with code.loop(vectors, count, 1, [code.sum(sums[0])]) as (index, sums):
+                    totals[0] = code.fadd(totals[0], value)
+                with code.loop(vectors, count, 1, [code.sum(totals[0])]) as (index, totals):
                     where = code.add(weights[g], index)
                     value = exp(code, code.fsub(code.scalar(scratch, "float32", where), greatest[g]))
                     code.put(value, scratch, "float32", where)
-                    sums[0] = code.fadd(sums[0], value)
-                total = sums[0]
+                    totals[0] = code.fadd(totals[0], value)
+                total = totals[0]
                 if options.sinks:
                     sink = code.scalar(sink_scores, dtype, code.urem(code.add(head, INT(g)), INT(heads)))
                     total = code.fadd(total, exp(code, code.fsub(sink, greatest[g])))
                 factors.append(code.fdiv(FLOAT(1.0), total))
             for start, width, lanes in pieces(d_value):
                 zero = ir.Constant(FLOATS, [0.0] * LANES) if lanes > 1 else FLOAT(0.0)
-                read, parts = (code.floats if lanes > 1 else code.scalar), width // lanes
-                with code.loop(0, count, 1, [zero] * (group * parts)) as (index, sums):
-                    at = code.add(place(index, d_value), INT(start))
-                    values = [read(v, dtype, code.add(at, INT(i * lanes))) for i in range(parts)]
-                    for g in range(group):
-                        weight = like(code, zero, code.scalar(scratch, "float32", code.add(weights[g], index)))
-                        for i, value in enumerate(values):
-                            sums[g * parts + i] = code.fma(weight, value, sums[g * parts + i])
+                read, parts_of = (code.floats if lanes > 1 else code.scalar), width // lanes
+                with runs(d_value, [zero] * (group * parts_of)) as (offset, size, place, totals):
+                    with code.loop(0, size, 1, totals) as (index, found):
+                        at = code.add(code.add(place, INT(start)), code.mul(index, INT(kv_heads * d_value)))
+                        fetch(v, width, d_value, at, 1)
+                        values = [read(v, dtype, code.add(at, INT(i * lanes))) for i in range(parts_of)]
+                        for g in range(group):
+                            where = code.add(weights[g], code.add(offset, index))
+                            weight = like(code, zero, code.scalar(scratch, "float32", where))
+                            for i, value in enumerate(values):
+                                found[g * parts_of + i] = code.fma(weight, value, found[g * parts_of + i])
+                    totals[:] = found
                 for g in range(group):
                     target = code.add(code.mul(code.add(head, INT(g)), INT(d_value)), INT(start))
-                    for i in range(parts):
-                        value = code.fmul(sums[g * parts + i], like(code, zero, factors[g]))
+                    for i in range(parts_of):
+                        value = code.fmul(totals[g * parts_of + i], like(code, zero, factors[g]))
                         code.put(value, y, dtype, code.add(target, INT(i * lanes)))
 
     return emit

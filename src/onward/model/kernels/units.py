@@ -71,11 +71,12 @@ def unit_for(dtype: str, bf16_dots: bool | None = None) -> Unit:
 
 
 def sums(code: Code, vectors: Sequence[Any]) -> Any:
-    """The sums of 1, 4 or 16 vectors of LANES numbers, as the first numbers of a vector.
+    """The sums of up to LANES vectors of LANES numbers, as the first numbers of a vector.
 
     Each sum is computed in the same order, whatever the number of vectors: number i and i + 8 first, then i + 4, ...
     """
-    found, count, step = list(vectors), len(vectors), LANES // 2
+    count, step = 1 << (len(vectors) - 1).bit_length(), LANES // 2
+    found = [*vectors, *[vectors[-1]] * (count - len(vectors))]
     order = [0]  # the place of the sum of each vector
     while step:
         starts = range(0, LANES, 2 * step)
