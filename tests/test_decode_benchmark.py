@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.decode import serving, speculation, speed, uncached
 from benchmarks.decode.bench import Bench
 from benchmarks.decode.models import CONFIG, TINY, gguf_name, gguf_tensor, random_model
-from benchmarks.decode.peers import Generation
 from benchmarks.decode.tables import Table
 from onward.planning.parameters import parameters
+from onward.planning.speed import Generation
 
 ROOT = Path(__file__).parents[1]
 ALONE = (speed.decode, speed.prefill, speed.batch, serving.requests, serving.slots, serving.context)

@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
-
-import torch
 
 from benchmarks.decode.models import PRECISIONS, Files, Sizes
-from benchmarks.decode.peers import PEERS, Generation, Peer, Prompts
+from benchmarks.decode.peers import PEERS, Peer, Prompts
 from benchmarks.decode.tables import K, in_turns
+from onward.planning.speed import Generation
 
 
 @dataclass(frozen=True)
@@ -45,16 +43,3 @@ class Bench:
 def decode_speeds(runs: Mapping[K, Sequence[Generation]]) -> dict[K, list[float]]:
     """Tokens per second of each run."""
     return {name: [run.decode_speed for run in found] for name, found in runs.items()}
-
-
-def read_bandwidth(size: int) -> float:
-    """Bytes per second at which the threads of torch read an array of `size` bytes: the best of several passes.
-
-    Other work on the machine changes it at any time.
-    """
-    array, best = torch.ones(size // 4096, 1024), float("inf")
-    for _ in range(10):
-        start = perf_counter()
-        array.amax(1)
-        best = min(best, perf_counter() - start)
-    return array.nbytes / best

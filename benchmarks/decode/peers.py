@@ -8,7 +8,6 @@ import importlib.util
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -18,34 +17,11 @@ import torch
 import onward
 from benchmarks.decode.models import PRECISIONS, Files
 from onward.planning.parameters import cache_bytes_per_token
+from onward.planning.speed import GREEDY, Generation, read_bytes, serve, weights
 
-GREEDY = onward.Sampling(temperature=0)
 CHUNK = 64  # the most tokens of one call, with a cache of a given size
 PAGE = 64  # tokens per block of the cache of transformers' continuous batching
 Prompts = Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """New tokens of each prompt, and the seconds from the start of the call to each of them."""
-
-    tokens: list[list[int]]
-    seconds: list[list[float]]
-
-    @property
-    def first(self) -> float:
-        """The seconds until every prompt has its first token."""
-        return max(times[0] for times in self.seconds)
-
-    @property
-    def total(self) -> float:
-        return max(times[-1] for times in self.seconds)
-
-    @property
-    def decode_speed(self) -> float:
-        """Tokens per second while all rows decode: from the last first token to the first last token."""
-        end = min(times[-1] for times in self.seconds)
-        return sum(self.first < time <= end for times in self.seconds for time in times) / (end - self.first)
 
 
 class Peer(ABC):
@@ -81,7 +57,7 @@ class Onward(Peer):
             store = onward.KVCache(self.model.config, rows, slots, CHUNK, dtype=self.model.dtype)
             cache = onward.CacheManager(store)
         self.engine = onward.Engine(self.model, rows=rows, cache=cache)
-        self.all_bytes = sum(tensor.nbytes for tensor in tensors_of(self.model))
+        self.all_bytes = sum(tensor.nbytes for tensor in weights(self.model))
         self.weight_bytes = read_bytes(self.model, self.model.embed)
         self.cache_bytes = cache_bytes_per_token(files.config, self.model.dtype.itemsize)
 
@@ -95,18 +71,6 @@ class Onward(Peer):
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int]) -> np.ndarray:
         return self.model(torch.tensor([prompt]))[0, -1].float().numpy()
-
-
-def serve(engine: onward.Engine, requests: Sequence[onward.Request]) -> Generation:
-    """Continue requests by an engine, all at once."""
-    start, times = perf_counter(), {request: list[float]() for request in requests}
-    for request in requests:
-        engine.add(request)
-    for request, _ in engine.run():
-        times[request].append(perf_counter() - start)
-    if failed := [request.error for request in requests if request.error]:
-        raise failed[0]
-    return Generation([request.tokens for request in requests], list(times.values()))
 
 
 class Clock:
@@ -132,7 +96,7 @@ class Transformers(Peer):
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # it asks for psutil
         self.model = library.AutoModelForCausalLM.from_pretrained(files.folder(kind.dtype), dtype=kind.dtype).eval()
         self.model.generation_config.eos_token_id = None
-        self.all_bytes = sum(tensor.nbytes for tensor in tensors_of(self.model))
+        self.all_bytes = sum(tensor.nbytes for tensor in weights(self.model))
         self.weight_bytes = read_bytes(self.model, self.model.get_input_embeddings())
         self.cache_bytes = cache_bytes_per_token(files.config, kind.dtype.itemsize)
 
@@ -214,18 +178,6 @@ class LlamaCpp(Peer):
         self.model.eval(prompt)
         found = self.library.llama_get_logits_ith(self.model.ctx, -1)
         return np.ctypeslib.as_array(found, (self.model.n_vocab(),)).copy()
-
-
-def read_bytes(model: torch.nn.Module, embed: torch.nn.Module) -> int:
-    """The bytes of all weights but a table of embeddings, of which a step reads one row, unless it is the head too."""
-    tables = {id(p) for p in embed.parameters()}
-    shared = sum(id(p) in tables for _, p in model.named_parameters(remove_duplicate=False)) > len(tables)
-    return sum(tensor.nbytes for tensor in tensors_of(model) if shared or id(tensor) not in tables)
-
-
-def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    """The weights of a model; quantized ones are buffers."""
-    return [*model.parameters(), *model.buffers()]
 
 
 def same(ours: Sequence[int], theirs: Sequence[int]) -> int:

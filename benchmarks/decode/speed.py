@@ -4,10 +4,11 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.decode.bench import Bench, decode_speeds, read_bandwidth
+from benchmarks.decode.bench import Bench, decode_speeds
 from benchmarks.decode.models import PRECISIONS, prompt
 from benchmarks.decode.peers import PEERS, Onward, Peer, same
 from benchmarks.decode.tables import Cell, Table, summary
+from onward.planning.machine import read_bandwidth
 
 TOLERANCE = 1e-3  # of logits in fp32, whose standard deviation is about 0.5
 
@@ -36,7 +37,7 @@ def agreement(bench: Bench) -> Table:
 
 def decode(bench: Bench) -> Table:
     """Tokens per second after the first one, batch 1."""
-    sizes, rate = bench.sizes, read_bandwidth(bench.sizes.read)
+    sizes, rate = bench.sizes, read_bandwidth(size=bench.sizes.read)
     speed = ["tokens/s", "best", "onward / peer"]
     table = Table(
         f"Decoding: prompt {sizes.prompt}, {sizes.new} new tokens, batch 1",

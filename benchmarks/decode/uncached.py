@@ -7,8 +7,9 @@ import torch
 import onward
 from benchmarks.decode.bench import Bench
 from benchmarks.decode.models import prompt
-from benchmarks.decode.peers import Generation, Onward, same
+from benchmarks.decode.peers import Onward, same
 from benchmarks.decode.tables import Table
+from onward.planning.speed import Generation
 
 
 def flops(config: onward.DecoderConfig, tokens: int, keys: int) -> int:

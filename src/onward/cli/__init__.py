@@ -22,6 +22,7 @@ COMMANDS = {
     "inspect": "the activations of a model by name",
     "runs": "the runs in a folder, with their figures",
     "quantize": "a model's linear layers as int8 or int4: smaller, faster, slightly less exact",
+    "bench": "tokens per second of a model, and how near the machine's limits that is",
     "evaluate": "loss, perplexity and bits per byte of a model on a text",
     "generate": "prompt -> logits -> next token -> text",
     "chat": "a conversation, turn by turn",
@@ -39,6 +40,7 @@ The way of the data, and the command for each step:
                                       which runs are there?    onward runs
                                             how good is it?    onward evaluate runs/mybook other.txt
                                        smaller and faster      onward quantize runs/mybook runs/small
+                                            how fast is it?    onward bench runs/mybook
   prompt -> logits -> next token -> text                       onward generate runs/mybook "Once upon"
                                           turn by turn         onward chat runs/mybook
 

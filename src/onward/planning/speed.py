@@ -1,0 +1,159 @@
+"""The speed of generation: tokens per second of a model, and what limits it.
+
+A decoding step reads every weight and the keys and values of each row; the bytes that it reads over the bandwidth of
+the memory are the least time that it takes. A prompt is limited by arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from onward.generation.engine import Engine
+from onward.generation.programs import compile_step
+from onward.generation.request import Request
+from onward.generation.sampling import Sampling
+from onward.model.config import DecoderConfig, at
+from onward.model.decoder import Decoder
+from onward.model.recording import NotCompilable
+from onward.planning.parameters import active_parameters, cache_bytes_per_token, idle
+
+Precision = Literal["float32", "bfloat16", "int8", "int4"]
+GREEDY = Sampling(temperature=0)
+ROUNDS = 5  # the most runs of a case, of which the median counts
+LEAST = 4  # decoding steps that are measured in any case
+
+
+@dataclass(frozen=True)
+class Generation:
+    """New tokens of each prompt, and the seconds from the start of the call to each of them."""
+
+    tokens: list[list[int]]
+    seconds: list[list[float]]
+
+    @property
+    def first(self) -> float:
+        """The seconds until every prompt has its first token."""
+        return max(times[0] for times in self.seconds)
+
+    @property
+    def total(self) -> float:
+        return max(times[-1] for times in self.seconds)
+
+    @property
+    def decode_speed(self) -> float:
+        """Tokens per second while all rows decode: from the last first token to the first last token."""
+        end = min(times[-1] for times in self.seconds)
+        return sum(self.first < time <= end for times in self.seconds for time in times) / (end - self.first)
+
+
+def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf")) -> Generation:
+    """Continue requests by an engine, all at once; after `limit` seconds they are cancelled once each has LEAST tokens
+    beside its first."""
+    start, times = perf_counter(), {request: list[float]() for request in requests}
+    for request in requests:
+        engine.add(request)
+    for request, _ in engine.run():
+        times[request].append(perf_counter() - start)
+        if perf_counter() - start > limit and all(len(found) > LEAST for found in times.values()):
+            for left in requests:
+                engine.cancel(left)
+    if failed := [request.error for request in requests if request.error]:
+        raise failed[0]
+    return Generation([request.tokens for request in requests], list(times.values()))
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    """The weights of a model; quantized ones are buffers."""
+    return [*model.parameters(), *model.buffers()]
+
+
+def read_bytes(model: nn.Module, embed: nn.Module) -> int:
+    """The bytes of all weights but a table of embeddings, of which a step reads one row, unless it is the head too."""
+    tables = {id(p) for p in embed.parameters()}
+    shared = sum(id(p) in tables for _, p in model.named_parameters(remove_duplicate=False)) > len(tables)
+    return sum(tensor.nbytes for tensor in weights(model) if shared or id(tensor) not in tables)
+
+
+def flops_per_token(config: DecoderConfig, keys: float) -> float:
+    """Floating-point operations of the matrix products for one token that attends to `keys` keys, with its logits."""
+    table = 0 if config.tied else config.vocab_size * config.d_embed
+    attention = 0.0
+    for layer in range(config.n_layers):
+        window = at(config.attention, layer).window
+        attention += 4 * config.n_heads * config.d_head * (min(keys, window) if window else keys)
+    return 2 * (active_parameters(config) - table) + attention
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the machine can do at most, as measured, in bytes and in floating-point operations per second."""
+
+    bandwidth: float
+    flops: Mapping[torch.dtype, float]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed of a model in one precision with this many rows."""
+
+    precision: Precision
+    batch: int
+    prefill: float  # tokens of prompts per second, up to the first new token
+    decode: float  # new tokens per second of all rows
+    bytes_per_token: float  # that decoding a token reads at least
+    bandwidth_share: float  # bytes read per second while decoding, of the bandwidth
+    flops_share: float  # operations per second of the prompts, of the peak of the dtype
+    intensity: float  # operations per byte of a decoding step
+    plain: str = ""  # why steps are not compiled; "": they are
+
+
+def measure(
+    model: Decoder, precision: Precision, batch: int, *, prompt: int, new: int, seconds: float, limits: Limits
+) -> Speed:
+    """Measure greedy generation for `batch` random prompts of the same length: the median of up to ROUNDS runs, which
+    end after about `seconds` seconds together, after one to warm up."""
+    config = model.config
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(config.vocab_size, (batch, prompt), generator=generator).tolist()
+    engine = Engine(model, rows=batch, compile_after=0)
+    run = lambda most, limit: serve(engine, [Request(list(tokens), GREEDY, most) for tokens in prompts], limit)
+    start = perf_counter()
+    run(min(new, LEAST + 2), seconds)
+    runs: list[Generation] = []
+    while not runs or (len(runs) < ROUNDS and perf_counter() - start < seconds):
+        runs.append(run(new, seconds / 2))
+    decode, prefill = (median(found) for found in zip(*((r.decode_speed, batch * prompt / r.first) for r in runs)))
+    length = prompt + median(len(r.tokens[0]) for r in runs) / 2
+    read = read_bytes(model, model.embed) - idle(model) * model.dtype.itemsize
+    read += batch * int(length * cache_bytes_per_token(config, model.dtype.itemsize, length))
+    return Speed(
+        precision,
+        batch,
+        prefill,
+        decode,
+        read / batch,
+        decode / batch * read / limits.bandwidth,
+        prefill * flops_per_token(config, prompt / 2) / limits.flops[model.dtype],
+        batch * flops_per_token(config, length) / read,
+        why_plain(engine, batch),
+    )
+
+
+def why_plain(engine: Engine, rows: int) -> str:
+    """Why an engine does not compile decoding steps of this many rows; "" if it does."""
+    if engine.model.device.type != "cpu":
+        return f"the model is on {engine.model.device.type}"
+    if engine.runner.steps.compile_after is None:
+        return "its cache is paged or quantized"
+    try:
+        compile_step(engine.model, engine.runner.cache, rows)
+    except NotCompilable as reason:
+        return str(reason)
+    return ""

@@ -1,0 +1,105 @@
+"""onward bench: figures for each precision and number of rows, a picture, and mistakes in one sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import onward
+from onward.cli import bench, main
+from onward.planning import speed
+from onward.planning.parameters import parameters
+from onward.reports.roofline import roofline
+
+LIMITS = speed.Limits(1e10, {torch.float32: 1e11})
+TINY = onward.DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=64, context_length=64)
+
+
+def test_bench_prints_a_row_for_each_precision_and_batch(tiny_run: Path, tmp_path: Path, capsys) -> None:
+    picture = tmp_path / "roof.json"
+    words = f"bench {tiny_run} --batch 1,3 --precision float32,int8 --prompt 8 --new 8 --seconds 0 --out {picture}"
+    assert main([*words.split(), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "4 cases" in captured.err
+    found = json.loads(captured.out)
+    cases = [(one["precision"], one["batch"]) for one in found["speeds"]]
+    assert cases == [(precision, batch) for precision in ("float32", "int8") for batch in (1, 3)]
+    for one in found["speeds"]:
+        assert min(value for value in one.values() if isinstance(value, float)) > 0
+        assert one["plain"] == ""
+    assert [point["batch"] for point in json.loads(picture.read_text())["panels"][0]["points"]] == [1, 3, 1, 3]
+    assert (
+        main(
+            [
+                "bench",
+                str(tiny_run),
+                *["--batch", "1", "--precision", "float32", "--prompt", "8", "--new", "8", "--seconds", "0"],
+            ]
+        )
+        == 0
+    )
+    assert "of the bandwidth" in capsys.readouterr().out
+
+
+def test_bytes_operations_and_shares_follow_from_the_model() -> None:
+    model = onward.Decoder(TINY).eval()
+    found = speed.measure(model, "float32", 2, prompt=16, new=8, seconds=100, limits=LIMITS)
+    length, table = 16 + 8 / 2, 64 * 32
+    cache = 4 * 2 * 2 * 2 * 8 * length  # bytes, keys and values, layers, heads, width
+    read = 4 * (parameters(TINY) - table) + 2 * cache
+    assert found.bytes_per_token == pytest.approx(read / 2)
+    assert found.bandwidth_share == pytest.approx(found.decode / 2 * read / 1e10)
+    operations = 2 * (parameters(TINY) - table) + 4 * 2 * 32 * length
+    assert found.intensity == pytest.approx(2 * operations / read)
+
+
+def test_the_reason_for_plain_steps_is_given() -> None:
+    alibi = onward.Decoder(
+        onward.DecoderConfig(vocab_size=8, d_model=16, n_layers=1, n_heads=2, position=onward.Alibi())
+    )
+    engine = onward.Engine(alibi.eval(), rows=1)
+    assert speed.why_plain(engine, 1) == "a bias of the scores"
+    assert speed.why_plain(onward.Engine(onward.Decoder(TINY).eval(), rows=1), 1) == ""
+    paged = onward.BlockManager(onward.PagedKVCache(TINY, rows=1, length=32, blocks=4))
+    assert "paged" in speed.why_plain(onward.Engine(onward.Decoder(TINY).eval(), cache=paged), 1)
+
+
+def test_time_ends_a_run_early_with_enough_tokens() -> None:
+    engine = onward.Engine(onward.Decoder(TINY).eval(), rows=1)
+    found = speed.serve(engine, [onward.Request([1, 2], speed.GREEDY, 40)], limit=0)
+    assert len(found.tokens[0]) == speed.LEAST + 1
+    assert found.decode_speed > 0
+
+
+def test_a_roofline_shows_each_case_as_a_share_of_its_roof() -> None:
+    cases = [speed.Speed("float32", batch, 1, 1, 1, 0.5, 0.5, 0.5 * batch) for batch in (1, 64)]
+    lines = roofline("m", cases, LIMITS).text(100).splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("float32")] == ["50%", "160%"]
+    assert roofline("m", cases, LIMITS).svg().count("<circle") == 2
+
+
+REFUSED = {
+    "--batch 0": "--batch is '0': write numbers of rows",
+    "--batch 1,x": "such as 1,16",
+    "--precision int3": "--precision has 'int3': did you mean int8",
+    "--out roof.jpg": "--out is roof.jpg: name a file that ends in .svg",
+    "--prompt 0": "--prompt is 0",
+    "--prompt 60": "--prompt is 60 and new 128",
+    "--new 7": "--new is 7",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_mistakes_are_one_sentence(words: str, tiny_run: Path, capsys) -> None:
+    assert main(["bench", str(tiny_run), "--precision", "float32", *words.split()]) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("onward: ")
+    assert REFUSED[words] in message
+
+
+def test_a_published_release_gets_random_weights() -> None:
+    options = bench.Options(model="pythia-14m")
+    ((precision, model),) = bench.models(options, ["int8"], torch.device("cpu"))
+    assert precision == "int8"
+    assert model.config.n_layers == 6
