@@ -14,7 +14,8 @@ import torch
 from onward.arguments import Range, checked
 from onward.checkpoint.adapters import BaseModel, base_of, check_base, is_adapter, load_adapter, weights_checksum
 from onward.checkpoint.adapters import save_adapter as write_adapter
-from onward.checkpoint.folder import load_model, save_model
+from onward.checkpoint.folder import load_model, load_tokenizer, save_model
+from onward.checkpoint.gguf.convert import plan, write_model
 from onward.checkpoint.weights import FLOATS, stored_tensors
 from onward.device import choose_device
 from onward.errors import UserError
@@ -23,7 +24,6 @@ from onward.hub import locate
 from onward.language_model import LanguageModel
 from onward.model.lora import adapter_names, merge_lora, selection
 from onward.reports.write import conclude
-from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.events import Event
 from onward.training.finetuning import FinetuneConfig
@@ -69,8 +69,7 @@ def load(
         load_adapter(decoder, one, hf, one.resolve().name)
     if adapters:
         selection(decoder).name = adapters[0].resolve().name
-    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
-    return LanguageModel(decoder, Tokenizer.load(folder) if has_tokenizer else None, hf)
+    return LanguageModel(decoder, load_tokenizer(folder), hf)
 
 
 def base_folder(adapter: Path) -> Path:
@@ -86,19 +85,34 @@ def base_folder(adapter: Path) -> Path:
 
 
 @checked
-def save(lm: LanguageModel, folder: str | Path, *, shard_bytes: Annotated[float, Range(1, math.inf)] = 5e9) -> None:
-    """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`.
+def save(
+    lm: LanguageModel,
+    path: str | Path,
+    *,
+    shard_bytes: Annotated[float, Range(1, math.inf)] = 5e9,
+    dtype: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] | None = None,
+) -> None:
+    """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`; or, to a
+    path that ends in .gguf, as a GGUF file.
 
     Quantized layers are written in the format pack-quantized of compressed-tensors, and loaded as they were.
+    `dtype` is that of the weights in a GGUF file, by default that of the model. A UserError, before anything is
+    written, if llama.cpp has no architecture that computes what the model does.
     """
     if names := adapter_names(lm.model):
         raise UserError(f"this model has the adapter {names[0]}: call merge_lora first, or save_adapter")
-    folder, hf = Path(folder), lm.hf
+    path, hf = Path(path), lm.hf
+    if path.suffix == ".gguf":
+        found = plan(lm.model, lm.tokenizer, (dtype or "").upper(), path.stem, str(hf.get("model_type", "")))
+        return write_model(lm.model, found, path)
+    if dtype is not None:
+        raise UserError(f"dtype is {dtype!r}, which is for files that end in .gguf: load the model in another dtype")
     if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
         hf = {**hf, "eos_token_id": lm.tokenizer.end_ids}  # the tokenizer's files name but one
-    save_model(lm.model, folder, hf, shard_bytes)
+    save_model(lm.model, path, hf, shard_bytes)
     if lm.tokenizer is not None:
-        lm.tokenizer.save(folder)
+        lm.tokenizer.save(path)
+    return None
 
 
 @checked

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from onward.checkpoint.gguf.header import is_gguf, read_header
+from onward.checkpoint.gguf.load import open_gguf
+from onward.checkpoint.gguf.vocabulary import read_tokenizer
 from onward.checkpoint.names import head_differs, layers_of, packable, to_ours, to_theirs
 from onward.checkpoint.packed import quantization_config
 from onward.checkpoint.quantized import dequantized
@@ -25,6 +28,7 @@ from onward.files import flush, read_json, written_whole
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.model.quantize import ALREADY, NOT_QUANTIZED, Precision, QuantizedLinear, choose_layers, quantize_tensor
+from onward.text.tokenizer import Tokenizer
 
 DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # names of the number of layers in config.json
 
@@ -67,8 +71,10 @@ def load_model(
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """The decoder in a folder, with its config.json. Its dtype is that of its files (bf16 where they are dequantized,
-    that of most elements where they are mixed) unless `dtype` is given.
+    """The decoder in a folder or a GGUF file, with its config.json, or what GGUF has of it.
+
+    Its dtype is that of its files (bf16 where they are dequantized, that of most elements where they are mixed) unless
+    `dtype` is given.
 
     With `quantize`, "int8" or "int4", linear layers are quantized while they are read; layers that are stored so, by
     Onward or in the same form by others, stay quantized.
@@ -78,11 +84,15 @@ def load_model(
     Weights that need no change are memory-mapped; writes to them never reach the files. Weights that are not finite
     raise a UserError unless `allow_nonfinite`.
     """
-    hf = read_config(folder)
     where = torch.device(device or "cpu")
     try:
-        stored = dequantized(hf, stored_tensors(folder))
-        kind, config, model = outline(hf, stored, str(folder / "config.json"))
+        if is_gguf(folder):
+            hf, kind, config, stored = open_gguf(folder)
+            model = allocated(config, stored)
+        else:
+            hf = read_config(folder)
+            stored = dequantized(hf, stored_tensors(folder))
+            kind, config, model = outline(hf, stored, str(folder / "config.json"))
         wanted = dict(model.named_parameters())  # a tied head is not among them
         chosen: dict[str, Precision] = {}
         if quantize is not None:
@@ -114,6 +124,13 @@ def load_model(
     if config.tied and "head" not in chosen:
         model.head.weight = model.embed.weight
     return model.eval(), hf
+
+
+def load_tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer in a model's folder or GGUF file; None where it has none."""
+    if is_gguf(path):
+        return read_tokenizer(read_header(path))
+    return Tokenizer.load(path) if any((path / name).exists() for name in ("tokenizer.json", "vocab.json")) else None
 
 
 def outline(hf: HF, stored: Mapping[str, StoredTensor], where: str) -> tuple[Any, DecoderConfig, Decoder]:

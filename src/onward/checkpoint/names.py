@@ -15,7 +15,7 @@ from torch import Tensor
 from onward.checkpoint.packed import Change, moves_rows, packed_tensors
 from onward.checkpoint.weights import ALIGNMENT, COPY_BYTES, FLOATS, StoredTensor
 from onward.errors import UserError
-from onward.families import Family
+from onward.families import Names
 from onward.model.config import DecoderConfig
 from onward.model.quantize import Precision, QuantizedLinear, pack, quantize_rows, quantize_weight
 
@@ -23,7 +23,7 @@ same: Change = lambda t: t
 
 
 def rows(
-    family: Family, config: DecoderConfig, ours: Mapping[str, Any]
+    family: Names, config: DecoderConfig, ours: Mapping[str, Any]
 ) -> Iterator[tuple[str | list[str], list[str], Change, Change]]:
     """The family's table for the tensors of a model: (their name or names, our names, function to ours, to theirs).
 
@@ -42,7 +42,7 @@ def rows(
 
 
 def to_theirs(
-    family: Family, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
+    family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
 ) -> Iterator[tuple[str, Tensor]]:
     """Tensors under their names from tensors under ours, one by one; a quantized layer in place of its weight is
     packed. Works on the meta device, for shapes."""
@@ -55,7 +55,7 @@ def to_theirs(
         yield from zip(their, tensor.unbind()) if isinstance(their, list) else [(their, tensor)]
 
 
-def packable(family: Family, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]) -> bool:
+def packable(family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]) -> bool:
     """Whether a family's files have a place for quantized layers: tensors of their own, or the rows of one with others
     of the same precision."""
     for their, names, _, back in rows(family, config, ours):
@@ -72,7 +72,7 @@ def packable(family: Family, config: DecoderConfig, ours: Mapping[str, Tensor | 
 
 
 def layers_of(
-    family: Family, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
+    family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
 ) -> tuple[dict[str, Precision], list[str]]:
     """The quantized layers by their names in a family's files, with their precisions, and the plain linear layers."""
     quantized, plain = dict[str, Precision](), list[str]()
@@ -96,7 +96,7 @@ def joined(tensors: list[Tensor]) -> Tensor:
 
 
 def to_ours(
-    family: Family,
+    family: Names,
     config: DecoderConfig,
     stored: Mapping[str, StoredTensor],
     model: Mapping[str, Tensor],
@@ -231,7 +231,7 @@ class UntiedHead(UserWarning):
     """A head that the config.json ties to the embedding, and that differs from it in the weights."""
 
 
-def head_differs(family: Family, config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> bool:
+def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> bool:
     """Whether there is a stored head other than the stored embedding; a warning names it."""
     outline = torch.empty(config.vocab_size, config.d_embed, device="meta")
     names = [str(their) for their, *_ in rows(family, config, {"embed.weight": outline, "head.weight": outline})]
@@ -283,7 +283,7 @@ def copied(
 
 
 def find(
-    family: Family, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
+    family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """The stored tensors under the wanted names; files may leave out the family's base prefix."""
     left, found = dict(stored), {}

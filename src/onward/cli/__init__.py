@@ -27,6 +27,7 @@ COMMANDS = {
     "generate": "prompt -> logits -> next token -> text",
     "chat": "a conversation, turn by turn",
     "merge": "an adapter (LoRA) and its base as one model",
+    "convert": "a model as GGUF for llama.cpp and ollama, or as a Hugging Face folder",
     "completion": "a script that lets the shell complete commands and options",
 }
 
@@ -43,6 +44,7 @@ The way of the data, and the command for each step:
                                             how fast is it?    onward bench runs/mybook
   prompt -> logits -> next token -> text                       onward generate runs/mybook "Once upon"
                                           turn by turn         onward chat runs/mybook
+  weights -> another program                   onward convert runs/mybook mybook.gguf
 
 All of it at once, on text that every Python brings along:     onward quickstart
 Well-known texts to train on:                                  onward data list

@@ -56,18 +56,25 @@ THEIRS = {our: their for their, our in reversed(ACTIVATIONS.items())}
 Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | list[str], Fix]
 
 
-class Family(Protocol):
+class Names(Protocol):
+    """How tensors are named."""
+
+    @property
+    def BASE(self) -> str: ...
+    @property
+    def IGNORED(self) -> str: ...
+    def names(self, config: DecoderConfig) -> Iterator[Row]: ...
+
+
+class Family(Names, Protocol):
     """The definitions of a family file."""
 
     ARCHITECTURES: dict[str, str]
-    BASE: str
-    IGNORED: str
     PRESETS: dict[str, HF | DecoderConfig]
     ANCESTORS: dict[str, str]
 
     def config(self, hf: HF) -> DecoderConfig: ...
     def to_hf(self, config: DecoderConfig) -> dict[str, Any]: ...
-    def names(self, config: DecoderConfig) -> Iterator[Row]: ...
 
 
 @cache

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from onward.checkpoint.folder import load_model
+from onward.checkpoint.folder import load_model, load_tokenizer
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import write_json
@@ -60,8 +60,7 @@ def conclude(run: Run) -> dict[str, Any]:
 def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
     """The model of a folder, and its tokenizer where there is one."""
     model, _ = load_model(folder, device=choose_device(device))
-    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
-    return model.eval(), Tokenizer.load(folder) if has_tokenizer else None
+    return model.eval(), load_tokenizer(folder)
 
 
 def opening(folder: Path, tokenizer: Tokenizer | None) -> str:

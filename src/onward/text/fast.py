@@ -14,15 +14,11 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers
 
+from onward.text.patterns import GPT2, LLAMA3, patterns_of
 from onward.text.tokenizer import BYTE_OF, END, PIECE, Tokenizer
 
 Encoder = Callable[[Sequence[str]], list[np.ndarray]]
 
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 PATTERNS = {  # the tested patterns, each with an equivalent that backtracks less and is faster in `tiktoken`
     GPT2: r"'(?:[stmd]|re|ve|ll)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s",
     LLAMA3: (
@@ -116,18 +112,8 @@ def split_pattern(table: dict[str, Any]) -> str:
     """The regular expression by which the byte-level tokenizer of a tokenizer.json splits texts; "" if it does more."""
     if table["normalizer"] or not all(token["special"] for token in table["added_tokens"]):
         return ""  # added tokens other than control tokens are matched in texts
-    match table["pre_tokenizer"]:
-        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            return GPT2
-        case {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-            ],
-        }:
-            return str(pattern)
-    return ""
+    patterns = patterns_of(table["pre_tokenizer"])
+    return patterns[0] if patterns and len(patterns) == 1 else ""
 
 
 def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:

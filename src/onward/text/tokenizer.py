@@ -281,6 +281,14 @@ def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
     return inner
 
 
+def char_level(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+    """A tokenizer of characters; any other character is U+FFFD."""
+    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    inner.decoder = decoders.Fuse()
+    return inner
+
+
 @checked
 def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
     """The tokenizer of a specification: `char`, `byte`, `bpe:4096` or the path of a tokenizer.
@@ -295,10 +303,7 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
         characters = {UNKNOWN}
         for text in texts:
             characters.update(utf8(text))
-        vocabulary = {c: i for i, c in enumerate([UNKNOWN, *sorted(characters - {UNKNOWN})])}
-        inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-        inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
-        inner.decoder = decoders.Fuse()
+        inner = char_level({c: i for i, c in enumerate([UNKNOWN, *sorted(characters - {UNKNOWN})])})
         inner.add_special_tokens([END])
     elif spec == "byte":
         inner = byte_level(models.BPE({c: i for i, c in enumerate(alphabet)}, []), use_regex=False)

@@ -1,0 +1,1 @@
+"""GGUF, the format of llama.cpp and the programs around it: read and written without further libraries."""

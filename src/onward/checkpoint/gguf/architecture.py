@@ -1,0 +1,197 @@
+"""An architecture of llama.cpp: how a GGUF file names and stores a decoder's tensors, and parts that several have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onward import fields
+from onward.checkpoint.gguf.header import Header, Keys
+from onward.checkpoint.names import same
+from onward.errors import UserError
+from onward.families import Fix, Row, interleaved, linear
+from onward.model.config import (
+    DecoderConfig,
+    Experts,
+    LayerNorm,
+    RMSNorm,
+    Rotary,
+    SelfAttention,
+    at,
+)
+from onward.model.routing import SoftmaxRouting
+
+Parts = dict[str, Any]
+LAYER = {  # their name of each linear layer and norm -> ours
+    "attn_norm": "attn_norm",
+    "attn_q_norm": "attn.q_norm",
+    "attn_k_norm": "attn.k_norm",
+    "attn_output": "attn.out",
+    "post_attention_norm": "attn_post_norm",
+    "ffn_norm": "mlp_norm",
+    "ffn_gate": "mlp.gate",
+    "ffn_up": "mlp.up",
+    "ffn_down": "mlp.down",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_shexp": "mlp.shared.gate",
+    "ffn_up_shexp": "mlp.shared.up",
+    "ffn_down_shexp": "mlp.shared.down",
+    "post_ffw_norm": "mlp_post_norm",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture: `parts` are the fields of DecoderConfig that a file describes beside the sizes, `keys` the keys
+    for those of a decoder. The other fields say how its tensors are stored."""
+
+    name: str
+    families: tuple[str, ...]  # the model_types of the published models that are converted to it
+    parts: Callable[[Keys, Parts], Parts]
+    keys: Callable[[DecoderConfig], dict[str, Any]] = lambda c: {}
+    fused: bool = False  # queries, keys and values are one tensor
+    interleaved: bool = False  # rotary positions pair element 2 i with 2 i + 1
+    head: str = "optional"  # the tensor `output`: optional, required (a copy where it is tied) or absent (tied)
+    shift: float = 0.0  # added to the weights of norms in the file
+    free_heads: bool = False  # the heads together need not be as wide as the model
+    partial: bool = False  # a part of a head may be rotated
+    fused_gate: bool = False  # the gate and up projections are one tensor
+    layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows that replace those of LAYER
+    BASE = ""
+    IGNORED = r"^rope_(freqs|factors_long|factors_short)\.weight$|\.rope_freqs$|\.attn_rot_embd\.weight$"
+
+    def config(self, header: Header) -> DecoderConfig:
+        """The decoder that a file describes. A UserError names a key that is missing or impossible."""
+        keys = Keys(header)
+        try:
+            sizes = sizes_of(keys)
+            if not self.free_heads:
+                sizes["d_head"] = sizes["d_model"] // max(1, sizes["n_heads"])
+            shape = sizes | self.parts(keys, sizes)
+            if isinstance(position := shape["position"], Rotary) and not self.partial:
+                shape["position"] = replace(position, fraction=1.0)
+            return fields.build(DecoderConfig, fields.plain(DecoderConfig(**shape)))
+        except UserError as error:
+            raise error if str(header.path) in str(error) else UserError(f"{header.path}: {error}") from None
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise UserError(f"{header.path} has keys that do not fit together ({error}): get the file again") from None
+
+    def names(self, c: DecoderConfig) -> Iterator[Row]:
+        """The rows of tensor names, as those of a family."""
+        yield "token_embd.weight", "embed.weight"
+        yield "position_embd.weight", "position.weight"
+        yield from linear("token_embd_norm", "embed_norm")
+        yield from linear("output_norm", "norm")
+        yield from linear("output", "head")
+        layer = LAYER | self.layer(c) | ({"ffn_gate": "", "ffn_up": ""} if self.fused_gate else {})
+        for i in range(c.n_layers):
+            their, our = f"blk.{i}", f"blocks.{i}"
+            for name, ours in layer.items():
+                if ours:
+                    yield from linear(f"{their}.{name}", f"{our}.{ours}")
+            if self.fused_gate:
+                yield f"{their}.ffn_up.weight", [f"{our}.mlp.gate.weight", f"{our}.mlp.up.weight"]
+            if self.fused:
+                yield from linear(f"{their}.attn_qkv", [f"{our}.attn.{name}" for name in "qkv"])
+            else:
+                yield from self.projections(c, i)
+            yield from self.head_norms(c, i)
+            if isinstance(at(c.mlp, i), Experts):
+                for name in "gate", "up", "down":
+                    yield f"{their}.ffn_{name}_exps.weight", f"{our}.mlp.{name}"
+            share = lambda t: t[None], lambda t: t[0]  # theirs is a vector
+            yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
+
+    def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
+        """The rows for queries, keys and values."""
+        position = at(c.position, layer)
+        for name in "qkv":
+            fix: tuple[Fix, ...] = ()
+            if self.interleaved and name != "v" and isinstance(position, Rotary):
+                fix = (interleaved(c.d_head, position.rope_dim(c.d_head)),)
+            yield from linear(f"blk.{layer}.attn_{name}", f"blocks.{layer}.attn.{name}", *fix)
+
+    def head_norms(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
+        """The rows for norms of queries and keys with weights for each head; theirs is one tensor (H, E)."""
+        position = at(c.position, layer)
+        into, back = same, same
+        if self.interleaved and isinstance(position, Rotary):
+            into, back = interleaved(c.d_head, position.rope_dim(c.d_head))
+        fix = lambda t: into(t.flatten()), lambda t: back(t).unflatten(0, (-1, c.d_head))
+        for name, heads in ("q_norm", c.n_heads), ("k_norm", c.n_kv_heads):
+            ours = [f"blocks.{layer}.attn.{name}.{head}.weight" for head in range(heads)]
+            yield f"blk.{layer}.attn_{name}.weight", ours, fix
+
+
+def sizes_of(keys: Keys) -> Parts:
+    """The sizes of a decoder."""
+    embedding = keys.header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise UserError("the file has no matrix token_embd.weight: get it again")
+    width, heads = keys.number("embedding_length"), keys.number("attention.head_count")
+    d_head = keys.number("attention.key_length", width // max(heads, 1))
+    if keys.number("attention.value_length", d_head) != d_head:
+        raise UserError("its values are not as wide as its keys, which Onward has for no such architecture")
+    layers = keys.number("block_count")
+    if layers > len(keys.header.tensors):
+        raise UserError(f"block_count is {layers}, and the file has {len(keys.header.tensors)} tensors: get it again")
+    return {
+        "vocab_size": embedding.shape[0],
+        "d_model": width,
+        "n_layers": layers,
+        "n_heads": heads,
+        "n_kv_heads": keys.number("attention.head_count_kv", heads),
+        "d_head": d_head,
+        "d_ff": keys.number("feed_forward_length", 0),
+        "context_length": keys.number("context_length"),
+        "tied": not keys.has("output.weight"),
+    }
+
+
+def rms(keys: Keys, offset: float = 0.0) -> Parts:
+    return {"norm": RMSNorm(eps=keys.number("attention.layer_norm_rms_epsilon"), offset=offset)}
+
+
+def layer_norm(keys: Keys, bias: bool = True) -> Parts:
+    return {"norm": LayerNorm(keys.number("attention.layer_norm_epsilon"), bias)}
+
+
+def self_attention(keys: Keys, **changes: Any) -> SelfAttention:
+    """Attention, with biases of queries, keys and values if the file has them."""
+    return SelfAttention(bias=keys.has("blk.0.attn_q.bias") or keys.has("blk.0.attn_qkv.bias"), **changes)
+
+
+def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
+    router = SoftmaxRouting(renormalize=renormalize, scale=keys.number("expert_weights_scale", 1.0) or 1.0)
+    count, used = keys.number("expert_count"), keys.number("expert_used_count")
+    width = keys.number("expert_feed_forward_length", 0)
+    return Experts(count, used, 0 if width == keys.number("feed_forward_length", 0) else width, router, **changes)
+
+
+def expert_keys(c: DecoderConfig) -> dict[str, Any]:
+    part = at(c.mlp, 0)
+    if not isinstance(part, Experts):
+        return {}
+    found = {"expert_count": part.count, "expert_used_count": part.top_k}
+    found |= {"expert_feed_forward_length": part.d_ff or c.d_ff}
+    return found | ({"expert_shared_feed_forward_length": part.d_shared} if part.d_shared else {})
+
+
+def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window: int) -> tuple[SelfAttention, ...]:
+    """The attention of each layer; the last of each `period` layers has no window, unless the file has a pattern."""
+    pattern = keys.get("attention.sliding_window_pattern", period)
+    window = keys.number("attention.sliding_window", window)
+    if isinstance(pattern, int):
+        pattern = [pattern == 0 or layer % pattern < pattern - 1 for layer in range(n_layers)]
+    if len(pattern) < n_layers:
+        raise UserError(f"attention.sliding_window_pattern has {len(pattern)} of {n_layers} layers: get the file again")
+    return tuple(replace(part, window=window if local else 0) for local in pattern[:n_layers])
+
+
+def window_keys(c: DecoderConfig) -> dict[str, Any]:
+    windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
+    if not any(windows):
+        return {}
+    local = [bool(window) for window in windows]
+    return {"attention.sliding_window": max(windows), "attention.sliding_window_pattern": local}

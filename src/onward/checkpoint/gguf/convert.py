@@ -1,0 +1,220 @@
+"""A model as a GGUF file: the architecture of llama.cpp that computes the same, its keys, its tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onward import fields
+from onward.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
+from onward.checkpoint.gguf.header import Header, TensorInfo
+from onward.checkpoint.gguf.rope import divisors, rope_keys, rope_tensors
+from onward.checkpoint.gguf.tensors import is_norm
+from onward.checkpoint.gguf.vocabulary import tokenizer_keys
+from onward.checkpoint.gguf.writer import Outline, type_of, write_gguf
+from onward.checkpoint.names import to_theirs
+from onward.checkpoint.weights import DTYPE_NAMES
+from onward.errors import UserError
+from onward.model.config import DecoderConfig, Experts, LayerNorm, RMSNorm, SelfAttention, at
+from onward.model.decoder import Decoder
+from onward.model.lora import adapter_names
+from onward.model.quantize import is_quantized
+from onward.model.scaling import Llama3Scaling, LongRoPEScaling
+from onward.text.tokenizer import Tokenizer
+
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}  # general.file_type
+PARTS = "position", "attention", "mlp", "norm", "block", "embed_norm", "final_norm"
+TOLERANCE = 1e-6  # GGUF keeps numbers in fp32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model that is to be written as a GGUF file: all of it but the numbers."""
+
+    architecture: Architecture
+    config: DecoderConfig
+    keys: Mapping[str, Any]
+    constants: Mapping[str, Tensor]  # tensors that are not parameters: factors of rotary frequencies
+    outlines: Mapping[str, Outline]  # of all tensors, in their order
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(outline.nbytes for outline in self.outlines.values())
+
+
+def plan(model: Decoder, tokenizer: Tokenizer | None, dtype: str = "", name: str = "model", family: str = "") -> Plan:
+    """What a GGUF file of a model is made of. `dtype` is a name of FILE_TYPES, by default that of the model's weights.
+
+    Raises a UserError if no architecture of llama.cpp computes what the model does, or if llama.cpp has no tokenizer
+    of this kind.
+    """
+    if is_quantized(model):
+        raise UserError("this model has quantized layers, which GGUF does not have: convert its original")
+    if names := adapter_names(model):
+        raise UserError(f"this model has the adapter {names[0]}: merge it first with onward merge or merge_lora")
+    dtype = dtype or DTYPE_NAMES[model.embed.weight.dtype]
+    if dtype not in FILE_TYPES:
+        raise UserError(f"the model is {dtype}, which GGUF has not: name another dtype, such as f32")
+    meta = {name: tensor.to("meta") for name, tensor in model.named_parameters()}
+    found = matching(model.config, meta, name, family)
+    outlines = {name: replace(own, type=type_of(name, own.shape, dtype)) for name, own in found.outlines.items()}
+    keys = {**found.keys, "general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
+    keys |= tokenizer_keys(tokenizer, model.config.vocab_size) if tokenizer else {"tokenizer.ggml.model": "none"}
+    return replace(found, keys=keys, outlines=outlines)
+
+
+def matching(c: DecoderConfig, ours: Mapping[str, Tensor], name: str, family: str) -> Plan:
+    """The first architecture of llama.cpp that computes the same as a decoder with these parameters, in fp32; that of
+    its family, a model_type, is tried before the others.
+
+    A UserError names the fields of the decoder that stand in the way of the nearest one.
+    """
+    kinds = sorted(ARCHITECTURES.values(), key=lambda kind: family not in kind.families)
+    tried: list[tuple[int, int, str, list[str]]] = []
+    for number, kind in enumerate(kinds):
+        found = outlined(kind, c, ours, name)
+        header = Header(Path(name), found.keys, infos(found), found.constants)
+        try:
+            theirs = kind.config(header)
+        except UserError as error:
+            tried.append((1000, number, kind.name, [str(error)]))
+            continue
+        tied = {"required": c.tied, "absent": True}.get(kind.head, theirs.tied)
+        differ = differences(comparable(c), comparable(replace(theirs, tied=tied)))
+        differ += [f"{name} (no such tensor there)" for name in found.outlines if name in ours]
+        if not differ:
+            return found
+        of_kinds = sum(line.split()[0] in PARTS for line in differ)  # another part differs more than a field of one
+        tried.append((len(differ) + 3 * of_kinds, number, kind.name, differ))
+    _, _, nearest, differ = min(tried)
+    raise UserError(
+        f"no architecture of llama.cpp computes what this model does; {nearest} differs in {' and '.join(differ[:3])}: "
+        "keep the model as a folder"
+    )
+
+
+def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], name: str) -> Plan:
+    """A decoder in the keys and the names of an architecture, whether it fits or not."""
+    constants = rope_tensors(c)
+    tensors = {**constants, **dict(to_theirs(kind, c, parameters(kind, c, ours)))}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    outlines = {name: Outline(shape, type_of(name, shape, "F32")) for name, shape in shapes.items()}
+    return Plan(kind, c, keys_of(kind, c, name), constants, outlines)
+
+
+def parameters(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters that a file holds: with a copy of the embedding as head where the architecture needs one."""
+    copied = {"head.weight": ours["embed.weight"]} if c.tied and kind.head == "required" else {}
+    return {**ours, **copied}
+
+
+def infos(found: Plan) -> dict[str, TensorInfo]:
+    """The tensors of a plan as those of a header."""
+    return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in found.outlines.items()}
+
+
+def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
+    """The keys of a file but those of its tokenizer and type."""
+    norm = at(c.norm, 0)
+    own: dict[str, Any] = {
+        "context_length": c.context_length,
+        "embedding_length": c.d_model,
+        "block_count": c.n_layers,
+        "feed_forward_length": c.d_ff,
+        "attention.head_count": c.n_heads,
+        "attention.head_count_kv": c.n_kv_heads,
+        "attention.key_length": c.d_head,
+        "attention.value_length": c.d_head,
+        "vocab_size": c.vocab_size,
+    }
+    if isinstance(norm, RMSNorm):
+        own["attention.layer_norm_rms_epsilon"] = norm.eps
+    elif isinstance(norm, LayerNorm):
+        own["attention.layer_norm_epsilon"] = norm.eps
+    own |= rope_keys(c) | kind.keys(c)
+    general = {"general.architecture": kind.name, "general.type": "model", "general.name": name}
+    return general | {f"{kind.name}.{key}": value for key, value in own.items()}
+
+
+def comparable(c: DecoderConfig) -> DecoderConfig:
+    """A decoder without what does not change what it computes in its context: dropout, a window as long as the
+    context, a scale that is the default, how experts are computed."""
+
+    def attention(part: Any) -> Any:
+        if not isinstance(part, SelfAttention):
+            return part
+        scale = None if part.scale and abs(part.scale * c.d_head**0.5 - 1) < TOLERANCE else part.scale
+        return replace(part, scale=scale, window=0 if part.window >= c.context_length else part.window)
+
+    def experts(part: Any) -> Any:
+        return replace(part, backend="auto", d_ff=part.d_ff or c.d_ff) if isinstance(part, Experts) else part
+
+    def position(part: Any) -> Any:
+        scaling = getattr(part, "scaling", None)
+        if isinstance(scaling, Llama3Scaling):
+            factors = tuple(divisors(scaling, part.theta, part.rope_dim(c.d_head)).tolist())
+            return replace(part, scaling=LongRoPEScaling(factors, factors, 1))
+        if isinstance(scaling, LongRoPEScaling) and scaling.short == scaling.long:
+            return replace(part, scaling=replace(scaling, original=1))
+        return part
+
+    layers = range(c.n_layers)
+    return replace(
+        c,
+        dropout=0.0,
+        position=tuple(position(at(c.position, i)) for i in layers),
+        attention=tuple(attention(at(c.attention, i)) for i in layers),
+        mlp=tuple(experts(at(c.mlp, i)) for i in layers),
+        final_norm=None if c.final_norm == at(c.norm, c.n_layers - 1) else c.final_norm,
+    )
+
+
+def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
+    """The fields that differ between a decoder and that of an architecture, in words; parts by layer, where a list
+    repeats."""
+    if path == "":
+        ours, theirs = fields.plain(ours), fields.plain(theirs)
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        if ours.get("kind") != theirs.get("kind"):
+            return [f"{path} ({ours.get('kind')} here, {theirs.get('kind')} there)"]
+        pairs = [(f"{path}.{name}".lstrip("."), ours[name], theirs[name]) for name in ours]
+    elif isinstance(ours, list) or isinstance(theirs, list):
+        one, other = (value if isinstance(value, list) else [value] for value in (ours, theirs))
+        pairs = [(path, one[i % len(one)], other[i % len(other)]) for i in range(math.lcm(len(one), len(other)))]
+    else:
+        numbers = type(ours) in (int, float) and type(theirs) in (int, float)
+        if ours == theirs or (numbers and math.isclose(ours, theirs, rel_tol=TOLERANCE)):
+            return []
+        return [f"{path} ({fields.text(ours) or 'none'} here, {fields.text(theirs) or 'none'} there)"]
+    return list(dict.fromkeys(line for name, one, other in pairs for line in differences(one, other, name)))
+
+
+def write_model(model: Decoder, found: Plan, path: Path, progress: Callable[[int], object] = lambda done: None) -> None:
+    """Write the model of a plan; `progress` is called with the number of bytes written so far."""
+    ours = parameters(found.architecture, found.config, dict(model.named_parameters()))
+    write_gguf(path, found.keys, found.outlines, numbers(found, ours), progress)
+
+
+def numbers(found: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file, one by one."""
+    yield from found.constants.items()
+    shift = found.architecture.shift
+    for name, tensor in to_theirs(found.architecture, found.config, ours):
+        yield name, tensor.float() + shift if shift and is_norm(name) else tensor
+
+
+def modelfile(path: Path, c: DecoderConfig, tokenizer: Tokenizer | None) -> str:
+    """The text of a Modelfile, from which ollama makes a model of a GGUF file: `ollama create NAME -f Modelfile`."""
+    lines = [f"FROM ./{path.name}", f"PARAMETER num_ctx {c.context_length}"]
+    if tokenizer is not None:
+        lines += [f"PARAMETER stop {json.dumps(tokenizer.inner.id_to_token(i))}" for i in tokenizer.end_ids]
+    if tokenizer is None or not tokenizer.templates:
+        lines.append("TEMPLATE {{ .Prompt }}")  # continue the text as it is
+    return "\n".join(lines) + "\n"

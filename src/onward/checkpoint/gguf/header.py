@@ -1,0 +1,263 @@
+"""The header of a GGUF file: its keys, and where its tensors are. Every count is checked against the size of the file
+before anything is allocated. Source: ggml/include/gguf.h of llama.cpp."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from onward.checkpoint.gguf.blocks import TYPES, BlockType
+from onward.errors import UserError
+from onward.suggestions import nearest
+
+MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+MOST_DIMENSIONS = 4
+SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor is: its file, the offset of its first byte there, its type, and its shape as torch has it."""
+
+    path: Path
+    offset: int
+    type: BlockType
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row: of all that has one index of the first dimension."""
+        return self.nbytes // self.shape[0] if self.shape and self.shape[0] else 0
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) // self.type.numbers * self.type.bytes
+
+
+@dataclass(frozen=True)
+class Header:
+    """The keys and the tensors of a GGUF file, or of all files of a split one."""
+
+    path: Path
+    keys: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    values: Mapping[str, Tensor] = field(default_factory=dict)  # of tensors that are not in the file yet
+
+    @cached_property
+    def architecture(self) -> str:
+        name = self.keys.get("general.architecture")
+        if not isinstance(name, str):
+            raise UserError(f"{self.path} has no general.architecture, which says what decoder it is: get it again")
+        return name
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a file that is, or should be, GGUF."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return path.suffix == ".gguf" or file.read(4) == MAGIC
+
+
+def read_header(path: Path) -> Header:
+    """The header of a GGUF file; the first file of a split one stands for all.
+
+    Raises a UserError if the file is not GGUF, is cut off, or has counts, types or offsets that cannot be.
+    """
+    header = read_one(path)
+    count = header.keys.get("split.count", 1)
+    if not isinstance(count, int) or count < 2:
+        return header
+    found = SPLIT.fullmatch(path.name)
+    if not found or int(found[2]) != 1 or int(found[3]) != count:
+        raise UserError(f"{path} is one of {count} parts: name the first, which ends in -00001-of-{count:05}.gguf")
+    tensors = dict(header.tensors)
+    for number in range(2, count + 1):
+        part = path.with_name(f"{found[1]}-{number:05}-of-{count:05}.gguf")
+        if not part.exists():
+            raise UserError(f"there is no {part.name} beside {path.name}, which is the first of {count} parts")
+        for name, info in read_one(part).tensors.items():
+            if tensors.setdefault(name, info) is not info:
+                raise UserError(f"{part} has a tensor {name}, which another part has too: get the parts again")
+    return Header(path, header.keys, tensors)
+
+
+def read_one(path: Path) -> Header:
+    """The header of one file."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            reader = Reader(path, data)
+            return Header(path, *reader.header())
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is empty or cannot be mapped ({error}): copy or download it again") from None
+
+
+class Reader:
+    """Reads values of a mapped file one after the other; `at` is the offset of the next."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path, self.data, self.at, self.size = path, data, 4, len(data)
+
+    def broken(self, what: str) -> UserError:
+        return UserError(f"{self.path} is cut off or not a GGUF file ({what}): copy or download it again")
+
+    def header(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+        if self.data[:4] != MAGIC:
+            raise self.broken(f"it begins with {bytes(self.data[:4])!r}")
+        version = self.number("I")
+        if version & 0xFFFF == 0:
+            raise UserError(
+                f"{self.path} is a big-endian GGUF file, which Onward does not read: get a little-endian one"
+            )
+        if version not in (2, VERSION):
+            raise UserError(
+                f"{self.path} is GGUF of version {version}: Onward reads versions 2 and 3, so convert it anew"
+            )
+        n_tensors, n_keys = self.number("Q"), self.number("Q")
+        self.room(n_keys, 8 + 4 + 1, "keys")
+        self.room(n_tensors, 8 + 4 + 8 + 4 + 8, "tensors")
+        keys: dict[str, Any] = {}
+        for _ in range(n_keys):
+            name = self.text()
+            if keys.setdefault(name, None) is not None:
+                raise self.broken(f"the key {name} is there twice")
+            keys[name] = self.value(self.number("I"), name)
+        alignment = keys.get("general.alignment", ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 16:
+            raise self.broken(f"general.alignment is {alignment!r:.30}")
+        outlines = [self.outline() for _ in range(n_tensors)]
+        start = -(-self.at // alignment) * alignment
+        tensors = {outline[0]: self.placed(*outline, start, alignment) for outline in outlines}
+        if len(tensors) < n_tensors:
+            raise self.broken("a tensor is there twice")
+        return keys, tensors
+
+    def outline(self) -> tuple[str, tuple[int, ...], int, int]:
+        """The name, the shape, the type and the offset of a tensor."""
+        name, count = self.text(), self.number("I")
+        if count > MOST_DIMENSIONS:
+            raise self.broken(f"tensor {name:.60} has {count} dimensions")
+        shape = tuple(self.number("Q") for _ in range(count))[::-1]  # GGUF has the fastest dimension first
+        return name, shape, self.number("I"), self.number("Q")
+
+    def placed(
+        self, name: str, shape: tuple[int, ...], code: int, offset: int, start: int, alignment: int
+    ) -> TensorInfo:
+        """A tensor whose bytes are inside of the file."""
+        if code not in TYPES:
+            raise UserError(
+                f"{self.path}: tensor {name:.60} has type {code}, which Onward does not know: get another file"
+            )
+        kind, row = TYPES[code], shape[-1] if shape else 1
+        if row % kind.numbers:
+            raise self.broken(f"tensor {name:.60} has rows of {row} numbers in blocks of {kind.numbers}")
+        info = TensorInfo(self.path, start + offset, kind, shape)
+        if offset % alignment or info.nbytes > self.size or info.offset + info.nbytes > self.size:
+            raise self.broken(f"tensor {name:.60} of {list(shape)} {kind.name} is not all in the file")
+        return info
+
+    def room(self, count: int, each: int, what: str) -> None:
+        """Raise a UserError if the rest of the file cannot hold `count` things of at least `each` bytes."""
+        if count * each > self.size - self.at:
+            raise self.broken(f"it announces {count:,} {what}")
+
+    def number(self, kind: str) -> int:
+        return int(self.scalar(kind))
+
+    def scalar(self, kind: str) -> Any:
+        size = struct.calcsize(f"<{kind}")
+        self.room(1, size, "value")
+        (value,) = struct.unpack_from(f"<{kind}", self.data, self.at)
+        self.at += size
+        return value
+
+    def text(self) -> str:
+        length = self.number("Q")
+        self.room(length, 1, "bytes of a text")
+        self.at += length
+        return self.data[self.at - length : self.at].decode("utf-8", "replace")
+
+    def value(self, kind: int, name: str) -> Any:
+        """A value of a type; a float as the shortest number that rounds to it, an array as a list."""
+        if kind == STRING:
+            return self.text()
+        if kind == ARRAY:
+            return self.array(name)
+        if kind not in SCALARS:
+            raise self.broken(f"the key {name:.60} has type {kind}")
+        value = self.scalar(SCALARS[kind])
+        return float(str(np.float32(value))) if SCALARS[kind] == "f" else value
+
+    def array(self, name: str) -> list[Any]:
+        kind, count = self.number("I"), self.number("Q")
+        if kind == STRING:
+            return self.texts(count)
+        if kind not in SCALARS:
+            raise self.broken(f"the key {name:.60} is an array of type {kind}")
+        dtype = np.dtype(SCALARS[kind]).newbyteorder("<")
+        self.room(count, dtype.itemsize, f"values of {name:.60}")
+        self.at += count * dtype.itemsize
+        return np.frombuffer(self.data, dtype, count, self.at - count * dtype.itemsize).tolist()
+
+    def texts(self, count: int) -> list[str]:
+        """Texts one after the other: the loop that takes the time of a large vocabulary."""
+        self.room(count, 8, "texts")
+        data, at, size = self.data, self.at, self.size
+        length_of: Callable[[Any, int], tuple[int]] = struct.Struct("<Q").unpack_from
+        found = []
+        for _ in range(count):
+            if at + 8 > size:
+                raise self.broken("a text is cut off")
+            end = at + 8 + length_of(data, at)[0]
+            if end > size:
+                raise self.broken("a text is cut off")
+            found.append(data[at + 8 : end].decode("utf-8", "replace"))
+            at = end
+        self.at = at
+        return found
+
+
+class Keys(Mapping[str, Any]):
+    """The keys of an architecture, without its name before them; `has` says whether there is a tensor."""
+
+    def __init__(self, header: Header) -> None:
+        self.header, self.prefix = header, f"{header.architecture}."
+
+    def __getitem__(self, key: str) -> Any:
+        return self.header.keys[self.prefix + key]
+
+    def __iter__(self) -> Any:
+        return (key.removeprefix(self.prefix) for key in self.header.keys if key.startswith(self.prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def number(self, key: str, default: Any = None) -> Any:
+        """A number; one for all layers where there is one for each. A UserError names the key if it is missing."""
+        value = self.get(key, default)
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            value = value[0]
+        if type(value) not in (int, float) or not math.isfinite(value):
+            near = f" ({nearest(key, self)})" if value is None and len(self) else ""
+            what = "no" if value is None else f"{value!r:.40} as"
+            raise UserError(f"{self.header.path} has {what} {self.prefix}{key}: get the file again{near}")
+        return value
+
+    def has(self, name: str) -> bool:
+        return name in self.header.tensors

@@ -1,0 +1,22 @@
+"""A GGUF file as a model: its family, its decoder and its stored tensors, as a folder has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from onward.checkpoint.gguf.architectures import Architecture, architecture
+from onward.checkpoint.gguf.header import read_header
+from onward.checkpoint.gguf.tensors import stored_tensors
+from onward.checkpoint.weights import StoredTensor
+from onward.model.config import DecoderConfig
+
+
+def open_gguf(path: Path) -> tuple[dict[str, Any], Architecture, DecoderConfig, dict[str, StoredTensor]]:
+    """The keys for a config.json (ids of control tokens), the architecture, the decoder and the stored tensors."""
+    header = read_header(path)
+    kind = architecture(header)
+    config = kind.config(header)
+    ids = {name: header.keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+    hf = {f"{name}_token_id": i for name, i in ids.items() if type(i) is int and i < config.vocab_size}
+    return hf, kind, config, stored_tensors(header.tensors, -kind.shift)

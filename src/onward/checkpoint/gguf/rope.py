@@ -1,0 +1,105 @@
+"""Rotary positions in GGUF: keys, and the tensors of factors that divide the frequencies."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from onward.checkpoint.gguf.header import Keys
+from onward.checkpoint.gguf.tensors import rows
+from onward.errors import UserError
+from onward.model.config import DecoderConfig, Rotary, at
+from onward.model.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, Scaling, YaRNScaling, yarn_magnitude
+
+FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+MOST = 1 << 16  # factors
+
+
+def rotary(keys: Keys, sizes: dict[str, Any]) -> Rotary:
+    """The rotary positions of a file."""
+    width = sizes["d_head"]
+    fraction = keys.number("rope.dimension_count", width) / width
+    theta, context = keys.number("rope.freq_base", 10_000.0), sizes["context_length"]
+    return Rotary(theta, fraction, scaling(keys, theta, context, int(width * fraction)))
+
+
+def scaling(keys: Keys, theta: float, context: int, rope_dim: int) -> Scaling | None:
+    """The scaling of the frequencies that a file describes."""
+    original = keys.number("rope.scaling.original_context_length", context)
+    weight = keys.number("rope.scaling.attn_factor", 1.0)
+    if keys.has(LONG) and keys.has(SHORT):
+        return LongRoPEScaling(factors(keys, SHORT), factors(keys, LONG), original, weight)
+    if keys.has(FREQS):
+        return llama3(factors(keys, FREQS), theta, context, rope_dim)
+    kind = keys.get("rope.scaling.type", "linear")
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0)) or 1.0
+    if kind == "yarn":
+        return YaRNScaling(
+            factor, original, attention_factor=None if weight == 1.0 else weight * yarn_magnitude(factor)
+        )
+    if kind in ("linear", "none", "longrope"):
+        return LinearScaling(factor) if kind == "linear" and factor != 1.0 else None
+    raise UserError(f"rope.scaling.type is {kind!r:.40}: Onward reads none, linear, yarn and longrope")
+
+
+def factors(keys: Keys, name: str) -> tuple[float, ...]:
+    """The numbers in a tensor of factors."""
+    info = keys.header.tensors[name]
+    if len(info.shape) != 1 or info.shape[0] > MOST or info.type.plain is None:
+        raise UserError(f"{name} is {list(info.shape)} {info.type.name}, and no list of factors: get the file again")
+    values = keys.header.values.get(name)
+    return tuple((rows(info, 0.0, 0, info.shape[0]) if values is None else values).tolist())
+
+
+def llama3(found: tuple[float, ...], theta: float, context: int, rope_dim: int) -> Scaling:
+    """The scaling whose divisors these are: Llama 3's where one with its usual constants has them, else a list."""
+    factor = max(found)
+    for original in (8192, context // max(1, round(factor)), context, 2048, 4096, 16_384):
+        guess = Llama3Scaling(factor, 1.0, 4.0, max(1, original))
+        if len(found) * 2 == rope_dim and torch.allclose(
+            divisors(guess, theta, rope_dim), torch.tensor(found), rtol=1e-6
+        ):
+            return guess
+    return LongRoPEScaling(found, found, context, 1.0)
+
+
+def divisors(part: Llama3Scaling, theta: float, rope_dim: int) -> torch.Tensor:
+    """The numbers by which a scaling divides the frequencies, fp32 (rope_dim / 2,)."""
+    plain = theta ** -(torch.arange(rope_dim // 2, dtype=torch.float64) * 2 / rope_dim)
+    return (plain / part.frequencies(plain, theta, torch.tensor(0))).float()
+
+
+def rope_keys(c: DecoderConfig) -> dict[str, Any]:
+    """The keys of the rotary positions of the layers without a window, or of all."""
+    parts = [at(c.position, layer) for layer in range(c.n_layers)]
+    whole = [p for layer, p in enumerate(parts) if isinstance(p, Rotary) and not at(c.attention, layer).window]
+    position = next(iter(whole or [p for p in parts if isinstance(p, Rotary)]), None)
+    if position is None:
+        return {}
+    found: dict[str, Any] = {"rope.dimension_count": position.rope_dim(c.d_head), "rope.freq_base": position.theta}
+    match position.scaling:
+        case LinearScaling(factor):
+            found |= {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
+        case YaRNScaling(factor=factor, original=original, attention_factor=weight):
+            found |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
+            found |= {"rope.scaling.original_context_length": original}
+            if weight is not None and not math.isclose(weight, yarn_magnitude(factor), rel_tol=1e-6):
+                found["rope.scaling.attn_factor"] = weight / yarn_magnitude(factor)
+        case LongRoPEScaling(original=original, attention_factor=weight):
+            found |= {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": original}
+            found["rope.scaling.attn_factor"] = weight
+    return found
+
+
+def rope_tensors(c: DecoderConfig) -> dict[str, torch.Tensor]:
+    """The tensors of factors of the rotary positions, fp32."""
+    position = next((p for layer in range(c.n_layers) if isinstance(p := at(c.position, layer), Rotary)), None)
+    match position.scaling if position else None:
+        case Llama3Scaling() as part:
+            assert position is not None
+            return {FREQS: divisors(part, position.theta, position.rope_dim(c.d_head))}
+        case LongRoPEScaling(short=short, long=long):
+            return {LONG: torch.tensor(long), SHORT: torch.tensor(short)}
+    return {}

@@ -1,0 +1,77 @@
+"""The tensors of a GGUF file as stored tensors: memory-mapped where nothing has to be computed, else dequantized in
+pieces while they are copied."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onward.checkpoint.gguf.header import TensorInfo
+from onward.checkpoint.weights import DTYPE_NAMES, StoredTensor
+from onward.errors import UserError
+
+QUANTIZED = torch.bfloat16  # the dtype of dequantized weights, unless another is asked for
+
+
+def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dict[str, StoredTensor]:
+    """The stored tensors of a file, by name. `shift` is added to the weights of norms, in fp32.
+
+    All have one dtype, that of most numbers of matrices: GGUF keeps norms and biases in fp32, whatever the others are.
+    Raises a UserError if one has a type that Onward does not read.
+    """
+    counts = Counter[torch.dtype]()
+    for name, info in tensors.items():
+        if info.type.plain is None and info.type.dequantize is None:
+            raise UserError(
+                f"{info.path.name}: tensor {name} is {info.type.name}, which Onward does not read: make a Q8_0 of the "
+                f"file with llama-quantize --allow-requantize {info.path.name} OUT.gguf Q8_0"
+            )
+        counts[info.type.plain or QUANTIZED] += math.prod(info.shape) if len(info.shape) > 1 else 0
+    main = max(counts, key=counts.__getitem__, default=torch.float32)
+    map_of = cache(open_map)
+    result = {}
+    for name, info in tensors.items():
+        add = shift if is_norm(name) else 0.0
+        whole = partial(mapped, info, map_of) if info.type.plain == main and not add else None
+        result[name] = StoredTensor(list(info.shape), DTYPE_NAMES[main], partial(rows, info, add), whole)
+    return result
+
+
+def is_norm(name: str) -> bool:
+    """Whether a tensor is the weight of a norm."""
+    return name.endswith("norm.weight")
+
+
+def open_map(path: Path) -> mmap.mmap:
+    """A private map of a file: what is written to it never reaches the file."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def mapped(info: TensorInfo, map_of: Callable[[Path], mmap.mmap]) -> Tensor:
+    """A tensor that is not quantized, memory-mapped."""
+    assert info.type.plain is not None
+    numbers = math.prod(info.shape)
+    return torch.frombuffer(map_of(info.path), dtype=info.type.plain, count=numbers, offset=info.offset).view(
+        info.shape
+    )
+
+
+def rows(info: TensorInfo, add: float, start: int, end: int) -> Tensor:
+    """Some rows of a tensor, read from the file and dequantized; `add` is added in fp32."""
+    if not info.shape:
+        start, end, each = 0, 1, info.nbytes
+    else:
+        start, end, _ = slice(start, end).indices(info.shape[0])
+        each = info.row_bytes
+    raw = np.fromfile(info.path, np.uint8, (end - start) * each, offset=info.offset + start * each)
+    part = info.type.decode(raw).view(end - start, *info.shape[1:]) if info.shape else info.type.decode(raw).view(())
+    return part.float() + add if add else part

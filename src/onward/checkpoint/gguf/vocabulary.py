@@ -1,0 +1,294 @@
+"""The tokenizer in the keys of a GGUF file. Source: src/llama-vocab.cpp of llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import models, processors
+
+from onward.checkpoint.gguf.header import Header
+from onward.errors import UserError
+from onward.fields import nearest
+from onward.text.patterns import (
+    BLOOM,
+    DEEPSEEK3,
+    DIGIT,
+    GPT2,
+    LLAMA3,
+    O200K,
+    QWEN2,
+    TEKKEN,
+    byte_level_bpe,
+    patterns_of,
+)
+from onward.text.pieces import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Piece,
+    add_tokens,
+    bpe_of_pieces,
+)
+from onward.text.tokenizer import BYTE_OF, Tokenizer, char_level
+from onward.text.tokenizer import UNKNOWN as UNKNOWN_CHARACTER
+
+Patterns = tuple[str, ...]
+DIGITS = DIGIT, GPT2
+PRE: dict[str, Patterns] = {  # tokenizer.ggml.pre -> the patterns that split texts; of equal ones the first is written
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4"), (GPT2,)),
+    **dict.fromkeys(("starcoder", "smollm", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), DIGITS),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"), (LLAMA3,)),
+    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan"), (QWEN2,)),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (O200K,)),
+    "tekken": (TEKKEN,),
+    "bloom": (BLOOM,),
+    "deepseek-v3": DEEPSEEK3,
+}
+WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken"}  # pieces are looked up before merging
+BOS_FIRST = WHOLE_FIRST | {"chameleon"}  # begin with BOS, where add_bos_token is absent
+
+
+SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}  # steps of a normalizer
+PREFIX = {"type": "Prepend", "prepend": SPACE}
+BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+OUT_OF_REACH = -10_000.0  # the score of tokens that are never formed by merges
+
+
+def read_tokenizer(header: Header) -> Tokenizer | None:
+    """The tokenizer in a file; None if it has none. A UserError names a kind that Onward does not read."""
+    keys = {name.removeprefix("tokenizer.ggml."): value for name, value in header.keys.items()}
+    kind, tokens = keys.get("model", "none"), keys.get("tokens")
+    if kind == "none" or tokens is None:
+        return None
+    rows = header.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in header.tensors else len(tokens)
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens) or len(tokens) > rows:
+        raise UserError(f"{header.path} has {len(tokens):,} tokens and {rows:,} rows of embeddings: get the file again")
+    types = keys.get("token_type") or [1] * len(tokens)
+    scores = keys.get("scores") or [0.0] * len(tokens)
+    if len({len(tokens), len(types), len(scores), len(set(tokens))}) > 1:
+        raise UserError(
+            f"{header.path} has {len(set(tokens)):,} different tokens of {len(tokens):,}, {len(types):,} "
+            f"types and {len(scores):,} scores, which must be as many: get the file again"
+        )
+    if kind == "gpt2":
+        inner = byte_level(header, keys, list(zip(tokens, types)))
+        add_bos = keys.get("add_bos_token", keys.get("pre") in BOS_FIRST)
+    elif kind == "llama":
+        squeeze = bool(keys.get("remove_extra_whitespaces", False))
+        pieces = [Piece(*piece) for piece in zip(tokens, scores, types)]
+        inner = bpe_of_pieces(pieces, prefix=bool(keys.get("add_space_prefix", True)), squeeze=squeeze)
+        add_bos = keys.get("add_bos_token", True)
+    else:
+        raise UserError(f"{header.path} has a tokenizer of kind {kind!r:.40}, and Onward reads gpt2 and llama")
+    named = {name: special(keys, name, tokens) for name in ("bos", "eos", "padding")}
+    if add_bos and (bos := named["bos"]):
+        inner.post_processor = processors.TemplateProcessing(f"{bos} $A", None, [(bos, tokens.index(bos))])
+    ends = [keys[f"{name}_token_id"] for name in ("eot", "eom") if isinstance(keys.get(f"{name}_token_id"), int)]
+    template = header.keys.get("tokenizer.chat_template")
+    more = {
+        name.removeprefix("tokenizer.chat_template."): value
+        for name, value in header.keys.items()
+        if name.startswith("tokenizer.chat_template.") and isinstance(value, str)
+    }
+    templates = ({"default": template} if isinstance(template, str) else {}) | more
+    return Tokenizer(
+        inner,
+        named["bos"],
+        named["eos"],
+        pad=named["padding"],
+        ends=[i for i in ends if 0 <= i < len(tokens)],
+        templates=templates,
+    )
+
+
+def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> Any:
+    """The byte-level tokenizer of a file, from its tokens with their types."""
+    pre, merges = keys.get("pre", "default"), keys.get("merges")
+    if pre not in PRE:
+        raise UserError(
+            f"{header.path} splits texts as {pre!r:.40} does, which Onward does not know: {nearest(str(pre), PRE)}"
+        )
+    if not isinstance(merges, list):
+        raise UserError(f"{header.path} has no tokenizer.ggml.merges: get the file again")
+    vocab = {token: i for i, (token, _) in enumerate(typed)}
+    if single := characters_of(typed):
+        inner = char_level(single)
+        add_tokens(inner, [(token, kind) for token, kind in typed if kind == CONTROL])
+        return inner
+    known = [(a, b) for a, b in map(cut, merges) if a in vocab and b in vocab and a + b in vocab]
+    inner = byte_level_bpe(models.BPE(vocab, known, ignore_merges=pre in WHOLE_FIRST), PRE[pre])
+    add_tokens(inner, typed)
+    return inner
+
+
+def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """The ids of characters, if a vocabulary has nothing but characters and control tokens; else {}."""
+    found = {}
+    for i, (token, kind) in enumerate(typed):
+        if kind in (NORMAL, UNKNOWN):
+            raw = bytes(BYTE_OF.get(symbol, 0xFF) for symbol in token)
+            text = raw.decode("utf-8", "replace")
+            if len(text) != 1 or text.encode() != raw:
+                return {}
+            found[text] = i
+    return found if UNKNOWN_CHARACTER in found else {}
+
+
+def cut(merge: Any) -> tuple[str, str]:
+    """A merge at its first space after the first character."""
+    text = str(merge)
+    at = text.find(" ", 1)
+    return text[:at], text[at + 1 :]
+
+
+def special(keys: Mapping[str, Any], name: str, tokens: list[str]) -> str | None:
+    """The control token whose id a key names."""
+    i = keys.get(f"{name}_token_id")
+    return tokens[i] if type(i) is int and 0 <= i < len(tokens) else None
+
+
+# ---------------------------------------------------------------- from a tokenizer to keys
+
+
+class TokenizerNotice(UserWarning):
+    """A text on which the tokenizer of a written file may differ."""
+
+
+def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
+    """The keys of a tokenizer for a vocabulary of `rows` embeddings. A UserError if llama.cpp has no such kind."""
+    table = json.loads(tokenizer.inner.to_str())
+    if tokenizer.vocab_size > rows:
+        raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} ids, and the model {rows:,} rows of embeddings")
+    model, added = table["model"], {token["id"]: token for token in table["added_tokens"]}
+    if model["type"] == "WordLevel":
+        kind, spelled = "gpt2", characters(table)
+    elif model["type"] == "BPE" and patterns_of(table["pre_tokenizer"]) is not None:
+        kind, spelled = "gpt2", byte_level_keys(tokenizer, table)
+    elif model["type"] == "BPE" and model.get("byte_fallback"):
+        kind, spelled = "llama", piece_keys(table)
+    else:
+        raise UserError(f"llama.cpp has no tokenizer of this kind ({model['type']}): write the model without one")
+    tokens, types = list[str](), list[int]()
+    for i in range(rows):
+        text = tokenizer.inner.id_to_token(i)
+        tokens.append(f"[PAD{i}]" if text is None else added[i]["content"] if i in added else spelled.own(text))
+        types.append(UNUSED if text is None else spelled.type(i, text, added))
+    if len(set(tokens)) < rows:
+        raise UserError("two tokens of the vocabulary are spelled alike, which llama.cpp does not allow")
+    ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "unknown": tokenizer.unknown_id}
+    ids |= {"padding": tokenizer.inner.token_to_id(tokenizer.pad) if tokenizer.pad else None}
+    around = tokenizer.encode("a")
+    plain = tokenizer.encode("a", special=False)
+    front = around[: len(around) - len(plain)] if around[-len(plain) :] == plain else None
+    if front not in ([], [tokenizer.bos_id]):
+        raise UserError("the tokenizer adds other control tokens around a text than one at its beginning")
+    found = {"model": kind, **spelled.keys, "tokens": tokens, "token_type": types}
+    if "scores" in found:
+        found["scores"] = [found["scores"].get(i, OUT_OF_REACH) for i in range(rows)]
+    found |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
+    found |= {"add_bos_token": bool(front), "add_eos_token": False}
+    keys = {f"tokenizer.ggml.{name}": value for name, value in found.items()}
+    for name, template in tokenizer.templates.items():
+        keys[f"tokenizer.chat_template{'' if name == 'default' else '.' + name}"] = template
+    return keys
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """The keys of a kind of vocabulary, and how its tokens are spelled there."""
+
+    keys: dict[str, Any]
+    own: Callable[[str], str] = lambda text: text
+    unknown: str | None = None
+
+    def type(self, i: int, text: str, added: Mapping[int, Any]) -> int:
+        """The type of a token."""
+        if text == self.unknown:
+            return UNKNOWN
+        if i in added:
+            return CONTROL if added[i]["special"] else USER_DEFINED
+        return BYTE if "scores" in self.keys and BYTE_PIECE.fullmatch(text) else NORMAL
+
+
+def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> Spelling:
+    """Byte-level BPE: the name of its patterns and its merges."""
+    model, patterns = table["model"], patterns_of(table["pre_tokenizer"])
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
+    if patterns == () and not merges:
+        patterns = (GPT2,)  # bytes that are never merged may be split anywhere
+    match table["normalizer"]:
+        case None:
+            pass
+        case {"type": "NFC"}:
+            warnings.warn(
+                "llama.cpp does not normalize texts (NFC): texts with combining marks may have other tokens",
+                TokenizerNotice,
+                stacklevel=2,
+            )
+        case other:
+            raise UserError(f"the tokenizer normalizes texts ({other['type']}), which llama.cpp does not")
+    whole = bool(model.get("ignore_merges"))
+    names = [name for name, own in PRE.items() if own == patterns and (name in WHOLE_FIRST) == whole]
+    if not names:
+        shown = " then ".join(patterns or ("nothing",))
+        raise UserError(
+            f"llama.cpp has no name for how the tokenizer splits texts, by {shown:.200}: train one with bpe:N"
+        )
+    return Spelling({"pre": names[0], "merges": merges or [NO_MERGE]})
+
+
+NO_MERGE = "\u00ff \u00fe"  # of bytes that no UTF-8 has; the key must be there
+
+
+def characters(table: Mapping[str, Any]) -> Spelling:
+    """Characters as byte-level BPE: merges make one token of the bytes of each character; any other character is
+    dropped by llama.cpp, and unknown here."""
+    if table["pre_tokenizer"] != {
+        "type": "Split",
+        "pattern": {"Regex": r"[\s\S]"},
+        "behavior": "Isolated",
+        "invert": False,
+    }:
+        raise UserError("llama.cpp has no tokenizer of this kind (WordLevel): write the model without one")
+    symbols = {byte: symbol for symbol, byte in BYTE_OF.items()}
+    spell = lambda text: "".join(symbols[byte] for byte in text.encode())
+    merges: dict[str, None] = {}
+    for text in table["model"]["vocab"]:
+        spelled = spell(text)
+        if len(text) == 1:
+            merges |= dict.fromkeys(f"{spelled[:i]} {spelled[i]}" for i in range(1, len(spelled)))
+    return Spelling({"pre": "gpt-2", "merges": list(merges) or [NO_MERGE]}, spell, table["model"]["unk_token"])
+
+
+def piece_keys(table: Mapping[str, Any]) -> Spelling:
+    """SentencePiece's kind: scores in the order of the merges."""
+    model, normalizer, first = table["model"], table["normalizer"] or {}, table["pre_tokenizer"] or {}
+    steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
+    scheme = first.get("prepend_scheme", "") if first.get("split") is False else ""
+    if steps in ([SPACES], [PREFIX, SPACES]) and not first:
+        prefix = steps[0] == PREFIX
+    elif not steps and first.get("type") == "Metaspace" and scheme:
+        prefix = scheme != "never"
+        if prefix:
+            notice = "llama.cpp puts a space before a text that begins with one, and this tokenizer does not"
+            warnings.warn(notice, TokenizerNotice, stacklevel=2)
+    else:
+        raise UserError("llama.cpp cannot prepare texts as this tokenizer does: write the model without one")
+    order: dict[str, int] = {}
+    for merge in model["merges"]:
+        order.setdefault("".join(merge) if isinstance(merge, list) else merge.replace(" ", "", 1), len(order) + 1)
+    vocab, own = model["vocab"], {token["content"] for token in table["added_tokens"]}
+    for text in vocab.keys() - order.keys() - own:
+        if not BYTE_PIECE.fullmatch(text) and any(text[:i] in vocab and text[i:] in vocab for i in range(1, len(text))):
+            raise UserError(f"the tokenizer never merges {text!r}, and llama.cpp would: write the model without one")
+    scores = {i: -float(order.get(text, 0)) for text, i in vocab.items()}
+    return Spelling({"scores": scores, "add_space_prefix": prefix}, unknown=model["unk_token"])

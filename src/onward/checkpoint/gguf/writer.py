@@ -1,0 +1,112 @@
+"""Writes a GGUF file, tensor by tensor, whole or not at all."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from torch import Tensor
+
+from onward.checkpoint.gguf.blocks import CODES, TYPES, BlockType
+from onward.checkpoint.gguf.header import ARRAY, MAGIC, STRING, VERSION
+from onward.errors import UserError
+from onward.files import written_whole
+
+ALIGNMENT = 64  # bytes, as torch allocates: so that tensors stay memory-mapped when they are read
+PIECE = 1 << 22  # numbers that are encoded at a time
+SCALAR = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}  # the types of a key by those of Python
+ELEMENT = {bool: (7, np.bool_), int: (5, np.int32), float: (6, np.float32)}
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The shape and the type of a tensor to be written."""
+
+    shape: tuple[int, ...]
+    type: BlockType
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) // self.type.numbers * self.type.bytes
+
+
+def write_gguf(
+    path: Path,
+    keys: Mapping[str, Any],
+    outlines: Mapping[str, Outline],
+    tensors: Iterable[tuple[str, Tensor]],
+    progress: Callable[[int], object] = lambda done: None,
+) -> None:
+    """Write keys and tensors as a GGUF file; `outlines` have the tensors' names in their order.
+
+    `progress` is called with the number of bytes written so far. A UserError if a number does not fit into the type of
+    its tensor; `path` then keeps its content.
+    """
+    keys = {**keys, "general.alignment": ALIGNMENT}
+    with written_whole(path) as new, new.open("wb") as file:
+        file.write(MAGIC + struct.pack("<IQQ", VERSION, len(outlines), len(keys)))
+        for name, value in keys.items():
+            file.write(text(name) + typed(value))
+        start = 0
+        for name, outline in outlines.items():
+            file.write(text(name) + struct.pack("<I", len(outline.shape)))
+            file.write(struct.pack(f"<{len(outline.shape)}Q", *outline.shape[::-1]))
+            file.write(struct.pack("<IQ", CODES[outline.type.name], start))
+            start += -(-outline.nbytes // ALIGNMENT) * ALIGNMENT
+        done = 0
+        for (name, outline), (its, tensor) in zip(outlines.items(), tensors, strict=True):
+            assert (name, outline.shape) == (its, tuple(tensor.shape)), (name, its, outline.shape, tensor.shape)
+            pad(file)
+            for piece in tensor.detach().reshape(-1).split(PIECE):
+                raw = encoded(piece.cpu(), outline.type, name)
+                file.write(raw.data)
+                progress(done := done + raw.nbytes)
+        pad(file)
+
+
+def encoded(piece: Tensor, kind: BlockType, name: str) -> np.ndarray:
+    """The bytes of numbers; a UserError if a number is too large for the type."""
+    raw = kind.encode(piece)
+    if kind.name != "F32" and not kind.decode(raw).isfinite().all() and piece.isfinite().all():
+        raise UserError(
+            f"tensor {name} has a number as large as {piece.abs().max().item():.3g}, which {kind.name} cannot hold: "
+            "write --dtype bf16 or f32"
+        )
+    return raw
+
+
+def pad(file: BinaryIO) -> None:
+    file.write(bytes(-file.tell() % ALIGNMENT))
+
+
+def text(value: str) -> bytes:
+    raw = value.encode("utf-8", "replace")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def typed(value: Any) -> bytes:
+    """A value with its type before it."""
+    if isinstance(value, str):
+        return struct.pack("<I", STRING) + text(value)
+    if not isinstance(value, list):
+        code, kind = SCALAR[type(value)]
+        return struct.pack(f"<I{kind}", code, value)
+    if isinstance(value[0], str):
+        return struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(map(text, value))
+    code, dtype = ELEMENT[type(value[0])]
+    return struct.pack("<IIQ", ARRAY, code, len(value)) + np.array(value, dtype).tobytes()
+
+
+def type_of(name: str, shape: tuple[int, ...], wanted: str) -> BlockType:
+    """The type in which llama.cpp keeps a tensor of a file of the `wanted` type (F32, F16, BF16, Q8_0, Q4_0)."""
+    small = "ffn_gate_inp.", "ffn_gate_inp_shexp.", "position_embd.", "rope_f", "attn_sinks."
+    plain = len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight")
+    if plain or any(part in name for part in small):
+        return TYPES[CODES["F32"]]
+    kind = TYPES[CODES[wanted]]
+    return kind if shape[-1] % kind.numbers == 0 else TYPES[CODES["F16"]]

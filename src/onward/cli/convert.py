@@ -1,0 +1,89 @@
+"""onward convert: a model in another format."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import ClassVar, Literal
+
+from onward.cli.options import parse
+from onward.cli.output import print_json, print_next
+from onward.errors import UserError
+from onward.files import written_whole
+from onward.hub import size_of
+
+ABOUT = """\
+Write a model in another format: GGUF for llama.cpp, ollama and LM Studio, or a Hugging Face folder.
+
+examples:
+  onward convert runs/mybook mybook.gguf                    a file that ends in .gguf is GGUF
+  onward convert runs/mybook mybook-q8.gguf --dtype q8_0 --modelfile
+  onward convert mybook.gguf folder                         and back: a folder that transformers and vLLM load
+  onward convert org/name folder --dtype bf16               a model of the hub
+  onward convert runs/mybook mybook.gguf --dry-run          what would be written, and whether it can be
+
+A GGUF file computes what the model does, or is not written: the message then names the part of the model for which
+llama.cpp has nothing. llama-quantize of llama.cpp makes smaller types (Q4_K_M, Q5_K_M, Q6_K) of an f32 or bf16 file.
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The model and what is written."""
+
+    positional: ClassVar[tuple[str, ...]] = ("model", "out")
+    model: str  # folder of the model, a GGUF file, or a name on the hub
+    out: str  # the file to write, which ends in .gguf, or a new folder
+    dtype: Literal["", "f32", "f16", "bf16", "q8_0", "q4_0"] = ""  # of the weights; by default that of the model
+    to: Literal["", "gguf", "hf", "single"] = ""  # the format, if OUT does not tell; single: a folder with one file
+    shard_bytes: float = 5e9  # the most bytes of one file of a folder
+    modelfile: bool = False  # write a Modelfile for ollama beside the GGUF file
+    dry_run: bool = False  # write nothing, and say what would be written
+    revision: str = ""  # of a model on the hub: a branch, a tag or a commit
+    json: bool = False  # print the result as JSON
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward convert", about=ABOUT)
+    out, gguf = Path(options.out), (options.to or ("gguf" if options.out.endswith(".gguf") else "hf")) == "gguf"
+    if gguf and out.is_dir():
+        raise UserError(f"{out} is a folder: name the file to write, such as {out / 'model.gguf'}")
+    if not gguf and out.exists():
+        raise UserError(f"{out} exists already: name a new folder, or a file that ends in .gguf")
+    if not gguf and options.dtype in ("q8_0", "q4_0"):
+        raise UserError(f"dtype is {options.dtype}, which only GGUF has: name a file that ends in .gguf")
+    if options.modelfile and not gguf:
+        raise UserError("a Modelfile goes with a GGUF file: name a file that ends in .gguf")
+    import torch
+
+    import onward
+    from onward.checkpoint.gguf.convert import modelfile, plan, write_model
+    from onward.checkpoint.weights import DTYPE_NAMES
+    from onward.cli.progress import progress_bars
+
+    dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    dtype = None if gguf else dtypes.get(options.dtype)
+    lm = onward.load(options.model, dtype, "cpu", revision=options.revision)
+    weights = list(lm.model.parameters())
+    size, tensors = sum(weight.nbytes for weight in weights), len(weights)
+    result: dict[str, object] = {"out": str(out), "dtype": DTYPE_NAMES[weights[0].dtype].lower()}
+    if gguf:
+        found = plan(lm.model, lm.tokenizer, options.dtype.upper(), out.stem, str(lm.hf.get("model_type", "")))
+        size, tensors = found.nbytes, len(found.outlines)
+        result |= {"architecture": found.architecture.name, "dtype": options.dtype or result["dtype"]}
+        if not options.dry_run:
+            with progress_bars() as progress:
+                write_model(lm.model, found, out, lambda done: progress(f"writing {out.name}", done, size))
+        if options.modelfile and not options.dry_run:
+            with written_whole(out.parent / "Modelfile") as new:
+                new.write_text(modelfile(out, lm.model.config, lm.tokenizer), encoding="utf-8")
+    elif not options.dry_run:
+        onward.save(lm, out, shard_bytes=float("inf") if options.to == "single" else options.shard_bytes)
+    if options.json:
+        print_json(result | {"bytes": size, "tensors": tensors})
+        return
+    verb = "would have" if options.dry_run else "has"
+    kind = f", for {result['architecture']} of llama.cpp" if gguf else ""
+    print(f"{out} {verb} {tensors} tensors, {result['dtype']}, {size_of(size)}{kind}")
+    if not options.dry_run:
+        print_next(f'onward generate {quote(str(out))} "Once upon"')

@@ -1,0 +1,59 @@
+"""The regular expressions by which byte-level tokenizers split texts before merging. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace("{1,3}", "")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_END = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_WORD = r"[^\r\n\p{L}\p{N}]?"
+O200K = rf"{_WORD}{_UPPER}*{_LOWER}+{_SHORT}|{_WORD}{_UPPER}+{_LOWER}*{_SHORT}|\p{{N}}{{1,3}}|{_END}"  # GPT-4o, GPT-OSS
+TEKKEN = rf"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\p{{N}}|{_END}"
+BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+DIGIT = r"\p{N}"
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
+
+def byte_level_bpe(model: models.BPE, patterns: Sequence[str]) -> tokenizers.Tokenizer:
+    """A byte-level tokenizer that splits texts by each pattern in turn."""
+    inner = tokenizers.Tokenizer(model)
+    first: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [*first, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    inner.decoder = decoders.ByteLevel()
+    return inner
+
+
+def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
+    """The patterns of the pre_tokenizer of a tokenizer.json that is byte-level, () if it splits nothing; None if it is
+    another or does more."""
+    inner = pre_tokenizer.get("pretokenizers") if isinstance(pre_tokenizer, dict) else None
+    found: list[str] = []
+    for part in [pre_tokenizer] if inner is None else inner:
+        match part:
+            case {"type": "Digits", "individual_digits": True}:
+                found.append(DIGIT)
+            case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
+                found.append(pattern)
+            case {"type": "ByteLevel", "add_prefix_space": False, **rest}:
+                return (*found, GPT2) if rest.get("use_regex", True) else tuple(found)
+            case _:
+                return None
+    return None

@@ -1,0 +1,65 @@
+"""Tokenizers of SentencePiece's kind, made from pieces with scores (Kudo and Richardson 2018). Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
+
+SPACE = "\u2581"  # stands for a space in pieces
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a vocabulary; its id is its place in the list."""
+
+    text: str
+    score: float
+    type: int  # NORMAL ... BYTE
+
+
+def merges_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
+    """The merges by which BPE forms the pieces: each split into two pieces, by score and then by id."""
+    ids = {piece.text: i for i, piece in enumerate(pieces)}
+    found = []
+    for piece in pieces:
+        if piece.type == NORMAL:
+            for cut in range(1, len(piece.text)):
+                left, right = ids.get(piece.text[:cut]), ids.get(piece.text[cut:])
+                if left is not None and right is not None:
+                    found.append((-piece.score, left, right))
+    return [(pieces[left].text, pieces[right].text) for _, left, right in sorted(found)]
+
+
+def bpe_of_pieces(pieces: Sequence[Piece], *, prefix: bool, squeeze: bool = False) -> tokenizers.Tokenizer:
+    """The tokenizer that merges pieces by their scores, with bytes for unknown characters where there are byte pieces.
+
+    `prefix` puts a space before a text, `squeeze` strips white space and leaves one of several spaces.
+    """
+    unknown = next((piece.text for piece in pieces if piece.type == UNKNOWN), None)
+    vocab = {piece.text: i for i, piece in enumerate(pieces)}
+    fallback = any(piece.type == BYTE for piece in pieces)
+    inner = tokenizers.Tokenizer(
+        models.BPE(vocab, merges_of(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=fallback)
+    )
+    steps: list[normalizers.Normalizer] = []
+    if squeeze:
+        steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    if prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    undo = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    inner.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)] if prefix else undo)
+    add_tokens(inner, [(piece.text, piece.type) for piece in pieces])
+    return inner
+
+
+def add_tokens(inner: tokenizers.Tokenizer, typed: Sequence[tuple[str, int]]) -> None:
+    """Declare the control tokens and the user-defined tokens among all tokens with their types."""
+    own = [AddedToken(text, normalized=False, special=False) for text, kind in typed if kind == USER_DEFINED]
+    control = [AddedToken(text, normalized=False, special=True) for text, kind in typed if kind in (UNKNOWN, CONTROL)]
+    inner.add_tokens(own)
+    inner.add_special_tokens(control)

@@ -1,0 +1,201 @@
+"""Models go to GGUF and back bit for bit, llama.cpp computes the same, and what it cannot compute is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import onward
+from onward.checkpoint.folder import load_model
+from onward.checkpoint.gguf.architectures import ARCHITECTURES
+from onward.checkpoint.gguf.convert import comparable, differences, plan, write_model
+from onward.checkpoint.gguf.header import read_header
+from onward.cli import main
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+from onward.text.tokenizer import Tokenizer
+
+from support import disk
+from support.decoders import decoder, token_ids
+from support.gguf import COMPUTED, LENGTH, REFUSED
+from support.llama_cpp import PARTS, awkward_texts, logprobs, opened
+
+
+def written(case: str, path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    """The model of a case, which is written to a file."""
+    model = decoder(COMPUTED[case], dtype)
+    family = ARCHITECTURES[case.split(":")[0]].families[0]
+    write_model(model, plan(model, None, family=family), path)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", COMPUTED)
+def test_a_model_comes_back_bit_for_bit(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = written(case, tmp_path / "x.gguf", dtype)
+    assert read_header(tmp_path / "x.gguf").architecture == case.split(":")[0]
+    back, _ = load_model(tmp_path / "x.gguf")
+    found = replace(back.config, tied=model.config.tied)  # some hold a copy of the embedding as head
+    assert differences(comparable(model.config), comparable(found)) == []
+    parameters = dict(back.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert parameters[name].dtype == dtype
+        shifted = model.config.embed_scale != 1.0 and name.endswith("norm.weight")  # Gemma's are written plus 1
+        torch.testing.assert_close(parameters[name], parameter, rtol=0, atol=1e-7 if shifted else 0)
+
+
+@pytest.mark.parametrize("case", COMPUTED)
+@torch.inference_mode()
+def test_llama_cpp_computes_the_same_distributions(case: str, tmp_path: Path) -> None:
+    model = written(case, tmp_path / "x.gguf")
+    [tokens] = token_ids(model.config, 1, LENGTH).tolist()
+    wanted = model(torch.tensor([tokens]))[0].log_softmax(-1)
+    got = logprobs(tmp_path / "x.gguf", tokens, LENGTH)
+    tanh = "gelu" in str(model.config.mlp)  # llama.cpp looks GELU up in a table of fp16
+    assert (got - wanted).abs().max() < (1e-2 if tanh else 1e-5)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_llama_cpp_cannot_compute_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    config, message = REFUSED[case]
+    with pytest.raises(UserError) as error:
+        onward.save(onward.LanguageModel(decoder(config)), tmp_path / "x.gguf")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_stories260k_tells_the_same_story_in_llama_cpp(shared: Path, tmp_path: Path) -> None:
+    lm = onward.load(shared / "stories260K")
+    onward.save(lm, tmp_path / "x.gguf")
+    back = onward.load(tmp_path / "x.gguf")
+    assert back.model.config == lm.model.config
+    assert all(torch.equal(a, b) for a, b in zip(back.model.parameters(), lm.model.parameters()))
+    wanted = lm.generate("Once upon a time", max_new_tokens=200, temperature=0.0)
+    assert back.generate("Once upon a time", max_new_tokens=200, temperature=0.0) == wanted
+    with opened(tmp_path / "x.gguf", 512) as model:
+        tokens = model.tokenize(b"Once upon a time")
+        prompt = len(tokens)
+        model.eval(tokens)
+        for _ in range(200):
+            tokens.append(int(np.argmax(model.scores[model.n_tokens - 1])))
+            model.eval(tokens[-1:])
+    assert lm.tokenizer.decode(tokens)[len("Once upon a time") :] == wanted
+    assert len(tokens) == prompt + 200
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0"])
+@torch.inference_mode()
+def test_quantized_weights_are_those_of_llama_cpp(dtype: str, shared: Path, tmp_path: Path) -> None:
+    lm = onward.load(shared / "stories260K")
+    onward.save(lm, tmp_path / "ours.gguf", dtype=dtype)  # type: ignore[arg-type]
+    kinds = {info.type.name for info in read_header(tmp_path / "ours.gguf").tensors.values()}
+    assert kinds == {"F32", "F16", dtype.upper()}  # F16 where rows are no multiple of a block
+    back = onward.load(tmp_path / "ours.gguf", torch.float32)
+    [tokens] = token_ids(lm.model.config, 1, LENGTH).tolist()
+    wanted = lm.model(torch.tensor([tokens]))[0].log_softmax(-1)
+    ours = back.model(torch.tensor([tokens]))[0].log_softmax(-1)
+    divergence = lambda found: (wanted.exp() * (wanted - found)).sum(-1).mean().item()
+    assert divergence(ours) < {"q8_0": 1e-3, "q4_0": 0.5}[dtype]
+    theirs = logprobs(tmp_path / "ours.gguf", tokens, LENGTH)
+    assert abs(divergence(theirs) - divergence(ours)) < 0.1 * divergence(ours) + 1e-3  # its activations are int8
+
+
+@pytest.fixture(scope="module")
+def tokenizers(shared: Path) -> dict[str, Tokenizer]:
+    text = " ".join(PARTS) * 3
+    names = "bpe:400", "byte", "char"
+    found = {name: onward.train_tokenizer(name, [text]) for name in names}
+    found["stories260K"] = Tokenizer.load(shared / "stories260K")
+    found["gpt2"] = Tokenizer.load(shared / "gpt2-tokenizer")
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["bpe:400", "byte", "char", "stories260K", pytest.param("gpt2", marks=pytest.mark.long)]
+)
+def test_tokens_of_awkward_texts_are_the_same_in_llama_cpp(name: str, tokenizers, tmp_path: Path) -> None:
+    tokenizer, texts = tokenizers[name], awkward_texts()
+    rows = tokenizer.vocab_size + 3  # three without a token
+    model = Decoder(onward.DecoderConfig(rows, d_model=32, n_layers=1, n_heads=2, context_length=64))
+    tokenizer.templates["default"] = "{{ messages }}"
+    onward.save(onward.LanguageModel(model, tokenizer), tmp_path / "x.gguf")
+    back = onward.load(tmp_path / "x.gguf").tokenizer
+    wanted = [tokenizer.encode(text) for text in texts]
+    assert [back.encode(text) for text in texts] == wanted
+    assert [back.decode(ids) for ids in wanted] == [tokenizer.decode(ids) for ids in wanted]
+    assert (back.bos_id, back.eos_id, back.templates) == (tokenizer.bos_id, tokenizer.eos_id, tokenizer.templates)
+    with opened(tmp_path / "x.gguf", 64) as model:
+        found = [model.tokenize(text.encode(), add_bos=True, special=False) for text in texts]
+    if name == "char":  # what no token is for is dropped there
+        wanted = [[i for i in ids if i != tokenizer.unknown_id] for ids in wanted]
+    assert found == wanted
+
+
+def test_convert_writes_a_file_and_a_modelfile_and_goes_back(
+    tiny_run: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", str(tiny_run), "tiny.gguf", "--dry-run"]) == 0
+    assert "tiny.gguf would have" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    assert main(["convert", str(tiny_run), "tiny.gguf", "--modelfile"]) == 0
+    assert "llama.cpp" in capsys.readouterr().out
+    lines = (tmp_path / "Modelfile").read_text().splitlines()
+    assert lines == [
+        "FROM ./tiny.gguf",
+        "PARAMETER num_ctx 32",
+        'PARAMETER stop "<|endoftext|>"',
+        "TEMPLATE {{ .Prompt }}",
+    ]
+    assert main(["convert", "tiny.gguf", "back", "--to", "single"]) == 0
+    one, other = onward.load(tiny_run), onward.load("back")
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters()))
+    assert one.model.config == other.model.config
+    assert other.generate("The", max_new_tokens=5, seed=0) == one.generate("The", max_new_tokens=5, seed=0)
+
+
+BAD = {
+    "RUN folder": "folder exists already",
+    "RUN new --to hf --dtype q8_0": "which only GGUF has",
+    "RUN new --modelfile": "a Modelfile goes with a GGUF file",
+    "RUN folder --to gguf": "name the file to write",
+    "x.gguf y.gguf": "is cut off or not a GGUF file",
+    "RUN x.gguf --dtype q2_k": "--dtype is 'q2_k'",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_convert_refuses_in_a_sentence(words: str, tiny_run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("x.gguf").write_bytes(b"no GGUF")
+    assert main(["convert", *words.replace("RUN", str(tiny_run)).split()]) == 2
+    error = capsys.readouterr().err
+    assert BAD[words] in error
+    assert error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "x.gguf"]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"old")
+    with disk.with_room_for(4000), pytest.raises(UserError, match=r"cannot write .*x\.gguf"):
+        written("llama", tmp_path / "x.gguf")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+
+def test_quantized_layers_are_refused(tmp_path: Path) -> None:
+    onward.save(onward.LanguageModel(decoder(COMPUTED["llama"])), tmp_path / "folder")
+    with pytest.raises(UserError, match="has quantized layers"):
+        onward.save(onward.load(tmp_path / "folder", quantize="int8"), tmp_path / "x.gguf")
+
+
+def test_numbers_too_large_for_a_type_are_refused(tmp_path: Path) -> None:
+    model = decoder(COMPUTED["llama"])
+    with torch.no_grad():
+        model.head.weight[0, 0] = 1e6
+    with pytest.raises(UserError, match=r"output\.weight has a number as large as 1e\+06, which F16 cannot hold"):
+        onward.save(onward.LanguageModel(model), tmp_path / "x.gguf", dtype="f16")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,132 @@
+"""Small decoders that each architecture of llama.cpp computes, and decoders that none does."""
+
+from typing import Any
+
+from onward.families.stablelm import UnbiasedHeadNorms
+from onward.model.config import (
+    Alibi,
+    BranchNorm,
+    DecoderConfig,
+    Experts,
+    Gated,
+    LayerNorm,
+    Learned,
+    NoPosition,
+    Parallel,
+    Plain,
+    PreNorm,
+    RMSNorm,
+    Rotary,
+    Sandwich,
+    SelfAttention,
+    SharedNorm,
+)
+from onward.model.routing import SoftmaxRouting
+from onward.model.scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRoPEScaling, YaRNScaling
+
+LENGTH = 40  # of the sequences compared: beyond windows, original contexts, and chunks of a prompt
+BIASED = SelfAttention(bias=True, out_bias=True)
+GPT2 = {"position": Learned(), "norm": LayerNorm(), "mlp": Plain("gelu_tanh", True), "attention": BIASED}
+GEMMA = {"norm": RMSNorm(1e-6, 1.0), "mlp": Gated("gelu_tanh"), "embed_scale": 32**0.5, "tied": True, "d_head": 16}
+NEOX = GPT2 | {"position": Rotary(fraction=0.5)}
+FALCON = {"norm": LayerNorm(), "mlp": Plain("gelu_tanh")}
+LOCAL = SelfAttention(window=8, attn_softcap=20.0)
+NORMED = SelfAttention(qk_norm="head")
+
+
+def small(**changes: Any) -> DecoderConfig:
+    sizes = {"vocab_size": 37, "d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 64, "context_length": LENGTH}
+    return DecoderConfig(**{**sizes, **changes})
+
+
+def scaled(scaling: Any) -> DecoderConfig:
+    return small(position=Rotary(500.0, scaling=scaling))
+
+
+COMPUTED = {  # by architecture: those after a colon are its odd cases
+    "llama": small(n_kv_heads=2),
+    "llama: biases, tied, wide heads": small(attention=BIASED, mlp=Gated(bias=True), tied=True, d_head=16),
+    "llama: Llama 3": scaled(Llama3Scaling(4.0, 1.0, 4.0, 16)),
+    "llama: linear": scaled(LinearScaling(3.0)),
+    "llama: YaRN": scaled(YaRNScaling(4.0, 8)),
+    "llama: YaRN, other magnitude": scaled(YaRNScaling(4.0, 8, attention_factor=0.9)),
+    "llama: LongRoPE": scaled(LongRoPEScaling((1.0, 1.1, 1.5, 2.0), (1.0, 2.0, 3.0, 5.0), 8, 1.2)),
+    "llama: experts": small(mlp=Experts(count=4, top_k=2)),
+    "qwen2": small(attention=SelfAttention(bias=True), n_kv_heads=1, tied=True),
+    "qwen3": small(attention=NORMED, n_kv_heads=2, d_head=16),
+    "qwen2moe": small(
+        attention=SelfAttention(bias=True),
+        mlp=Experts(6, 3, 32, SoftmaxRouting(renormalize=False), d_shared=64, shared_gate=True),
+        tied=True,
+    ),
+    "qwen3moe": small(attention=NORMED, mlp=Experts(6, 3, 32)),
+    "gemma": small(**GEMMA, n_kv_heads=1),
+    "gemma2": small(
+        **GEMMA, attention=(LOCAL, SelfAttention(attn_softcap=20.0)), block=Sandwich(), logit_softcap=10.0, n_layers=3
+    ),
+    "gemma3": small(
+        **GEMMA,
+        attention=(*[SelfAttention(window=8, qk_norm="head")] * 2, NORMED),
+        position=(*[Rotary(100.0)] * 2, Rotary(scaling=LinearScaling(8.0))),
+        block=Sandwich(),
+        n_layers=4,
+    ),
+    "gpt2": small(**GPT2, tied=True),
+    "phi2": small(**NEOX, block=SharedNorm(), head_bias=True),
+    "phi3": small(n_kv_heads=2, tied=True),
+    "phi3: LongRoPE, part of a head": small(
+        position=Rotary(fraction=0.75, scaling=LongRoPEScaling((1.0, 1.1, 1.5), (1.0, 2.0, 3.0), 8, 1.2))
+    ),
+    "gptneox": small(**NEOX, block=Parallel()),
+    "gptneox: one after the other": small(**NEOX, tied=True),
+    "falcon": small(**FALCON, block=SharedNorm(), n_kv_heads=1, tied=True),
+    "falcon: two norms": small(**FALCON, block=Parallel(), n_kv_heads=2),
+    "bloom": small(**{**GPT2, "position": Alibi()}, embed_norm=LayerNorm(), tied=True),
+    "mpt": small(
+        norm=LayerNorm(bias=False),
+        mlp=Plain("gelu_tanh"),
+        position=Alibi(4.0),
+        attention=SelfAttention(clip=0.5),
+        tied=True,
+    ),
+    "starcoder2": small(**{**GPT2, "position": Rotary()}, n_kv_heads=2, tied=True),
+    "stablelm": small(norm=LayerNorm(), position=Rotary(fraction=0.25), attention=SelfAttention(bias=True), d_model=64),
+    "stablelm: norms of heads": small(
+        norm=LayerNorm(),
+        attention=UnbiasedHeadNorms(qk_norm="heads"),
+        position=Rotary(fraction=0.5),
+        block=SharedNorm(),
+        n_kv_heads=2,
+    ),
+    "olmo2": small(attention=SelfAttention(qk_norm="width"), block=BranchNorm(), n_kv_heads=2, tied=True),
+    "command-r": small(norm=LayerNorm(bias=False), block=SharedNorm(), logit_scale=0.25, tied=True, n_kv_heads=2),
+    "granite": small(
+        block=PreNorm(0.22), embed_scale=12.0, logit_scale=0.25, attention=SelfAttention(scale=0.1), d_head=16
+    ),
+    "smollm3": small(position=(*[Rotary(500.0)] * 3, NoPosition()), n_layers=5, n_kv_heads=2, tied=True),
+}
+REFUSED = {
+    "windows": (small(attention=SelfAttention(window=8)), "llama differs in attention.window (8 here, 0 there)"),
+    "an exact GELU": (small(**{**GPT2, "mlp": Plain("gelu", True)}), "gpt2 differs in mlp.act (gelu here, gelu_tanh"),
+    "another activation": (small(mlp=Gated("relu")), "llama differs in mlp.act (relu here, silu there)"),
+    "dynamic scaling": (scaled(DynamicScaling(2.0, 16)), "position.scaling"),
+    "YaRN's ramp": (scaled(YaRNScaling(4.0, 8, beta_fast=4.0)), "position.scaling.beta_fast (4 here, 32 there)"),
+    "part of a head": (small(position=Rotary(fraction=0.5), attention=NORMED), "position.fraction (0.5 here, 1 there)"),
+    "Gemma's scale": (small(**{**GEMMA, "embed_scale": 2.0}), "gemma differs in embed_scale (2 here, 5.65685 there)"),
+    "Gemma, untied": (small(**{**GEMMA, "tied": False}), "gemma differs in tied (no here, yes there)"),
+    "a bias behind attention": (
+        small(attention=SelfAttention(qk_norm="head", out_bias=True), d_head=16),
+        "attention.",
+    ),
+    "experts not renormalized": (
+        small(attention=NORMED, mlp=Experts(6, 3, 32, SoftmaxRouting(renormalize=False))),
+        "qwen3moe differs in mlp.router.renormalize (no here, yes there)",
+    ),
+    "a dense layer among experts": (small(mlp=(Gated(), Experts())), "mlp (experts here, gated there)"),
+    "ALiBi": (small(position=Alibi()), "position (alibi here, rotary there)"),
+    "norms of all heads together": (small(attention=SelfAttention(qk_norm="width")), "attention.qk_norm (width here"),
+    "wide heads": (small(**GPT2, d_head=16), "gpt2 differs in d_head (16 here, 8 there)"),
+    "rotary in other layers": (small(position=(NoPosition(), Rotary())), "position (none here, rotary there)"),
+    "a final norm of its own": (small(final_norm=LayerNorm()), "final_norm"),
+    "a bias of the head": (small(head_bias=True, attention=NORMED), "qk_norm (head here, none there)"),
+}
