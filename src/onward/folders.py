@@ -22,6 +22,7 @@ from onward.errors import UserError
 from onward.fields import build
 from onward.hub import locate
 from onward.language_model import LanguageModel
+from onward.model.extend import extended
 from onward.model.lora import adapter_names, merge_lora, selection
 from onward.reports.write import conclude
 from onward.training.config import RunConfig
@@ -41,6 +42,7 @@ def load(
     revision: str = "",
     quantize: Literal["int8", "int4"] | None = None,
     adapter: str | Path | Sequence[str | Path] = (),
+    rope: str | None = None,
     allow_nonfinite: bool = False,
 ) -> LanguageModel:
     """The model in a Hugging Face folder, or of this name on the Hugging Face hub (org/name, org/name@revision,
@@ -55,6 +57,9 @@ def load(
     `adapter` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or several of them; each
     is named after its folder, and the first is used unless a request chooses another. A `model` that is itself an
     adapter is loaded on the base that it names. An adapter of another base is a UserError.
+
+    `rope` extends the context of a model with rotary positions by a scaling and a factor: "yarn:2", "linear:2",
+    "dynamic:2", "llama3:8".
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise UserError(f"dtype is {dtype!r}: give a floating-point dtype such as torch.float32, or None")
@@ -67,6 +72,8 @@ def load(
     for one in adapters:
         check_base(one, folder)
         load_adapter(decoder, one, hf, one.resolve().name)
+    if rope is not None:
+        decoder.config = extended(decoder.config, rope)
     if adapters:
         selection(decoder).name = adapters[0].resolve().name
     return LanguageModel(decoder, load_tokenizer(folder), hf)

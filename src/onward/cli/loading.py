@@ -17,6 +17,7 @@ class Loading:
     dtype: Literal["", "float32", "bfloat16"] = ""  # of the weights; by default that of the files
     quantize: Literal["", "int8", "int4"] = ""  # keep the weights as integers: less memory, faster, less exact
     adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
+    rope: str | None = None  # extend the context of rotary positions: yarn:2, linear:2, dynamic:2 or llama3:8
     allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
     revision: str = ""  # of a model on the hub: a branch, a tag or a commit; by default main
 
@@ -34,5 +35,6 @@ def load(model: str, options: Loading) -> LanguageModel:
         quantize=options.quantize or None,
         revision=options.revision,
         adapter=options.adapter or (),
+        rope=options.rope,
         allow_nonfinite=options.allow_nonfinite,
     )
