@@ -122,6 +122,62 @@ def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
     raise missing(values, "messages, prompt and completion, or text")
 
 
+def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+    """A prompt with a chosen and a rejected answer, and perhaps the `margin` between them."""
+    for record in records:
+        with placed(record):
+            yield Example(pair(encoder, record.values), record.place, margin(record.values))
+
+
+def pair(encoder: Encoder, values: Mapping[str, Any]) -> list[TokenSequence]:
+    """The sequences of a chosen and a rejected answer. Where both are conversations, what they have in common at their
+    beginning is the prompt."""
+    if "chosen" not in values or "rejected" not in values:
+        raise missing(values, "chosen and rejected, with a prompt")
+    prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
+    if chosen == rejected:
+        raise UserError("chosen and rejected are equal, so that there is nothing to prefer: remove it")
+    if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
+        same = [one == other for one, other in zip(chosen, rejected)]
+        first = (*same, False).index(False)
+        prompt, chosen, rejected = chosen[:first], chosen[first:], rejected[first:]
+    return [encoder.answer("" if prompt is None else prompt, answer) for answer in (chosen, rejected)]
+
+
+def margin(values: Mapping[str, Any]) -> dict[str, float]:
+    """The margin of a pair, where it has one."""
+    if values.get("margin") is None:
+        return {}
+    return {"margin": number(values["margin"], "margin")}
+
+
+def number(value: Any, name: str) -> float:
+    """A number of a record."""
+    if not isinstance(value, int | float) or not np.isfinite(value):
+        raise UserError(f"{name} is {value!r}: it must be a finite number")
+    return float(value)
+
+
+def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+    """A prompt, a completion and a `label`, whether it is wanted; of a pair, both answers with their labels. The second
+    sequence of an example is the prompt with the completion of the example before."""
+    found: list[tuple[Any, Any, float, str]] = []
+    for record in records:
+        with placed(record):
+            values = record.values
+            if "chosen" in values and "rejected" in values:
+                answers = [(values["chosen"], 1.0), (values["rejected"], 0.0)]
+            elif "completion" in values and "label" in values:
+                answers = [(values["completion"], number(values["label"], "label"))]
+            else:
+                raise missing(values, "completion and label, or chosen and rejected, with a prompt")
+            found += [(values.get("prompt", ""), answer, label, record.place) for answer, label in answers]
+    others = [found[-1][1], *(answer for _, answer, _, _ in found[:-1])] if found else []
+    for (prompt, answer, label, place), other in zip(found, others):
+        with placed(Record({}, place)):
+            yield Example([encoder.answer(prompt, one) for one in (answer, other)], place, {"label": label})
+
+
 @contextmanager
 def placed(record: Record) -> Iterator[None]:
     """A UserError in the block names the record."""
@@ -181,6 +237,7 @@ class Examples:
         """Write the table into a file."""
         arrays = {f"number/{name}": values for name, values in self.numbers.items()}
         arrays |= {"tokens": self.tokens, "trained": self.trained, "ends": self.ends}
+        arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}  # which the library assumes
         with written_whole(path) as new:
             save_file(arrays, new, {"per_example": str(self.per_example)})
 

@@ -143,7 +143,7 @@ def measured_costs(
     validation = inputs.validation_windows(config, trainer.model.config.context_length)
     if validation is None:
         return Costs(step, save)
-    validate(trainer, tokenizer, validation, config)
+    validate(trainer, tokenizer, validation, config, inputs.measure(trainer.loss))
     once = clock() - start
     sample(trainer.model, tokenizer)  # the first one may compile kernels
     start = clock()

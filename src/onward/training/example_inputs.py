@@ -4,22 +4,27 @@ RUN/inputs.json has their checksums.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from onward import fields
+from onward.checkpoint.adapters import weights_checksum
 from onward.data.examples import Encoder, Examples, held_out, tabulated
-from onward.data.packing import PackedExamples
+from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
 from onward.data.records import read_records
+from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import file_sha256, write_json
+from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
-from onward.training.base import base_tokenizer
+from onward.training.answers import REFERENCE, sequence_logprobs
+from onward.training.base import base_tokenizer, load_base
 from onward.training.finetuning import FinetuneConfig
 from onward.training.inputs import Inputs, read_record, share
 from onward.training.loss import Loss, mean_figures
@@ -54,6 +59,9 @@ class ExampleInputs(Inputs):
 
     def validation_windows(self, config: Any, context_length: int) -> PackedExamples | None:
         return None if self.held_out is None else self.packed(self.held_out, context_length, None)
+
+    def measure(self, loss: Loss) -> Loss:
+        return loss
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
         """The means of what the loss reports over held-out examples of about this many tokens (0: all)."""
@@ -93,8 +101,9 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
             files = {TRAIN: train.select(np.flatnonzero(~chosen)), VALIDATION: train.select(np.flatnonzero(chosen))}
     elif config.validation != "none":
         files[VALIDATION] = table([config.validation])
+    compared = method.reference and config.reference == "online"
     for name, examples in files.items():
-        examples.save(folder / name)
+        (with_reference(examples, config) if method.reference and not compared else examples).save(folder / name)
     tokenizer.save(folder)
     record = {
         "train": [(TRAIN, None)],
@@ -102,9 +111,21 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         "data": {name: file_sha256(folder / name) for name in files},
         "tokenizer": file_sha256(folder / "tokenizer.json"),
         "model": fields.plain(config.decoder(tokenizer.vocab_size)),
+        "base": weights_checksum(locate(config.base)) if compared else "",
     }
     write_json(folder / "inputs.json", record)
     return tokenizer
+
+
+def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
+    """The examples with the log-probabilities of their sequences under the model that the run begins from."""
+    model, size = load_base(config)[0].eval().to(choose_device(config.device)), config.batch_size
+    rows = [[i] for i in range(len(examples))]
+    batches = (batch_of(examples, rows[i : i + size]).to(model.device) for i in range(0, len(rows), size))
+    with torch.inference_mode():
+        totals = torch.cat([sequence_logprobs(model, batch).total.cpu() for batch in batches])
+    columns = totals.double().numpy().reshape(-1, examples.per_example).T
+    return replace(examples, numbers={**examples.numbers, **{f"{REFERENCE}{i}": c for i, c in enumerate(columns)}})
 
 
 def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> ExampleInputs:
@@ -113,6 +134,11 @@ def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", 
     for name, digest in record.data.items():
         if verify == "sha256" and file_sha256(folder / name) != digest:
             raise UserError(f"{folder / name} has changed since it was written: restore it, or start another run")
+    if record.base and verify == "sha256" and (now := weights_checksum(locate(config.base))) != record.base:
+        raise UserError(
+            f"{config.base} is not the model that {folder} was started from (its weights have the checksum {now[:12]}, "
+            f"then {record.base[:12]}), and {config.method} compares with it: restore it, or start another run"
+        )
     train = Examples.load(folder / TRAIN)
     apart = Examples.load(folder / record.validation) if record.validation else None
     return ExampleInputs(

@@ -11,8 +11,8 @@ from onward.errors import UserError
 from onward.model.part_types import SizeOrZero
 from onward.training.config import NotNegative, RunConfig
 
-MethodName = Literal["sft"]
-LEARNING_RATES = {"sft": 0.05}  # the default of each method, times 1 / d_model; pre-training has 0.5
+MethodName = Literal["sft", "dpo", "ipo", "hinge", "robust", "kto", "orpo", "simpo"]
+LEARNING_RATES = {"sft": 0.05, "orpo": 0.02}  # the default, times 1 / d_model; pre-training has 0.5
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,11 @@ class MethodOptions:
     too_long: Literal["error", "cut", "drop"] = "error"  # of a longer example, cut keeps the first tokens
     packed: bool = True  # as many examples in a row as fit, none of which sees another
     full: bool = True  # train all parameters
+    beta: NotNegative = 0.1  # strength with which preferences hold the model to the reference
+    gamma: NotNegative = 0.5  # margin that simpo asks for
+    desirable: NotNegative = 1.0  # weight of wanted answers, in kto
+    undesirable: NotNegative = 1.0  # weight of other answers, in kto
+    reference: Literal["online", "kept"] = "online"  # kept: its log-probabilities are computed once, before training
 
 
 @named
@@ -41,13 +46,15 @@ class FinetuneConfig(RunConfig, MethodOptions):
         if not (self.steps or self.time or self.epochs):
             object.__setattr__(self, "epochs", 1.0)
         super().__post_init__()
+        if self.label_smoothing >= 0.5 and self.method == "robust":
+            raise UserError(f"label_smoothing is {self.label_smoothing}: of robust, it must be below 0.5")
         if not self.base:
             raise UserError("no model to fine-tune: name its folder")
 
     @checked
     def peak_learning_rate(self, d_model: int) -> float:
         """The learning rate after the warm-up."""
-        return LEARNING_RATES[self.method] / d_model if self.learning_rate is None else self.learning_rate
+        return LEARNING_RATES.get(self.method, 0.005) / d_model if self.learning_rate is None else self.learning_rate
 
 
 def config_class(values: Mapping[str, Any]) -> type[RunConfig]:

@@ -24,7 +24,7 @@ from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.config import RunConfig
 from onward.training.finetuning import config_class
-from onward.training.loss import Loss
+from onward.training.loss import CrossEntropy, Loss
 
 AS_IT_IS = Cleaning(exact=False)
 HELD_OUT = "held_out"  # the folder of a validation text that is none of the sources
@@ -40,6 +40,7 @@ class Record:
     data: Mapping[str, Any]  # the checksum of the index of each folder
     tokenizer: str  # the checksum of tokenizer.json
     model: Mapping[str, Any]  # the fields of its DecoderConfig
+    base: str = ""  # the checksum of the weights that the run compares its model with, if it does
 
 
 def read_record(folder: Path) -> Record:
@@ -105,6 +106,10 @@ class Inputs:
     def validation_windows(self, config: RunConfig, context_length: int) -> HeldOutWindows | None:
         """The whole validation text."""
         return None if self.validation is None else ValidationWindows(self.validation, context_length, config.pack)
+
+    def measure(self, loss: Loss) -> Loss:
+        """The loss that validations measure, in a run that trains with `loss`: of text the plain cross-entropy."""
+        return CrossEntropy()
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
         """The figures of a model on about this many tokens of the validation text (0: all), for result.json; {} where

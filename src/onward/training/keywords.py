@@ -69,3 +69,8 @@ class FinetuneKeywords(CommonKeywords, total=False):
     too_long: Literal["error", "cut", "drop"]
     packed: bool
     full: bool
+    beta: float
+    gamma: float
+    desirable: float
+    undesirable: float
+    reference: Literal["online", "kept"]

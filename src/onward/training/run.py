@@ -293,8 +293,9 @@ class Run:
         late = bool(self.budget and steps_left and not self.budget.affords_validation(steps_left))
         if any(self.processes.sum([late])):
             return
+        loss = self.inputs.measure(self.trainer.loss)
         with self.budget.validating() if self.budget else nullcontext():
-            validation = validate(self.trainer, self.tokenizer, self.held_out, self.config)
+            validation = validate(self.trainer, self.tokenizer, self.held_out, self.config, loss)
             if not self.processes.rank:
                 self.saver.best(self.step, validation.validation_loss)
             yield self.log.write(validation)

@@ -8,7 +8,7 @@ from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.health import measure
 from onward.training.inputs import HeldOutWindows
-from onward.training.loss import mean_figures
+from onward.training.loss import Loss, mean_figures
 from onward.training.trainer import Trainer
 
 
@@ -23,15 +23,17 @@ class Validation:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-def validate(trainer: Trainer, tokenizer: Tokenizer, windows: HeldOutWindows, config: RunConfig) -> Validation:
-    """The mean loss over evenly spread windows, about `config.validation_tokens` of the tokens, in the precision of
-    training; with averaged weights, where the trainer averages them."""
+def validate(
+    trainer: Trainer, tokenizer: Tokenizer, windows: HeldOutWindows, config: RunConfig, loss: Loss
+) -> Validation:
+    """The means of a loss over evenly spread windows, about `config.validation_tokens` of the tokens, in the precision
+    of training; with averaged weights, where the trainer averages them."""
     model, size = trainer.model, config.batch_size
     apart = max(1, windows.num_tokens // config.validation_tokens)
     chosen = range(0, len(windows), apart)
     with trainer.averaged():
         batches = (windows.read(chosen[i : i + size]).to(model.device) for i in range(0, len(chosen), size))
-        means = mean_figures(model, batches, trainer.loss, config.precision)
+        means = mean_figures(model, batches, loss, config.precision)
         figures = measure(model, windows.read(chosen[:size]).to(model.device))
     whole = windows.read(chosen)
     targets = whole.targets[whole.targets != IGNORE_INDEX].tolist()

@@ -1,0 +1,277 @@
+"""Losses of preferences: equal to their formulas in fp64, and to TRL's functions where TRL is installed."""
+
+import importlib
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import onward
+from onward.data.examples import Encoder, judged, preferred, tabulated
+from onward.data.packing import ExampleBatch, batch_of
+from onward.data.records import Record
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+from onward.model.lora import LoRA, add_lora
+from onward.training import preferences
+from onward.training.answers import sequence_logprobs
+from onward.training.finetuning import FinetuneConfig
+from onward.training.methods import METHODS
+from onward.training.run import Run
+from onward.training.trainer import Step
+
+from support.finetuning import base_model, config, sums, tokenizer, write_rows
+from support.grids import first
+
+PAIRS = [name for name, method in METHODS.items() if method.form is preferred]
+COMPARED = sorted((name for name, method in METHODS.items() if method.reference), key="kto".__ne__)
+
+
+def pairs(count: int = 8) -> list[dict[str, Any]]:
+    """Sums with a right and a wrong answer, of different lengths."""
+    rows = []
+    for i in range(count):
+        wrong, right = f"It is {i}{i}!" + " Brief!" * (i % 3), f"It is {i + 3}."
+        rows.append({"prompt": f"{i} + 3?", "chosen": right, "rejected": wrong})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_model(tmp_path_factory.mktemp("base"), dropout=0.3)
+
+
+@pytest.fixture
+def batch() -> ExampleBatch:
+    return example_batch("dpo")
+
+
+def example_batch(method: str) -> ExampleBatch:
+    """Pairs or judged answers, two in each row."""
+    records = [Record(row, f"line {i}") for i, row in enumerate(pairs(4))]
+    table, _ = tabulated(METHODS[method].form(Encoder(tokenizer()), records), 96, "error")
+    return batch_of(table, [[i, i + 1] for i in range(0, len(table), 2)], by_example=True)
+
+
+def changed(base: Path, amount: float = 0.1) -> Decoder:
+    """The base after some training."""
+    model = onward.load(base).model
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * amount)
+    return model.train()
+
+
+log_s = lambda x: -np.log1p(np.exp(-x))
+FORMULAS: dict[str, Callable[..., Any]] = {  # of margins and mean log-probabilities, in fp64
+    "dpo": lambda m, a, b, e: -log_s(0.3 * m) * (1 - e) - log_s(-0.3 * m) * e,
+    "robust": lambda m, a, b, e: (-log_s(0.3 * m) * (1 - e) + log_s(-0.3 * m) * e) / (1 - 2 * e),
+    "hinge": lambda m, a, b, e: np.maximum(0, 1 - 0.3 * m),
+    "ipo": lambda m, a, b, e: (m - 1 / 0.6) ** 2,
+    "simpo": lambda m, a, b, e: -log_s(0.3 * (a - b) - 0.7) * (1 - e) - log_s(-0.3 * (a - b) + 0.7) * e,
+    "orpo": lambda m, a, b, e: -a - 0.3 * log_s(a - b - np.log(1 - np.exp(a)) + np.log(1 - np.exp(b))),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_loss_is_its_formula_in_fp64(name: str, smoothing: float) -> None:
+    m = torch.tensor([-30.0, -2.0, 0.0, 0.5, 40.0], dtype=torch.float64)
+    means = [-1e-3, -0.5, -2, -9, -4], [-3, -0.5, -0.1, -1, -20]
+    a, b = (torch.tensor(values, dtype=torch.float64) for values in means)
+    function = getattr(preferences, name)
+    more = {"smoothing": smoothing} if name in ("dpo", "robust", "simpo") else {}
+    more |= {"gamma": 0.7} if name == "simpo" else {}
+    got = function(a, b, beta=0.3, **more) if name in ("simpo", "orpo") else function(m, beta=0.3, **more)
+    wanted = FORMULAS[name](*(x.numpy() for x in (m, a, b)), smoothing)
+    np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("adapter", [False, True])
+def test_dpo_begins_at_ln_2(adapter: bool, precision: str, base: Path, batch: ExampleBatch) -> None:
+    model = onward.load(base).model.train()
+    if adapter:
+        add_lora(model, LoRA(rank=2))
+    loss = METHODS["dpo"].loss(FinetuneConfig(base=str(base), method="dpo"))
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        value, _, figures = loss(model, batch)  # type: ignore[misc]
+    assert value.item() / 4 == pytest.approx(np.log(2), abs=1e-6)
+    assert {name: figure.item() for name, figure in figures.items()} == {
+        "accuracy": 2.0,
+        "margin": 0.0,
+        "chosen_reward": 0.0,
+        "rejected_reward": 0.0,
+    }
+
+
+@pytest.mark.parametrize("name", first(1, COMPARED))
+def test_kept_reference_gives_the_loss_of_the_online_one(name: str, base: Path, tmp_path: Path) -> None:
+    data, losses = write_rows(tmp_path / "pairs.jsonl", pairs()), []
+    for reference in "online", "kept":
+        options = {"method": name, "reference": reference, "template": "", "batch_size": 2, "validation": "none"}
+        run = Run.start(config(base, data, tmp_path / reference, **options))
+        losses.append([event.loss for event in run.train()])  # type: ignore[union-attr]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert losses[0][0] != losses[0][-1]
+
+
+def test_a_run_that_is_resumed_compares_with_the_same_base(tmp_path: Path) -> None:
+    base, data = base_model(tmp_path / "base"), write_rows(tmp_path / "pairs.jsonl", pairs(20))
+    run = Run.start(config(base, data, tmp_path / "run", method="dpo"))
+    first, *_ = run.train(stop=lambda: run.step == 1)
+    assert isinstance(first, Step)
+    assert first.figures["accuracy"] == 0.5
+    with torch.no_grad():
+        lm = onward.load(base)
+        lm.model.embed.weight.add_(1)
+    onward.save(lm, base)
+    with pytest.raises(UserError, match=r"base is not the model that .*run was started from .*dpo compares with it"):
+        Run.resume(tmp_path / "run")
+
+
+def test_sequence_logprobs_are_the_sums_of_those_of_tokens(base: Path, batch: ExampleBatch) -> None:
+    model = onward.load(base).model
+    found = sequence_logprobs(model, batch)
+    for number in range(batch.num_sequences):
+        here = batch.sequences == number
+        where = here & (batch.tokens > 0) | here & (batch.positions > 0)
+        tokens, targets = batch.tokens[where][None], batch.targets[where]
+        logprobs = model(tokens)[0].log_softmax(-1)
+        kept = [logprobs[i, t].item() for i, t in enumerate(targets.tolist()) if t >= 0]
+        assert found.total[number].item() == pytest.approx(sum(kept), abs=1e-4)
+        assert int(found.count[number]) == len(kept)
+
+
+BAD = {
+    "equal answers": ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are equal"),
+    "no rejected": ({"prompt": "a", "chosen": "b"}, "needs chosen and rejected"),
+    "a margin of text": (
+        {"chosen": "b", "rejected": "c", "margin": "big"},
+        "margin is 'big': it must be a finite number",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_pairs_are_one_sentence_with_their_place(case: str) -> None:
+    values, sentence = BAD[case]
+    with pytest.raises(UserError, match=f"^p.jsonl line 3: .*{sentence}"):
+        list(preferred(Encoder(tokenizer()), [Record(values, "p.jsonl line 3")]))
+
+
+def test_what_two_conversations_share_is_their_prompt() -> None:
+    template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    names = onward.Tokenizer(tokenizer().inner, templates={"default": template})
+    talk = sums(2)[1]["messages"]
+    other = [talk[0], {"role": "assistant", "content": "Eleven."}]
+    for values in {"chosen": talk, "rejected": other}, {"prompt": talk[:1], "chosen": talk[1:], "rejected": other[1:]}:
+        (example,) = preferred(Encoder(names), [Record(values, "")])
+        texts = [names.decode([t for t, own in zip(s.tokens, s.trained) if own]) for s in example.sequences]
+        assert texts == [talk[1]["content"], "Eleven."]
+
+
+def test_judged_answers_come_with_an_answer_to_another_prompt() -> None:
+    rows = [{"prompt": f"{i} ", "completion": f"{i}{i}", "label": i % 2 == 0} for i in range(3)]
+    found = list(judged(Encoder(tokenizer()), [Record(row, "") for row in rows]))
+    assert [tokenizer().decode(e.sequences[1].tokens) for e in found] == ["0 22", "1 00", "2 11"]
+    assert [e.numbers["label"] for e in found] == [1, 0, 1]
+
+
+class Stub:
+    """What TRL asks of a model, from ours: log-probabilities of the tokens whose labels are not -100."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+
+    def __call__(self, input_ids: Tensor, labels: Tensor, **_: Any) -> SimpleNamespace:
+        logprobs = self.model(input_ids)[:, :-1].log_softmax(-1).gather(-1, input_ids[:, 1:, None])[..., 0]
+        kept = logprobs * (labels[:, 1:] != -100)
+        unused = torch.zeros_like(kept)
+        return SimpleNamespace(log_probs=kept, entropy=unused, mean_logits=unused, is_top1=unused.bool(), aux_loss=None)
+
+
+def padded(batch: ExampleBatch, which: slice) -> dict[str, Tensor]:
+    """The sequences of a batch as TRL collates them: one in a row, padded on the right."""
+    rows = []
+    for number in range(batch.num_sequences)[which]:
+        here = batch.sequences == number
+        where = here & ((batch.tokens > 0) | (batch.positions > 0))
+        rows.append((batch.tokens[where], torch.cat([torch.tensor([False]), batch.targets[where][:-1] >= 0])))
+    pad = lambda several: torch.nn.utils.rnn.pad_sequence(several, batch_first=True)
+    tokens, mask = pad([row[0] for row in rows]), pad([row[1].long() for row in rows])
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "completion_mask": mask}
+
+
+def theirs(name: str, model: Decoder, reference: Decoder, batch: ExampleBatch, beta: float, smoothing: float) -> Tensor:
+    """TRL's loss."""
+    metrics = {mode: defaultdict[str, list[float]](list) for mode in ("train", "eval")}
+    gather = SimpleNamespace(device=torch.device("cpu"), gather_for_metrics=lambda x: x, gather=lambda x: x)
+    gather.unwrap_model = lambda x: x
+    common = SimpleNamespace(
+        model=model, accelerator=gather, aux_loss_enabled=False, _metrics=metrics, beta=beta, label_smoothing=smoothing
+    )
+    own = vars(common)
+    if name in ("orpo", "simpo"):
+        found = sequence_logprobs(model, batch)
+        chosen, rejected = found.mean[::2], found.mean[1::2]
+        if name == "orpo":
+            from trl.experimental.orpo import ORPOTrainer
+
+            return (-chosen - ORPOTrainer.odds_ratio_loss(common, chosen, rejected)[0]).mean()
+        from trl.experimental.cpo import CPOTrainer
+
+        own |= {"loss_type": "simpo", "simpo_gamma": 0.5, "alpha": 0.0}
+        return CPOTrainer.cpo_loss(common, chosen, rejected)[0].mean()
+    own |= {"precompute_ref_logps": False, "ref_model": Stub(reference), "args": SimpleNamespace()}
+    own["args"].gradient_checkpointing_kwargs = None
+    own |= {"_total_train_tokens": 0, "_tp_size": 1, "use_weighting": False}
+    policy = Stub(model)
+    if name == "kto":
+        import trl.trainer.kto_trainer as module
+
+        own |= {"loss_type": "kto", "calculate_KL": True, "desirable_weight": 1.0, "undesirable_weight": 1.0}
+        inputs: dict[str, Any] = padded(batch, slice(0, None, 2)) | {"label": batch.numbers["label"].bool()}
+        inputs |= {f"KL_{key}": value for key, value in padded(batch, slice(1, None, 2)).items()}
+        common._compute_kl_logps = lambda m, b: module.KTOTrainer._compute_kl_logps(common, m, b)
+        return call(module.KTOTrainer._compute_loss, common, policy, inputs)
+    import trl.trainer.dpo_trainer as module
+
+    kind = {"dpo": "sigmoid"}.get(name, name)
+    own |= {"ld_alpha": None, "f_divergence_type": "reverse_kl", "loss_types": [kind], "loss_weights": [1.0]}
+    both = padded(batch, slice(None))
+    inputs = {key: torch.cat([value[::2], value[1::2]]) for key, value in both.items()}
+    return call(module.DPOTrainer._compute_loss, common, policy, inputs)
+
+
+def call(compute: Any, trainer: Any, policy: Stub, inputs: dict[str, Any]) -> Tensor:
+    """The loss of a method of a trainer of TRL."""
+    module: Any = importlib.import_module(compute.__module__)
+    module.disable_gradient_checkpointing = lambda *_: nullcontext()
+    return compute(trainer, policy, inputs, False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*PAIRS, "kto"])
+def test_loss_and_gradient_equal_those_of_trl(name: str, base: Path) -> None:
+    pytest.importorskip("trl", reason="needs TRL: pip install trl")
+    smoothing = 0.1 if name in ("robust", "simpo") else 0.0
+    batch, reference = example_batch(name), onward.load(base).model
+    model = changed(base).eval()
+    options = FinetuneConfig(base=str(base), method=name, beta=0.3, label_smoothing=smoothing)  # type: ignore[arg-type]
+    losses = [
+        METHODS[name].loss(options)(model, batch)[0] / batch.divisor,
+        theirs(name, model, reference, batch, 0.3, smoothing),
+    ]
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6, rel=1e-6)
+    ours, wanted = (torch.autograd.grad(loss, list(model.parameters())) for loss in losses)
+    for got, other in zip(ours, wanted):
+        assert (got - other).abs().max() <= 1e-5 * other.abs().max() + 1e-7
