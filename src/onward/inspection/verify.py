@@ -1,0 +1,191 @@
+"""The promises of exactness, measured on a model: every way to run it gives what the plain run gives.
+
+Shapes: B rows, T tokens, S tokens in one call, V vocabulary, D d_model.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.checkpoint.folder import load_model, save_model
+from onward.errors import UserError
+from onward.generation.answer import Answer
+from onward.generation.blocks import BlockManager
+from onward.generation.cache_manager import CacheManager
+from onward.generation.drafts import ModelDraft
+from onward.generation.engine import Engine
+from onward.generation.request import Request
+from onward.generation.sampling import Sampling
+from onward.inspection.lens import residuals
+from onward.model.cache import KVCache
+from onward.model.decoder import Decoder, without_dropout
+from onward.model.paged import PagedKVCache
+from onward.text.tokenizer import Tokenizer
+
+TOKENS, NEW, CHUNK = 48, 24, 7  # tokens of a row, generated ones (some steps of which are compiled), and in a call
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the largest
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A promise and what was measured."""
+
+    promise: str
+    measured: float  # the largest difference, in what `of` says
+    allowed: float
+    of: str
+    note: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the difference is allowed; NaN never is."""
+        return self.measured <= self.allowed
+
+
+class Subject:
+    """A model with two rows of random tokens (2, T) and its plain logits (2, T, V) for them."""
+
+    def __init__(self, model: Decoder, tokenizer: Tokenizer | None, hf: Mapping[str, Any]) -> None:
+        self.model, self.tokenizer, self.hf = model, tokenizer, hf
+        length = min(TOKENS, model.config.context_length)
+        vocabulary = min(model.config.vocab_size, tokenizer.vocab_size if tokenizer else model.config.vocab_size)
+        generator = torch.Generator().manual_seed(0)
+        self.tokens = torch.randint(vocabulary, (2, length), generator=generator).to(model.device)
+        self.plain = model(self.tokens)
+        self.allowed = TOLERANCE[model.dtype] * max(1.0, float(self.plain.abs().max()))
+
+    def compare(self, promise: str, logits: Tensor, note: str = "") -> Finding:
+        """The finding for logits (2, T, V) that should be the plain ones."""
+        difference = float((logits.float() - self.plain.float()).abs().max())
+        return Finding(promise, difference, self.allowed, "a logit", note)
+
+    def manager(self, kind: str, chunk: int) -> CacheManager:
+        """A new cache for the two rows."""
+        length = self.tokens.size(1)
+        options: dict[str, Any] = {"device": self.model.device, "dtype": self.model.dtype}
+        if kind == "paged":
+            blocks = 2 * (-(-length // 4) + 2)
+            return BlockManager(
+                PagedKVCache(self.model.config, 2, length, chunk, blocks=blocks, block_size=4, **options)
+            )
+        return CacheManager(KVCache(self.model.config, 2, length, chunk, **options))
+
+    def feed(self, manager: CacheManager, tokens: Tensor, start: int) -> Tensor:
+        """The logits of tokens (2, S) at positions from `start` on."""
+        end = start + tokens.size(1)
+        for row in range(2):
+            manager.reserve(row, start, end)
+        positions = torch.arange(start, end, device=tokens.device).expand_as(tokens)
+        return self.model(tokens, positions, manager.cache.view())
+
+    def in_chunks(self, chunk: int, kind: str = "contiguous", wrong: bool = False) -> Tensor:
+        """The logits by calls of at most `chunk` tokens; with `wrong`, other tokens come before them and are undone."""
+        manager, pieces = self.manager(kind, chunk), []
+        for start in range(0, self.tokens.size(1), chunk):
+            piece = self.tokens[:, start : start + chunk]
+            if wrong:
+                self.feed(manager, piece.flip(0, 1), start)
+            pieces.append(self.feed(manager, piece, start))
+        return torch.cat(pieces, 1)
+
+    def generate(self, *, rows: int = 1, draft: bool = False) -> list[int]:
+        """Greedy tokens after the first half of the first row, beside requests of other lengths in other rows."""
+        engine = Engine(self.model, rows=rows, draft=ModelDraft(self.model, 3) if draft else None)
+        half = self.tokens.size(1) // 2
+        prompts = [self.tokens[row % 2, : half - row].tolist() for row in range(rows)]
+        new = min(NEW, self.model.config.context_length - half)
+        requests = [engine.add(Request(prompt, Sampling(temperature=0), new)) for prompt in prompts]
+        for _ in engine.run():
+            pass
+        if error := requests[0].error:
+            raise error
+        return requests[0].tokens
+
+    def generated(self, promise: str, **options: Any) -> Finding:
+        """Whether each token is the likeliest by the plain logits after those before it: how far below it is."""
+        tokens, half = self.generate(**options), self.tokens.size(1) // 2
+        row = torch.tensor([[*self.tokens[0, :half].tolist(), *tokens]], device=self.tokens.device)
+        logits = self.model(row)[0, half - 1 : -1].float()
+        below = logits.amax(-1) - logits.gather(-1, row[0, half:, None])[:, 0]
+        equal = int((below == 0).sum())
+        return Finding(promise, float(below.max()), self.allowed, "a logit", f"{equal} of {len(tokens)} tokens equal")
+
+
+def saved(subject: Subject) -> Finding:
+    """Whether the model gives the same logits, bit for bit, after it was saved and loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(subject.model, Path(folder), subject.hf)
+        loaded, _ = load_model(Path(folder), device=subject.model.device)
+        return replace(subject.compare("saved = loaded", loaded(subject.tokens)), allowed=0.0)
+
+
+def streamed(subject: Subject) -> Finding:
+    """Whether the pieces of an answer, decoded token by token, are the text of all its tokens."""
+    assert subject.tokenizer
+    tokens, answer = subject.generate(), Answer(subject.tokenizer)
+    for token in tokens:
+        answer.push(token)
+    pieces, whole = answer.finish(), subject.tokenizer.decode(tokens)
+    wrong = abs(len(pieces) - len(whole)) + sum(a != b for a, b in zip(pieces, whole))
+    return Finding("streamed = whole text", float(wrong), 0.0, "characters", f"{len(whole)} characters")
+
+
+def batched(subject: Subject) -> Finding:
+    """Whether rows in one call have the logits that each has in a call of its own."""
+    alone = [subject.model(row[None]) for row in subject.tokens]
+    return subject.compare("batched = alone", torch.cat(alone))
+
+
+PROMISES: dict[str, Callable[[Subject], Finding]] = {
+    "saved": saved,
+    "batched": batched,
+    "cached": lambda s: s.compare("cached = plain", s.in_chunks(1), "token by token"),
+    "chunked": lambda s: s.compare("chunked = whole", s.in_chunks(CHUNK), f"{CHUNK} tokens at a time"),
+    "rolled back": lambda s: s.compare("rolled back = plain", s.in_chunks(CHUNK, wrong=True)),
+    "paged": lambda s: s.compare("paged = contiguous", s.in_chunks(CHUNK, "paged"), "blocks of 4 tokens"),
+    "generated": lambda s: s.generated("generated = plain"),
+    "in company": lambda s: s.generated("generated in a batch = plain", rows=3),
+    "speculated": lambda s: s.generated("speculated = target", draft=True),
+    "streamed": streamed,
+}
+
+
+@torch.inference_mode()
+def verify(
+    model: Decoder, tokenizer: Tokenizer | None = None, hf: Mapping[str, Any] | None = None, reference: Any = None
+) -> Iterator[Finding]:
+    """Measure each promise on a model; yields the findings one by one.
+
+    `hf` is the config.json that it was loaded from. `reference` is the same model of transformers, with which the
+    logits and the residual stream after each layer are compared. A model whose logits are not finite is a UserError.
+    """
+    with without_dropout(model):
+        subject = Subject(model, tokenizer, hf or {})
+        if not subject.plain.isfinite().all():
+            raise UserError(f"the logits of the model are NaN or infinite in {model.dtype}: nothing can be compared")
+        for name, measure in PROMISES.items():
+            if name != "streamed" or tokenizer is not None:
+                yield measure(subject)
+        if reference is not None:
+            yield against(subject, reference)
+
+
+def against(subject: Subject, reference: Any) -> Finding:
+    """The finding for a model of transformers; the note names the first layer beyond the tolerance."""
+    theirs = reference(subject.tokens, output_hidden_states=True)
+    finding = subject.compare("Onward = transformers", theirs.logits)
+    *ours, last = residuals(subject.model, subject.tokens)
+    layers = zip([*ours, subject.model.norm(last)], theirs.hidden_states)  # their last one is after the norm
+    share = [float((a.float() - b.float()).abs().max() / b.float().abs().max().clamp(min=1e-6)) for a, b in layers]
+    beyond = next((i for i, one in enumerate(share) if not one <= 5 * TOLERANCE[subject.model.dtype]), None)
+    if beyond is None:
+        return replace(finding, note=f"the residual stream differs by at most {max(share):.0e} of its largest value")
+    where = f"after block {beyond - 1}" if beyond else "in the embedding"
+    return replace(finding, note=f"the residual stream first differs beyond rounding {where}, by {share[beyond]:.0e}")

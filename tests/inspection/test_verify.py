@@ -1,0 +1,78 @@
+"""onward verify: the promises hold on models, and each finding can fail."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import onward
+from onward.cli import main
+from onward.errors import UserError
+from onward.inspection.verify import Subject, against, verify
+from onward.model.decoder import Decoder
+
+from support.decoders import DECODERS, decoder
+
+
+def failing(model: Decoder, **options: Any) -> set[str]:
+    return {finding.promise for finding in verify(model, **options) if not finding.holds}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "alibi in windows", "gemma2"])
+def test_promises_hold_for(name: str) -> None:
+    assert failing(decoder(DECODERS[name])) == set()
+
+
+WRONG: dict[str, tuple[Callable[[Tensor], Tensor], set[str]]] = {
+    "the length": (
+        lambda x: x * (1 + 0.1 * x.size(1)) + 1,
+        {"cached = plain", "chunked = whole", "paged = contiguous"},
+    ),
+    "other rows": (lambda x: x + x.mean(0), {"batched = alone"}),
+    "nothing": (lambda x: x, set()),
+}
+
+
+@pytest.mark.parametrize("on", WRONG)
+def test_model_is_found_that_depends_on(on: str) -> None:
+    change, promises = WRONG[on]
+    model = decoder(DECODERS["llama"])
+    model.blocks[0].attn.register_forward_hook(lambda module, args, result: change(result))
+    assert failing(model) - {"saved = loaded"} >= promises
+    assert promises or not failing(model)
+
+
+def test_weight_that_is_not_saved_is_found() -> None:
+    model = decoder(DECODERS["llama"])
+    model.blocks[0].attn_norm.register_forward_hook(lambda module, args, result: result * 1.1)
+    assert failing(model) == {"saved = loaded"}
+
+
+def test_first_layer_that_differs_from_transformers_is_named(tiny_run: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tiny_run).eval()
+    with torch.inference_mode():
+        subject = Subject(onward.load(tiny_run).model.eval(), None, {})
+        assert against(subject, theirs).holds
+        for layer in 1, 0:
+            theirs.model.layers[layer].mlp.up_proj.weight.add_(0.1)
+            assert not (finding := against(subject, theirs)).holds
+            assert f"first differs beyond rounding after block {layer}" in finding.note
+
+
+def test_command_prints_the_findings(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(tiny_run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert all(row["holds"] for row in found)
+    assert {"saved = loaded", "speculated = target", "streamed = whole text"} <= {row["promise"] for row in found}
+
+
+def test_model_that_is_not_finite_is_one_sentence() -> None:
+    model = decoder(DECODERS["llama"])
+    torch.nn.init.constant_(model.embed.weight, torch.nan)
+    with pytest.raises(UserError, match="the logits of the model are NaN or infinite"):
+        failing(model)
