@@ -84,26 +84,34 @@ def test_engine_gives_the_same_tokens_compiled_or_not(name: str):
     assert sum(map(len, free.values())) == 3
 
 
-def paged() -> CacheManager:
-    return BlockManager(PagedKVCache(LLAMA, 1, 64, 8, block_size=4, blocks=60))
+def paged(config: DecoderConfig) -> CacheManager:
+    return BlockManager(PagedKVCache(config, 2, 64, 8, block_size=4, blocks=60))
 
 
-def quantized() -> CacheManager:
-    return CacheManager(KVCache(LLAMA, 1, 64, 8, quantized=True))
+def quantized(config: DecoderConfig) -> CacheManager:
+    return CacheManager(KVCache(config, 2, 64, 8, quantized=True))
 
 
-@pytest.mark.parametrize("cache", [paged, quantized])
-def test_a_paged_or_quantized_cache_keeps_the_plain_path_though_a_program_is_free(cache: Callable[[], CacheManager]):
-    model = model_of(LLAMA)
-    answers(model, 0)
-    assert OF_MODELS[model].free
+@pytest.mark.parametrize(
+    ("name", "cache", "compiled"),
+    [("llama", paged, 2), ("gemma2", paged, 2), ("statquest", paged, 2), ("llama", quantized, 0)],
+)
+def test_engine_with_a_cache_gives_the_same_tokens_compiled_or_not(
+    name: str, cache: Callable[[DecoderConfig], CacheManager], compiled: int
+):
+    model = model_of(replace(DECODERS[name], context_length=64))
+    answers(model, 0)  # makes programs of a contiguous cache, which must not be used
+    before = sum(map(len, OF_MODELS[model].free.values()))
     given = []
     for compile_after in 0, None:
-        engine = Engine(model, rows=1, cache=cache(), compile_after=compile_after)
-        request = engine.add(Request([1, 2, 3], Sampling(temperature=0), max_new_tokens=12))
+        engine = Engine(model, rows=2, cache=cache(model.config), compile_after=compile_after)
+        requests = [Request([1 + n % 9 for n in range(size)], Sampling(), 30, seed=size) for size in (3, 8, 5)]
+        for request in requests:
+            engine.add(request)
         list(engine.run())
-        given.append(request.tokens)
+        given.append([request.tokens for request in requests])
     assert given[0] == given[1]
+    assert sum(map(len, OF_MODELS[model].free.values())) == before + compiled
 
 
 def test_program_reads_weights_that_change_in_place_and_is_dropped_when_they_are_replaced():

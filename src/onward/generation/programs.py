@@ -28,7 +28,7 @@ class Programs:
     """The compiled steps of a model that no runner uses now, by the number of rows."""
 
     def __init__(self) -> None:
-        self.free: defaultdict[tuple[int, torch.dtype], list[Program]] = defaultdict(list)
+        self.free: defaultdict[tuple[int, torch.dtype, type], list[Program]] = defaultdict(list)  # and kind of cache
         self.steps: defaultdict[int, int] = defaultdict(int)  # plain steps so far, by the number of rows
         self.fingerprint: tuple[object, ...] = ()
         self.refusal = ""  # why the steps of this model cannot be compiled
@@ -42,8 +42,8 @@ class Programs:
 
     def take(self, model: Decoder, cache: KVCache, rows: int, dtype: torch.dtype) -> Program | None:
         """A program for the first `rows` rows of a cache; None where the step cannot be compiled."""
-        if self.free[rows, dtype]:
-            return self.free[rows, dtype].pop()
+        if free := self.free[rows, dtype, type(cache)]:
+            return free.pop()
         if self.refusal:
             return None
         try:
@@ -82,8 +82,8 @@ def compile_step(model: Decoder, cache: KVCache, rows: int) -> Program:
 class Steps:
     """The compiled steps that a runner uses: one for each number of rows of which `compile_after` steps were decoded.
 
-    A hook on a module, a mode of PyTorch that watches operations, a paged or quantized cache, and a device other than
-    the CPU keep the plain path.
+    A hook on a module, a mode of PyTorch that watches operations, a quantized cache, and a device other than the CPU
+    keep the plain path.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, compile_after: int | None = COMPILE_AFTER) -> None:
@@ -125,5 +125,5 @@ class Steps:
         """Give the programs back; the next step takes them again."""
         for rows, program in self.used.items():
             if program is not None:
-                self.programs.free[rows, self.model.dtype].append(program)
+                self.programs.free[rows, self.model.dtype, type(self.cache)].append(program)
         self.used.clear()

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onward.model.cache import CacheEntry, CacheView, KVCache, LayerCache, SlotIndices
+from onward.model.paged import PagedLayerCache
 
 if TYPE_CHECKING:
     from onward.model.context import AttentionMask
@@ -142,9 +143,10 @@ class Recording:
 
 
 def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
-    """Whether a cache has keys and values in this dtype, contiguous for each row: neither paged nor quantized."""
+    """Whether a cache has keys and values in this dtype, not quantized."""
     tensors = [tensor for layer in cache.layers for tensor in layer.entries.values()]
-    return all(type(layer) is LayerCache for layer in cache.layers) and all(t.dtype == dtype for t in tensors)
+    known = all(type(layer) in (LayerCache, PagedLayerCache) for layer in cache.layers)
+    return known and all(t.dtype == dtype for t in tensors)
 
 
 @torch.inference_mode(False)  # in which composed operations are not recorded by their parts

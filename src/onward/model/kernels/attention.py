@@ -1,5 +1,7 @@
-"""Attention of one new token per row over a contiguous cache, which reads the visible positions only.
+"""Attention of one new token per row over a contiguous or a paged cache, which reads the visible positions only.
 
+In a contiguous cache, position p of row b is in slot p % S of the row; in a paged one, S is the size of a block, and
+position p is in slot p % S of block table[b, p // S]. `table` has P columns, and is 0 for a contiguous cache.
 Shapes: B rows, S slots, H heads, K key/value heads, G = H / K, E d_head, F width of a value.
 """
 
@@ -18,22 +20,30 @@ from onward.model.kernels.products import Matrix, least, tile
 from onward.model.kernels.units import shuffle, sums, unit_for
 
 
-def write(width: int, dtype: str) -> Emit:
-    """The kernel `(entry, vectors, positions, S)` that writes the vectors (B, width) of the tokens at `positions` (B,)
-    to slots position % S of entries (B, S, width); an item is a row."""
+def write(width: int, dtype: str, paged: bool) -> Emit:
+    """The kernel `(entry, vectors, positions, S, table, P)` that writes the vectors (B, width) of the tokens at
+    `positions` (B,) to the slots of an entry (B, S, width) or, paged, (blocks, S, width); an item is a row."""
 
     def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        entry, vectors, positions, slots = arguments
+        entry, vectors, positions, slots, table, columns = arguments
         with code.loop(first, end) as (row, _):
-            slot = code.urem(code.scalar(positions, "int64", row), slots)
-            target = code.mul(code.add(code.mul(row, slots), slot), INT(width))
-            source = code.mul(row, INT(width))
+            position = code.scalar(positions, "int64", row)
+            block = row
+            if paged:
+                block = block_of(code, table, columns, row, code.udiv(position, slots))
+            slot = code.add(code.mul(block, slots), code.urem(position, slots))
+            target, source = code.mul(slot, INT(width)), code.mul(row, INT(width))
             for begin, stop, count in (0, width - width % LANES, LANES), (width - width % LANES, width, 1):
                 read = code.floats if count > 1 else code.scalar
                 with code.loop(begin, stop, count) as (index, _):
                     code.put(read(vectors, dtype, code.add(source, index)), entry, dtype, code.add(target, index))
 
     return emit
+
+
+def block_of(code: Code, table: Any, columns: Any, row: Any, index: Any) -> Any:
+    """The block of a row in this column of the table."""
+    return code.scalar(table, "int64", code.add(code.mul(row, columns), index))
 
 
 @dataclass(frozen=True)
@@ -51,40 +61,43 @@ LINE = {"float32": 16, "bfloat16": 32}  # numbers in a line of memory
 KEYS = 4  # keys whose scores are computed together, with up to as many heads
 
 
-def attend(
-    heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, options: Options, bf16_dots: bool | None = None
-) -> Emit:
-    """The kernel `(y, q, k, v, sinks, positions, S, scratch)`; an item is a row and key/value head.
+def attend(heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, options: Options, paged: bool) -> Emit:
+    """The kernel `(y, q, k, v, sinks, positions, S, scratch, L, table, P)`; an item is a row and key/value head.
 
-    q (B, H, E), k (B, S, K, E), v (B, S, K, F), sinks (H,), positions (B,), y (B, H, F); `scratch` has S floats for
-    each of B and H. The row's token sees positions up to its own; position p is in slot p % S, so the visible ones are
-    in one or two runs of slots. `bf16_dots` as in `unit_for`.
+    q (B, H, E), k (B or blocks, S, K, E), v (B or blocks, S, K, F), sinks (H,), positions (B,), y (B, H, F); `scratch`
+    has L floats for each of B and H. The row's token sees positions up to its own. The visible ones are in runs of
+    slots: one or two in a contiguous cache, one in each block of a paged one.
     """
-    group, unit = heads // kv_heads, unit_for(dtype, bf16_dots)
+    group, unit = heads // kv_heads, unit_for(dtype)
 
     def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        y, q, k, v, sink_scores, positions, slots, scratch = arguments
+        y, q, k, v, sink_scores, positions, slots, scratch, length, table, columns = arguments
         with code.loop(first, end) as (item, _):
             row, kv_head = code.udiv(item, INT(kv_heads)), code.urem(item, INT(kv_heads))
             position = code.scalar(positions, "int64", row)
             count = code.add(position, INT(1))
             if options.window:
                 count = least(code, count, INT(options.window))
-            begin = code.urem(code.sub(code.add(position, INT(1)), count), slots)
+            earliest = code.sub(code.add(position, INT(1)), count)
+            begin, column = code.urem(earliest, slots), code.udiv(earliest, slots)
             until_end = least(code, count, code.sub(slots, begin))
+            after = code.sub(code.udiv(position, slots), column)  # paged: blocks after the first one
             head = code.add(code.mul(row, INT(heads)), code.mul(kv_head, INT(group)))
-            weights = [code.mul(code.add(head, INT(g)), slots) for g in range(group)]
+            weights = [code.mul(code.add(head, INT(g)), length) for g in range(group)]
 
             @contextmanager
             def runs(width: int, carried: Sequence[Any]) -> Iterator[tuple[Any, Any, Any, list[Any]]]:
                 """For each run of slots: the index of its first visible position, their number, the place of the first
                 vector of this width, and carried values."""
-                with code.loop(0, 2, 1, carried) as (run, values):
-                    whole = code.icmp_signed("==", run, INT(0))
-                    slot = code.add(code.mul(row, slots), code.select(whole, begin, INT(0)))
+                with code.loop(0, code.add(after, INT(1)) if paged else 2, 1, carried) as (run, values):
+                    initial = code.icmp_signed("==", run, INT(0))
+                    offset = code.add(until_end, code.mul(code.sub(run, INT(1)), slots))
+                    offset = code.select(initial, INT(0), offset)
+                    size = code.select(initial, until_end, least(code, slots, code.sub(count, offset)))
+                    block = block_of(code, table, columns, row, code.add(column, run)) if paged else row
+                    slot = code.add(code.mul(block, slots), code.select(initial, begin, INT(0)))
                     place = code.mul(code.add(code.mul(slot, INT(kv_heads)), kv_head), INT(width))
-                    size = code.select(whole, until_end, code.sub(count, until_end))
-                    yield code.select(whole, INT(0), until_end), size, place, values
+                    yield offset, size, place, values
 
             def fetch(matrix: Any, size: int, width: int, at: Any, keys: int) -> None:
                 """Prefetch the vectors that are read AHEAD keys later: those of the other heads lie between them."""

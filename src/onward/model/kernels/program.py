@@ -11,18 +11,19 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from llvmlite import ir
 from torch import Tensor
 
-from onward.model.cache import KVCache
+from onward.model.cache import KVCache, LayerCache
 from onward.model.kernels import attention, elementwise
 from onward.model.kernels.compiler import BYTES, INT, Code, Emit, add_kernel, load
 from onward.model.kernels.elementwise import Formula, Layout, clamp, like, merged
 from onward.model.kernels.products import emit
 from onward.model.linear import MIN_PARALLEL, max_rows
+from onward.model.paged import PagedLayerCache
 from onward.model.recording import Attention, NotCompilable, Operation, Record, Recording, Write
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int64: "int64"}
@@ -78,16 +79,25 @@ class Program:
         self.layers = list(cache.layers)
         rows = self.recording.tokens.size(0)
         heads = max((call.record.q.size(2) for call in self.calls if isinstance(call.record, Attention)), default=0)
-        self.scratch = torch.empty(rows * heads * max(layer.slots for layer in cache.layers))
+        length = max(layer.slots * (layer.table.size(1) if is_paged(layer) else 1) for layer in cache.layers)
+        self.scratch = torch.empty(rows * heads * length)
         for call, fields in zip(self.calls, self.fields):
-            if isinstance(call.record, Write):
-                entry = cache.layers[call.record.layer].entries[call.record.name]
-                fields[0], fields[3] = entry.data_ptr(), entry.size(1)
-            elif isinstance(call.record, Attention):
-                entries = cache.layers[call.record.layer].entries
-                key, value = entries[call.record.key], entries[call.record.value]
-                fields[2], fields[3], fields[6] = key.data_ptr(), value.data_ptr(), key.size(1)
-                fields[7] = self.scratch.data_ptr()
+            record = call.record
+            if not isinstance(record, Write | Attention):
+                continue
+            layer = cache.layers[record.layer]
+            table = (layer.table.data_ptr(), layer.table.size(1)) if is_paged(layer) else (0, 0)
+            if isinstance(record, Write):
+                entry = layer.entries[record.name]
+                fields[0], fields[3:6] = entry.data_ptr(), (entry.size(1), *table)
+            else:
+                key, value = layer.entries[record.key], layer.entries[record.value]
+                fields[2:4] = key.data_ptr(), value.data_ptr()
+                fields[6:11] = key.size(1), self.scratch.data_ptr(), length, *table
+
+
+def is_paged(layer: LayerCache) -> TypeGuard[PagedLayerCache]:
+    return isinstance(layer, PagedLayerCache)
 
 
 KERNELS: dict[tuple[Any, ...], int] = {}  # the addresses of compiled kernels
@@ -196,8 +206,10 @@ def lower(record: Record, kv_cache: KVCache, positions: Tensor) -> list[Call]:
     threads = torch.get_num_threads()
     if isinstance(record, Write):
         width, dtype = record.vectors[0].numel(), DTYPES[record.vectors.dtype]
-        fields = [0, record.vectors.data_ptr(), positions.data_ptr(), 0]
-        return [Call(("write", width, dtype), attention.write(width, dtype), fields, len(positions), record=record)]
+        fields = [0, record.vectors.data_ptr(), positions.data_ptr(), 0, 0, 0]
+        paged = is_paged(kv_cache.layers[record.layer])
+        emitted = attention.write(width, dtype, paged)
+        return [Call(("write", width, dtype, paged), emitted, fields, len(positions), record=record)]
     if isinstance(record, Attention):
         rows, _, heads, d_head = record.q.shape
         key = kv_cache.layers[record.layer].entries[record.key]
@@ -205,10 +217,11 @@ def lower(record: Record, kv_cache: KVCache, positions: Tensor) -> list[Call]:
             raise NotCompilable("attention to a cache of another form")
         shape = heads, key.size(2), d_head, record.y.size(-1), DTYPES[record.q.dtype]
         options = attention.Options(record.window, record.scale, record.softcap, record.sinks is not None)
-        fields = [record.y.data_ptr(), record.q.data_ptr(), 0, 0, address(record.sinks), positions.data_ptr(), 0, 0]
+        fields = [address(record.y), address(record.q), 0, 0, address(record.sinks), address(positions), 0, 0, 0, 0, 0]
+        paged = is_paged(kv_cache.layers[record.layer])
         parallel = threads if heads * d_head >= MIN_PARALLEL_HEADS else 1
-        emitted = attention.attend(*shape, options)
-        return [Call(("attend", *shape, options), emitted, fields, rows * key.size(2), parallel, record)]
+        emitted = attention.attend(*shape, options, paged)
+        return [Call(("attend", *shape, options, paged), emitted, fields, rows * key.size(2), parallel, record)]
     return OPERATIONS.get(name_of(record).removesuffix("_"), unknown)(record)
 
 
