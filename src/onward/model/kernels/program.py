@@ -89,11 +89,11 @@ class Program:
             table = (layer.table.data_ptr(), layer.table.size(1)) if is_paged(layer) else (0, 0)
             if isinstance(record, Write):
                 entry = layer.entries[record.name]
-                fields[0], fields[3:6] = entry.data_ptr(), (entry.size(1), *table)
+                fields[0], fields[3:6] = entry.data_ptr(), [entry.size(1), *table]
             else:
                 key, value = layer.entries[record.key], layer.entries[record.value]
-                fields[2:4] = key.data_ptr(), value.data_ptr()
-                fields[6:11] = key.size(1), self.scratch.data_ptr(), length, *table
+                fields[2:4] = [key.data_ptr(), value.data_ptr()]
+                fields[6:11] = [key.size(1), self.scratch.data_ptr(), length, *table]
 
 
 def is_paged(layer: LayerCache) -> TypeGuard[PagedLayerCache]:
