@@ -42,16 +42,18 @@ def logit_difference(right: int, wrong: int, position: int = -1) -> Metric:
     return lambda logits: logits[:, position, right] - logits[:, position, wrong]
 
 
-def both(model: Decoder, clean: Sequence[int], corrupted: Sequence[int], metric: Metric) -> tuple[float, float]:
-    """The metric of both texts, which must be of one length and differ in it."""
+def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Both texts, which must be of one length, as (1, T) each."""
     if len(clean) != len(corrupted):
         raise UserError(f"the texts have {len(clean)} and {len(corrupted)} tokens: patching needs as many in both")
-    rows = torch.cat([as_row(model, clean), as_row(model, corrupted)])
-    with torch.no_grad(), without_dropout(model):
-        good, bad = exact(metric(model(rows))).tolist()
-    if good == bad:
+    return as_row(model, clean), as_row(model, corrupted)
+
+
+def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
+    """The metric of both texts, in which they must differ."""
+    if float(good) == float(bad):
         raise UserError("the metric is the same for both texts: choose texts, or a metric, that differ")
-    return good, bad
+    return float(good), float(bad)
 
 
 @torch.no_grad()
@@ -63,10 +65,12 @@ def activation_patching(
 
     (Causal tracing, Meng et al. 2022; path-free activation patching, Wang et al. 2022.)
     """
-    good, bad = both(model, clean, corrupted, metric)
-    with without_dropout(model), trace(model, f"blocks.*.{site}") as t:
-        model(as_row(model, clean))
-    c, row, by_head = model.config, as_row(model, corrupted), site == "attn.heads"
+    c, by_head = model.config, site == "attn.heads"
+    clean_row, row = rows_of(model, clean, corrupted)
+    with without_dropout(model):
+        with trace(model, f"blocks.*.{site}") as t:
+            clean_metric = metric(model(clean_row))
+        good, bad = differing(clean_metric, metric(model(row)))
     count = c.n_heads if by_head else len(clean)
     effects = torch.zeros(c.n_layers, count)
     for layer in range(c.n_layers):
@@ -94,14 +98,15 @@ def attribution_patching(
 ) -> Patching:
     """An estimate of `activation_patching` of all (layer, position), for attn.heads of all (layer, head, position), by
     two runs and one backward: (clean - corrupted activation) · gradient of the metric (Nanda 2023)."""
-    good, bad = both(model, clean, corrupted, metric)
+    clean_row, row = rows_of(model, clean, corrupted)
     names = f"blocks.*.{site}"
     with without_dropout(model), frozen(model):
         with torch.no_grad(), trace(model, names) as t:
-            model(as_row(model, clean))
+            clean_metric = metric(model(clean_row))
         with torch.enable_grad(), trace(model, names, gradients=True) as given:
-            vectors = model.embed(as_row(model, corrupted)).detach().requires_grad_()
-            metric(model(vectors)).sum().backward()
+            corrupted_metric = metric(model(model.embed(row).detach().requires_grad_()))
+            good, bad = differing(clean_metric, corrupted_metric.detach())
+            corrupted_metric.sum().backward()
     effects = torch.zeros(model.config.n_layers, *((model.config.n_heads,) * (site == "attn.heads")), len(clean))
     for layer in range(model.config.n_layers):
         name = f"blocks.{layer}.{site}"
