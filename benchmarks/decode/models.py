@@ -113,7 +113,7 @@ class Files:
         """The model as a GGUF file whose matrices have this type; needs the `gguf` library."""
         path = self.root / f"{kind}.gguf"
         if not path.exists():
-            self.root.mkdir(exist_ok=True)
+            self.root.mkdir(parents=True, exist_ok=True)
             write_gguf(self.make(self.config), path, kind)
         return path
 

@@ -187,8 +187,10 @@ def test_logprobs_are_a_table_and_exact_in_json(said, lm: LanguageModel) -> None
     [row] = rows(said(*words, "--json")[0])
     assert [one["token"] for one in row["logprobs"]] == row["tokens"] == answer.tokens
     for one, chance in zip(row["logprobs"], answer.logprobs):
-        assert one["logprob"] == chance.logprob
-        assert [(a["token"], a["logprob"]) for a in one["alternatives"]] == chance.alternatives
+        near = lambda value: pytest.approx(value, abs=1e-5)  # steps may be compiled in one of the two
+        assert one["logprob"] == near(chance.logprob)
+        assert [a["token"] for a in one["alternatives"]] == [token for token, _ in chance.alternatives]
+        assert [a["logprob"] for a in one["alternatives"]] == near([value for _, value in chance.alternatives])
         assert one["text"] == lm.tokenizer.piece(chance.token)
 
 
@@ -199,7 +201,8 @@ def test_a_draft_that_is_the_model_is_always_accepted(said, tiny_run: Path) -> N
     assert out == plain
     assert figures.startswith(cut)
     assert re.fullmatch(
-        r"accepted 100\.0% of 32 drafted tokens; tokens per step: 4\.20 measured, 5\.00 expected .* 4 drafted .*\n",
+        r"accepted 100\.0% of 32 drafted tokens; tokens per step: 4\.20 measured, 5\.00 expected .* 4 drafted .*\n"
+        r"(speculation does not pay here: .*\n)?",
         figures.removeprefix(cut),
     )
     for row in rows(said(*words, "--draft", str(tiny_run), "--json")[0]):

@@ -12,10 +12,14 @@ from torch import Tensor
 from onward.generation import speculation
 from onward.generation.distribution import draw, next_token_distribution
 from onward.generation.drafts import LookupDraft, LookupIndex
+from onward.generation.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampler import Sampler
 from onward.generation.sampling import Sampling
-from onward.generation.speculation import DRAFT, Proposal, expected_tokens
+from onward.generation.speculation import DRAFT, LEAST, Proposal, SpeculationTimes, expected_tokens
+from onward.model.decoder import Decoder
+
+from support.decoders import DECODERS
 
 V, LONG, AHEAD, N = 4, 3, 2, 4_000
 RANDOM = torch.Generator().manual_seed(0)
@@ -151,3 +155,25 @@ def test_verify_reads_no_value_from_the_device(certain: bool) -> None:
     drawn = Proposal([1, 2], None if certain else torch.empty(2, V, device="meta"))
     kept, token, row = speculation.verify(p, [drawn, Proposal()], seeds, seeds)
     assert kept.shape == token.shape == row.shape == (2,)
+
+
+def test_speed_up_is_measured_against_steps_without_proposals() -> None:
+    times = SpeculationTimes()
+    assert times.speed_up() is None
+    times.add(4.0, 3.0, 2.0, True)  # verifying takes 1 s, so that at most 2 tokens in 4 s replace 2 steps of 1 s
+    assert times.speed_up() == pytest.approx(0.5)
+    for _ in range(LEAST):
+        times.add(3.0, 0.0, 1.0, False)  # steps without proposals take 3 s
+    assert times.speed_up() == pytest.approx(2 * 3 / 4)
+
+
+def test_engine_times_its_steps_with_and_without_proposals() -> None:
+    model = Decoder(DECODERS["llama"]).eval()
+    engine = Engine(model, rows=1, draft=LookupDraft(2))
+    request = engine.add(Request([1, 2, 3, 1, 2], Sampling(temperature=0), 7))
+    list(engine.run())
+    found = engine.times
+    assert found.steps + found.plain_steps + 1 == request.steps  # the first token comes with the prompt
+    assert found.steps > 0
+    assert 0 < found.drafting < found.seconds
+    assert found.tokens_per_row >= found.steps

@@ -182,7 +182,7 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
         if request.error:
             raise request.error
     if engine.draft:
-        report(list(answers), engine.draft.num_draft_tokens)
+        report(list(answers), engine.draft.num_draft_tokens, engine.times.speed_up())
 
 
 class Printed:
@@ -240,8 +240,8 @@ def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
         console.print(f"{subject} cut after {longest:,} tokens: see --max-new-tokens", soft_wrap=True)
 
 
-def report(requests: "Sequence[Request]", num_draft_tokens: int) -> None:
-    """Print how many of the drafted tokens were accepted."""
+def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
+    """Print how many of the drafted tokens were accepted, and whether speculation pays."""
     from onward.generation.speculation import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)
@@ -256,6 +256,11 @@ def report(requests: "Sequence[Request]", num_draft_tokens: int) -> None:
         "each time",
         soft_wrap=True,
     )
+    if speed_up is not None and speed_up < 1:
+        console.print(
+            f"speculation does not pay here: {speed_up:.2f} times the speed without it, so leave it out",
+            soft_wrap=True,
+        )
 
 
 def search(lm: "LanguageModel", prompts: Sequence[str], options: Options) -> None:

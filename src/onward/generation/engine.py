@@ -6,6 +6,7 @@ Shapes: B requests, T tokens in one call, D d_model, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from time import perf_counter
 from typing import TypedDict, Unpack
 
 import torch
@@ -23,7 +24,7 @@ from onward.generation.request import Request, check_request
 from onward.generation.runner import Runner
 from onward.generation.sampler import NotANumber, Sampler, nan_error, token_logprobs
 from onward.generation.scheduler import Schedule, Scheduler
-from onward.generation.speculation import Proposal
+from onward.generation.speculation import Proposal, SpeculationTimes
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.trace import Row, labeled
@@ -88,6 +89,7 @@ class Engine:
             num_draft_tokens=num_draft_tokens,
             draft_manager=draft.manager if draft else None,
         )
+        self.times, self.drafting = SpeculationTimes(), 0.0  # seconds of the draft in this step
         self.runner, self.sampler = Runner(model, cache.cache, compile_after), Sampler(allowed)
 
     @property
@@ -123,12 +125,16 @@ class Engine:
     def step(self) -> list[tuple[Request, int]]:
         """Run one step; returns the new tokens of all requests."""
         with without_dropout(self.model):
-            schedule = self.scheduler.schedule()
+            schedule, start = self.scheduler.schedule(), perf_counter()
+            self.drafting = 0.0
             requests, proposals, logits = self.forward(schedule)
             if not requests:
                 return []
             sampled, self.runner.sampled = self.sampler.sample(logits, requests, proposals)
             new = self.distribute(requests, proposals, sampled, logits)
+            if self.draft and not schedule.prefill:
+                speculated = any(proposal.tokens for proposal in proposals)
+                self.times.add(perf_counter() - start, self.drafting, len(new) / len(requests), speculated)
             self.scheduler.release(requests)
             if not self.scheduler.active:
                 self.runner.steps.release()
@@ -140,7 +146,9 @@ class Engine:
         requests, proposals, logits = list(schedule.decode), [Proposal() for _ in schedule.decode], list[Tensor]()
         if requests:
             if self.draft:
+                start = perf_counter()
                 proposals = self.draft.propose(requests, schedule.room)
+                self.drafting = perf_counter() - start
             with labeled([Row(r, 1 + len(p.tokens), len(r.tokens)) for r, p in zip(requests, proposals)]):
                 logits.append(self.runner.decode(requests, [proposal.tokens for proposal in proposals]))
         if schedule.prefill:
