@@ -64,13 +64,22 @@ def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
     return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
 
 
-class Reference:
-    """The model that a policy is compared with: the policy without its adapters, where it has any, else another model,
-    which `load` returns when it is first asked for."""
+class Frozen:
+    """A model that is not trained, which `load` returns when it is first asked for."""
 
     def __init__(self, load: Callable[[], Decoder]) -> None:
         self.load = load
         self.model: Decoder | None = None
+
+    def on(self, device: torch.device) -> Decoder:
+        """The model on a device."""
+        if self.model is None:
+            self.model = self.load().eval().requires_grad_(False)
+        return self.model.to(device)
+
+
+class Reference(Frozen):
+    """The model that a policy is compared with: the policy without its adapters, where it has any, else another."""
 
     @contextmanager
     def of(self, policy: Decoder) -> Iterator[Decoder]:
@@ -78,10 +87,8 @@ class Reference:
         if adapter_names(policy):
             with use_adapter(policy, ""):
                 yield policy
-            return
-        if self.model is None:
-            self.model = self.load().eval().requires_grad_(False)
-        yield self.model.to(policy.device)
+        else:
+            yield self.on(policy.device)
 
     def totals(self, policy: Decoder, batch: ExampleBatch) -> Tensor:
         """The log-probabilities of a batch's sequences, (S,), without gradient: those that were kept, where they

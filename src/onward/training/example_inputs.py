@@ -85,6 +85,10 @@ def row_length(config: FinetuneConfig, context_length: int) -> int:
 def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
     """Make the examples of a run in its folder, and write inputs.json."""
     tokenizer = base_tokenizer(config)
+    if config.teacher and Tokenizer.load(locate(config.teacher)).inner.get_vocab() != tokenizer.inner.get_vocab():
+        raise UserError(
+            f"the teacher {config.teacher} has another vocabulary than {config.base}: take one with the same tokenizer"
+        )
     encoder, length = Encoder(tokenizer), row_length(config, config.decoder(1).context_length)
     method = METHODS[config.method]
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from onward.arguments import checked, named
+from onward.arguments import Range, checked, named
 from onward.errors import UserError
 from onward.model.part_types import SizeOrZero
-from onward.training.config import NotNegative, RunConfig
+from onward.training.config import NotNegative, RunConfig, Share
 
-MethodName = Literal["sft", "dpo", "ipo", "hinge", "robust", "kto", "orpo", "simpo"]
-LEARNING_RATES = {"sft": 0.05, "orpo": 0.02}  # the default, times 1 / d_model; pre-training has 0.5
+Positive = Annotated[float, Range(1e-6, 1e6)]
+MethodName = Literal["sft", "dpo", "ipo", "hinge", "robust", "kto", "orpo", "simpo", "distill"]
+LEARNING_RATES = {"sft": 0.05, "distill": 0.05, "orpo": 0.02}  # the default, times 1 / d_model; pre-training has 0.5
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class MethodOptions:
     gamma: NotNegative = 0.5  # margin that simpo asks for
     desirable: NotNegative = 1.0  # weight of wanted answers, in kto
     undesirable: NotNegative = 1.0  # weight of other answers, in kto
+    teacher: str = ""  # the model to learn from, in distill: its folder or its name on the hub
+    mix: Share = 0.0  # divergence of distill: 0 forward, 1 reverse, between Jensen-Shannon
+    temperature: Positive = 1.0  # by which distill divides logits
     reference: Literal["online", "kept"] = "online"  # kept: its log-probabilities are computed once, before training
 
 
@@ -48,6 +52,9 @@ class FinetuneConfig(RunConfig, MethodOptions):
         super().__post_init__()
         if self.label_smoothing >= 0.5 and self.method == "robust":
             raise UserError(f"label_smoothing is {self.label_smoothing}: of robust, it must be below 0.5")
+        if bool(self.teacher) != (self.method == "distill"):
+            given = "is given, which only" if self.teacher else "is not given, which"
+            raise UserError(f"teacher {given} the method distill uses")
         if not self.base:
             raise UserError("no model to fine-tune: name its folder")
 

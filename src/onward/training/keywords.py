@@ -73,4 +73,7 @@ class FinetuneKeywords(CommonKeywords, total=False):
     gamma: float
     desirable: float
     undesirable: float
+    teacher: str
+    mix: float
+    temperature: float
     reference: Literal["online", "kept"]

@@ -4,13 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
+from onward.checkpoint.folder import load_model
 from onward.data.examples import Form, judged, preferred, supervised
+from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.training import preferences
-from onward.training.answers import JudgedLoss, PairLoss, Reference
+from onward.training.answers import Frozen, JudgedLoss, PairLoss, Reference
 from onward.training.base import load_base
+from onward.training.distillation import Distillation
 from onward.training.finetuning import FinetuneConfig
 from onward.training.loss import CrossEntropy, Loss
 
@@ -63,6 +67,13 @@ ipo = partial(of_mean_margins, lambda m, c: preferences.ipo(m, c.beta))
 orpo = partial(of_means, lambda a, b, c: preferences.orpo(a, b, c.beta))
 simpo = partial(of_means, lambda a, b, c: preferences.simpo(a, b, c.beta, c.gamma, c.label_smoothing))
 
+
+def distilled(config: FinetuneConfig) -> Loss:
+    """The divergence from a teacher."""
+    load = lambda: load_model(locate(config.teacher), torch.float32)[0]
+    return Distillation(Frozen(load), config.mix, config.temperature, config.loss_chunk)
+
+
 METHODS: dict[str, Method] = {
     "sft": Method(supervised, next_token),
     "dpo": Method(preferred, dpo, by_example=True, reference=True),
@@ -72,4 +83,5 @@ METHODS: dict[str, Method] = {
     "kto": Method(judged, of_judged, by_example=True, reference=True),
     "orpo": Method(preferred, orpo, by_example=True),
     "simpo": Method(preferred, simpo, by_example=True),
+    "distill": Method(supervised, distilled),
 }

@@ -1,0 +1,84 @@
+"""Distillation: divergences of distributions, and students of teachers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import onward
+from onward.errors import UserError
+from onward.text.tokenizer import train_tokenizer
+from onward.training.answers import Frozen
+from onward.training.distillation import Distillation, divergence
+from onward.training.finetuning import FinetuneConfig
+from onward.training.run import Run
+
+from support.decoders import DECODERS, assert_close, decoder, token_ids
+from support.finetuning import base_model, config, sums, write_rows
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.3, 0.5, 1.0])
+def test_divergence_is_its_formula_in_fp64(mix: float) -> None:
+    logits = torch.randn(2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 4
+    s, t = logits.softmax(-1).numpy()
+    m = mix * t + (1 - mix) * s
+    kl = lambda p, q: (p * np.log(p / q)).sum(-1)
+    wanted = {0.0: kl(t, s), 1.0: kl(s, t)}.get(mix, mix * kl(t, m) + (1 - mix) * kl(s, m))
+    np.testing.assert_allclose(divergence(logits[0], logits[1], mix).numpy(), wanted, rtol=1e-12)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mix", [0.0, 0.3, 1.0])
+def test_divergence_and_gradient_equal_those_of_trl(mix: float) -> None:
+    gkd = pytest.importorskip("trl.experimental.gkd", reason="needs TRL: pip install trl")
+    logits = torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(0)) * 4
+    student, teacher = logits[0].requires_grad_(), logits[1]
+    ours = divergence(student.flatten(0, 1), teacher.flatten(0, 1), mix).mean()
+    theirs = gkd.GKDTrainer.generalized_jsd_loss(student, teacher, torch.ones(3, 5), mix)
+    assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
+    got, wanted = (torch.autograd.grad(loss, student)[0] for loss in (ours, theirs))
+    assert_close(got, wanted, 1e-6)
+
+
+def test_loss_of_a_student_is_the_same_in_chunks() -> None:
+    student, teacher = decoder(DECODERS["llama"]), decoder(DECODERS["gpt2"])
+    tokens = token_ids(student.config)
+    batch = onward.Batch(tokens[:, :-1], tokens[:, 1:].masked_fill(tokens[:, 1:] < 3, -100))
+    found = []
+    for chunk in 0, 4:
+        student.zero_grad()
+        loss, *_ = Distillation(Frozen(lambda: teacher), 0.5, 2.0, chunk)(student, batch)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in student.parameters())])
+    for one, other in zip(*found):
+        assert_close(one, other)
+
+
+def test_a_student_comes_closer_to_its_teacher(tmp_path: Path) -> None:
+    teacher, base = base_model(tmp_path / "teacher"), base_model(tmp_path / "base", d_model=32)
+    data = write_rows(tmp_path / "chats.jsonl", sums(8))
+    options = {"method": "distill", "template": "plain", "steps": 4, "validate_every": 4, "teacher": str(teacher)}
+    losses = [
+        event.loss
+        for event in Run.start(config(base, data, tmp_path / "run", **options)).train()
+        if hasattr(event, "loss")
+    ]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_teacher_of_another_vocabulary_is_one_sentence(tmp_path: Path) -> None:
+    base, teacher = base_model(tmp_path / "base"), base_model(tmp_path / "teacher")
+    train_tokenizer("byte", []).save(teacher)
+    data = write_rows(tmp_path / "chats.jsonl", sums(8))
+    with pytest.raises(UserError, match=r"the teacher .*teacher has another vocabulary than .*base"):
+        Run.start(config(base, data, tmp_path / "run", method="distill", teacher=str(teacher)))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"), [({"method": "distill"}, "not given"), ({"teacher": "a"}, "only the method distill")]
+)
+def test_only_distillation_has_a_teacher(values: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"teacher is .*{sentence}"):
+        FinetuneConfig(base="base", **values)
