@@ -231,3 +231,26 @@ class TestBeyondLength:
         rotary, alibi = numbers("16 to 31, # at positions", text)
         assert rotary > 1.5 * number("rotary perplexity #", text)
         assert alibi < 1.1 * number("ALiBi perplexity #", text)
+
+
+class TestExperts:
+    def test_shares_of_each_kind_sum_to_1_and_both_layers_are_drawn(self, tmp_path: Path) -> None:
+        text = printed("experts", "--steps", "3", "--out", str(tmp_path / "experts.json"))
+        assert "consonant" in text
+        panels = json.loads((tmp_path / "experts.json").read_text())["panels"]
+        assert [panel["title"] for panel in panels] == [
+            *("layer 0: kinds of characters", "layer 1: kinds of characters"),
+            *("layer 0", "layer 1"),
+        ]
+        for row in (row for panel in panels[:2] for row in panel["values"]):
+            assert sum(row) == pytest.approx(1, abs=1e-3)
+
+    @pytest.mark.long
+    def test_routers_divide_spaces_digits_and_vowels_among_experts(self) -> None:
+        layer = printed("experts").split("layer 1")[0]
+        rows = {
+            name: [int(x) for x in re.findall(r"(\d+)%", line)] for name, line in re.findall(r"  (\w+) +(.*%)", layer)
+        }
+        best = {name: max(range(4), key=row.__getitem__) for name, row in rows.items()}
+        assert min(max(rows[name]) for name in ("space", "digit", "vowel")) > 60
+        assert len({best[name] for name in ("space", "digit", "vowel")}) == 3

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from rich.cells import cell_len
 
-from onward.reports.markup import visible
-from onward.reports.picture import Panel, Scale, fitted, gray_png, padded
+from onward.reports.markup import readable, visible
+from onward.reports.picture import LINE_MARKS, Panel, Scale, fitted, gray_png, padded
 from onward.reports.plot import Frame, Heights, Series, plot, rounded, short
 
 LABEL, DEEP = 6.7, 12  # pixels of a character of a label, largest number of characters
@@ -20,6 +20,7 @@ SHADES, NEGATIVE = "·░▒▓█", "·−=≡≣"  # in a terminal, from 0 on
 BLOCKS = "▁▂▃▄▅▆▇█"
 STYLES = "smooth", "validation", "other"  # of the first curves
 COLUMNS = 56  # of a curve in a terminal
+WIDEST, FOLDED = 64, 92  # of cells in a terminal: most of them in a row, most columns of cells with texts
 BAR = 190.0  # pixels of the longest bar
 
 
@@ -124,15 +125,23 @@ def cell_lines(
     texts: Sequence[Sequence[str]] | None,
 ) -> list[str]:
     """The cells as lines for a terminal: characters of SHADES, or the texts."""
+    if texts is None and max(values.shape) > WIDEST:  # each character then stands for several rows and columns
+        every = math.ceil(max(values.shape) / WIDEST)
+        rows, columns = rows[::every], columns[::every] if [*columns] != [*rows] else rows[::every]
+        values = pooled(values, every)
     names = padded(rows) if rows else [""] * len(values)
     margin = cell_len(names[0]) if names else 0
     levels = np.ceil(4 * replace(scale, faint=False).strength(values) - 1e-9).astype(int)
     shades = np.where(values < 0, np.array([*NEGATIVE])[levels], np.array([*SHADES])[levels])
     shades = np.where(np.isnan(values), " ", shades)
     if texts is not None:
+        if scale.signed:  # the texts are numbers, whose signs would be beside those of the shades
+            shades = np.full_like(shades, "")
         table = [[text + mark.replace("·", " ") for text, mark in zip(*line)] for line in zip(texts, shades)]
-        table = [[*(fitted(label, DEEP) + " " for label in columns)]] * bool(columns) + table
+        table = [[*(fitted(label, DEEP) + " " * (not scale.signed) for label in columns)]] * bool(columns) + table
         widths = [max(map(cell_len, column)) for column in zip(*table)]
+        fit = next((i for i in range(len(widths)) if sum(widths[i:]) + 2 * len(widths[i:]) <= FOLDED), len(widths) - 1)
+        table, widths = [line[fit:] for line in table], widths[fit:]  # the last columns
         lines = [
             "  ".join(" " * (width - cell_len(text)) + text for text, width in zip(line, widths)) for line in table
         ]
@@ -145,6 +154,16 @@ def cell_lines(
         ruler = "".join(fitted(label, every * repeat - 1).ljust(every * repeat) for label in columns[::every])
         lines.append(f"{' ' * margin} {ruler}".rstrip())
     return lines
+
+
+def pooled(values: np.ndarray, every: int) -> np.ndarray:
+    """The value farthest from 0 of each square of `every` x `every` cells; NaN only where all are."""
+    rows, columns = (-size % every for size in values.shape)
+    padded_values = np.pad(values, ((0, rows), (0, columns)), constant_values=np.nan)
+    squares = padded_values.reshape(-(-len(values) // every), every, -1, every).swapaxes(1, 2)
+    flat = squares.reshape(*squares.shape[:2], -1)
+    farthest = np.argmax(np.nan_to_num(np.abs(flat), nan=-1), -1)
+    return np.take_along_axis(flat, farthest[..., None], -1)[..., 0]
 
 
 def curves(
@@ -210,9 +229,10 @@ def curve_line(heights: np.ndarray, frame: Frame) -> str:
     return "".join(BLOCKS[int(s * 7.999)] for s in np.clip(np.nan_to_num(share), 0, 1))
 
 
-def bars(title: str, values: Mapping[str, float], *, unit: str = "", marked: str = "") -> Panel:
-    """A bar for each named value from 0 on, the `marked` one in the second color."""
-    top = max((abs(value) for value in values.values()), default=0) or 1.0
+def bars(title: str, values: Mapping[str, float], *, unit: str = "", marked: str = "", top: float = 0) -> Panel:
+    """A bar for each named value from 0 on, the `marked` one in the second color; `top` is the value of the longest
+    bar, by default the largest."""
+    top = top or max((abs(value) for value in values.values()), default=0) or 1.0
     names = [fitted(name, 18) for name in values]
     left = LABEL * max(map(cell_len, names), default=0) + 10
     parts = []
@@ -230,6 +250,38 @@ def bars(title: str, values: Mapping[str, float], *, unit: str = "", marked: str
     ]
     width = left + BAR + 12 + 7 * max((len(number(value, unit)) for value in values.values()), default=0)
     return Panel(title, width, 19.0 * len(values), "".join(parts), lines, {"bars": dict(values), "unit": unit})
+
+
+def words(
+    title: str, pieces: Sequence[str], values: np.ndarray, notes: Sequence[str], scale: Scale, width: float = 760
+) -> Panel:
+    """The tokens of a text one after the other, shaded by their values; `notes` are shown where one points, and in a
+    terminal beside each token."""
+    scale, parts, x, y = replace(scale, faint=True), [], 0.0, 0.0
+    for piece, note, strength in zip(pieces, notes, scale.strength(values)):
+        size = LABEL * cell_len(readable(piece, LINE_MARKS)) + 8
+        if x and x + size > width:
+            x, y = 0.0, y + 23
+        parts.append(
+            f'<g><title>{visible(f"{piece}: {note}")}</title><rect class="floor" x="{x:.1f}" y="{y:g}" '
+            f'width="{size:.1f}" height="20" rx="3"/><rect class="more" x="{x:.1f}" y="{y:g}" width="{size:.1f}" '
+            f'height="20" rx="3" opacity="{strength:.2f}"/><text class="label" x="{x + 4:.1f}" y="{y + 14:g}" '
+            f'style="fill:var(--ink)">{visible(piece)}</text></g>'
+        )
+        x += size + 3
+    marks = np.array([*SHADES])[np.ceil(4 * replace(scale, faint=False).strength(values) - 1e-9).astype(int)]
+    lines = [f"{name} {mark} {note}" for name, mark, note in zip(padded(pieces, 16), marks, notes)]
+    data = {"words": [*pieces], "values": [finite(values)], "notes": [*notes]}
+    return Panel(title, width, y + 24, "".join(parts), lines, data, scale)
+
+
+def unique(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
+    """Values by name; names that occur again are numbered."""
+    found: dict[str, float] = {}
+    for name, value in zip(names, values):
+        count = sum(one == name or one.startswith(f"{name} (") for one in found)
+        found[f"{name} ({count + 1})" if count else name] = value
+    return found
 
 
 def number(value: float, unit: str) -> str:

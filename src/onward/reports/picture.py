@@ -6,7 +6,7 @@ import struct
 import textwrap
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +49,7 @@ class Scale:
     top: float
     signed: bool = False
     root: bool = False  # strength is the square root of the share, so that small shares can be seen
-    unit: str = ""  # what the values are
+    unit: str = ""  # what the values are; "": without a legend
     faint: bool = False  # 60 % as strong, since texts are written over the cells
 
     def strength(self, values: np.ndarray) -> np.ndarray:
@@ -59,7 +59,7 @@ class Scale:
 
     def legend(self, low: float = 0.0) -> str:
         """The range from `low` on, and what the values are."""
-        return f"{low:.3g} to {self.top:.3g}{f' ({self.unit})' if self.unit else ''}"
+        return f"{low:.3g} to {self.top:.3g} ({self.unit})"
 
     def svg(self) -> str:
         """The legend, from the origin on."""
@@ -96,6 +96,12 @@ class Picture:
     title: str
     caption: str
     panels: Sequence[Panel]
+
+    @property
+    def legends(self) -> list[Scale]:
+        """The scales of all panels that say what their values are."""
+        scales = [panel.scale for panel in self.panels if panel.scale and panel.scale.unit]
+        return [*dict.fromkeys(replace(scale, faint=any(s.faint for s in scales)) for scale in scales)]
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
         """Write the picture in the format that the file's ending names; a UserError for any other ending."""
@@ -136,7 +142,7 @@ class Picture:
                 )
                 x += panel.width + GAP
             y += max(panel.height for panel in row) + named + GAP - 10
-        for scale in dict.fromkeys(panel.scale for panel in self.panels if panel.scale):
+        for scale in self.legends:
             parts.append(f'<g transform="translate({MARGIN:g} {y:g})">{scale.svg()}</g>')
             y += 22
         if alone:
@@ -146,7 +152,8 @@ class Picture:
         y += MARGIN
         size = f'viewBox="0 0 {width:g} {y:g}"'
         if not alone:
-            return f'<svg {size} class="picture" role="img" aria-label="{visible(self.title)}">{"".join(parts)}</svg>'
+            shape = f'{size} style="max-width:{1.15 * width:.0f}px"'
+            return f'<svg {shape} class="picture" role="img" aria-label="{visible(self.title)}">{"".join(parts)}</svg>'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} width="{width:g}" height="{y:g}" class="picture"'
         style = f"<style>{colors(theme)}{STYLE}{PANEL_STYLE}</style>"
         paper = f'<rect class="paper" width="{width:g}" height="{y:g}" rx="8"/>'
@@ -181,7 +188,7 @@ class Picture:
                 line = (set_cell_size(block[i] if i < len(block) else "", size) for block, size in row)
                 lines.append("   ".join(line).rstrip())
             lines.append("")
-        for scale in dict.fromkeys(panel.scale for panel in self.panels if panel.scale):
+        for scale in self.legends:
             low = f"−=≡≣ 0 to -{scale.top:.3g}, " if scale.signed else ""
             lines += [f"{low}·░▒▓█ {scale.legend()}", ""]
         lines += textwrap.wrap(readable(self.caption, LINE_MARKS), min(width, 100))

@@ -1,0 +1,90 @@
+"""Which token goes to which expert.
+
+A decoder with a mixture of 4 experts in each of 2 layers, of which every character uses one, is trained on Python's
+documentation. Nobody tells the routers which character belongs where; the loss alone makes them divide the work. The
+table says how the characters of each kind are distributed over the experts. With --out it becomes a picture, with the
+experts of the characters of a sentence beside it (.svg, .png, .html).
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+import onward
+from onward.data.sources import documents
+from onward.data.tokens import Tokens, encode
+from onward.data.windows import Windows
+from onward.inspection.layers import router_load
+from onward.reports.panels import cells
+from onward.reports.picture import Picture, Scale
+from onward.reports.views import Reading
+from onward.reports.views import experts as experts_of_tokens
+from onward.text.tokenizer import train_tokenizer
+from onward.training.balance import Balance
+from onward.training.trainer import StepPlan, Trainer
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--steps", type=int, default=300, help="training steps (default: 300)")
+parser.add_argument("--seed", type=int, default=0, help="seed of weights and windows (default: 0)")
+parser.add_argument("--out", default="", help="file of the picture (default: the terminal)")
+options = parser.parse_args()
+torch.manual_seed(options.seed)
+
+T, BATCH, EXPERTS = 64, 16, 4  # characters per window, windows per step, experts per layer
+KINDS = {"vowel": "aeiou", "digit": "0123456789", "space": " ", "line break": "\n"}
+tokenizer = train_tokenizer("char", texts := list(documents(["embedded"])))
+tokens, _ = encode(tokenizer, texts)
+windows = Windows([Tokens.of(tokens)], T, options.seed)
+config = onward.DecoderConfig(
+    tokenizer.vocab_size,
+    d_model=64,
+    n_layers=2,
+    n_heads=4,
+    context_length=T,
+    mlp=onward.Experts(EXPERTS, top_k=1, d_ff=64),
+)
+model = onward.Decoder(config)
+
+# the auxiliary loss keeps all experts in use: without it, one of them soon takes every character
+plans = (StepPlan([windows.read(range(step * BATCH, (step + 1) * BATCH))]) for step in range(options.steps))
+for step in Trainer(
+    model, [torch.optim.AdamW(model.parameters())], lambda step: 3e-3, balance=Balance(model, 0.01, 0)
+).train(plans):
+    if step.step in (1, options.steps):
+        print(f"step {step.step:4}  loss {step.loss:.3f}")
+
+
+def kind(token: int) -> str:
+    """The kind of a character by its id."""
+    piece = tokenizer.piece(token)
+    given = next((name for name, characters in KINDS.items() if piece and piece in characters), "")
+    return given or ("consonant" if piece.islower() else "capital" if piece.isupper() else "other")
+
+
+model.eval()
+held = tokens[-32 * T :].reshape(-1, T).tolist()
+load = router_load(model, held, kind)
+for layer, shares in zip(load.layers, load.shares.tolist()):
+    print(f"\nlayer {layer}     " + "".join(f"  expert {expert}" for expert in range(EXPERTS)))
+    for name, row in zip(load.kinds, shares):
+        print(f"  {name:10}" + "".join(f"{share:10.0%}" for share in row))
+names = [f"expert {expert}" for expert in range(EXPERTS)]
+reading = "{row} characters go to {column} with {value}"
+kinds = [
+    cells(
+        f"layer {layer}: kinds of characters", shares, load.kinds, names, scale=Scale(1, unit="share"), reading=reading
+    )
+    for layer, shares in zip(load.layers, load.shares.numpy())
+]
+of_text = experts_of_tokens(Reading(model, tokenizer, "Return the value of a key, or 0."))
+picture = Picture(
+    "Which token goes to which expert",
+    "Above, the share of each expert among the characters of a kind. Below, the experts of the characters of a "
+    "sentence, with the share of the expert in what the layer adds. The routers were trained by the loss alone.",
+    [*kinds, *of_text.panels],
+)
+if options.out:
+    picture.write(Path(options.out))
+else:
+    print(f"\n{picture.text()}")
