@@ -66,10 +66,11 @@ CACHES: dict[str, Callable[[DecoderConfig], CacheManager]] = {
 }
 
 
-def cached(manager: CacheManager, config: DecoderConfig, layer: int) -> tuple[AttentionContext, list[Any]]:
+def cached(
+    manager: CacheManager, config: DecoderConfig, layer: int, dtype: torch.dtype = torch.float32
+) -> tuple[AttentionContext, list[Any]]:
     """The context of the last of three calls, and its queries and the entries of the cache."""
-    _, *keys_values = vectors(config, 11)
-    q = vectors(config, 11)[0]
+    q, *keys_values = (t.to(dtype) for t in vectors(config, 11))
     for start, end in (0, 4), (4, 9), (9, 11):
         for row in range(2):
             assert manager.reserve(row, start - row * (start > 0), end - row)
@@ -94,6 +95,22 @@ def test_backend_equals_the_reference_with_a_cache(backend: str, kind: str) -> N
         q, k, v = inputs
         wanted = backends.reference(q, k, v, context.mask, scale=0.3)
         assert_close(getattr(backends, backend)(q, k, v, context.mask, scale=0.3), wanted, 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@torch.inference_mode()
+def test_kernel_in_the_cache_equals_the_reference(dtype: torch.dtype, bound: float) -> None:
+    sizes = {"vocab_size": 9, "d_model": 40, "n_layers": 1, "n_heads": 10, "n_kv_heads": 2, "d_head": 36}
+    options: dict[str, Any] = {"scale": 0.3, "softcap": 2.0, "sinks": torch.randn(10).to(dtype)}
+    for window, given in (0, options), (3, {"scale": 0.3}):
+        config = DecoderConfig(**sizes, attention=SelfAttention(window=window))  # type: ignore[arg-type]
+        for kind in "contiguous", "growing", "paged":
+            manager = CACHES[kind](config)
+            for cache in manager.cache.layers:
+                cache.entries.update({name: entry.to(dtype) for name, entry in cache.entries.items()})
+            context, (q, k, v) = cached(manager, config, 0, dtype)
+            wanted = backends.reference(q, k, v, context.mask, **given)
+            assert_close(backends.in_cache(q, k, v, context.mask, **given), wanted, bound)
 
 
 @torch.inference_mode()

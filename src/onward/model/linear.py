@@ -53,15 +53,16 @@ def max_rows(dtype: torch.dtype) -> int:
 
 
 def fits(x: Tensor, weight: Tensor, max_rows: int) -> bool:
-    """Whether x (..., I) has at most `max_rows` rows in the memory of a CPU, and nothing watches or differentiates the
-    operations of PyTorch."""
+    """Whether x (..., I) has at most `max_rows` rows, and a kernel may multiply it with a weight."""
+    return 0 < x.numel() <= max_rows * x.size(-1) and weight.is_cpu and weight.is_contiguous() and takes_kernels(x)
+
+
+def takes_kernels(x: Tensor) -> bool:
+    """Whether x is in the memory of a CPU, and nothing watches or differentiates the operations of PyTorch."""
     return (
         not torch.is_grad_enabled()
         and x.is_cpu
-        and weight.is_cpu
-        and 0 < x.numel() <= max_rows * x.size(-1)
         and type(x) is Tensor
-        and weight.is_contiguous()
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._len_torch_dispatch_stack()  # such as a counter of FLOPs

@@ -1,20 +1,21 @@
-"""Attention of one new token per row over a contiguous or a paged cache, which reads the visible positions only.
+"""Attention of the tokens of a call over a contiguous or a paged cache, which reads the visible positions only.
 
 In a contiguous cache, position p of row b is in slot p % S of the row; in a paged one, S is the size of a block, and
 position p is in slot p % S of block table[b, p // S]. `table` has P columns, and is 0 for a contiguous cache.
-Shapes: B rows, S slots, H heads, K key/value heads, G = H / K, E d_head, F width of a value.
+Shapes: B rows, T tokens in a call, S slots, H heads, K key/value heads, G = H / K, E d_head, F width of a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
 
-from onward.model.kernels.compiler import FLOAT, FLOATS, INT, LANES, Code, Emit
+from onward.model.kernels.compiler import FLOAT, FLOATS, INT, LANES, OPENMP, Code, Emit, callable_kernel
 from onward.model.kernels.elementwise import exp, like, tanh
 from onward.model.kernels.products import Matrix, least, tile
 from onward.model.kernels.units import shuffle, sums, unit_for
@@ -62,19 +63,25 @@ KEYS = 4  # keys whose scores are computed together, with up to as many heads
 
 
 def attend(heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, options: Options, paged: bool) -> Emit:
-    """The kernel `(y, q, k, v, sinks, positions, S, scratch, L, table, P)`; an item is a row and key/value head.
+    """The kernel `(y, q, k, v, sinks, positions, B * T, T, S, R, scratch, L, table, P)`; an item is a key/value head
+    and token.
 
-    q (B, H, E), k (B or blocks, S, K, E), v (B or blocks, S, K, F), sinks (H,), positions (B,), y (B, H, F); `scratch`
-    has L floats for each of B and H. The row's token sees positions up to its own. The visible ones are in runs of
+    q (B, T, H, E), k (B or blocks, S, K, E), v (B or blocks, S, K, F), sinks (H,), positions (B, T), y (B, T, H, F).
+    Rows of a contiguous cache are R slots apart. `scratch` has L floats for each thread and each of G, L being at least
+    the greatest number of visible positions. A token sees positions up to its own. The visible ones are in runs of
     slots: one or two in a contiguous cache, one in each block of a paged one.
     """
     group, unit = heads // kv_heads, unit_for(dtype)
 
     def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        y, q, k, v, sink_scores, positions, slots, scratch, length, table, columns = arguments
+        y, q, k, v, sink_scores, positions, queries, tokens, slots, row_slots, scratch, length, table, columns = (
+            arguments
+        )
+        thread = code.zext(code.call(code.module.globals[OPENMP[1]], []), INT)
+        weights = [code.mul(code.add(code.mul(thread, INT(group)), INT(g)), length) for g in range(group)]
         with code.loop(first, end) as (item, _):
-            row, kv_head = code.udiv(item, INT(kv_heads)), code.urem(item, INT(kv_heads))
-            position = code.scalar(positions, "int64", row)
+            query, kv_head = code.urem(item, queries), code.udiv(item, queries)
+            row, position = code.udiv(query, tokens), code.scalar(positions, "int64", query)
             count = code.add(position, INT(1))
             if options.window:
                 count = least(code, count, INT(options.window))
@@ -82,8 +89,7 @@ def attend(heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, opt
             begin, column = code.urem(earliest, slots), code.udiv(earliest, slots)
             until_end = least(code, count, code.sub(slots, begin))
             after = code.sub(code.udiv(position, slots), column)  # paged: blocks after the first one
-            head = code.add(code.mul(row, INT(heads)), code.mul(kv_head, INT(group)))
-            weights = [code.mul(code.add(head, INT(g)), length) for g in range(group)]
+            head = code.add(code.mul(query, INT(heads)), code.mul(kv_head, INT(group)))
 
             @contextmanager
             def runs(width: int, carried: Sequence[Any]) -> Iterator[tuple[Any, Any, Any, list[Any]]]:
@@ -94,8 +100,10 @@ def attend(heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, opt
                     offset = code.add(until_end, code.mul(code.sub(run, INT(1)), slots))
                     offset = code.select(initial, INT(0), offset)
                     size = code.select(initial, until_end, least(code, slots, code.sub(count, offset)))
-                    block = block_of(code, table, columns, row, code.add(column, run)) if paged else row
-                    slot = code.add(code.mul(block, slots), code.select(initial, begin, INT(0)))
+                    start = code.mul(row, row_slots)
+                    if paged:
+                        start = code.mul(block_of(code, table, columns, row, code.add(column, run)), slots)
+                    slot = code.add(start, code.select(initial, begin, INT(0)))
                     place = code.mul(code.add(code.mul(slot, INT(kv_heads)), kv_head), INT(width))
                     yield offset, size, place, values
 
@@ -184,6 +192,14 @@ def attend(heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, opt
                         code.put(value, y, dtype, code.add(target, INT(i * lanes)))
 
     return emit
+
+
+@cache
+def attention(
+    heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, options: Options, paged: bool
+) -> Callable[..., None]:
+    """The kernel of `attend` as a function of its arguments, the number of items, and that of threads."""
+    return callable_kernel(14, attend(heads, kv_heads, d_head, d_value, dtype, options, paged))
 
 
 def pieces(width: int) -> list[tuple[int, int, int]]:

@@ -77,10 +77,10 @@ class Program:
     def bind(self, cache: KVCache) -> None:
         """Use the memory of a cache, which is another one after it has grown."""
         self.layers = list(cache.layers)
-        rows = self.recording.tokens.size(0)
-        heads = max((call.record.q.size(2) for call in self.calls if isinstance(call.record, Attention)), default=0)
+        queries = [call.record.q for call in self.calls if isinstance(call.record, Attention)]
+        heads = max((q.size(2) for q in queries), default=0)
         length = max(layer.slots * (layer.table.size(1) if is_paged(layer) else 1) for layer in cache.layers)
-        self.scratch = torch.empty(rows * heads * length)
+        self.scratch = torch.empty(torch.get_num_threads() * heads * length)
         for call, fields in zip(self.calls, self.fields):
             record = call.record
             if not isinstance(record, Write | Attention):
@@ -93,7 +93,7 @@ class Program:
             else:
                 key, value = layer.entries[record.key], layer.entries[record.value]
                 fields[2:4] = [key.data_ptr(), value.data_ptr()]
-                fields[6:11] = [key.size(1), self.scratch.data_ptr(), length, *table]
+                fields[8:14] = [key.size(1), key.size(1), self.scratch.data_ptr(), length, *table]
 
 
 def is_paged(layer: LayerCache) -> TypeGuard[PagedLayerCache]:
@@ -217,7 +217,17 @@ def lower(record: Record, kv_cache: KVCache, positions: Tensor) -> list[Call]:
             raise NotCompilable("attention to a cache of another form")
         shape = heads, key.size(2), d_head, record.y.size(-1), DTYPES[record.q.dtype]
         options = attention.Options(record.window, record.scale, record.softcap, record.sinks is not None)
-        fields = [address(record.y), address(record.q), 0, 0, address(record.sinks), address(positions), 0, 0, 0, 0, 0]
+        fields = [
+            address(record.y),
+            address(record.q),
+            0,
+            0,
+            address(record.sinks),
+            address(positions),
+            rows,
+            1,
+            *[0] * 6,
+        ]
         paged = is_paged(kv_cache.layers[record.layer])
         parallel = threads if heads * d_head >= MIN_PARALLEL_HEADS else 1
         emitted = attention.attend(*shape, options, paged)
