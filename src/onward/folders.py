@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Unpack
 import torch
 
 from onward.arguments import Range, checked
-from onward.checkpoint.adapters import BaseModel, base_of, check_base, is_adapter, load_adapter, weights_checksum
+from onward.checkpoint.adapters import BaseModel, base_folder, load_with_adapters, weights_checksum
 from onward.checkpoint.adapters import save_adapter as write_adapter
-from onward.checkpoint.folder import load_model, load_tokenizer, save_model
+from onward.checkpoint.folder import load_tokenizer, save_model
 from onward.checkpoint.gguf.convert import plan, write_model
 from onward.checkpoint.weights import FLOATS, stored_tensors
 from onward.device import choose_device
@@ -23,7 +23,7 @@ from onward.fields import build
 from onward.hub import locate
 from onward.language_model import LanguageModel
 from onward.model.extend import extended
-from onward.model.lora import adapter_names, merge_lora, selection
+from onward.model.lora import adapter_names, merge_lora
 from onward.reports.write import conclude
 from onward.training.config import RunConfig
 from onward.training.events import Event
@@ -66,29 +66,12 @@ def load(
     device = choose_device(device)
     folder = locate(model, revision)
     adapters = [Path(adapter)] if isinstance(adapter, str | Path) else list(map(Path, adapter))
-    if is_adapter(folder):
-        adapters, folder = [folder, *adapters], base_folder(folder)
-    decoder, hf = load_model(folder, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
-    for one in adapters:
-        check_base(one, folder)
-        load_adapter(decoder, one, hf, one.resolve().name)
+    decoder, hf, folder = load_with_adapters(
+        folder, adapters, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize
+    )
     if rope is not None:
         decoder.config = extended(decoder.config, rope)
-    if adapters:
-        selection(decoder).name = adapters[0].resolve().name
     return LanguageModel(decoder, load_tokenizer(folder), hf)
-
-
-def base_folder(adapter: Path) -> Path:
-    """The folder of the base that an adapter names; a UserError where it is not there."""
-    base = base_of(adapter).folder
-    try:
-        return locate(base, "")
-    except UserError:
-        raise UserError(
-            f"{adapter} is an adapter of {base or 'an unknown base'}, and there is no model there: name its base as "
-            "the model, and give this folder as adapter"
-        ) from None
 
 
 @checked

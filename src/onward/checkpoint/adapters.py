@@ -21,16 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onward.checkpoint.folder import describe
+from onward.checkpoint.folder import describe, load_model
 from onward.checkpoint.weights import fill, read_tensors, stored_tensors
 from onward.errors import UserError
 from onward.families import HF, Family, family
 from onward.files import flush, read_json, written_whole
+from onward.hub import locate
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
 from onward.model.lora import Target, adapter_names, adapters_of, add_adapter, check_adapter, selection, untie, weights
 
 CONFIG, TENSORS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
+ADAPTER_FILES = TENSORS, BASE, CONFIG
 PREFIX = "base_model.model."
 HARMLESS = {  # keys of adapter_config.json that change no output, or are read from the tensors
     *(
@@ -100,6 +102,45 @@ def base_of(folder: Path) -> BaseModel:
     return BaseModel(str(read_json(folder / CONFIG).get("base_model_name_or_path") or ""), "")
 
 
+def base_folder(adapter: Path) -> Path:
+    """The folder of the base that an adapter names; a UserError where it is not there."""
+    base = base_of(adapter).folder
+    try:
+        return locate(base, "")
+    except UserError:
+        raise UserError(
+            f"{adapter} is an adapter of {base or 'an unknown base'}, and there is no model there: name its base as "
+            "the model, and give this folder as adapter"
+        ) from None
+
+
+def load_with_adapters(
+    folder: Path,
+    adapters: Sequence[Path] = (),
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    *,
+    allow_nonfinite: bool = False,
+    quantize: str | None = None,
+) -> tuple[Decoder, dict[str, Any], Path]:
+    """The decoder in a folder with adapters, each named after its folder; the first is in use. Of a folder that holds
+    an adapter, its base with it. Also the base's config.json, and the folder of the tokenizer.
+
+    Arguments as of `load_model`. A UserError for an adapter of another base.
+    """
+    if is_adapter(folder):
+        adapters, folder = [folder, *adapters], base_folder(folder)
+    model, hf = load_model(folder, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
+    names = [adapter.resolve().name for adapter in adapters]
+    for name, adapter in zip(names, adapters):
+        check_base(adapter, folder)
+        load_adapter(model, adapter, hf, name)
+    if names:
+        selection(model).name = names[0]
+    trained = adapters and (adapters[0] / "tokenizer.json").exists()  # perhaps with another chat template
+    return model, hf, adapters[0] if trained else folder
+
+
 def check_adapter_folder(folder: Path) -> None:
     """Raise a UserError where a folder holds no adapter."""
     if not (folder / CONFIG).exists():
@@ -155,8 +196,22 @@ def row_order(fix: Sequence[Any], rows: int) -> Tensor:
     return fix[0][1](numbers[:, None]).flatten() if fix else numbers
 
 
+@dataclass(frozen=True)
+class AdapterFiles:
+    """The content of an adapter's folder."""
+
+    tensors: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    base: BaseModel
+
+
 def save_adapter(model: Decoder, folder: Path, hf: HF, base: BaseModel, name: str = "default") -> None:
-    """Write the adapters of a name and all modules that are trained whole as a PEFT folder, all files or none.
+    """Write the adapters of a name and all modules that are trained whole as a PEFT folder."""
+    write_adapter(folder, adapter_files(model, hf, base, name))
+
+
+def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default") -> AdapterFiles:
+    """The adapters of a name and all modules that are trained whole, as PEFT names them.
 
     Fused projections of other families whose parts have different A are written with the sum of their ranks.
     """
@@ -187,7 +242,7 @@ def save_adapter(model: Decoder, folder: Path, hf: HF, base: BaseModel, name: st
     whole = dict(whole_modules(kind, model))
     tensors |= {PREFIX + one: t for one, t in whole.items()}
     config = peft_config(found, ranks, alphas, sorted({one.rpartition(".")[0] for one in whole}), base.folder)
-    write(folder, tensors, config, base)
+    return AdapterFiles(tensors, config, base)
 
 
 def joined(
@@ -252,14 +307,13 @@ def peft_config(
     }
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], base: BaseModel) -> None:
+def write_adapter(folder: Path, files: AdapterFiles) -> None:
     """Write the files of an adapter; all are flushed before any is put in place."""
     with ExitStack() as stack:
-        names = CONFIG, BASE, TENSORS
-        beside = {name: stack.enter_context(written_whole(folder / name)) for name in names}
-        fill(beside[TENSORS], tensors, tensors.items())
-        beside[CONFIG].write_text(json.dumps(config, indent=2) + "\n")
-        beside[BASE].write_text(json.dumps(vars(base), indent=2) + "\n")
+        beside = {name: stack.enter_context(written_whole(folder / name)) for name in ADAPTER_FILES}
+        fill(beside[TENSORS], files.tensors, files.tensors.items())
+        beside[CONFIG].write_text(json.dumps(files.config, indent=2) + "\n")
+        beside[BASE].write_text(json.dumps(vars(files.base), indent=2) + "\n")
         for new in beside.values():
             flush(new)
 

@@ -4,7 +4,8 @@ RUN/                    a model folder: config.json and model.safetensors are th
   checkpoints/
     best.json           the step of the save that predicts best
     step-0000100/       a save, there whole or not at all
-      config.json, model.safetensors    the whole model for use: averaged weights where the run averages them
+      config.json, model.safetensors    the whole model for use: averaged weights where the run averages them; of a run
+                                        of adapters, the files of an adapter instead, and all its tensors in the state
       state.safetensors                 the other tensors of the trainer, of trainable parameters only
       progress.json                     the step, the position in the data, and the other numbers
       checksums.json                    the sha256 of each of these files
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from onward import fields
+from onward.checkpoint.adapters import ADAPTER_FILES, AdapterFiles, BaseModel, adapter_files, write_adapter
+from onward.checkpoint.adapters import CONFIG as ADAPTER_CONFIG
 from onward.checkpoint.folder import load_model, save_weights
 from onward.checkpoint.weights import SINGLE, fill, read_tensors
 from onward.errors import UserError
@@ -83,8 +86,9 @@ class Saver:
     tries again. The run folder must exist and have one Saver, which removes what killed writers left in it.
     """
 
-    def __init__(self, run: Path, keep: int) -> None:
-        self.run, self.keep = run, keep
+    def __init__(self, run: Path, keep: int, base: BaseModel | None = None) -> None:
+        """`base` is that of a model with adapters, of which only these and what else is trained are written."""
+        self.run, self.keep, self.base = run, keep, base
         self.failure: UserError | None = None
         self.thread = ThreadPoolExecutor(1, "saver")
         self.pending: Future[None] | None = None
@@ -107,7 +111,12 @@ class Saver:
         step = state.progress["step"]
         folder = self.folder(step)
         write: Callable[[], object] = lambda: None
-        if not folder.exists():
+        if self.base is not None and not folder.exists():
+            adapter = adapter_files(model, hf, self.base)
+            parts = {name: t.detach().to("cpu", copy=True) for name, t in adapter.tensors.items()}
+            files = replace(adapter, tensors=parts)
+            write = partial(write_adapter_save, folder, files, copied(state.tensors), deepcopy(state.progress))
+        elif not folder.exists():
             frozen = {n: p for n, p in model.named_parameters() if f"weight/{n}" not in state.tensors}
             tensors = copied(state.tensors), copied(frozen)
             write = partial(write_save, folder, model.config, *tensors, *deepcopy((state.progress, hf)))
@@ -187,10 +196,12 @@ def step_of(save: Path) -> int:
     return int(save.name.removeprefix("step-"))
 
 
-def newest_state(run: Path, device: torch.device, spoiled: int | None = None) -> SavedState:
+def newest_state(
+    run: Path, device: torch.device, spoiled: int | None = None, base: Callable[[], Decoder] | None = None
+) -> SavedState:
     """The newest save that is as it was written, which the run folder then shows. Damaged saves after it are moved
     aside, each with a message; so is the save of the step `spoiled`, if there is one before it. A UserError if no save
-    is good.
+    is good. Where saves hold adapters only, `base` makes the model that they belong to.
     """
     damages: dict[Path, str] = {}
     for folder in reversed(found := saves(run)):
@@ -212,7 +223,7 @@ def newest_state(run: Path, device: torch.device, spoiled: int | None = None) ->
             os.replace(bad, aside)
     with suppress(UserError):  # a disk that is full
         show(folder, run)  # where a kill came before, or what is shown is damaged
-    model, _ = load_model(folder, device=device)
+    model = base().to(device) if base else load_model(folder, device=device)[0]
     tensors, progress = read_tensors(folder / STATE), read_json(folder / PROGRESS)
     frozen = fields.convert(tuple[str, ...], progress.get("frozen", ()), f"{folder / PROGRESS}.frozen")
     dtypes = {tensor.dtype for name, tensor in tensors.items() if name.startswith("weight/")}  # averages have another
@@ -309,15 +320,30 @@ def write_save(
     with written_whole(folder) as new:
         new.mkdir()
         save_weights(config, weights, new, hf)
-        fill(new / STATE, state, state.items())
-        (new / PROGRESS).write_text(json.dumps(progress))
-        sums = {path.name: file_sha256(path) for path in sorted(new.iterdir())}
-        (new / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")
+        write_state(new, state, progress)
+
+
+def write_adapter_save(
+    folder: Path, adapter: AdapterFiles, tensors: Mapping[str, Tensor], progress: dict[str, Any]
+) -> None:
+    """Write a save of a model with adapters, whole or not at all."""
+    with written_whole(folder) as new:
+        new.mkdir()
+        write_adapter(new, adapter)
+        write_state(new, tensors, progress)
+
+
+def write_state(new: Path, state: Mapping[str, Tensor], progress: dict[str, Any]) -> None:
+    """Write the state of a trainer beside its model, and the checksums of all files."""
+    fill(new / STATE, state, state.items())
+    (new / PROGRESS).write_text(json.dumps(progress))
+    sums = {path.name: file_sha256(path) for path in sorted(new.iterdir())}
+    (new / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")
 
 
 def show(folder: Path, run: Path) -> None:
-    """Put the model of a save into the run folder."""
-    for name in SINGLE, CONFIG:
+    """Put the model of a save, or its adapter, into the run folder."""
+    for name in ADAPTER_FILES if (folder / ADAPTER_CONFIG).exists() else (SINGLE, CONFIG):
         with written_whole(run / name) as new:
             try:
                 os.link(folder / name, new)
@@ -330,7 +356,8 @@ def damage(folder: Path) -> str:
     name = CHECKSUMS
     try:
         sums = read_json(folder / name)
-        for name in CONFIG, SINGLE, STATE, PROGRESS:
+        model = ADAPTER_FILES if ADAPTER_CONFIG in sums else (CONFIG, SINGLE)
+        for name in *model, STATE, PROGRESS:
             if sums.get(name) != file_sha256(folder / name):
                 return f"{name} is not as it was written"
     except (UserError, OSError):

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from onward.checkpoint.folder import load_model, load_tokenizer
+from onward.checkpoint.adapters import load_with_adapters
+from onward.checkpoint.folder import load_tokenizer
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import write_json
@@ -59,7 +60,7 @@ def conclude(run: Run) -> dict[str, Any]:
 
 def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
     """The model of a folder, and its tokenizer where there is one."""
-    model, _ = load_model(folder, device=choose_device(device))
+    model, _, folder = load_with_adapters(folder, device=choose_device(device))
     return model.eval(), load_tokenizer(folder)
 
 

@@ -6,9 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from onward.checkpoint.adapters import BaseModel, weights_checksum
 from onward.checkpoint.folder import load_model
+from onward.errors import UserError
 from onward.hub import locate
 from onward.model.decoder import Decoder
+from onward.model.lora import LoRA, adapter_names, add_lora
 from onward.text.templates import with_template
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
@@ -16,11 +19,32 @@ from onward.training.finetuning import FinetuneConfig
 
 
 def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
-    """The model that `config.base` names, in fp32, with a row of its embedding for each token of `base_tokenizer`;
-    and its config.json."""
-    model, hf = load_model(locate(config.base), torch.float32)
-    size = base_tokenizer(config).vocab_size
-    return (model if size <= model.config.vocab_size else with_vocabulary(model, size)).train(), hf
+    """The model that `config.base` names, in fp32, with a row of its embedding for each token of `base_tokenizer`,
+    and with new adapters where the configuration asks for them; and its config.json."""
+    c = config if isinstance(config, FinetuneConfig) else None
+    model, hf = load_model(locate(config.base), torch.float32, quantize=(c.quantize or None) if c else None)
+    new = base_tokenizer(config).vocab_size - model.config.vocab_size
+    if new > 0 and c and c.rank:
+        raise UserError(
+            f"template {c.template} adds {new} tokens to the vocabulary, which adapters do not train: choose one "
+            "without new tokens, such as plain, or leave out lora"
+        )
+    if new > 0:
+        model = with_vocabulary(model, model.config.vocab_size + new)
+    if c and c.rank:
+        torch.manual_seed(c.seed)
+        alpha = c.lora_alpha or 2.0 * c.rank
+        add_lora(model, LoRA(c.rank, alpha, c.lora_targets, dropout=c.lora_dropout, rslora=c.rslora, dora=c.dora))
+    return model.train(), hf
+
+
+def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
+    """The base of a model with adapters, with its checksum; None for other models."""
+    if not adapter_names(model):
+        return None
+    if not config.base:
+        raise UserError("the model has adapters, and a run saves these alone: name their base as base, with lora")
+    return BaseModel(config.base, weights_checksum(locate(config.base)))
 
 
 def base_tokenizer(config: RunConfig) -> Tokenizer:

@@ -7,6 +7,7 @@ from onward.model.compiling import compile_blocks
 from onward.model.config import at
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
+from onward.model.lora import adapter_names
 from onward.model.recompute import recompute_blocks
 from onward.training.average import Average
 from onward.training.balance import Balance
@@ -33,7 +34,7 @@ def build_trainer(
         lambda step: peak * lr_factor(c.schedule, step, max(1, c.steps), c.warmup, c.min_lr_ratio, c.decay),
         StepConfig(c.clip, c.precision),
         loss=loss or CrossEntropy(c.z_loss, c.label_smoothing, c.loss_chunk),
-        balance=Balance(model, c.balance_loss, c.balance_bias),
+        balance=Balance(model, c.balance_loss, 0.0 if adapter_names(model) else c.balance_bias),
         average=Average(model, c.average) if c.average else None,
         spikes=Spikes(c.spike),
         processes=processes,

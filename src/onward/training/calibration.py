@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from onward.checkpoint.adapters import BaseModel
 from onward.checkpoint.training import Saver
 from onward.files import PART
 from onward.model.decoder import Decoder
 from onward.model.experts import BACKENDS
+from onward.model.lora import adapter_names
 from onward.text.tokenizer import Tokenizer
 from onward.timing import fastest
 from onward.training.budget import Budget, Costs
@@ -157,6 +159,6 @@ def save_once(trainer: Trainer, folder: Path) -> None:
     """Write a save beside those of a run, and remove it. A full disk is reported when the run saves."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".trial.", suffix=PART, dir=folder) as trial:
-        saver = Saver(Path(trial), keep=1)
+        saver = Saver(Path(trial), keep=1, base=BaseModel("", "") if adapter_names(trainer.model) else None)
         saver.save(trainer.model, trainer.state_dict(), {})
         saver.finish()

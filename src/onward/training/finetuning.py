@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from onward.arguments import Range, checked, named
 from onward.errors import UserError
-from onward.model.part_types import SizeOrZero
+from onward.model.part_types import Rate, SizeOrZero
 from onward.training.config import NotNegative, RunConfig, Share
 
 Positive = Annotated[float, Range(1e-6, 1e6)]
@@ -25,7 +25,6 @@ class MethodOptions:
     length: SizeOrZero = 0  # the most tokens of an example; 0: the model's context length, at most 4096
     too_long: Literal["error", "cut", "drop"] = "error"  # of a longer example, cut keeps the first tokens
     packed: bool = True  # as many examples in a row as fit, none of which sees another
-    full: bool = True  # train all parameters
     beta: NotNegative = 0.1  # strength with which preferences hold the model to the reference
     gamma: NotNegative = 0.5  # margin that simpo asks for
     desirable: NotNegative = 1.0  # weight of wanted answers, in kto
@@ -34,6 +33,14 @@ class MethodOptions:
     mix: Share = 0.0  # divergence of distill: 0 forward, 1 reverse, between Jensen-Shannon
     temperature: Positive = 1.0  # by which distill divides logits
     reference: Literal["online", "kept"] = "online"  # kept: its log-probabilities are computed once, before training
+    full: bool = False  # train all weights, which is the default without lora and dora
+    lora: SizeOrZero = 0  # rank of adapters (LoRA) to train in place of the weights; 0: none
+    lora_alpha: NotNegative = 0.0  # the change is scaled by lora_alpha / rank; 0: twice the rank
+    lora_targets: tuple[str, ...] = ("blocks",)  # parts of the names of the weights to adapt, such as attn.q or mlp
+    lora_dropout: Rate = 0.0  # of the adapters' inputs
+    rslora: bool = False  # scale by lora_alpha over the root of the rank
+    dora: bool = False  # adapters that learn the norms of rows as well (DoRA); of rank 16 unless lora names another
+    quantize: Literal["", "int8", "int4"] = ""  # keep the frozen weights under the adapters as integers (QLoRA)
 
 
 @named
@@ -57,6 +64,17 @@ class FinetuneConfig(RunConfig, MethodOptions):
             raise UserError(f"teacher {given} the method distill uses")
         if not self.base:
             raise UserError("no model to fine-tune: name its folder")
+        if self.full and self.rank:
+            raise UserError(f"full and {'lora' if self.lora else 'dora'} are both given: choose one")
+        if self.quantize and not self.rank:
+            raise UserError(f"quantize is {self.quantize}, and quantized weights are not trained: give lora as well")
+        if self.average and self.rank:
+            raise UserError("average is given with adapters, which are not averaged: leave it out")
+
+    @property
+    def rank(self) -> int:
+        """The rank of the adapters; 0: none."""
+        return self.lora or 16 * self.dora
 
     @checked
     def peak_learning_rate(self, d_model: int) -> float:

@@ -77,3 +77,10 @@ class FinetuneKeywords(CommonKeywords, total=False):
     mix: float
     temperature: float
     reference: Literal["online", "kept"]
+    lora: int
+    lora_alpha: float
+    lora_targets: Sequence[str]
+    lora_dropout: float
+    rslora: bool
+    dora: bool
+    quantize: Literal["", "int8", "int4"]

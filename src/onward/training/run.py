@@ -23,14 +23,16 @@ import torch
 
 from onward import fields
 from onward.arguments import checked
+from onward.checkpoint.adapters import check_base, is_adapter
 from onward.checkpoint.training import PROGRESS, SavedState, Saver, newest_state, saves, step_of
 from onward.data.progress import Progress, silent
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import read_json, write_json
+from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
-from onward.training.base import load_base
+from onward.training.base import adapter_base, load_base
 from onward.training.budget import Budget
 from onward.training.build import build_trainer
 from onward.training.calibration import Sampler, calibrated
@@ -81,7 +83,10 @@ class Run:
         self.held_out = inputs.validation_windows(config, model.config.context_length)
         self.trainer = build_trainer(config, model, self.processes, loss or task_of(config).loss(config))
         self.planner = Planner(config, self.windows, self.trainer.model.device, self.processes)
-        self.saver, self.log = Saver(self.folder, config.keep), EventLog(self.folder, not self.processes.rank)
+        self.saver, self.log = (
+            Saver(self.folder, config.keep, adapter_base(config, model)),
+            EventLog(self.folder, not self.processes.rank),
+        )
         self.fresh = False  # whether the weights are those of the initialization
         self.seconds, self.position = 0.0, 0
         self.skipped: list[tuple[int, int]] = []  # windows left out, as half-open ranges of their numbers
@@ -212,9 +217,13 @@ class Run:
         with nullcontext() if processes.rank else run_lock(folder):
             tokenizer = Tokenizer.load(folder)
             check_inputs(folder, config.decoder(tokenizer.vocab_size))
-            state = newest_state(folder, device)
+            adapter = is_adapter(folder)
+            if adapter:
+                check_base(folder, locate(config.base))
+            state = newest_state(folder, device, base=base_model(folder, config))
             inputs = task_of(config).open(config, folder, "size" if processes.rank else "sha256")
-            run = cls(config, state.model, tokenizer, inputs, read_json(folder / "config.json"), loss)
+            hf = load_base(config)[1] if adapter else read_json(folder / "config.json")
+            run = cls(config, state.model, tokenizer, inputs, hf, loss)
             run.load_state(state)
             run.log.resume(run.step)
         if not processes.rank:
@@ -318,7 +327,7 @@ class Run:
         if self.processes.rank:
             self.processes.wait()  # until the first process has moved damaged saves aside
         skipped = self.skipped
-        self.load_state(newest_state(self.folder, torch.device("cpu"), spoiled))
+        self.load_state(newest_state(self.folder, torch.device("cpu"), spoiled, base_model(self.folder, self.config)))
         if not self.processes.rank:
             self.processes.wait()
         if spoiled is not None and self.step < spoiled:
@@ -381,3 +390,8 @@ class Run:
         if failure := self.saver.pop_failure():
             messages.append(f"{failure}; training goes on, and the next save tries again")
         return messages
+
+
+def base_model(folder: Path, config: RunConfig) -> Callable[[], Decoder] | None:
+    """A function that makes the model with new adapters, for a run that saves only these; else None."""
+    return (lambda: load_base(config)[0]) if is_adapter(folder) else None

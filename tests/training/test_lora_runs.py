@@ -1,0 +1,124 @@
+"""Runs that train adapters: only these are saved, on a base that is verified, and a killed run resumes exactly."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onward
+from onward.checkpoint.training import saves
+from onward.checkpoint.weights import read_tensors
+from onward.cli import main
+from onward.errors import UserError
+from onward.training.run import Run
+
+from support.finetuning import base_model, config, sums, write_rows
+from support.runs import metrics
+
+LORA: dict[str, Any] = {"lora": 4, "lora_dropout": 0.1, "learning_rate": 1e-2, "template": "plain"}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("data") / "chats.jsonl", sums())
+
+
+@pytest.fixture(scope="module")
+def whole(base: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    list(Run.start(config(base, chats, folder, **LORA)).train())
+    return folder
+
+
+def assert_same_adapters(one: Path, other: Path) -> None:
+    """Bit for bit, and the same metrics but for seconds."""
+    for name in "adapter_model.safetensors", f"checkpoints/{saves(one)[-1].name}/state.safetensors":
+        first, second = read_tensors(one / name), read_tensors(other / name)
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[key], second[key]) for key in first), name
+    assert metrics(one) == metrics(other)
+
+
+def test_a_run_of_adapters_saves_only_these_and_is_used_like_a_model(whole: Path, base: Path) -> None:
+    steps = [row for row in metrics(whole) if "loss" in row]
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert not list(whole.rglob("model.safetensors"))
+    assert not list(whole.rglob("config.json"))
+    names = read_tensors(saves(whole)[-1] / "state.safetensors")
+    assert all("_lora." in name or name.startswith("number/") for name in names)
+    lm = onward.load(whole)
+    assert isinstance(lm.chat("2 + 3?", 5), str)
+    frozen = dict(onward.load(base).model.named_parameters())
+    assert all(torch.equal(p, frozen[n]) for n, p in lm.model.named_parameters() if "_lora." not in n)
+
+
+def test_a_killed_run_of_adapters_resumes_exactly(whole: Path, base: Path, chats: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    Run.start(config(base, chats, run, **LORA))
+    program = (
+        "import os, signal; from pathlib import Path; from onward.training.run import Run\n"
+        f"run = Run.resume(Path({str(run)!r}))\n"
+        "for event in run.train():\n"
+        "    if run.step == 4: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    list(Run.resume(run).train())
+    assert_same_adapters(run, whole)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_a_quantized_base_is_trained_on_and_resumed(quantize: str, chats: Path, tmp_path: Path) -> None:
+    base = base_model(tmp_path / "base", d_model=32, d_ff=64)
+    settings = LORA | {"quantize": quantize, "steps": 4}
+    list(Run.start(config(base, chats, tmp_path / "whole", **settings)).train())
+    run = Run.start(config(base, chats, tmp_path / "run", **settings))
+    for _ in run.train(stop=lambda: run.step == 2):
+        pass
+    list(Run.resume(tmp_path / "run").train())
+    assert_same_adapters(tmp_path / "run", tmp_path / "whole")
+
+
+def test_another_base_under_a_run_is_refused_with_both_checksums(base: Path, chats: Path, tmp_path: Path) -> None:
+    shutil.copytree(base, tmp_path / "base")
+    run = Run.start(config(tmp_path / "base", chats, tmp_path / "run", **LORA))
+    for _ in run.train(stop=lambda: run.step == 1):
+        pass
+    lm = onward.load(tmp_path / "base")
+    with torch.no_grad():
+        lm.model.head.weight += 1
+    onward.save(lm, tmp_path / "base")
+    recorded = json.loads((tmp_path / "run" / "base.json").read_text())["checksum"]
+    with pytest.raises(UserError, match=f"made for another base: .* {recorded}, and .* has checksum"):
+        Run.resume(tmp_path / "run")
+
+
+def test_options_of_adapters_that_contradict_are_one_sentence(base: Path, chats: Path, tmp_path: Path) -> None:
+    for changes, message in (
+        ({"lora": 4, "full": True}, "full and lora are both given"),
+        ({"quantize": "int8"}, "give lora as well"),
+        ({"lora": 4, "average": 0.9}, "leave it out"),
+        ({"lora": 4, "lora_targets": ("attn.qq",)}, "did you mean attn.q?"),
+        ({"lora": 4, "template": "chatml"}, "tokens to the vocabulary"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Run.start(config(base, chats, tmp_path / "run", **{"template": "plain"} | changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_trains_adapters(base: Path, chats: Path, tmp_path: Path) -> None:
+    words = ["--lora", "2", "--lora-targets", "attn", "--steps", "1", "--template", "plain", "--precision", "fp32"]
+    assert main(["finetune", str(base), str(chats), "--out", str(tmp_path / "run"), *words]) == 0
+    assert main(["merge", str(tmp_path / "run"), str(tmp_path / "merged")]) == 0
+    assert onward.load(tmp_path / "merged").tokenizer.templates
