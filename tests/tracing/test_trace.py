@@ -1,5 +1,6 @@
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,12 +10,16 @@ from torch import Tensor
 
 import onward
 from onward.errors import UserError
+from onward.generation.blocks import BlockManager
+from onward.generation.cache_manager import CacheManager
 from onward.generation.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
+from onward.model.cache import KVCache
 from onward.model.compiling import compile_blocks
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
+from onward.model.paged import PagedKVCache
 from onward.model.quantize import quantize_model
 from onward.model.recompute import recompute_blocks
 from onward.tracing.edit import add, clamp, mean, replace, scale, zero
@@ -133,12 +138,26 @@ def test_patterns_keep_only_what_they_name() -> None:
     assert norms["blocks.1"] == everything["blocks.1"].norm()
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-def test_activations_of_requests_in_an_engine_are_those_of_the_plain_model(quantized: bool) -> None:
+def paged(model: Decoder) -> BlockManager:
+    return BlockManager(PagedKVCache(model.config, 2, 12, 6, blocks=12, block_size=4, device=model.device))
+
+
+def codes(model: Decoder) -> CacheManager:
+    return CacheManager(KVCache(model.config, 2, 12, 6, quantized=True, device=model.device))
+
+
+@pytest.mark.parametrize(
+    ("cache", "precision", "share"),
+    [(lambda model: None, "", 1e-5), (lambda model: None, "int8", 1e-5), (paged, "", 1e-5), (codes, "", 0.05)],
+    ids=["growing cache", "quantized model", "paged cache", "quantized cache"],
+)
+def test_activations_of_requests_in_an_engine_are_those_of_the_plain_model(
+    cache: Callable[[Decoder], CacheManager | None], precision: str, share: float
+) -> None:
     model = decoder(DECODERS["gemma2"])
-    if quantized:
-        quantize_model(model, "int8")
-    engine = Engine(model, rows=2, compile_after=0)
+    if precision:
+        quantize_model(model, precision)
+    engine = Engine(model, rows=2, cache=cache(model), compile_after=0)
     prompts = [[1, 2, 3, 4, 5], [6, 7], [3, 1, 4]]
     requests = [engine.add(Request(p, Sampling(temperature=0), 4)) for p in prompts]
     names = "blocks.1.out", "blocks.1.attn.heads.2", "logits"
@@ -151,8 +170,26 @@ def test_activations_of_requests_in_an_engine_are_those_of_the_plain_model(quant
             model(context)
         steps = t.of(request)
         for name in names[:2]:
-            assert_close(torch.cat([step[name] for step in steps]), plain[name][0], 1e-5)
-        assert_close(torch.cat([s["logits"] for s in steps]), plain["logits"][0, len(request.prompt) - 1 :], 1e-5)
+            assert_close(torch.cat([step[name] for step in steps]), plain[name][0], share)
+        logits = torch.cat([step["logits"] for step in steps])
+        assert_close(logits, plain["logits"][0, len(request.prompt) - 1 :], share)
+
+
+def test_a_model_with_adapters_is_traced_and_edited_as_without() -> None:
+    model, tokens = decoder(DECODERS["deepseek"]), token_ids(DECODERS["deepseek"])
+    onward.add_lora(model, onward.LoRA(rank=2))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora" in name:
+                parameter.add_(0.1)
+    plain = model(tokens)
+    with onward.trace(model) as t:
+        assert torch.equal(model(tokens), plain)
+    experts = {"blocks.1.mlp.experts": lambda x: x * 1.0, "blocks.0.attn.weights": lambda x: x * 1.0}
+    with onward.edit(model, experts):
+        assert_close(model(tokens), plain, 1e-5)
+    with onward.edit(model, {name: t[name] for name in experts}):
+        assert_close(model(tokens), plain, 1e-5)
 
 
 def test_trace_under_activation_checkpointing_records_each_block_once_and_all_gradients() -> None:

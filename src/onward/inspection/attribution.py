@@ -112,10 +112,10 @@ def through_post_norm(block: nn.Module, norm: str, direction: Tensor, t: Trace, 
     return before_norm(block.get_submodule(norm), direction, t, f"blocks.{layer}.{norm}", position)
 
 
-def weight_of(norm: nn.Module) -> Tensor:
+def weight_of(norm: nn.Module) -> Tensor | float:
     """The factors of a norm's output."""
     weight: Any = norm.weight
-    return exact(weight) + getattr(norm, "offset", 0.0)
+    return 1.0 if weight is None else exact(weight) + getattr(norm, "offset", 0.0)
 
 
 def before_norm(norm: nn.Module, direction: Tensor, t: Trace, name: str, position: int) -> Tensor:
