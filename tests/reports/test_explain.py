@@ -24,7 +24,8 @@ from onward.model.config import (
     SelfAttention,
 )
 from onward.model.decoder import Decoder
-from onward.reports.explain import Story, explain
+from onward.reports.explain import explain
+from onward.reports.story import Story
 from onward.text.tokenizer import train_tokenizer
 from onward.tracing.trace import trace
 

@@ -17,7 +17,7 @@ from onward.evaluation.score import logprobs
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
 from onward.inspection.attention import attention_maps, head_scores, logits, next_tokens
-from onward.model.config import Alibi, DecoderConfig, Experts, Rotary
+from onward.model.config import Alibi, DecoderConfig, Experts, Gated, Rotary
 from onward.model.decoder import Decoder
 from onward.reports.curve import write_loss_svg
 from onward.reports.look import distributions, passage
@@ -34,8 +34,9 @@ def test_page_is_well_formed_and_needs_no_other_file(tmp_path: Path) -> None:
     page, parsed = written(write_run(tmp_path / "run"))
     assert parsed.open == []
     rest = page.replace("</", "").replace("hf://NAME", "")  # which is said to be a possible source
-    assert not re.search(r"https?:|//\w|@import|url\(", rest)
-    assert not any(name in attributes for _, attributes in parsed.tags for name in ("src", "href", "srcset", "action"))
+    assert not re.search(r"https?:|//\w|@import|url\((?!#)", rest)
+    given = [a[name] for _, a in parsed.tags for name in ("src", "href", "srcset", "action") if name in a]
+    assert all(address.startswith("data:image/png;base64,") for address in given)
     assert "default-src 'none'" in page
     assert len(page.encode()) < 500_000
     assert "<!--" not in page.removeprefix("<!doctype html>")
@@ -191,6 +192,21 @@ def test_samples_know_their_step_and_the_decoder_is_drawn(tmp_path: Path) -> Non
     assert re.findall(r'<article data-step="(\d*)">', page) == ["0", "20", "40"]
     assert "2 blocks of" in parsed.text
     assert "q 16 → 16" in parsed.text.replace("q16", "q 16")
+
+
+@pytest.mark.parametrize("mlp", [Gated(), Experts(count=4, d_ff=8)], ids=["gated", "experts"])
+def test_lens_is_on_the_page_and_experts_where_there_are_some(mlp: Gated | Experts, tmp_path: Path) -> None:
+    _, tokenizer = model_and_tokenizer()
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=5, n_heads=4, mlp=mlp)).eval()
+    write_report(tmp_path / "page.html", Record(tmp_path), model, tokenizer, TEXT)
+    parsed = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    _, reading, *layers = json.loads(parsed.scripts["data"])
+    likeliest = next_tokens(model, [tokenizer.bos_id, *tokenizer.encode(TEXT)][:20], 1)
+    assert reading["values"][0] == pytest.approx([row[0][1] for row in likeliest], rel=1e-3)
+    assert [panel["title"] for panel in layers] == ["layer 0", "layer 2", "layer 4"] * isinstance(mlp, Experts)
+    assert ("The experts of each token" in parsed.text) == isinstance(mlp, Experts)
+    assert [a.get("class") for _, a in parsed.tags].count("panel") == 2 + len(layers)
 
 
 PASSAGES = {  # text: the passage of at most 30 characters

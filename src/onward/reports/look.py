@@ -7,6 +7,7 @@ import base64
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -17,14 +18,18 @@ from torch import Tensor
 from onward.evaluation.score import logprobs
 from onward.inspection.attention import attention_maps, head_scores, next_tokens
 from onward.inspection.inputs import logits
+from onward.model.config import Experts, at
 from onward.model.decoder import Decoder
 from onward.reports.markup import MARKS, embedded, readable, visible
+from onward.reports.picture import Picture
+from onward.reports.views import Reading, experts, lens
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.attention import attend_modules
 
 TOKENS, FEWEST = 48, 12  # the largest and the smallest number of tokens to show
 PARAGRAPH = 256  # the largest number of tokens whose losses are shown
 LIKELIEST = 64  # number of tokens whose probabilities the sliders change one by one; all others count together
+LENS, EXPERT_LAYERS = 20, 3  # tokens that the lens reads, layers whose experts are shown
 TEMPERATURES = [i / 10 for i in range(1, 21)]  # of the slider
 CELLS = 300_000  # largest number of attention weights on a page
 SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*(?=\s|$)|(?<=[。！？])[」』”’]*")
@@ -32,18 +37,18 @@ ABBREVIATION = re.compile(r"(?:\b[a-z]|\b(?:etc|cf|vs|al|mr|mrs|ms|dr|prof|st))\
 SENTENCES = 50  # of a paragraph, from which the passage is chosen
 
 
-def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> dict[str, str]:
-    """The attention maps, the next-token tables and the losses for the first sentences of a text; "" without a
-    tokenizer and for fewer than two tokens."""
-    parts = "attention", "sinks", "words", "next", "distributions", "losses", "losses_about"
+def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[str, str], list[Picture]]:
+    """The attention maps, the next-token tables, the losses, the lens and the experts for the first sentences of a
+    text, and the pictures among them; "" without a tokenizer and for fewer than two tokens."""
+    parts = "attention", "sinks", "words", "next", "distributions", "losses", "losses_about", "lens", "experts"
     nothing, c = dict.fromkeys(parts, ""), model.config
     if tokenizer is None:
-        return nothing
+        return nothing, []
     most = min(TOKENS, c.context_length, max(2, math.isqrt(CELLS // (c.n_layers * c.n_heads))))
     tokens = tokenizer.begin(tokenizer.encode(passage(tokenizer, text, most)))
     shown = tokens[:most]
     if len(shown) < 2:
-        return nothing
+        return nothing, []
     tokens = tokens[: most + 1]
     probabilities = [0.0, *np.exp(logprobs(model, np.array([tokens]))[0])]  # of each token, given those before it
     pieces, maps = [tokenizer.piece(token) for token in tokens], attention_maps(model, shown)
@@ -63,7 +68,14 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> dict[str, st
             rows.append((pieces[i + 1], probabilities[i + 1], True))
         articles.append(next_article(before, rows))
     sinks = any(attend.sinks is not None for attend in attend_modules(model))
-    return {
+    reading = Reading(model, tokenizer, text, ids=shown[:LENS])
+    pictures = [lens(reading)]
+    if any(isinstance(at(c.mlp, layer), Experts) for layer in range(c.n_layers)):
+        of_tokens = experts(replace(reading, ids=shown))
+        every = math.ceil(len(of_tokens.panels) / EXPERT_LAYERS)
+        pictures.append(replace(of_tokens, panels=of_tokens.panels[::every]))
+    drawn = [picture.svg(alone=False) for picture in pictures] + [""]
+    found = {
         "attention": embedded(attention),
         "sinks": " (to less here, where a sink takes the rest)" if sinks else "",
         "words": "".join(
@@ -73,7 +85,10 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> dict[str, st
         "next": "".join(articles),
         "distributions": embedded(distributions(logits(model, shown), tokens[1:], tokenizer)),
         **losses(model, tokenizer, text),
+        "lens": drawn[0],
+        "experts": drawn[1],
     }
+    return found, pictures
 
 
 def distributions(

@@ -1,6 +1,5 @@
 // The values of a panel are shown where one points: of a cell, or of all curves at the nearest x.
 const panels = JSON.parse(document.getElementById("data").textContent)
-const reading = document.getElementById("reading")
 const value = number => number === null ? "none" : String(+number.toPrecision(3))
 const cell = (panel, column, row) => {
   const number = panel.values[row]?.[column]
@@ -14,7 +13,7 @@ const curve = (panel, share) => {
   return `${panel.x_name} ${panel.x[i]}: ` + Object.entries(panel.series).map(([name, values]) => `${name} ${value(values[i])}`).join(" · ")
 }
 document.querySelectorAll(".panel").forEach((group, i) => {
-  const area = group.querySelector(".hit"), panel = panels[i]
+  const area = group.querySelector(".hit"), panel = panels[i], reading = group.closest(".pictured").querySelector(".readout")
   if (!area) return
   area.onpointermove = area.onpointerdown = event => {
     const box = area.getBoundingClientRect()

@@ -23,7 +23,7 @@ from onward.reports.charts import charts
 from onward.reports.curve import loss_figure
 from onward.reports.diagram import block
 from onward.reports.look import look
-from onward.reports.markup import details, filled, resource, table, visible
+from onward.reports.markup import details, embedded, filled, resource, table, visible
 from onward.reports.metrics import Metrics, sample
 from onward.reports.picture import PANEL_STYLE
 from onward.reports.plot import COLORS, STYLE, short
@@ -47,6 +47,8 @@ def write_report(
     metrics, samples, vocab_size = record.metrics, record.samples, model.config.vocab_size
     figures = replace(record.figures(), parameters=sum(p.numel() for p in model.parameters()))
     others = (None, "") if other is None else (other.metrics, other.folder.name)
+    diagram = block(model.config)
+    seen, pictures = look(model, tokenizer, text)
     parts = {
         "name": visible(record.folder.resolve().name),
         "style": COLORS + STYLE + PANEL_STYLE + resource("report.css"),
@@ -57,9 +59,10 @@ def write_report(
         "charts": charts(metrics, *others),
         "samples": "".join(sample_article(samples[i]) for i in sample(len(samples), SAMPLES)),
         "tables": tables(record, model.config),
-        "diagram": block(model.config).svg(alone=False),
-        **look(model, tokenizer, text),
-        "script": resource("sampling.js") + resource("report.js"),
+        "diagram": diagram.svg(alone=False),
+        **seen,
+        "data": embedded([panel for picture in (diagram, *pictures) for panel in picture.values()["panels"]]),
+        "script": resource("sampling.js") + resource("picture.js") + resource("report.js"),
     }
     with written_whole(page) as new:
         new.write_text(filled(resource("report.html"), parts), encoding="utf-8")

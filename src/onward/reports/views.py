@@ -47,6 +47,7 @@ class Reading:
     right: str = ""  # patch: the next token after the text; "": the likeliest
     wrong: str = ""  # patch: that after the corrupted text; "": the likeliest
     sampling: Sampling = field(default_factory=Sampling)  # next: its steps
+    ids: Sequence[int] = ()  # the tokens in place of those of the text
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text as the model reads it."""
@@ -55,7 +56,7 @@ class Reading:
     @cached_property
     def tokens(self) -> list[int]:
         """The tokens of the text; a UserError for none, and for more than the context."""
-        tokens = self.encode(self.text)
+        tokens = list(self.ids) or self.encode(self.text)
         as_row(self.model, tokens)
         return tokens
 
