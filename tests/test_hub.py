@@ -99,7 +99,7 @@ def test_only_the_shards_of_the_index_are_downloaded(look_up: Lookups) -> None:
 
 def test_config_alone_can_be_fetched_and_the_rest_later(look_up: Lookups) -> None:
     name = "https://huggingface.co/org/branch/tree/v1.0"
-    assert contents(look_up(name, config_only=True)).keys() == {"config.json"}
+    assert contents(look_up(name, only="config")).keys() == {"config.json"}
     assert contents(look_up("org/branch@v1.0")) == FILES
 
 
@@ -152,7 +152,7 @@ def test_without_a_network_the_cache_is_used_and_that_is_said(start, hub: Hub, l
 
 def test_offline_mode_sends_nothing(start, hub: Hub, look_up: Lookups) -> None:
     folder = look_up("org/plain")["folder"]
-    look_up("org/partly", config_only=True)
+    look_up("org/partly", only="config")
     hub.taken()
     offline = start(HF_HUB_OFFLINE="1")
     assert offline("org/plain") == {"folder": folder, "said": []}

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from onward.errors import UserError
 from onward.files import read_json
@@ -25,12 +25,15 @@ ADDRESS = re.compile(r"(?:hf:/+|https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/)(
 NAME = re.compile(r"([\w-][\w.-]*(?:/[\w.-]+)?)(?:@([\w./-]+)|/tree/([\w./-]+))?/?")
 COMMIT = re.compile("[0-9a-f]{40}")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-CONFIG = re.compile(r"config\.json")
-TEXT_FILES = re.compile(  # no code, no second copy of the weights in another format
-    r"(generation_)?config\.json|model\.safetensors(\.index\.json)?|tokenizer(_config)?\.json|special_tokens_map\.json"
-    r"|added_tokens\.json|vocab\.json|merges\.txt|tokenizer\.model|tekken\.json|\w+\.tiktoken|chat_template\.\w+"
-    r"|additional_chat_templates/[\w.-]+\.jinja"
+TOKENIZER = (
+    r"config\.json|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt"
+    r"|tokenizer\.model|tekken\.json|\w+\.tiktoken|chat_template\.\w+|additional_chat_templates/[\w.-]+\.jinja"
 )
+FILES = {  # no code, no second copy of the weights in another format
+    "": re.compile(rf"{TOKENIZER}|generation_config\.json|model\.safetensors(\.index\.json)?"),
+    "tokenizer": re.compile(TOKENIZER),
+    "config": re.compile(r"config\.json"),
+}
 Say = Callable[[str], None]
 
 
@@ -62,12 +65,15 @@ class HubName:
         return self.name if self.revision == "main" else f"{self.name}@{self.revision}"
 
 
-def locate(name: str | Path, revision: str = "", *, config_only: bool = False, say: Say = print_message) -> Path:
+def locate(
+    name: str | Path, revision: str = "", *, only: Literal["", "config", "tokenizer"] = "", say: Say = print_message
+) -> Path:
     """The path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to which the
     model of that name on the hub is downloaded.
 
-    `config_only` fetches config.json alone. `say` is told what is about to be downloaded. A UserError says why there
-    is no such model. A path that exists always wins over a name on the hub; hf://NAME is always a name on the hub.
+    `only` names what is fetched, by default all that a model needs. `say` is told what is about to be downloaded. A
+    UserError says why there is no such model. A path that exists always wins over a name on the hub; hf://NAME is
+    always a name on the hub.
     """
     text = str(name)
     address = ADDRESS.fullmatch(text)
@@ -89,7 +95,7 @@ def locate(name: str | Path, revision: str = "", *, config_only: bool = False, s
     parent = Path(text).parent
     if not address and parent != Path(".") and parent.exists():  # a misspelled path is not sent to a server
         raise UserError(f"there is no folder {text}: {ADVICE} (or hf://{text}, if this is its name on the hub)")
-    return fetch(hub_name, CONFIG if config_only else TEXT_FILES, say, local=not address)
+    return fetch(hub_name, FILES[only], say, local=not address)
 
 
 ADVICE = "name the folder of a model, such as runs/mybook, or a model on the Hugging Face hub, such as gpt2"

@@ -28,7 +28,7 @@ from onward.files import flush, read_json, written_whole
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.model.quantize import ALREADY, NOT_QUANTIZED, Precision, QuantizedLinear, choose_layers, quantize_tensor
-from onward.text.tokenizer import Tokenizer
+from onward.text.tokenizer import Tokenizer, tokenizer_file
 
 DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # names of the number of layers in config.json
 
@@ -130,7 +130,7 @@ def load_tokenizer(path: Path) -> Tokenizer | None:
     """The tokenizer in a model's folder or GGUF file; None where it has none."""
     if is_gguf(path):
         return read_tokenizer(read_header(path))
-    return Tokenizer.load(path) if any((path / name).exists() for name in ("tokenizer.json", "vocab.json")) else None
+    return Tokenizer.load(path) if tokenizer_file(path) else None
 
 
 def outline(hf: HF, stored: Mapping[str, StoredTensor], where: str) -> tuple[Any, DecoderConfig, Decoder]:

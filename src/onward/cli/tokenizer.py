@@ -1,4 +1,4 @@
-"""onward tokenizer: train a tokenizer on text, and compare tokenizers."""
+"""onward tokenizer: train a tokenizer on text, compare tokenizers, show the pieces of a text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,19 +9,21 @@ from typing import Any, ClassVar, Literal
 
 from onward.cli.options import parse
 from onward.cli.output import console, print_json, print_next, print_table
+from onward.cli.pieces import print_pieces, show
 from onward.cli.sources import announce
 from onward.data.progress import Progress
 from onward.data.sources import Source, download_corpora, passages, stored_streams
 from onward.errors import UserError
 
 ABOUT = """\
-Train a tokenizer on text, or compare tokenizers: bytes per token by language and kind of text, and whether decoding
-the tokens gives back every text.
+Train a tokenizer on text; compare tokenizers: bytes per token by language and kind of text, and whether decoding the
+tokens gives back every text; or show the pieces of a text.
 
 examples:
   onward tokenizer train mybook.txt --vocab-size 8192 --out tokenizers/mybook
   onward tokenizer compare tokenizers/mybook runs/mybook byte      on short texts in sixteen languages
   onward tokenizer compare tokenizers/mybook char --data mybook.txt --data talks.jsonl --json
+  onward tokenizer show gpt2 runs/mybook mybook.gguf "Hello, world"      pieces in colors; --ids: with ids and bytes
 """
 PASSAGE_CHARS = 4096  # characters of a passage whose language and kind are determined together
 
@@ -31,22 +33,28 @@ class Options:
     """Options of `onward tokenizer`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "names")
-    action: Literal["train", "compare"]  # train SOURCES, or compare A B
-    names: tuple[str, ...] = ()  # train: texts; compare: tokenizers (char, byte, bpe:N, a file, or a folder with one)
+    action: Literal["train", "compare", "show"]  # train SOURCES, compare A B, or show MODELS TEXT
+    names: tuple[str, ...] = ()  # texts; tokenizers (char, byte, bpe:N, a file or folder); models and a text (-: stdin)
     out: str = ""  # folder for the trained tokenizer
     kind: Literal["bpe", "char", "byte"] = "bpe"  # byte-level BPE, characters, or bytes
     vocab_size: int = 4096  # largest number of ids of a BPE tokenizer
     data: tuple[str, ...] = ()  # texts to compare on, by source, script and kind; default: short built-in texts
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
+    ids: bool = False  # show: a table of the ids and bytes of the pieces too
     json: bool = False  # print the result as JSON
 
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward tokenizer", about=ABOUT)
-    result = train(options) if options.action == "train" else compare(options)
+    if options.action == "show":
+        result = show(options.names)
+    else:
+        result = train(options) if options.action == "train" else compare(options)
     if options.json:
         print_json(result)
+    elif options.action == "show":
+        print_pieces(result, options.ids)
     elif options.action == "train":
         print(f"{result['folder']}: {result['vocabulary']:,} ids")
         sources, folder = join(options.names or ("mybook.txt",)), quote(options.out)

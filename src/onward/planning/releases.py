@@ -19,7 +19,7 @@ def find(name: str) -> tuple[Any, DecoderConfig]:
     name."""
     path = Path(name)
     if name not in presets() and (path.exists() or len(path.parts) > 1):
-        return read(read_config(locate(name, config_only=True)))
+        return read(read_config(locate(name, only="config")))
     found = preset(name)
     return modules()[found.family], found.config
 

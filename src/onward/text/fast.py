@@ -14,8 +14,8 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers
 
-from onward.text.patterns import GPT2, LLAMA3, patterns_of
-from onward.text.tokenizer import BYTE_OF, END, PIECE, Tokenizer
+from onward.text.patterns import BYTE_OF, GPT2, LLAMA3, patterns_of
+from onward.text.tokenizer import END, PIECE, Tokenizer
 
 Encoder = Callable[[Sequence[str]], list[np.ndarray]]
 

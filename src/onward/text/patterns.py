@@ -13,6 +13,10 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+CL100K = (  # unlike Llama 3's, white space at the end of a text is one piece
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s+\z|\s*[\r\n]|\s+(?!\S)|\s"
+)
 QWEN2 = LLAMA3.replace("{1,3}", "")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _END = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -57,3 +61,14 @@ def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
             case _:
                 return None
     return None
+
+
+def byte_symbols() -> dict[str, int]:
+    """The byte of each symbol of GPT-2's byte-level alphabet: printable bytes are their own symbols, the others have
+    the remaining symbols in order."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    own = {chr(b): b for b in range(256) if chr(b) in alphabet}
+    return own | dict(zip(sorted(alphabet - own.keys()), sorted(set(range(256)) - set(own.values()))))
+
+
+BYTE_OF = byte_symbols()

@@ -34,10 +34,13 @@ def merges_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
     return [(pieces[left].text, pieces[right].text) for _, left, right in sorted(found)]
 
 
-def bpe_of_pieces(pieces: Sequence[Piece], *, prefix: bool, squeeze: bool = False) -> tokenizers.Tokenizer:
+def bpe_of_pieces(
+    pieces: Sequence[Piece], *, prefix: bool, squeeze: bool = False, normalized: bool = False
+) -> tokenizers.Tokenizer:
     """The tokenizer that merges pieces by their scores, with bytes for unknown characters where there are byte pieces.
 
-    `prefix` puts a space before a text, `squeeze` strips white space and leaves one of several spaces.
+    `prefix` puts a space before a text, `squeeze` strips spaces and leaves one of several. For `normalized` see
+    `add_tokens`.
     """
     unknown = next((piece.text for piece in pieces if piece.type == UNKNOWN), None)
     vocab = {piece.text: i for i, piece in enumerate(pieces)}
@@ -47,19 +50,21 @@ def bpe_of_pieces(pieces: Sequence[Piece], *, prefix: bool, squeeze: bool = Fals
     )
     steps: list[normalizers.Normalizer] = []
     if squeeze:
-        steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+        steps += [normalizers.Replace(tokenizers.Regex(p), to) for p, to in (("^ +| +$", ""), (" {2,}", " "))]
     if prefix:
         steps.append(normalizers.Prepend(SPACE))
     inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     undo = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     inner.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)] if prefix else undo)
-    add_tokens(inner, [(piece.text, piece.type) for piece in pieces])
+    add_tokens(inner, [(piece.text, piece.type) for piece in pieces], normalized=normalized)
     return inner
 
 
-def add_tokens(inner: tokenizers.Tokenizer, typed: Sequence[tuple[str, int]]) -> None:
-    """Declare the control tokens and the user-defined tokens among all tokens with their types."""
-    own = [AddedToken(text, normalized=False, special=False) for text, kind in typed if kind == USER_DEFINED]
+def add_tokens(inner: tokenizers.Tokenizer, typed: Sequence[tuple[str, int]], *, normalized: bool = False) -> None:
+    """Declare the control tokens and the user-defined tokens among all tokens with their types; the latter are found in
+    the text as it is, or as it is `normalized`, which has no spaces."""
+    texts = [text for text, kind in typed if kind == USER_DEFINED and not (normalized and " " in text)]
+    own = [AddedToken(text, normalized=normalized, special=False) for text in texts]
     control = [AddedToken(text, normalized=False, special=True) for text, kind in typed if kind in (UNKNOWN, CONTROL)]
     inner.add_tokens(own)
     inner.add_special_tokens(control)

@@ -13,11 +13,14 @@ from threading import Event, Thread
 from typing import Annotated, Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from onward.arguments import Range, checked, explained, shown
 from onward.errors import UserError
 from onward.files import write_json, written_whole
+from onward.text.patterns import BYTE_OF
+from onward.text.ranks import is_ranks, load_ranks, load_tekken
+from onward.text.sentencepiece import read_sentencepiece
 
 END = "<|endoftext|>"  # follows every document and, as in GPT-2, precedes the first
 UNKNOWN = "\ufffd"
@@ -64,24 +67,22 @@ class Tokenizer:
     @classmethod
     @checked
     def load(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer in a tokenizer.json, or in a folder that holds one or GPT-2's vocab.json and merges.txt."""
+        """The tokenizer in a folder or a file: tokenizer.json, GPT-2's vocab.json and merges.txt, Mistral's
+        tekken.json, SentencePiece's tokenizer.model, or a .tiktoken file of ranks."""
         path = Path(path)
-        file = path / "tokenizer.json" if path.is_dir() else path
-        try:
-            if path.is_dir() and not file.exists() and (path / "vocab.json").exists():
-                return cls(byte_level(read_bpe(path), use_regex=True))
-            inner = tokenizers.Tokenizer.from_file(str(file))
-        except UserError:
-            raise
-        except Exception as error:  # the library raises nothing narrower
-            if not file.exists():
-                raise UserError(f"there is no tokenizer.json in {path}: name a folder or file that holds one") from None
-            raise UserError(f"{file} is not a tokenizer ({error}): restore or train it again") from None
+        file = (tokenizer_file(path) or path / "tokenizer.json") if path.is_dir() else path
+        if not file.exists():
+            raise UserError(f"there is no tokenizer.json in {path}: name a folder or file that holds one")
+        inner, first, last = read_inner(file)
         end, tables = END if inner.token_to_id(END) is not None else None, published(file.parent)
-        bos, eos = (special_name(tables, key, inner) or end for key in ("bos_token", "eos_token"))
+        if file.name != "tokenizer.json":
+            add_published(inner, tables, file)
+        bos, eos = special_name(tables, "bos_token", inner) or first or end, special_name(tables, "eos_token", inner)
+        if bos and inner.post_processor is None and tables.get("tokenizer_config.json", {}).get("add_bos_token"):
+            inner.post_processor = processors.TemplateProcessing(f"{bos} $A", None, [(bos, inner.token_to_id(bos))])
         ends = [i for table in tables.values() for i in known_ids(table.get("eos_token_id"), inner)]
         pad, templates = special_name(tables, "pad_token", inner), chat_templates(file.parent, tables)
-        return cls(inner, bos, eos, pad=pad, ends=ends, templates=templates)
+        return cls(inner, bos, eos or last or end, pad=pad, ends=ends, templates=templates)
 
     @checked
     def save(self, folder: str | Path) -> None:
@@ -206,15 +207,37 @@ def cuttable(inner: tokenizers.Tokenizer) -> bool:
     )
 
 
-def byte_symbols() -> dict[str, int]:
-    """The byte of each symbol of GPT-2's byte-level alphabet: printable bytes are their own symbols, the others have
-    the remaining symbols in order."""
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    own = {chr(b): b for b in range(256) if chr(b) in alphabet}
-    return own | dict(zip(sorted(alphabet - own.keys()), sorted(set(range(256)) - set(own.values()))))
+def tokenizer_file(folder: Path) -> Path | None:
+    """The file of a folder's tokenizer, the best known format first; None if there is none."""
+    named = [folder / name for name in ("tokenizer.json", "vocab.json", "tekken.json", "tokenizer.model")]
+    return next((file for file in [*named, *sorted(folder.glob("*.tiktoken"))] if file.exists()), None)
 
 
-BYTE_OF = byte_symbols()
+def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None]:
+    """The tokenizer in a file of any format, and its tokens that begin and end a text, where the format has them."""
+    if file.name == "vocab.json":
+        return byte_level(read_bpe(file.parent), use_regex=True), None, None
+    if file.name == "tekken.json":
+        return load_tekken(file)
+    if file.suffix in (".model", ".tiktoken"):
+        return load_ranks(file) if is_ranks(file) else read_sentencepiece(file)
+    try:
+        return tokenizers.Tokenizer.from_file(str(file)), None, None
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{file} is not a tokenizer ({error}): restore or train it again") from None
+
+
+def add_published(inner: tokenizers.Tokenizer, tables: Mapping[str, Mapping[str, Any]], file: Path) -> None:
+    """Add the tokens of tokenizer_config.json that are not in a vocabulary, or are ordinary there."""
+    listed = tables.get("tokenizer_config.json", {}).get("added_tokens_decoder")
+    for i, token in sorted(listed.items(), key=lambda pair: int(pair[0])) if isinstance(listed, dict) else ():
+        options = {name: bool(token.get(name)) for name in ("lstrip", "rstrip", "normalized", "special")}
+        added = tokenizers.AddedToken(str(token.get("content")), **options)
+        (inner.add_special_tokens if options["special"] else inner.add_tokens)([added])
+        if inner.token_to_id(added.content) != int(i):
+            raise UserError(
+                f"tokenizer_config.json gives {added.content!r} the id {i}, which is another in {file.name}"
+            )
 
 
 def read_bpe(folder: Path) -> models.BPE:

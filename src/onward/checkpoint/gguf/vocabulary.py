@@ -180,7 +180,8 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     tokens, types = list[str](), list[int]()
     for i in range(rows):
         text = tokenizer.inner.id_to_token(i)
-        tokens.append(f"[PAD{i}]" if text is None else added[i]["content"] if i in added else spelled.own(text))
+        own = added[i]["content"].replace(SPACE, " ") if i in added else spelled.own(text or "")
+        tokens.append(f"[PAD{i}]" if text is None else own)
         types.append(UNUSED if text is None else spelled.type(i, text, added))
     if len(set(tokens)) < rows:
         raise UserError("two tokens of the vocabulary are spelled alike, which llama.cpp does not allow")

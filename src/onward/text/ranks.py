@@ -1,0 +1,145 @@
+"""Byte-level vocabularies by rank: tiktoken's files and Mistral's tekken.json. Does not import torch.
+
+A rank is the id of a token and the order of its merge. A file of ranks has neither the pattern that splits texts nor
+the control tokens; the number of ranks tells which they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, models
+
+from onward.errors import UserError
+from onward.text.patterns import BYTE_OF, CL100K, GPT2, LLAMA3, O200K, QWEN2, byte_level_bpe
+
+SYMBOLS = {byte: symbol for symbol, byte in BYTE_OF.items()}
+TEKKEN_SPECIALS = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
+    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
+    *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a file of ranks leaves out: the pattern, the control tokens with their ids, and those that begin and end."""
+
+    pattern: str
+    specials: Mapping[str, int]
+    bos: str
+    eos: str
+
+
+def numbered(names: Sequence[str], first: int) -> dict[str, int]:
+    return {name: first + number for number, name in enumerate(names)}
+
+
+END = "<|endoftext|>"
+RESERVED = "<|reserved_special_token_{}|>"
+LLAMA3_SPECIALS = (
+    *("<|begin_of_text|>", "<|end_of_text|>", *(RESERVED.format(number) for number in range(4))),
+    *("<|start_header_id|>", "<|end_header_id|>", RESERVED.format(4), "<|eot_id|>"),
+    *(RESERVED.format(number) for number in range(5, 251)),
+)
+FIM = "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"
+PUBLISHED = {  # by the number of ranks
+    50_256: Published(GPT2, {END: 50_256}, END, END),
+    100_256: Published(CL100K, numbered((END, *FIM), 100_257) | {"<|endofprompt|>": 100_276}, END, END),
+    128_000: Published(LLAMA3, numbered(LLAMA3_SPECIALS, 128_000), "<|begin_of_text|>", "<|end_of_text|>"),
+    151_643: Published(QWEN2, numbered((END, "<|im_start|>", "<|im_end|>"), 151_643), END, END),
+    199_998: Published(O200K, {END: 199_999, "<|endofprompt|>": 200_018}, END, END),
+}
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """The ranks of a tiktoken file: a line for each token, its bytes in base64 and its rank."""
+    found: dict[bytes, int] = {}
+    try:
+        for line in path.read_bytes().splitlines():
+            if line.strip():
+                token, rank = line.split()
+                found[base64.b64decode(token, validate=True)] = int(rank)
+    except ValueError as error:
+        raise UserError(f"{path} is not a file of ranks as tiktoken has ({error}): copy or download it again") from None
+    return found
+
+
+def is_ranks(path: Path) -> bool:
+    """Whether a file is one of ranks: Llama 3's is named tokenizer.model, as SentencePiece's are."""
+    with path.open("rb") as file:
+        first = file.readline(1000).split()
+    return len(first) == 2 and first[1].isdigit()
+
+
+def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str | None, str | None]:
+    """The tokenizer of a tiktoken file, and its tokens that begin and end a text. `pattern` splits texts; it is known
+    for the vocabularies of GPT-2, GPT-4, GPT-4o, Llama 3 and Qwen by the number of ranks."""
+    ranks = read_ranks(path)
+    known = PUBLISHED.get(len(ranks))
+    if not pattern and known is None:
+        raise UserError(
+            f"{path} has {len(ranks):,} ranks, and the pattern that splits texts is not in such a file: give it to "
+            "onward.text.ranks.load_ranks(path, pattern)"
+        )
+    inner = ranked_bpe(ranks, pattern or known.pattern, path)  # type: ignore[union-attr]
+    if known is None:
+        return inner, None, None
+    add_specials(inner, known.specials)
+    return inner, known.bos, known.eos
+
+
+def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int = 0) -> tokenizers.Tokenizer:
+    """The tokenizer that merges by rank; ids are ranks plus `first`. A token that no two others form is found whole."""
+    if not all(bytes([byte]) in ranks for byte in range(256)) or sorted(ranks.values()) != list(range(len(ranks))):
+        raise UserError(f"{path} does not have every byte and every rank: copy or download it again")
+    order = sorted(ranks, key=ranks.__getitem__)
+    text = {token: "".join(map(SYMBOLS.__getitem__, token)) for token in order}
+    merges = [
+        (text[token[:cut]], text[token[cut:]])
+        for token in order
+        for cut in range(1, len(token))
+        if ranks.get(token[:cut], len(ranks)) < ranks[token] > ranks.get(token[cut:], len(ranks))
+    ]
+    vocab = {text[token]: first + rank for token, rank in ranks.items()}
+    return byte_level_bpe(models.BPE(vocab, merges, ignore_merges=True), [pattern])
+
+
+def add_specials(inner: tokenizers.Tokenizer, specials: Mapping[str, int]) -> None:
+    """Add control tokens with their ids; ids between them get names of their own."""
+    size = inner.get_vocab_size()
+    names = {i: name for name, i in specials.items()}
+    wanted = [names.get(i, f"<|unused_{i}|>") for i in range(size, max(names) + 1)]
+    inner.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in wanted])
+
+
+def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None]:
+    """The tokenizer of a tekken.json, and its tokens that begin and end a text: control tokens come first, then the
+    ranks."""
+    try:
+        table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        config = table["config"]
+        count, size = int(config["default_num_special_tokens"]), int(config["default_vocab_size"])
+        listed = {one["rank"]: one["token_str"] for one in table.get("special_tokens") or ()}
+        ranks = {base64.b64decode(one["token_bytes"]): int(one["rank"]) for one in table["vocab"][: size - count]}
+        pattern = str(config["pattern"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path} is not a tekken.json ({what}): copy or download it again") from None
+    listed = listed or dict(enumerate(TEKKEN_SPECIALS))
+    if not 0 <= count <= size or not all(isinstance(name, str) for name in listed.values()):
+        raise UserError(f"{path} has {count} control tokens of {size}: copy or download it again")
+    inner = ranked_bpe(ranks, pattern, path, count)
+    specials = [listed.get(i, f"<SPECIAL_{i}>") for i in range(count)]
+    whole = json.loads(inner.to_str())  # the library gives new tokens ids after all others
+    whole["model"]["vocab"] |= {name: i for i, name in enumerate(specials)}
+    inner = tokenizers.Tokenizer.from_str(json.dumps(whole))
+    inner.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in specials])
+    bos, eos = (name if name in specials else None for name in ("<s>", "</s>"))
+    return inner, bos, eos
