@@ -201,12 +201,15 @@ def test_lens_is_on_the_page_and_experts_where_there_are_some(mlp: Gated | Exper
     model = Decoder(DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=5, n_heads=4, mlp=mlp)).eval()
     write_report(tmp_path / "page.html", Record(tmp_path), model, tokenizer, TEXT)
     parsed = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
-    _, reading, *layers = json.loads(parsed.scripts["data"])
+    _, *panels = json.loads(parsed.scripts["data"])
+    lens, layers = ([p for p in panels if ("expert 0" in p["rows"]) == of_experts] for of_experts in (False, True))
     likeliest = next_tokens(model, [tokenizer.bos_id, *tokenizer.encode(TEXT)][:20], 1)
-    assert reading["values"][0] == pytest.approx([row[0][1] for row in likeliest], rel=1e-3)
+    assert [p for panel in lens for p in panel["values"][0]] == pytest.approx(
+        [row[0][1] for row in likeliest], rel=1e-3
+    )
     assert [panel["title"] for panel in layers] == ["layer 0", "layer 2", "layer 4"] * isinstance(mlp, Experts)
     assert ("The experts of each token" in parsed.text) == isinstance(mlp, Experts)
-    assert [a.get("class") for _, a in parsed.tags].count("panel") == 2 + len(layers)
+    assert [a.get("class") for _, a in parsed.tags].count("panel") == 1 + len(panels)
 
 
 PASSAGES = {  # text: the passage of at most 30 characters

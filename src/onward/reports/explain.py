@@ -81,7 +81,7 @@ class Narrator:
             f"The tokenizer splits the text into {len(self.tokens)} tokens. Each has an id, a number from 0 to "
             f"{c.vocab_size - 1:,}. From here on only numbers are left. We follow token {self.p}, {self.piece}, whose "
             f"id is {self.tokens[self.p]}.",
-            [cells("", mark, ["token", "id"], names, texts=table, reading="position {column}: {text}")],
+            [cells("", mark, ["token", "id"], names, texts=table, longest=8, reading="position {column}: {text}")],
         )
         x = self.at("embed")
         yield Step(

@@ -33,21 +33,22 @@ def cells(
     scale: Scale | None = None,
     room: float = 400,
     texts: Sequence[Sequence[str]] | None = None,
+    longest: int = DEEP,
     reading: str = "",
 ) -> Panel:
     """The cells of a matrix (R, C), shaded by their values; NaN is left blank.
 
     `rows` and `columns` are labels, of which as many are shown as are readable; `room` is the width of all cells in
-    pixels; `texts` (R, C) are written into the cells; `reading` is said of the cell under the pointer, such as
-    "{row} attends to {column}: {value}".
+    pixels; `texts` (R, C) are written into the cells, the `longest` first characters of each; `reading` is said of the
+    cell under the pointer, such as "{row} attends to {column}: {value}".
     """
     values = np.asarray(values, float)
     scale = scale or Scale(float(np.nanmax(np.abs(values), initial=0)), bool(np.nanmin(values, initial=0) < 0))
     scale = replace(scale, faint=texts is not None)
-    (height, width), size = values.shape, 0.0
+    (height, width), size, written = values.shape, 0.0, list[list[str]]()
     if texts is not None:
-        texts = [[fitted(text, DEEP) for text in line] for line in texts]
-        size = max((cell_len(text) for line in texts for text in line), default=1) * LABEL + 8
+        written = [[fitted(text, longest) for text in line] for line in texts]
+        size = text_width(written)
     across = max(size, min(22.0, room / max(width, 1)))
     down = 20.0 if texts is not None else min(across, 22.0)
     shown = [fitted(label, DEEP) for label in rows], [fitted(label, DEEP) for label in columns]
@@ -59,7 +60,7 @@ def cells(
         strength = np.round(255 * scale.strength(np.where(values * sign > 0, values, 0))).astype(np.uint8)
         if strength.any():
             parts.append(shade(style, strength, across, down))
-    for row, line in enumerate(texts or ()):
+    for row, line in enumerate(written):
         parts += [
             f'<text class="label" x="{(column + 0.5) * across:.1f}" y="{(row + 0.5) * down + 4:.1f}" '
             f'text-anchor="middle" style="fill:var(--ink)">{visible(text)}</text>'
@@ -86,10 +87,15 @@ def cells(
         max(left + across * width, 7.2 * cell_len(title)),
         down * height + below,
         f'<g transform="translate({left:g} 0)">{"".join(parts)}{hit}</g>',
-        cell_lines(values, rows, columns, scale, texts),
+        cell_lines(values, rows, columns, scale, written if texts is not None else None),
         data | ({"reading": reading} if reading else {}),
         scale,
     )
+
+
+def text_width(texts: Sequence[Sequence[str]]) -> float:
+    """The width of cells with these texts, in pixels."""
+    return max((cell_len(text) for line in texts for text in line), default=1) * LABEL + 8
 
 
 def floor(values: np.ndarray) -> str:

@@ -22,15 +22,15 @@ from onward.inspection.tokens import loss_by_position, sampling_steps, token_sta
 from onward.model.config import at
 from onward.model.decoder import Decoder, without_dropout
 from onward.reports.markup import MARKS, readable
-from onward.reports.panels import bars, cells, curves, unique, words
-from onward.reports.picture import Panel, Picture, Scale
+from onward.reports.panels import bars, cells, curves, text_width, unique, words
+from onward.reports.picture import Panel, Picture, Scale, fitted
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
 SHARE = Scale(1, root=True, unit="attention weight")
 CHANCE = Scale(1, unit="probability")
-COLUMNS = 20  # tokens in a row of the lens
+LENS_TEXT, LENS_WIDTH = 8, 800.0  # characters of a token in the lens, pixels of a row of it
 UNITS = 16  # units that are shown
 SHOWN_ROLES = "previous", "induction", "duplicate", "first"
 
@@ -139,16 +139,18 @@ def lens(reading: Reading) -> Picture:
     names = [f"block {layer - 1}" if layer else "embedding" for layer in order]
     pieces, probabilities = reading.pieces(reading.tokens), found.probabilities[..., 0].numpy()
     texts = [reading.pieces(found.ids[layer, :, 0].tolist()) for layer in order]
-    panels = []
-    for start in range(0, len(pieces), COLUMNS):
-        part = slice(start, start + COLUMNS)
+    width = text_width([[fitted(text, LENS_TEXT) for text in row] for row in texts])
+    columns, panels = int(LENS_WIDTH / width), []
+    for start in range(0, len(pieces), columns):
+        part = slice(start, start + columns)
         panels.append(
             cells(
-                f"tokens {start} to {min(start + COLUMNS, len(pieces)) - 1}" if len(pieces) > COLUMNS else "",
+                f"tokens {start} to {min(start + columns, len(pieces)) - 1}" if len(pieces) > columns else "",
                 probabilities[::-1, part],
                 names,
                 pieces[part],
                 texts=[row[part] for row in texts],
+                longest=LENS_TEXT,
                 scale=CHANCE,
                 reading="after {column}, {row} says {text} with {value}",
             )
