@@ -30,6 +30,7 @@ def test_section_without_other_libraries_gives_a_table_of_onward(
     table = section(Bench(TINY, ["f32", "bf16", "int8", "int4"], 1, tmp_path, absent))
     assert table.rows
     assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert (table.picture is not None) == (section is uncached.uncached)
     assert len(table.as_text().split("\n\n")[1].splitlines()) == 2 + len(table.rows)
 
 

@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="timed runs of each case, of which the median counts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few tokens")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="write pictures of sections that have one")
     parser.add_argument("--json", action="store_true", help="print one JSON object, and the tables on standard error")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # before torch is imported: also of threads of libraries
@@ -67,6 +68,8 @@ def main() -> None:
         for section in ([speed.agreement] if set(functions) & set(compared) else []) + functions:
             tables.append(section(bench))
             print(f"\n{tables[-1].as_text()}", flush=True, file=out)
+            if options.draw and tables[-1].picture:
+                tables[-1].picture.write(options.draw / f"{section.__name__}.svg")
     if options.json:
         result = {"machine": machine(), "absent": bench.absent, "tables": [table.as_json() for table in tables]}
         print(json.dumps(result, indent=2))

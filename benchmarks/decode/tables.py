@@ -1,9 +1,11 @@
 """Timing in turns, and tables of the results."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
+
+from onward.reports.picture import Picture
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -36,9 +38,10 @@ class Table:
     columns: Sequence[str]
     rows: list[Sequence[Cell]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    picture: Picture | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"title": self.title, "columns": self.columns, "rows": self.rows, "notes": self.notes}
 
     def as_text(self) -> str:
         lines = [self.columns, ["---"] * len(self.columns), *([shown(cell) for cell in row] for row in self.rows)]

@@ -1,5 +1,6 @@
 """What the cache saves: generating with it and without it, by length."""
 
+from collections.abc import Sequence
 from time import perf_counter
 
 import torch
@@ -10,6 +11,8 @@ from benchmarks.decode.models import prompt
 from benchmarks.decode.peers import Onward, same
 from benchmarks.decode.tables import Table
 from onward.planning.speed import Generation
+from onward.reports.panels import curves
+from onward.reports.picture import Picture
 
 
 def flops(config: onward.DecoderConfig, tokens: int, keys: int) -> int:
@@ -51,5 +54,19 @@ def uncached(bench: Bench) -> Table:
         many = sum(flops(sizes.config, t, t) for t in range(1, length + 1))
         few = sum(flops(sizes.config, 1, t) for t in range(1, length + 1))
         table.rows.append([length, slow, fast, slow / fast, many / 1e9, few / 1e9, many / few])
+    ratios = [[row[column] for row in table.rows] for column in (0, 3, 6)]
+    table.picture = drawn(*ratios)  # type: ignore[arg-type]  # of numbers
     table.notes.append(f"equal first tokens: {same(plain.tokens[0], cached.tokens[0])} of {sizes.uncached}")
     return table
+
+
+def drawn(lengths: Sequence[float], speed_ups: Sequence[float], flop_ratios: Sequence[float]) -> Picture:
+    """The speed-up and the ratio of the counted operations, by the number of tokens."""
+    caption = (
+        "Without a cache, each new token computes all tokens before it again; with one, it computes itself and attends "
+        "to the keys and values that are kept. The speed-up stays below the ratio of the operations: many tokens at "
+        "once are computed at the speed of the arithmetic, one at the speed of the memory."
+    )
+    series = {"speed-up": speed_ups, "operations without a cache, of those with one": flop_ratios}
+    panel = curves("", lengths, series, x_name="tokens", log=True)
+    return Picture("What the cache saves", caption, [panel])

@@ -23,6 +23,7 @@ from onward.cli.chat import Conversation, Options
 from onward.language_model import LanguageModel
 from onward.model.config import DecoderConfig, SelfAttention
 from onward.model.decoder import Decoder
+from onward.planning.speed import why_plain
 from onward.text.tokenizer import train_tokenizer
 
 MAIN = [sys.executable, "-c", "import sys; from onward.cli import main; sys.exit(main())"]
@@ -149,6 +150,12 @@ def test_what_was_read_before_is_not_read_again(changes: dict, tmp_path: Path, c
     hook.remove()
     plain = lm.chat(conversation.turns[:-1], regex=options.regex, **HOW | {"max_new_tokens": 60})
     assert conversation.turns[-1]["content"] == plain
+
+
+def test_a_conversation_is_decoded_by_compiled_steps(folder: Path) -> None:
+    lm = onward.load(folder)
+    cache = Conversation(lm, Options(model="")).empty_cache()
+    assert why_plain(onward.Engine(lm.model, rows=1, cache=cache), 1) == ""
 
 
 def test_an_answer_may_fill_the_context_to_its_last_token(folder: Path, capsys) -> None:

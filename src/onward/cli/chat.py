@@ -16,7 +16,7 @@ from onward.errors import UserError
 from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:
-    from onward.generation.blocks import BlockManager
+    from onward.generation.cache_manager import ConversationCache
     from onward.language_model import LanguageModel
     from onward.text.chat import Message
 
@@ -105,26 +105,19 @@ class Conversation:
         self.settings: Settings = options
         self.system = [{"role": "system", "content": options.system}] if options.system else []
         self.turns: list[dict[str, str]] = []  # messages of the user and answers of the assistant, alternating
-        self.cache: BlockManager | None = None
+        self.cache: ConversationCache | None = None
         self.finish_reason = ""  # of the last answer; empty if it was interrupted
 
-    def empty_cache(self) -> "BlockManager":
-        """A cache with room for the whole conversation."""
-        from onward.generation.blocks import BlockManager
-        from onward.model.paged import PagedKVCache
+    def empty_cache(self) -> "ConversationCache":
+        """A cache that grows with the conversation."""
+        from onward.generation.cache_manager import ConversationCache
+        from onward.generation.engine import CHUNK, STEP
+        from onward.model.cache import KVCache
 
-        model, size = self.lm.model, 16
-        cache = PagedKVCache(
-            self.lm.config,
-            rows=1,
-            length=self.length,
-            chunk=min(512, self.length),
-            blocks=-(-self.length // size),
-            block_size=size,
-            device=model.device,
-            dtype=model.dtype,
+        model, chunk = self.lm.model, min(CHUNK, self.length)
+        return ConversationCache(
+            KVCache(self.lm.config, 1, self.length, chunk, step=STEP, device=model.device, dtype=model.dtype)
         )
-        return BlockManager(cache)
 
     def answer(self, text: str) -> None:
         """Print the answer to a message as it grows, and keep both."""

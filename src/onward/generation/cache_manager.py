@@ -120,6 +120,39 @@ class CacheManager:
             yield layer, cache, cache.locate(positions)
 
 
+class ConversationCache(CacheManager):
+    """A cache of one row that keeps its tokens when a request leaves: the next request, such as the next turn of a
+    conversation, continues after the tokens that both begin with."""
+
+    @checked
+    def __init__(self, cache: KVCache) -> None:
+        super().__init__(cache)
+        if cache.rows != 1:
+            raise UserError(f"the cache has {cache.rows} rows: a conversation takes one")
+        self.held: Sequence[int] = ()  # the tokens in the row
+        self.kind: tuple[str, bytes] = "", b""  # adapter and rotations with which they were computed
+
+    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, adapter: str = "") -> int | None:
+        kind = adapter, rope_key(self.cache.config, rope_length)
+        length = min(common_prefix(tokens, self.held), len(tokens) - 1) if kind == self.kind else 0
+        if not self.can_continue(row, length):
+            length = 0
+        kept = self.dump(row, length) if length else {}
+        super().free(row)  # NaN in slots that are not kept would reach the next request
+        super().allocate(row, tokens, rope_length, adapter)
+        self.held, self.kind = tokens[:length], kind
+        if length:
+            self.reserve(row, length - 1, length)
+            self.load(row, length, kept)
+        return length
+
+    def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
+        self.held = list(tokens)
+
+    def free(self, row: int) -> None:
+        """Nothing: the tokens are kept until the next request."""
+
+
 @lru_cache(maxsize=256)
 def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
     """A key that is equal for rows with equal rotations: cosines and sines at position 1 for this `rope_length`."""
@@ -127,3 +160,11 @@ def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
     widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
     rotations = [position.rotation(width, one, length) for position, width in dict.fromkeys(widths)]
     return repr([[t.tolist() for t in rotation] for rotation in rotations if rotation]).encode()
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """The number of first tokens that are equal."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
+    return next(i for i in range(length) if a[i] != b[i])

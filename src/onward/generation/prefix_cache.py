@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from onward.generation.cache_manager import CacheManager, rope_key
+from onward.generation.cache_manager import CacheManager, common_prefix, rope_key
 from onward.generation.prefix_files import PrefixFiles
 
 
@@ -52,11 +52,3 @@ class PrefixCache:
         """Save the tokens that a row holds to a file, if there are files."""
         if self.files:
             self.files.save(self.manager, row, tokens, adapter)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The number of first tokens that are equal."""
-    length = min(len(a), len(b))
-    if a[:length] == b[:length]:
-        return length
-    return next(i for i in range(length) if a[i] != b[i])
