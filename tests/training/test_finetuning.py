@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import onward
+from onward.cli import main
 from onward.data.examples import Examples, supervised
 from onward.data.packing import batch_of
 from onward.data.windows import Batch
@@ -28,6 +29,7 @@ from onward.training.run import Run
 from support.decoders import DECODERS, assert_close, decoder
 from support.finetuning import SETTINGS, base_model, config, sums, write_rows
 from support.runs import assert_same_run, metrics
+from support.runs import config as text_config
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,20 @@ def test_changed_examples_are_one_sentence(whole: Path, base: Path, chats: Path,
     table.write_bytes(table.read_bytes()[:-1] + b"\0\0")
     with pytest.raises(UserError, match=r"differs in the tokens in data/train\.safetensors"):
         Run.resume(run.folder)
+
+
+def test_a_finished_run_is_made_longer_on_its_own_tokens_or_others(story_file: Path, tmp_path: Path) -> None:
+    base = Run.start(text_config(story_file, tmp_path / "base", steps=2))
+    list(base.train())
+    argv = ["train", "--from", str(base.folder), "--steps", "2", "--learning-rate", "0", "--device", SETTINGS["device"]]
+    for name, more in {"longer": [], "more": [str(story_file)]}.items():
+        assert main([*argv, *more, "--out", str(tmp_path / name)]) == 0
+        longer = onward.load(tmp_path / name)
+        assert longer.tokenizer.inner.to_str() == base.tokenizer.inner.to_str()
+        for one, other in zip(longer.model.parameters(), onward.load(base.folder).model.parameters()):
+            assert torch.equal(one, other), "it begins from the weights, and learns nothing at a rate of 0"
+    assert main([*argv, "--preset", "tiny", "--out", str(tmp_path / "bad")]) == 2
+    assert main(["train", "--from", str(story_file), "--steps", "2", "--out", str(tmp_path / "bad")]) == 2
 
 
 def test_finetune_from_python_returns_the_model(base: Path, chats: Path, tmp_path: Path) -> None:

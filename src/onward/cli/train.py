@@ -45,6 +45,8 @@ examples:
   onward train prepared/web prepared/books --weights 0.7 --weights 0.3 --pack documents --optimizer muon --schedule wsd
   onward train mybook.txt --config myrun.toml
   onward train --resume runs/mybook
+  onward train --from runs/mybook --steps 1000
+  onward train more.txt --from runs/mybook --out runs/more
   torchrun --standalone --nproc-per-node 2 -m onward train mybook.txt --accumulation 4
 
 SIGTERM saves and exits with 143, SIGHUP with 129, Ctrl-C with 130; SIGUSR1 saves and goes on. A run that was killed is
@@ -76,10 +78,24 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
         return folder, as_json
     if "base" in values and (unused := values.keys() & {"preset", "model", "tokenizer"}):
         raise UserError(f"{' and '.join(sorted(unused))} and from are both given: --from has a model and a tokenizer")
+    if "sources" not in values and (Path(values.get("base", "")) / "inputs.json").exists():
+        values = old_data(Path(values["base"])) | values
     if "sources" not in values:
         raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")
     config = fields.build(RunConfig, values)
     return config if config.out else dataclasses.replace(config, out=f"runs/{default_name(config.sources[0])}"), as_json
+
+
+def old_data(run: Path) -> dict[str, Any]:
+    """The options by which a run trains on the tokens of another one."""
+    from onward.training.inputs import read_config, read_record
+
+    record, config = read_record(run), read_config(run)
+    if config.fixed:
+        raise UserError(f"{run} was trained on examples, and onward train reads texts: name some")
+    validation = str(run / record.validation) if record.validation else config.validation
+    sources = dict.fromkeys(str(run / name) for name, _ in record.train)
+    return {"sources": [*sources], "validation": validation, "pack": config.pack, "out": f"{run}-longer"}
 
 
 def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
