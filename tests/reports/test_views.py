@@ -125,6 +125,7 @@ def test_pictures_of_256_tokens_are_small_and_readable() -> None:
         assert float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1]) < 1700
         lines = picture.text(100).splitlines()
         assert max(map(cell_len, lines)) <= 110
+        assert len(picture.html()) < 1_000_000
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:

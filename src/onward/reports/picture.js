@@ -1,8 +1,24 @@
 // The values of a panel are shown where one points: of a cell, or of all curves at the nearest x.
 const panels = JSON.parse(document.getElementById("data").textContent)
 const value = number => number === null ? "none" : String(+number.toPrecision(3))
+const size = panel => panel.size ?? [panel.values.length, panel.values[0].length]
+// The values of a large panel are the pixels of the image that shades it.
+const readImage = async (panel, group) => {
+  const image = new Image(), canvas = document.createElement("canvas"), [rows, columns] = panel.size
+  panel.values = []
+  image.src = group.querySelector("mask image")?.getAttribute("href") ?? ""
+  await image.decode()
+  canvas.width = columns
+  canvas.height = rows
+  const context = canvas.getContext("2d")
+  context.drawImage(image, 0, 0)
+  const pixels = context.getImageData(0, 0, columns, rows).data
+  const share = byte => panel.root ? (byte / 255) ** 2 : byte / 255
+  panel.values = Array.from({ length: rows }, (_, i) =>
+    Array.from({ length: columns }, (_, j) => panel.top * share(pixels[4 * (i * columns + j)])))
+}
 const cell = (panel, column, row) => {
-  const number = panel.values[row]?.[column]
+  const number = panel.values?.[row]?.[column]
   if (number === undefined || number === null) return ""
   const names = { row: panel.rows[row] ?? row, column: panel.columns[column] ?? column, value: value(number), text: panel.texts?.[row][column] ?? "" }
   return (panel.reading ?? "{row}, {column}: {value}").replace(/\{(\w+)\}/g, (_, name) => names[name])
@@ -16,9 +32,10 @@ document.querySelectorAll(".panel").forEach((group, i) => {
   const area = group.querySelector(".hit"), panel = panels[i], reading = group.closest(".pictured").querySelector(".readout")
   if (!area) return
   area.onpointermove = area.onpointerdown = event => {
+    if (panel.size && !panel.values) readImage(panel, group)
     const box = area.getBoundingClientRect()
     const [x, y] = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height]
-    const text = panel.values ? cell(panel, Math.floor(x * panel.values[0].length), Math.floor(y * panel.values.length)) : curve(panel, x)
+    const text = panel.series ? curve(panel, x) : cell(panel, Math.floor(x * size(panel)[1]), Math.floor(y * size(panel)[0]))
     if (text) reading.textContent = (panel.title ? panel.title + " · " : "") + text
   }
 })

@@ -39,6 +39,7 @@ WIDEST, NARROWEST = 1000.0, 560.0  # pixels of a picture
 MARGIN, GAP, TITLE, LINE = 18.0, 30.0, 20.0, 18.0  # pixels around the panels, between them, over them, of a text line
 LINE_MARKS = {"\n": MARKS["\n"], "\t": MARKS["\t"]}
 LETTER = '<text y="15">x</text>'
+MOST_VALUES = 4096  # of a panel that are on a page as numbers
 SCALE_STEPS = 9  # cells of a legend
 
 
@@ -170,7 +171,7 @@ class Picture:
                 "style": colors(theme) + STYLE + PANEL_STYLE + resource("report.css"),
                 "picture": self.svg(alone=False),
                 "caption": visible(self.caption),
-                "data": embedded(self.values()["panels"]),
+                "data": embedded([pointed(panel) for panel in self.panels]),
                 "script": resource("picture.js"),
             },
         )
@@ -193,6 +194,19 @@ class Picture:
             lines += [f"{low}·░▒▓█ {scale.legend()}", ""]
         lines += textwrap.wrap(readable(self.caption, LINE_MARKS), min(width, 100))
         return "\n".join(lines)
+
+
+def pointed(panel: Panel) -> dict[str, Any]:
+    """What a page needs of a panel to say what is under the pointer. The values of a large one, unless they have signs,
+    are read from its image: to a 255th of the scale, and 0 where there are none."""
+    data, scale = {"title": panel.title, **panel.data}, panel.scale
+    if scale is None or scale.signed or len(data.get("values", ())) * len(data.get("columns", ())) <= MOST_VALUES:
+        return data
+    return {name: value for name, value in data.items() if name != "values"} | {
+        "size": [len(data["values"]), len(data["columns"])],
+        "top": scale.top,
+        "root": scale.root,
+    }
 
 
 def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: float) -> Iterator[list[Any]]:
