@@ -111,6 +111,26 @@ def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
             yield Example([one_sequence(encoder, record.values)], record.place)
 
 
+def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+    """A prompt, a text or messages, to be answered by the model, and the `answer` that a reward compares with; on disk
+    the answer follows the prompt as tokens that are trained, with an end token."""
+    for record in records:
+        with placed(record):
+            if "prompt" not in record.values:
+                raise missing(record.values, "prompt, and answer where the reward compares with one")
+            prompt, answer = record.values["prompt"], str(record.values.get("answer", ""))
+            end = encoder.end or encoder.tokenizer.end_ids[:1] or [0]
+            if isinstance(prompt, str):
+                before = encoder.tokenizer.encode(prompt) or encoder.tokenizer.begin([])
+            elif encoder.chat is None:
+                raise UserError("the model has no chat template for messages: name one, such as --template chatml")
+            else:
+                check_roles(prompt)
+                before = encoder.chat.encode(prompt)
+            after = encoder.tokenizer.encode(answer, special=False) + end
+            yield Example([TokenSequence(before + after, [False] * len(before) + [True] * len(after))], record.place)
+
+
 def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
     """The sequence of a record that has one."""
     if "messages" in values:

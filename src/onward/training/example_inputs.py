@@ -50,9 +50,10 @@ class ExampleInputs(Inputs):
     def packed(self, examples: Examples, context_length: int, seed: int | None) -> PackedExamples:
         """Rows of examples."""
         c = self.config
-        return PackedExamples(
-            examples, row_length(c, context_length), seed, packed=c.packed, by_example=METHODS[c.method].by_example
-        )
+        method = METHODS[c.method]
+        packed = c.packed and method.packs
+        length = row_length(c, context_length)
+        return PackedExamples(examples, length, seed, packed=packed, by_example=method.by_example)
 
     def windows(self, config: Any, context_length: int) -> PackedExamples:
         return self.packed(self.examples, context_length, config.seed)

@@ -8,12 +8,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from onward.arguments import Range, checked, named
 from onward.errors import UserError
-from onward.model.part_types import Rate, SizeOrZero
+from onward.model.part_types import Rate, Size, SizeOrZero
 from onward.training.config import NotNegative, RunConfig, Share
 
 Positive = Annotated[float, Range(1e-6, 1e6)]
-MethodName = Literal["sft", "dpo", "ipo", "hinge", "robust", "kto", "orpo", "simpo", "distill"]
-LEARNING_RATES = {"sft": 0.05, "distill": 0.05, "orpo": 0.02}  # the default, times 1 / d_model; pre-training has 0.5
+MethodName = Literal["sft", "dpo", "ipo", "hinge", "robust", "kto", "orpo", "simpo", "distill", "grpo", "rloo"]
+Reduction = Literal["grpo", "bnpo", "dr_grpo", "dapo"]
+LEARNING_RATES = {  # the default, times 1 / d_model; pre-training has 0.5
+    **dict.fromkeys(("sft", "distill"), 0.05),
+    **dict.fromkeys(("orpo", "grpo", "rloo"), 0.02),
+}
+REWARDED = "grpo", "rloo"  # methods that sample completions and need a reward
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,16 @@ class MethodOptions:
     undesirable: NotNegative = 1.0  # weight of other answers, in kto
     teacher: str = ""  # the model to learn from, in distill: its folder or its name on the hub
     mix: Share = 0.0  # divergence of distill: 0 forward, 1 reverse, between Jensen-Shannon
-    temperature: Positive = 1.0  # by which distill divides logits
+    temperature: Positive = 1.0  # by which distill, grpo and rloo divide logits
     reference: Literal["online", "kept"] = "online"  # kept: its log-probabilities are computed once, before training
+    reward: str = ""  # of grpo and rloo: exact, arithmetic, regex:PATTERN, length:N, json:FILE or FILE.py:FUNCTION
+    samples: Annotated[int, Range(2, 4096)] = 8  # completions of each prompt
+    completion_length: Size = 256  # the most tokens of a completion
+    reduction: Reduction = "dapo"  # what the mean loss of grpo is over: dapo all tokens, grpo completions
+    kl: NotNegative = 0.0  # weight of the KL divergence from the model at the start
+    clip_low: Annotated[float, Range(0, 1)] = 0.2  # ratios of probabilities are clipped to 1 - clip_low
+    clip_high: Annotated[float, Range(0, 100)] = 0.2  # and to 1 + clip_high
+    iterations: Size = 1  # steps that use the same completions
     full: bool = False  # train all weights, which is the default without lora and dora
     lora: SizeOrZero = 0  # rank of adapters (LoRA) to train in place of the weights; 0: none
     lora_alpha: NotNegative = 0.0  # the change is scaled by lora_alpha / rank; 0: twice the rank
@@ -64,6 +77,8 @@ class FinetuneConfig(RunConfig, MethodOptions):
             raise UserError(f"teacher {given} the method distill uses")
         if not self.base:
             raise UserError("no model to fine-tune: name its folder")
+        if self.method in REWARDED and not self.reward:
+            raise UserError(f"reward is missing, which {self.method} needs: exact, arithmetic or FILE.py:FUNCTION")
         if self.full and self.rank:
             raise UserError(f"full and {'lora' if self.lora else 'dora'} are both given: choose one")
         if self.quantize and not self.rank:

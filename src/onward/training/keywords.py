@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from onward.training.finetuning import MethodName
+from onward.training.finetuning import MethodName, Reduction
 
 
 class CommonKeywords(TypedDict, total=False):
@@ -68,6 +68,15 @@ class FinetuneKeywords(CommonKeywords, total=False):
     length: int
     too_long: Literal["error", "cut", "drop"]
     packed: bool
+    reward: str
+    samples: int
+    completion_length: int
+    temperature: float
+    reduction: Reduction
+    kl: float
+    clip_low: float
+    clip_high: float
+    iterations: int
     full: bool
     beta: float
     gamma: float
@@ -75,7 +84,6 @@ class FinetuneKeywords(CommonKeywords, total=False):
     undesirable: float
     teacher: str
     mix: float
-    temperature: float
     reference: Literal["online", "kept"]
     lora: int
     lora_alpha: float

@@ -4,6 +4,8 @@ A loss is any callable of (model, batch) that returns two sums over the batch's 
 gradient, and the one to report, without; and, if it likes, a table of further sums to report. The trainer divides each
 by the sum of the `divisor` of the step's batches, which is the number of targets unless a batch says otherwise.
 
+A loss with a method `prepare(model, batches)` makes the batches of a step itself, such as from answers of the model.
+
 Shapes: B windows, T tokens of each, N = B * T, D d_model, V vocabulary.
 """
 

@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from onward.checkpoint.folder import load_model
-from onward.data.examples import Form, judged, preferred, supervised
+from onward.data.examples import Form, judged, preferred, prompted, supervised
 from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.training import preferences
 from onward.training.answers import Frozen, JudgedLoss, PairLoss, Reference
-from onward.training.base import load_base
+from onward.training.base import base_tokenizer, load_base
 from onward.training.distillation import Distillation
 from onward.training.finetuning import FinetuneConfig
 from onward.training.loss import CrossEntropy, Loss
+from onward.training.reinforcement import PolicyGradient, PolicyOptions
+from onward.training.rewards import reward_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Method:
     loss: Callable[[FinetuneConfig], Loss]
     by_example: bool = False  # whether the loss is a mean over examples, and not over targets
     reference: bool = False  # whether the loss compares the model with the one that it began from
+    packs: bool = True  # whether several examples may be in a row
 
 
 def next_token(config: FinetuneConfig) -> Loss:
@@ -74,6 +77,23 @@ def distilled(config: FinetuneConfig) -> Loss:
     return Distillation(Frozen(load), config.mix, config.temperature, config.loss_chunk)
 
 
+def policy_gradient(config: FinetuneConfig) -> Loss:
+    """The loss of rewarded completions."""
+    options = PolicyOptions(
+        method="rloo" if config.method == "rloo" else "grpo",
+        samples=config.samples,
+        completion_length=config.completion_length,
+        temperature=config.temperature,
+        reduction=config.reduction,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        kl=config.kl,
+        iterations=config.iterations,
+    )
+    reference = Reference(partial(base, config))
+    return PolicyGradient(options, base_tokenizer(config), reward_of(config.reward), reference)
+
+
 METHODS: dict[str, Method] = {
     "sft": Method(supervised, next_token),
     "dpo": Method(preferred, dpo, by_example=True, reference=True),
@@ -84,4 +104,6 @@ METHODS: dict[str, Method] = {
     "orpo": Method(preferred, orpo, by_example=True),
     "simpo": Method(preferred, simpo, by_example=True),
     "distill": Method(supervised, distilled),
+    "grpo": Method(prompted, policy_gradient, packs=False),
+    "rloo": Method(prompted, policy_gradient, packs=False),
 }

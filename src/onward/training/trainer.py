@@ -133,7 +133,8 @@ class Trainer:
         if not self.model.training:
             self.model.train()
         before = [matrix.clone() for matrix in matrices(self.model)] if plan.measure_update else []
-        reported, count = self.backward(plan.batches)
+        prepare = getattr(self.loss, "prepare", None)
+        reported, count = self.backward(prepare(self.model, plan.batches) if prepare else plan.batches)
         mean = reported.pop("loss")
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
