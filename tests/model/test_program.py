@@ -129,7 +129,8 @@ def test_hooks_see_every_step():
     model, calls = model_of(LLAMA), []
     answers(model, 0)
     hook = model.blocks[1].register_forward_hook(lambda *_: calls.append(1))
-    answers(model, 0, seeds=1)
+    with pytest.warns(UserWarning, match="plain steps"):
+        answers(model, 0, seeds=1)
     assert len(calls) == 10  # the prompt, and nine steps
     hook.remove()
     answers(model, 0, seeds=1)
