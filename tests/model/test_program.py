@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import onward
 from onward.generation.blocks import BlockManager
 from onward.generation.cache_manager import CacheManager
 from onward.generation.engine import Engine
@@ -129,9 +130,16 @@ def test_hooks_see_every_step():
     model, calls = model_of(LLAMA), []
     answers(model, 0)
     hook = model.blocks[1].register_forward_hook(lambda *_: calls.append(1))
-    with pytest.warns(UserWarning, match="plain steps"):
-        answers(model, 0, seeds=1)
+    answers(model, 0, seeds=1)
     assert len(calls) == 10  # the prompt, and nine steps
     hook.remove()
     answers(model, 0, seeds=1)
     assert len(calls) == 10
+
+
+def test_traced_decoding_takes_plain_steps_and_says_so():
+    model = model_of(LLAMA)
+    plain = answers(model, 0)
+    with pytest.warns(UserWarning, match="plain steps while the model is traced"), onward.trace(model, "blocks.0") as t:
+        assert answers(model, 0) == plain
+    assert len(t.calls) >= 10  # every step

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
 from onward.model.recording import NotCompilable, is_plain, record_step
-from onward.tracing.names import Uncompiled
+from onward.tracing.names import Uncompiled, is_traced
 
 if TYPE_CHECKING:
     from onward.model.kernels.program import Program
@@ -120,9 +120,10 @@ class Steps:
         """Whether a module has a hook. They are looked at only after another was registered anywhere: a look at all
         modules takes 0.1 ms where the weights have replaced them in the processor's cache."""
         if self.any_hook or self.last_hook != RemovableHandle.next_id:
-            if any(self.hooks) and not self.any_hook:
-                message = "decoding takes plain steps, which are slower, while modules have hooks, as those of a trace"
-                warnings.warn(message, Uncompiled, stacklevel=2)
+            if not self.any_hook and is_traced(self.model):
+                warnings.warn(
+                    "decoding takes plain steps while the model is traced or edited", Uncompiled, stacklevel=2
+                )
             self.any_hook, self.last_hook = any(self.hooks), RemovableHandle.next_id
         return self.any_hook
 

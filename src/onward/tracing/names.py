@@ -68,9 +68,14 @@ def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[st
 
 def taps_of(model: Decoder) -> Taps:
     """The hooks of a model, with the activations that it has now."""
-    if model not in OF_MODELS or not OF_MODELS[model].listeners:
+    if not is_traced(model):
         OF_MODELS[model] = Taps(model, activations(model))
     return OF_MODELS[model]
+
+
+def is_traced(model: Decoder) -> bool:
+    """Whether a model is traced or edited now."""
+    return model in OF_MODELS and bool(OF_MODELS[model].listeners)
 
 
 @contextmanager
