@@ -1,12 +1,15 @@
-"""Rotary positions against ALiBi beyond the trained length.
+"""Rotary positions against ALiBi, and others, beyond the trained length.
 
-Two decoders that differ in nothing but their positions are trained on windows of 32 characters, and then read windows
+Decoders that differ in nothing but their positions are trained on windows of 32 characters, and then read windows
 four times as long. Up to the trained length rotary positions are at least as good. Beyond it they meet distances, and
 so angles, that no training window had, and the perplexity rises; the biases of ALiBi make distant tokens fade, and the
-perplexity stays. With --out the curves become a picture (.svg, .png, .html).
+perplexity stays. With sinusoidal positions it rises too, and a table of learned positions has no row there. The
+rotary decoder is read once more with its frequencies scaled by YaRN, with the same weights. With --out the curves are
+written as a picture (.svg, .png, .html).
 """
 
 import argparse
+import copy
 import math
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode
 from onward.data.windows import Windows
 from onward.evaluation.score import logprobs
+from onward.model.extend import extended
 from onward.model.part_types import Position
 from onward.reports.panels import curves
 from onward.reports.picture import Picture
@@ -55,19 +59,31 @@ def trained(position: Position) -> onward.Decoder:
 
 
 places = [*range(AVERAGED, LONGER * T, AVERAGED)]
+positions = {
+    "rotary": onward.Rotary(),
+    "ALiBi": onward.Alibi(),
+    "sinusoidal": onward.Sinusoidal(),
+    "learned": onward.Learned(),
+}
+models = {name: trained(position) for name, position in positions.items()}
+models["rotary, yarn:4"] = copy.deepcopy(models["rotary"])  # the same weights
+models["rotary, yarn:4"].config = extended(models["rotary"].config, f"yarn:{LONGER}")
 perplexity = {}
-for name, position in {"rotary": onward.Rotary(), "ALiBi": onward.Alibi()}.items():
-    losses = -logprobs(trained(position), long).mean(0)  # by position, from 1 on
-    perplexity[name] = [math.exp(losses[place - AVERAGED : place].mean()) for place in places]
-    inside, beyond = losses[T // 2 : T - 1].mean(), losses[2 * T :].mean()
+for name, model in models.items():
+    reach = T if name == "learned" else LONGER * T  # a table of learned positions has no row beyond
+    losses = -logprobs(model, long[:, :reach]).mean(0)  # by position, from 1 on
+    perplexity[name] = [math.exp(losses[p - AVERAGED : p].mean()) if p < reach else math.nan for p in places]
     print(
-        f"{name:7} perplexity {math.exp(inside):6.2f} at positions {T // 2} to {T - 1}, "
-        f"{math.exp(beyond):6.2f} at positions {2 * T} to {LONGER * T - 1}"
+        f"{name:14} perplexity {math.exp(losses[T // 2 : T - 1].mean()):6.2f} at positions {T // 2} to {T - 1}", end=""
     )
+    if reach > T:
+        print(f", {math.exp(losses[2 * T :].mean()):6.2f} at positions {2 * T} to {LONGER * T - 1}")
+    else:
+        print(", the last there are")
 
 picture = Picture(
     "Beyond the trained length",
-    f"Perplexity by position, each point over {AVERAGED} positions, of two decoders trained on windows of {T} "
+    f"Perplexity by position, each point over {AVERAGED} positions, of decoders trained on windows of {T} "
     f"characters and read over windows of {LONGER * T}. They differ in nothing but their positions.",
     [curves("perplexity", places, perplexity, x_name="position", marks={"trained length": T}, size=(640, 300))],
 )

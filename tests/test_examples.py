@@ -223,12 +223,16 @@ class TestBeyondLength:
         assert number("rotary perplexity #", printed("beyond_length", "--steps", "20", "--out", str(out))) < 40
         (panel,) = json.loads(out.read_text())["panels"]
         assert panel["x"][-1] == 120
-        assert {name: len(values) for name, values in panel["series"].items()} == {"rotary": 15, "ALiBi": 15}
+        assert {name: len(values) for name, values in panel["series"].items()} == dict.fromkeys(
+            ("rotary", "ALiBi", "sinusoidal", "learned", "rotary, yarn:4"), 15
+        )
+        assert panel["series"]["learned"][4:] == [None] * 11
 
     @pytest.mark.long
     def test_perplexity_rises_with_rotary_positions_and_stays_with_alibi(self) -> None:
         text = printed("beyond_length")
-        rotary, alibi = numbers("16 to 31, # at positions", text)
+        rotary, alibi, sinusoidal, yarn = numbers("16 to 31, # at positions", text)
+        assert min(rotary, sinusoidal) > 1.5 * yarn
         assert rotary > 1.5 * number("rotary perplexity #", text)
         assert alibi < 1.1 * number("ALiBi perplexity #", text)
 
