@@ -127,7 +127,7 @@ def test_tokens_that_are_not_allowed_are_never_sampled() -> None:
         assert set(tokens) <= {0, 1, 2}
 
 
-@pytest.mark.parametrize(("kind", "length"), thinned(CONFIGS, [1, 2, 9, 24]))
+@pytest.mark.parametrize(("kind", "length"), thinned(list(CONFIGS), [1, 2, 9, 24]))
 def test_sliding_context_continues_from_its_later_half(kind: str, length: int) -> None:
     model = decoder(kind, context_length=length)
     for prompt in [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [1]:
