@@ -22,6 +22,7 @@ from onward.generation.request import Request, TokenLogprob
 from onward.generation.sampling import Sampling
 from onward.generation.speculation import Proposal, verify
 from onward.model.decoder import Decoder
+from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
 NOTHING_ALLOWED = "no token may come next: the constraint, bans and processors of this request leave none"
@@ -192,6 +193,7 @@ def first_nan(model: Decoder, tokens: Tensor) -> str:
         if not found and bool(activation.isnan().any()):
             found.append(name)
 
-    with trace(model, keep=note):
+    large = "scores", "attn.weights"  # the output of the heads shows their NaN
+    with trace(model, *(name for name in activation_names(model) if not name.endswith(large)), keep=note):
         model(tokens)
     return found[0] if found else "a call that could not be repeated"
