@@ -14,7 +14,7 @@ COMMANDS = {
     "quickstart": "train a small decoder on the built-in text and watch it learn",
     "models": "published decoders: their parts, and the changes from one to the next",
     "data": "texts of any size as tokens, prepared once; well-known corpora",
-    "tokenizer": "learn a tokenizer from text, and compare tokenizers",
+    "tokenizer": "learn a tokenizer from text, compare tokenizers, show the pieces of a text",
     "train": "text -> tokens -> windows -> logits -> loss -> weights",
     "finetune": "examples of answers -> an assistant",
     "draw": "pictures of the ideas: masks, positions, windows, samplers, the cache, a block",
@@ -42,11 +42,14 @@ The way of the data, and the command for each step:
                                        what has it learned?    onward report runs/mybook
                                       which runs are there?    onward runs
                                             how good is it?    onward evaluate runs/mybook other.txt
+                                             look inside       onward inspect runs/mybook "Once upon a time" lens
+                                            is it exact?       onward verify runs/mybook
+  examples of answers -> an assistant                          onward finetune runs/mybook answers.jsonl --lora 16
                                        smaller and faster      onward quantize runs/mybook runs/small
                                             how fast is it?    onward bench runs/mybook
   prompt -> logits -> next token -> text                       onward generate runs/mybook "Once upon"
                                           turn by turn         onward chat runs/mybook
-  weights -> another program                   onward convert runs/mybook mybook.gguf
+  weights -> another program                                   onward convert runs/mybook mybook.gguf
 
 All of it at once, on text that every Python brings along:     onward quickstart
 Well-known texts to train on:                                  onward data list
