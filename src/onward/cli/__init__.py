@@ -24,6 +24,7 @@ COMMANDS = {
     "runs": "the runs in a folder, with their figures",
     "quantize": "a model's linear layers as int8 or int4: smaller, faster, slightly less exact",
     "bench": "tokens per second of a model, and how near the machine's limits that is",
+    "doctor": "the usual mistakes in any decoder: yours, or a tutorial's",
     "verify": "the promises of exactness, measured on a model",
     "evaluate": "loss, perplexity and bits per byte of a model on a text",
     "generate": "prompt -> logits -> next token -> text",

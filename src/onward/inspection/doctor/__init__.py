@@ -1,0 +1,5 @@
+"""The doctor: finds the usual mistakes in any decoder of which only "token ids in, logits out" is known."""
+
+from onward.inspection.doctor.checks import Finding, doctor
+
+__all__ = ["Finding", "doctor"]
