@@ -1,5 +1,10 @@
 """Models go to GGUF and back bit for bit, llama.cpp computes the same, and what it cannot compute is refused."""
 
+import json
+import os
+import struct
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +16,10 @@ import onward
 from onward.checkpoint.folder import load_model
 from onward.checkpoint.gguf.architectures import ARCHITECTURES
 from onward.checkpoint.gguf.convert import comparable, differences, plan, write_model
-from onward.checkpoint.gguf.header import read_header
+from onward.checkpoint.gguf.header import TensorInfo, read_header
 from onward.cli import main
 from onward.errors import UserError
+from onward.families import family
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 
@@ -26,8 +32,8 @@ from support.llama_cpp import PARTS, awkward_texts, logprobs, opened
 def written(case: str, path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     """The model of a case, which is written to a file."""
     model = decoder(COMPUTED[case], dtype)
-    family = ARCHITECTURES[case.split(":")[0]].families[0]
-    write_model(model, plan(model, None, family=family), path)
+    model_type = ARCHITECTURES[case.split(":")[0]].families[0]
+    write_model(model, plan(model, None, family=model_type), path)
     return model
 
 
@@ -184,6 +190,58 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     with disk.with_room_for(4000), pytest.raises(UserError, match=r"cannot write .*x\.gguf"):
         written("llama", tmp_path / "x.gguf")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+
+def test_a_vector_that_others_write_as_a_matrix_is_read(tmp_path: Path) -> None:
+    model = written("qwen2moe", tmp_path / "x.gguf")
+    name = b"blk.0.ffn_gate_inp_shexp.weight"
+    vector, matrix = name + struct.pack("<IQ", 1, 32), name + struct.pack("<IQQ", 2, 32, 1)
+    content = (tmp_path / "x.gguf").read_bytes()
+    start = min(info.offset for info in read_header(tmp_path / "x.gguf").tensors.values())
+    assert vector in content[:start]
+    longer = content[:start].rstrip(bytes(1)).replace(vector, matrix)
+    (tmp_path / "y.gguf").write_bytes(longer + bytes(-len(longer) % 64) + content[start:])
+    back, _ = load_model(tmp_path / "y.gguf")
+    share = "blocks.0.mlp.shared.share.weight"
+    assert torch.equal(back.get_parameter(share), model.get_parameter(share))
+
+
+CONVERTED = ("gpt2", "qwen3", "falcon", "starcoder2", "stablelm", "olmo2", "phi2", "qwen3moe", "granite", "smollm3")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CONVERTED)
+def test_tensors_equal_those_of_the_converter_of_llama_cpp(name: str, tokenizers, tmp_path: Path) -> None:
+    source = Path(os.environ.get("LLAMA_CPP_SOURCE", "")) / "convert_hf_to_gguf.py"
+    if not source.exists():
+        pytest.skip("LLAMA_CPP_SOURCE is not the folder of llama.cpp's sources: its converter is not compared")
+    family_name = ARCHITECTURES[name].families[0]
+    hf = {"model_type": family_name, "architectures": [family(family_name).ARCHITECTURES[family_name]]}
+    tokenizer = tokenizers["gpt2"]
+    model = decoder(replace(COMPUTED[name], vocab_size=tokenizer.vocab_size))
+    onward.save(onward.LanguageModel(model, tokenizer, hf), tmp_path / "folder")
+    table = json.loads((tmp_path / "folder" / "config.json").read_text())
+    (tmp_path / "folder" / "config.json").write_text(json.dumps({"n_ctx": LENGTH} | table))  # it reads GPT-2's old key
+    onward.save(onward.load(tmp_path / "folder"), tmp_path / "ours.gguf")
+    words = [str(tmp_path / "folder"), "--outfile", str(tmp_path / "theirs.gguf"), "--outtype", "f32"]
+    subprocess.run([sys.executable, str(source), *words], check=True, capture_output=True)
+    ours, theirs = (read_header(tmp_path / f"{whose}.gguf") for whose in ("ours", "theirs"))
+    copied = {"output.weight"} if name == "olmo2" else set()  # llama.cpp needs it, and the converter leaves it out
+    assert ours.tensors.keys() - copied == theirs.tensors.keys()
+    for tensor, info in theirs.tensors.items():
+        own = ours.tensors[tensor]
+        assert (own.shape, own.type) == (info.shape, info.type), tensor
+        assert numbers_of(own) == numbers_of(info), tensor
+    different = {key for key in ours.keys if key in theirs.keys and ours.keys[key] != theirs.keys[key]}
+    known = {  # not the model's: Falcon's context is a constant there, some widths are assumed
+        *(f"{name}.{key}" for key in ("context_length", "feed_forward_length", "rope.dimension_count")),
+        "general.name",
+    }
+    assert different <= known
+
+
+def numbers_of(info: TensorInfo) -> bytes:
+    return np.fromfile(info.path, np.uint8, info.nbytes, offset=info.offset).tobytes()
 
 
 def test_quantized_layers_are_refused(tmp_path: Path) -> None:

@@ -106,10 +106,9 @@ class Architecture:
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
         """The rows for queries, keys and values."""
         position = at(c.position, layer)
+        rope_dim = position.rope_dim(c.d_head) if isinstance(position, Rotary) else c.d_head  # as the converter does
         for name in "qkv":
-            fix: tuple[Fix, ...] = ()
-            if self.interleaved and name != "v" and isinstance(position, Rotary):
-                fix = (interleaved(c.d_head, position.rope_dim(c.d_head)),)
+            fix: tuple[Fix, ...] = (interleaved(c.d_head, rope_dim),) if self.interleaved and name != "v" else ()
             yield from linear(f"blk.{layer}.attn_{name}", f"blocks.{layer}.attn.{name}", *fix)
 
     def head_norms(self, c: DecoderConfig, layer: int) -> Iterator[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from onward.checkpoint.gguf.tensors import stored_tensors
 from onward.checkpoint.weights import StoredTensor
 from onward.model.config import DecoderConfig
 
+VECTORS = "ffn_gate_inp_shexp.weight"  # some files have a matrix of one row
+
 
 def open_gguf(path: Path) -> tuple[dict[str, Any], Architecture, DecoderConfig, dict[str, StoredTensor]]:
     """The keys for a config.json (ids of control tokens), the architecture, the decoder and the stored tensors."""
@@ -19,4 +22,8 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], Architecture, DecoderConfig, 
     config = kind.config(header)
     ids = {name: header.keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
     hf = {f"{name}_token_id": i for name, i in ids.items() if type(i) is int and i < config.vocab_size}
-    return hf, kind, config, stored_tensors(header.tensors, -kind.shift)
+    tensors = {
+        name: replace(info, shape=info.shape[1:]) if name.endswith(VECTORS) and info.shape[:-1] == (1,) else info
+        for name, info in header.tensors.items()
+    }
+    return hf, kind, config, stored_tensors(tensors, -kind.shift)
