@@ -58,11 +58,10 @@ def test_the_reason_for_plain_steps_is_given() -> None:
     alibi = onward.Decoder(
         onward.DecoderConfig(vocab_size=8, d_model=16, n_layers=1, n_heads=2, position=onward.Alibi())
     )
-    engine = onward.Engine(alibi.eval(), rows=1)
-    assert speed.why_plain(engine, 1) == "a bias of the scores"
-    assert speed.why_plain(onward.Engine(onward.Decoder(TINY).eval(), rows=1), 1) == ""
-    paged = onward.BlockManager(onward.PagedKVCache(TINY, rows=1, length=32, blocks=4))
-    assert "paged" in speed.why_plain(onward.Engine(onward.Decoder(TINY).eval(), cache=paged), 1)
+    assert onward.Engine(alibi.eval(), rows=1).compile() == "a bias of the scores"
+    assert onward.Engine(onward.Decoder(TINY).eval(), rows=1).compile() == ""
+    paged = onward.BlockManager(onward.PagedKVCache(TINY, rows=1, length=32, blocks=4, quantized=True))
+    assert "quantized" in onward.Engine(onward.Decoder(TINY).eval(), cache=paged).compile()
 
 
 def test_time_ends_a_run_early_with_enough_tokens() -> None:

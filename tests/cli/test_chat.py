@@ -23,7 +23,6 @@ from onward.cli.chat import Conversation, Options
 from onward.language_model import LanguageModel
 from onward.model.config import DecoderConfig, SelfAttention
 from onward.model.decoder import Decoder
-from onward.planning.speed import why_plain
 from onward.text.tokenizer import train_tokenizer
 
 MAIN = [sys.executable, "-c", "import sys; from onward.cli import main; sys.exit(main())"]
@@ -155,7 +154,7 @@ def test_what_was_read_before_is_not_read_again(changes: dict, tmp_path: Path, c
 def test_a_conversation_is_decoded_by_compiled_steps(folder: Path) -> None:
     lm = onward.load(folder)
     cache = Conversation(lm, Options(model="")).empty_cache()
-    assert why_plain(onward.Engine(lm.model, rows=1, cache=cache), 1) == ""
+    assert onward.Engine(lm.model, rows=1, cache=cache).compile() == ""
 
 
 def test_an_answer_may_fill_the_context_to_its_last_token(folder: Path, capsys) -> None:

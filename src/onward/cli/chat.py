@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from onward import fields
-from onward.cli.loading import Loading, load
+from onward.cli.loading import Compiling, Loading, compile_steps, load
 from onward.cli.options import parse
 from onward.cli.output import console, printable, warn_of_unknown
 from onward.cli.streams import read_line
@@ -49,7 +49,7 @@ class Settings(GenerationOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Settings, Loading):
+class Options(Settings, Compiling, Loading):
     """The model, the conversation and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
@@ -67,6 +67,8 @@ def main(argv: Sequence[str]) -> None:
     lm = load(options.model, options)
     options = replace(options, adapter=None)  # the one that was loaded
     conversation, typed = Conversation(lm, options), sys.stdin.isatty()
+    if options.compile:
+        compile_steps(lm.engine(rows=1, cache=conversation.empty_cache()), 1)
     if typed:
         with suppress(ImportError):
             import readline  # noqa: F401 - so that lines can be edited

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onward import fields
-from onward.cli.loading import Loading, load
+from onward.cli.loading import Compiling, Loading, compile_steps, load
 from onward.cli.options import read
 from onward.cli.output import console, print_next, print_table, printable, warn_of_unknown
 from onward.cli.streams import ClosedInput, read_text
@@ -60,7 +60,7 @@ class Search:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(GenerationOptions, Search, Speculation, Loading):
+class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
     """The model, the prompts and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
@@ -103,6 +103,8 @@ def main(argv: Sequence[str]) -> None:
             lookup=options.lookup,
             prompt_cache=options.prompt_cache,
         )
+        if options.compile:
+            compile_steps(engine, min(len(prompts) * options.n, engine.scheduler.rows))
         sample(lm, prompts, options, engine)
     if sys.stdout.isatty():
         print_next(f"onward evaluate {quote(options.model)}")

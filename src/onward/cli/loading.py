@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from onward.cli.output import console
+
 if TYPE_CHECKING:
+    from onward.generation.engine import Engine
     from onward.language_model import LanguageModel
 
 
@@ -20,6 +25,25 @@ class Loading:
     rope: str | None = None  # extend the context of rotary positions: yarn:2, linear:2, dynamic:2 or llama3:8
     allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
     revision: str = ""  # of a model on the hub: a branch, a tag or a commit; by default main
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiling:
+    """When decoding steps are compiled."""
+
+    compile: bool = False  # before the first token rather than after 16, and keep the machine code for the next start
+
+
+def compile_steps(engine: Engine, rows: int) -> None:
+    """Compile an engine's steps of this many rows, and print how long it took, or why they stay plain."""
+    from time import perf_counter
+
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onward" / "code"
+    start = perf_counter()
+    reason = engine.compile(rows, folder)
+    took = f"decoding steps compiled in {perf_counter() - start:.1f} s; their machine code is kept in {folder}"
+    said = f"decoding steps stay plain, since they cannot be compiled ({reason})" if reason else took
+    console.print(said, markup=False, soft_wrap=True)
 
 
 def load(model: str, options: Loading) -> LanguageModel:

@@ -6,6 +6,7 @@ Shapes: B requests, T tokens in one call, D d_model, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import TypedDict, Unpack
 
@@ -27,6 +28,7 @@ from onward.generation.scheduler import Schedule, Scheduler
 from onward.generation.speculation import Proposal, SpeculationTimes
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
+from onward.model.recording import NotCompilable
 from onward.tracing.trace import Row, labeled
 
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
@@ -96,6 +98,17 @@ class Engine:
     def busy(self) -> bool:
         """Whether any request is waiting or active."""
         return bool(self.scheduler.waiting or self.scheduler.active)
+
+    @checked
+    def compile(self, rows: int = 1, folder: str | Path | None = None) -> str:
+        """Compile decoding steps of this many rows now, rather than after `compile_after` plain ones; a `folder` keeps
+        the machine code for the next start. Returns why they cannot be compiled, so that steps stay plain; "" if they
+        are."""
+        try:
+            self.runner.steps.compile(rows, None if folder is None else Path(folder))
+        except NotCompilable as reason:
+            return str(reason)
+        return ""
 
     @checked
     def add(self, request: Request) -> Request:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -68,8 +69,9 @@ def fingerprint_of(model: nn.Module) -> Iterator[object]:
                 yield tensor.data_ptr(), tensor.dtype
 
 
-def compile_step(model: Decoder, cache: KVCache, rows: int) -> Program:
-    """The program of a decoding step: tokens (B,) at positions (B,) -> logits (B, 1, V)."""
+def compile_step(model: Decoder, cache: KVCache, rows: int, folder: Path | None = None) -> Program:
+    """The program of a decoding step: tokens (B,) at positions (B,) -> logits (B, 1, V). A `folder` keeps its machine
+    code. Raises NotCompilable."""
     try:
         from onward.model.kernels.program import Program
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
@@ -78,7 +80,7 @@ def compile_step(model: Decoder, cache: KVCache, rows: int) -> Program:
     def run(tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
         return model.logits(model.hidden_of_checked(tokens, positions, view))
 
-    return Program(record_step(run, cache, rows), cache, [*model.parameters(), *model.buffers()])
+    return Program(record_step(run, cache, rows), cache, [*model.parameters(), *model.buffers()], folder)
 
 
 class Steps:
@@ -115,6 +117,17 @@ class Steps:
         if program is None or self.hooked() or torch._C._len_torch_dispatch_stack():
             return None
         return program.run(tokens, positions, self.cache)[:, 0]
+
+    def compile(self, rows: int, folder: Path | None) -> None:
+        """Compile steps of this many rows now rather than after some plain ones. Raises NotCompilable."""
+        if self.compile_after is None:
+            raise NotCompilable("a quantized cache")
+        if self.model.device.type != "cpu":
+            raise NotCompilable(f"the model is on {self.model.device.type}")
+        self.programs.refresh(self.model)
+        program = compile_step(self.model, self.cache, rows, folder)
+        self.programs.free[rows, self.model.dtype, type(self.cache)].append(program)
+        self.programs.steps[rows] = max(self.programs.steps[rows], self.compile_after)
 
     def hooked(self) -> bool:
         """Whether a module has a hook. They are looked at only after another was registered anywhere: a look at all

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from onward.generation.engine import Engine
-from onward.generation.programs import compile_step
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.config import DecoderConfig, at
 from onward.model.decoder import Decoder
-from onward.model.recording import NotCompilable
 from onward.planning.parameters import active_parameters, cache_bytes_per_token, idle
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
@@ -142,18 +140,5 @@ def measure(
         decode / batch * read / limits.bandwidth,
         prefill * flops_per_token(config, prompt / 2) / limits.flops[model.dtype],
         batch * flops_per_token(config, length) / read,
-        why_plain(engine, batch),
+        engine.compile(batch),
     )
-
-
-def why_plain(engine: Engine, rows: int) -> str:
-    """Why an engine does not compile decoding steps of this many rows; "" if it does."""
-    if engine.model.device.type != "cpu":
-        return f"the model is on {engine.model.device.type}"
-    if engine.runner.steps.compile_after is None:
-        return "its cache is paged or quantized"
-    try:
-        compile_step(engine.model, engine.runner.cache, rows)
-    except NotCompilable as reason:
-        return str(reason)
-    return ""

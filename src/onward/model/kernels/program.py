@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
@@ -47,17 +48,19 @@ class Call:
 class Program:
     """A step of some rows of a cache, from its recording. The caller has it to itself, since it has memory of its own.
 
-    `weights` are the tensors that may change between runs, in place.
+    `weights` are the tensors that may change between runs, in place; `folder` keeps machine code for the next start.
     """
 
-    def __init__(self, recording: Recording, cache: KVCache, weights: Sequence[Tensor]) -> None:
+    def __init__(
+        self, recording: Recording, cache: KVCache, weights: Sequence[Tensor], folder: Path | None = None
+    ) -> None:
         self.recording = recording
         self.tokens, self.positions = recording.tokens.flatten(), recording.positions.flatten()  # the same memory
         variable = [recording.tokens, recording.positions, recording.rope_length, *weights]
         records = needed(recording.records, variable, recording.result)
         self.uses_rope_length = any(memory(recording.rope_length) & reads_and_writes(record)[0] for record in records)
         self.calls = [call for record in records for call in lower(record, cache, recording.positions)]
-        addresses = kernel_addresses(self.calls)
+        addresses = kernel_addresses(self.calls, folder)
         self.fields = [(ctypes.c_int64 * (len(c.fields) + 2))(*c.fields, c.items, c.threads) for c in self.calls]
         table = [n for address, fields in zip(addresses, self.fields) for n in (address, ctypes.addressof(fields))]
         self.table = (ctypes.c_int64 * len(table))(*table)
@@ -104,7 +107,7 @@ KERNELS: dict[tuple[Any, ...], int] = {}  # the addresses of compiled kernels
 MODULES: list[Any] = []  # their code
 
 
-def kernel_addresses(calls: Sequence[Call]) -> list[int]:
+def kernel_addresses(calls: Sequence[Call], folder: Path | None) -> list[int]:
     """The address of each call's kernel; those that were not compiled before are, together."""
     module, names = ir.Module(), dict[tuple[Any, ...], str]()
     for call in calls:
@@ -112,7 +115,7 @@ def kernel_addresses(calls: Sequence[Call]) -> list[int]:
             names[call.key] = f"kernel{len(names)}"
             add_kernel(module, names[call.key], len(call.fields), call.emit)
     if names:
-        MODULES.append(load(module))
+        MODULES.append(load(module, folder=folder))
         KERNELS.update({key: MODULES[-1].get_function_address(name) for key, name in names.items()})
     return [KERNELS[call.key] for call in calls]
 
