@@ -129,7 +129,8 @@ class Picture:
         """The picture as SVG; `alone` with its title, its caption and its colors, else for a page that has them."""
         rows = [*in_rows(self.panels, [panel.width for panel in self.panels], WIDEST - 2 * MARGIN, GAP)]
         widths = [sum(panel.width + GAP for panel in row) - GAP for row in rows]
-        width = max(NARROWEST, max(widths, default=0) + 2 * MARGIN)
+        legends = [16 * SCALE_STEPS + 8 + 7.2 * len(scale.legend(-scale.top)) for scale in self.legends]
+        width = max(NARROWEST, max([*widths, *legends], default=0) + 2 * MARGIN)
         parts, y = [], MARGIN
         if alone:
             parts.append(f'<text class="title" x="{MARGIN:g}" y="{y + 14:g}">{visible(self.title)}</text>')
