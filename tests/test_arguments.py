@@ -27,9 +27,10 @@ INTERNAL = {  # called at each token or step, by other methods
     *("Batch.changed", "Decoder.hidden_of_checked", "KVCache.narrow", "PagedKVCache.narrow", "Tokens.spans_in"),
     *("Engine.distribute", "Engine.forward", "Request.context_from", "Trainer.backward"),
     *("Tokenizer.encoded", "Tokenizer.pieces", "LanguageModel.search_arguments", "LanguageModel.search_result"),
+    "LanguageModel.engine_for",
     *(f"{name}.{of}" for name in ("Sampling", "GenerationOptions") for of in dir(onward.Sampling) if of[0] != "_"),
 }
-PLACES = {"base", "folder", "path", "sources", "spec"}  # which a message names by what they hold
+PLACES = {"revision", "base", "folder", "path", "sources", "spec"}  # which a message names by what they hold
 BEHIND = {"BlockManager", "CacheManager", "Run"}  # whose methods a scheduler calls, or `train`
 
 
@@ -69,7 +70,7 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             onward.next_token_distribution,
             {"logits": torch.zeros(1, 9), "samplings": onward.Sampling()},
         ),
-        "save": (onward.save, {"lm": lm, "folder": "saved"}),
+        "save": (onward.save, {"lm": lm, "path": "saved"}),
         "train": (onward.train, start),
         "finetune": (onward.finetune, start | {"base": "no/such"}),
         "train_tokenizer": (onward.train_tokenizer, {"spec": "bpe:280", "texts": [TEXT]}),
