@@ -87,6 +87,7 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "DecoderConfig": (onward.DecoderConfig, SIZES),
         "Engine": (onward.Engine, {"model": model}),
         "Engine.add": (engine.add, {"request": request}),
+        "Engine.compile": (engine.compile, {}),
         "Engine.cancel": (engine.cancel, {"request": request}),
         "GenerationOptions": (onward.GenerationOptions, {}),
         "KVCache": (onward.KVCache, rows),

@@ -51,5 +51,5 @@ def test_synonyms_lead_to_names_that_exist() -> None:
     classes = [DecoderConfig, RunConfig, GenerationOptions]
     kinds = {kind for argument in arguments(Options) for kind in argument.choices}
     options = {parts(flag)[-1] for flag in TRAIN} | {name for cls in classes for name in hints(cls)}
-    elsewhere = {"beams", "draft"}  # of `onward generate`
+    elsewhere = {"beams", "draft", *("q", "k", "v", "gate", "up", "down")}  # of `onward generate`; weights of a block
     assert {*SYNONYMS.values()} <= options | kinds | elsewhere

@@ -328,6 +328,7 @@ def test_help_is_in_groups_and_shows_no_empty_defaults(capsys: pytest.CaptureFix
         "Sampling: how logits become the distribution of the next token:",
         "Search for likely answers, in place of sampling:",
         "Speculative decoding: the same distribution, faster:",
+        "When decoding steps are compiled:",
         "How the model is loaded:",
         "examples:",
     ]

@@ -36,8 +36,8 @@ class Options:
     model: str  # folder of the model, its name on the hub, or a published release, which gets random weights
     batch: str = "1,16"  # numbers of rows that decode together
     precision: str = "float32,bfloat16,int8,int4"  # of the weights
-    prompt: Annotated[int, Range(1, 1 << 20)] = 128  # tokens of each prompt
-    new: Annotated[int, Range(8, 1 << 20)] = 128  # new tokens of each answer
+    prompt: Annotated[int, Range(1, 1 << 20)] | None = None  # tokens of each prompt; none: 128, or half the context
+    new: Annotated[int, Range(8, 1 << 20)] | None = None  # new tokens of each answer; none: 128, or half the context
     seconds: Annotated[float, Range(0, 3600)] = 10.0  # for each number of rows and precision; the first run ends always
     threads: Annotated[int, Range(0, 4096)] = 0  # of the processor; 0: as many as PyTorch takes
     device: str = "auto"  # auto, cpu, cuda, mps
@@ -65,10 +65,9 @@ def main(argv: Sequence[str]) -> None:
         torch.set_num_threads(options.threads)
     device = choose_device(options.device)
     room = find(options.model)[1].context_length
-    if options.prompt + options.new > room:
-        raise UserError(
-            f"prompt is {options.prompt} and new {options.new}: together at most the context, {room} tokens"
-        )
+    prompt, new = options.prompt or min(128, room // 2), options.new or min(128, room // 2)
+    if prompt + new > room:
+        raise UserError(f"prompt is {prompt} and new {new}: together at most the context, {room} tokens")
     cases = len(batches) * len(precisions)
     console.print(
         f"{cases} cases of about {options.seconds:g} s, and longer where one run takes longer: some "
@@ -87,8 +86,8 @@ def main(argv: Sequence[str]) -> None:
                         model,
                         precision,
                         batch,
-                        prompt=options.prompt,
-                        new=options.new,
+                        prompt=prompt,
+                        new=new,
                         seconds=options.seconds,
                         limits=limits,
                     )
