@@ -37,7 +37,10 @@ def training(story_file: Path, run: Path) -> Iterator[subprocess.Popen]:
         yield process
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGHUP, 129), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
+)
 def test_signal_saves_and_prints_the_command_that_resumes(
     number: signal.Signals, status: int, story_file: Path, tmp_path: Path
 ) -> None:
