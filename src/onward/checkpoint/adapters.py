@@ -34,38 +34,12 @@ from onward.model.lora import Target, adapter_names, adapters_of, add_adapter, c
 CONFIG, TENSORS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
 ADAPTER_FILES = TENSORS, BASE, CONFIG
 PREFIX = "base_model.model."
-HARMLESS = {  # keys of adapter_config.json that change no output, or are read from the tensors
-    *(
-        "peft_type",
-        "task_type",
-        "inference_mode",
-        "base_model_name_or_path",
-        "revision",
-        "auto_mapping",
-        "peft_version",
-    ),
-    *(
-        "r",
-        "lora_alpha",
-        "lora_dropout",
-        "target_modules",
-        "exclude_modules",
-        "fan_in_fan_out",
-        "use_rslora",
-        "use_dora",
-    ),
-    *("modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"),
-    *(
-        "loftq_config",
-        "eva_config",
-        "corda_config",
-        "lora_ga_config",
-        "runtime_config",
-        "megatron_core",
-        "qalora_group_size",
-    ),
-    *("ensure_weight_tying",),
-}
+HARMLESS = re.compile(  # keys of adapter_config.json that change no output, or are read from the tensors
+    "peft_type|task_type|inference_mode|base_model_name_or_path|revision|auto_mapping|peft_version|fan_in_fan_out|"
+    "r|lora_alpha|lora_dropout|use_rslora|use_dora|target_modules|exclude_modules|modules_to_save|rank_pattern|"
+    "alpha_pattern|init_lora_weights|layers_to_transform|layers_pattern|loftq_config|eva_config|corda_config|"
+    "lora_ga_config|runtime_config|megatron_core|qalora_group_size|ensure_weight_tying"
+)
 OURS = "lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"
 
 
@@ -358,7 +332,11 @@ def refuse(config: Mapping[str, Any], folder: Path) -> None:
     """Raise a UserError for options that change the output and that Onward does not have."""
     if config.get("peft_type") != "LORA":
         raise UserError(f"{folder} is a {config.get('peft_type')} adapter: Onward reads LORA")
-    odd = {key: value for key, value in config.items() if key not in HARMLESS and value not in (None, False, "none")}
+    odd = {
+        key: value
+        for key, value in config.items()
+        if not HARMLESS.fullmatch(key) and value not in (None, False, "none")
+    }
     odd = {key: value for key, value in odd.items() if value not in ([], {}, "")} | (
         {"megatron_config": config["megatron_config"]} if config.get("megatron_config") else {}
     )

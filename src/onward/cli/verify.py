@@ -48,8 +48,8 @@ def main(argv: Sequence[str]) -> int:
         print_json(rows)
     else:
         print_table([row | {key: readable(row[key]) for key in ("measured", "allowed", "holds")} for row in rows])
-        held = f"{len(rows) - len(failed)} of {len(rows)} promises hold"
-        console.print(f"\n{held}, in {lm.model.dtype} on {lm.model.device}")
+        summary = f"{len(rows) - len(failed)} of {len(rows)} promises hold"
+        console.print(f"\n{summary}, in {lm.model.dtype} on {lm.model.device}")
     return 1 if failed else 0
 
 

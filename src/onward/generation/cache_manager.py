@@ -129,25 +129,25 @@ class ConversationCache(CacheManager):
         super().__init__(cache)
         if cache.rows != 1:
             raise UserError(f"the cache has {cache.rows} rows: a conversation takes one")
-        self.held: Sequence[int] = ()  # the tokens in the row
+        self.tokens: Sequence[int] = ()  # the tokens in the row
         self.kind: tuple[str, bytes] = "", b""  # adapter and rotations with which they were computed
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int, adapter: str = "") -> int | None:
         kind = adapter, rope_key(self.cache.config, rope_length)
-        length = min(common_prefix(tokens, self.held), len(tokens) - 1) if kind == self.kind else 0
+        length = min(common_prefix(tokens, self.tokens), len(tokens) - 1) if kind == self.kind else 0
         if not self.can_continue(row, length):
             length = 0
         kept = self.dump(row, length) if length else {}
         super().free(row)  # NaN in slots that are not kept would reach the next request
         super().allocate(row, tokens, rope_length, adapter)
-        self.held, self.kind = tokens[:length], kind
+        self.tokens, self.kind = tokens[:length], kind
         if length:
             self.reserve(row, length - 1, length)
             self.load(row, length, kept)
         return length
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        self.held = list(tokens)
+        self.tokens = list(tokens)
 
     def free(self, row: int) -> None:
         """Nothing: the tokens are kept until the next request."""

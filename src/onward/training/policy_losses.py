@@ -41,9 +41,9 @@ def clipped(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high:
     """PPO's clipped loss -min(ratio A, clip(ratio, 1 - low, 1 + high) A), and where clipping applies; elementwise, with
     ratio = exp(logprobs - old)."""
     ratio = (logprobs - old).exp()
-    held = ratio.clamp(1 - low, 1 + high)
+    clipped_ratio = ratio.clamp(1 - low, 1 + high)
     is_clipped = ((ratio < 1 - low) & (advantages < 0)) | ((ratio > 1 + high) & (advantages > 0))
-    return -torch.min(ratio * advantages, held * advantages), is_clipped
+    return -torch.min(ratio * advantages, clipped_ratio * advantages), is_clipped
 
 
 def reduced(per_token: Tensor, mask: Tensor, reduction: Reduction, max_length: int) -> tuple[Tensor, int]:
@@ -84,8 +84,8 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> Tensor:
     """PPO's loss of values, elementwise: half the larger squared error, of a value and of one clipped to old ± clip."""
-    held = old + (values - old).clamp(-clip, clip)
-    return 0.5 * torch.max((values - returns).square(), (held - returns).square())
+    clipped_values = old + (values - old).clamp(-clip, clip)
+    return 0.5 * torch.max((values - returns).square(), (clipped_values - returns).square())
 
 
 def whitened(advantages: Tensor, mask: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Losses of preferences, as functions of log-probabilities; each returns one number per pair or answer.
 
 A margin is log p(chosen) - log p(rejected) of the model less that of the reference, each the sum over an answer's
-tokens; a mean margin has the mean over its tokens. beta is the strength with which the model is held to the reference.
+tokens; a mean margin has the mean over its tokens. beta weighs the divergence from the reference.
 
 Shapes: M pairs or answers.
 """

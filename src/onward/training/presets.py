@@ -86,7 +86,7 @@ def inherited(there: Any, value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         return value  # to be refused where the decoder is built
     same = [part for part in as_list(there) if isinstance(part, dict) and part.get("kind") == value["kind"]]
-    shared = {name: held for name, held in same[0].items() if all(p.get(name) == held for p in same)} if same else {}
+    shared = {name: value for name, value in same[0].items() if all(p.get(name) == value for p in same)} if same else {}
     return merge(shared, value, path)
 
 

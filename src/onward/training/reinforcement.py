@@ -106,16 +106,16 @@ class PolicyGradient:
         self.ends = frozenset(tokenizer.end_ids)  # tokens that end a completion
         self.samples: list[tuple[str, str, float]] = []
         self.kept: list[Rollouts] = []
-        self.left = 0  # further steps that use the kept rollouts
+        self.remaining = 0  # further steps that use the kept rollouts
         self.largest_gap, self.gap_share = 0.0, 0
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Rollouts]:
         """The completions of a step: new ones, or those of the step before where they serve several `iterations`."""
-        if self.left:
-            self.left -= 1
+        if self.remaining:
+            self.remaining -= 1
         else:
             self.kept = self.rollouts(model, batches)
-            self.left = self.options.iterations - 1
+            self.remaining = self.options.iterations - 1
         self.largest_gap, self.gap_share = 0.0, 0
         return self.kept
 
@@ -233,18 +233,18 @@ class PolicyGradient:
         logprobs, entropy, values = completion_logprobs(model, batch, o.temperature)
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         if o.method == "rloo":  # the ratio of whole completions
-            loss, held = clipped(
+            loss, is_clipped = clipped(
                 (logprobs * mask).sum(1), (old * mask).sum(1), batch.advantages[:, 0], o.clip_low, o.clip_high
             )
-            total, clip_share = loss.sum(), held.float().mean()
+            total, clip_share = loss.sum(), is_clipped.float().mean()
         else:
-            loss, held = clipped(logprobs, old, batch.advantages, o.clip_low, o.clip_high)
+            loss, is_clipped = clipped(logprobs, old, batch.advantages, o.clip_low, o.clip_high)
             if o.method == "grpo" and reference is not None:
                 loss = loss + o.kl * kl_estimate(logprobs, reference)
             if batch.old_values is not None and batch.returns is not None:
                 loss = loss + o.value_weight * value_loss(values, batch.old_values, batch.returns, 0.2)
             total, _ = reduced(loss, mask, self.reduction, o.completion_length)
-            clip_share = (held * mask).sum() / mask.sum()
+            clip_share = (is_clipped * mask).sum() / mask.sum()
         count = mask.sum()
         figures = {
             "reward": batch.rewards.mean(),
