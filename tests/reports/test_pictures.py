@@ -4,7 +4,6 @@ import base64
 import json
 import re
 import struct
-import sys
 import zlib
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,7 +14,6 @@ import torch
 from rich.cells import cell_len
 
 from onward.cli import main
-from onward.errors import UserError
 from onward.families import preset
 from onward.model.config import DecoderConfig, Experts, Parallel, PostNorm, SelfAttention
 from onward.planning.parameters import modules
@@ -189,19 +187,11 @@ def test_command_draws_in_the_terminal_and_writes_files(tmp_path: Path, capsys: 
 
 
 def test_png_is_twice_the_size_of_the_svg(tmp_path: Path) -> None:
-    pytest.importorskip("resvg_py", reason="needs the extra `pictures`")
     picture = IDEAS["mask"]()
     width, height = map(float, re.search(r'width="([\d.]+)" height="([\d.]+)"', picture.svg()).groups())
     picture.write(tmp_path / "x.png")
     png = (tmp_path / "x.png").read_bytes()
     assert struct.unpack(">II", png[16:24]) == pytest.approx((2 * width, 2 * height), abs=1)
-
-
-def test_missing_resvg_is_named_with_its_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(UserError, match=r"pip install 'onward\[pictures\]'"):
-        IDEAS["mask"]().write(tmp_path / "x.png")
-    assert not [*tmp_path.iterdir()]
 
 
 MISTAKES = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from resvg_py import svg_to_bytes
 from rich.cells import cell_len, set_cell_size
 
 from onward.errors import UserError
@@ -233,13 +234,7 @@ def colors(theme: Theme) -> str:
 
 
 def png_of(svg: str) -> bytes:
-    """An SVG in the light or the dark theme as a PNG, two pixels for each of its units. Needs the extra `pictures`."""
-    try:
-        from resvg_py import svg_to_bytes
-    except ImportError:
-        raise UserError(
-            "PNG pictures need resvg-py, which is not installed: pip install 'onward[pictures]', or write an .svg"
-        ) from None
+    """An SVG in the light or the dark theme as a PNG, two pixels for each of its units."""
     values = dict(re.findall(r"--(\w+): (#\w+)", svg))
     plain = re.sub(r"var\(--(\w+)\)", lambda found: values[found[1]], svg)
 
