@@ -24,6 +24,8 @@ families()  # all parts are known before the first page is read
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+IMAGE = re.compile(r"^!\[.*\]\((\w+\.svg)\)$", re.MULTILINE)
+TOLD = re.compile(r'<text class="(?:title|caption)"[^>]*>(.*?)</text>')
 KINDS = {"python", "sh", "text", "toml"}  # text: what a command printed
 
 
@@ -65,8 +67,9 @@ def shortened(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_blocks_and_commands_of_a_page_run(page: Path, reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+def test_page_runs_and_makes_its_pictures(page: Path, reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = page.read_text(encoding="utf-8")
+    blocks = BLOCK.findall(text)
     assert {kind for kind, _ in blocks} <= KINDS
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     names: dict[str, object] = {}
@@ -84,11 +87,19 @@ def test_python_blocks_and_commands_of_a_page_run(page: Path, reader: Path, monk
                     found = words[1:2] == ["doctor"]  # the bug of the example
                     assert main(shortened(words[1:])) == found, line
                 case ["echo"]:
-                    text, *command = line.split(" | onward ")
-                    stdin = io.TextIOWrapper(io.BytesIO(shlex.split(text)[1].encode() + b"\n"))
+                    echo, *command = line.split(" | onward ")
+                    stdin = io.TextIOWrapper(io.BytesIO(shlex.split(echo)[1].encode() + b"\n"))
                     monkeypatch.setattr("sys.stdin", stdin)
                     assert main(shlex.split(command[0])) == 0, line
                 case ["torchrun"]:
                     at = words.index("onward") + 1
                     launched = [sys.executable, "-m", "torch.distributed.run", *words[1:at], *shortened(words[at:])]
                     assert subprocess.run(launched).returncode == 0, line
+    for name in IMAGE.findall(text):
+        if (reader / name).exists():  # its numbers depend on the machine that trained the model
+            made, kept = (
+                " ".join(TOLD.findall((folder / name).read_text("utf-8"))) for folder in (reader, page.parent)
+            )
+            assert made == kept, f"draw {name} again, as {page.name} says"
+        else:
+            assert f"--out docs/{name}\n" in text, f"no command of {page.name} makes {name}"

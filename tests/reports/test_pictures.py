@@ -20,7 +20,7 @@ from onward.planning.parameters import modules
 from onward.reports.diagram import block, rows_of
 from onward.reports.ideas import IDEAS
 from onward.reports.panels import bars, cells, curves
-from onward.reports.picture import Picture, Scale
+from onward.reports.picture import Picture, Scale, in_rows
 
 from support.pages import HOSTILE, Page
 
@@ -83,7 +83,9 @@ def test_panels_of_256_tokens_are_small_and_their_labels_do_not_overlap() -> Non
 
 
 def test_curves_and_bars_show_their_numbers() -> None:
-    made = curves("c", [1, 2, 3], {"up": [1, 2, 3], "gap": [3, np.nan, 1]}, x_name="step", marks={"here": 2})
+    made = curves(
+        "c", [1, 2, 3], {"up": torch.tensor([1, 2, 3]), "gap": [3, np.nan, 1]}, x_name="step", marks={"here": 2}
+    )
     assert made.data["series"] == {"up": [1, 2, 3], "gap": [3, None, 1]}
     (up,) = re.findall(r'<path class="smooth" [^>]*d="M([^"]*)"', made.body)
     heights = [float(point.split()[1]) for point in up.split("L")]
@@ -95,6 +97,12 @@ def test_curves_and_bars_show_their_numbers() -> None:
         ("less", "95.0"),
         ("less", "47.5"),
     ]
+
+
+def test_panels_of_one_width_are_spread_evenly_over_the_rows() -> None:
+    for count, rows in {1: [1], 4: [2, 2], 12: [3, 3, 3, 3], 7: [3, 3, 1]}.items():
+        assert [len(row) for row in in_rows(range(count), [300.0] * count, 960, 30)] == rows
+    assert [len(row) for row in in_rows(range(4), [300.0, 300, 300, 301], 960, 30)] == [3, 1]
 
 
 def test_texts_stay_texts() -> None:

@@ -175,7 +175,7 @@ def pooled(values: np.ndarray, every: int) -> np.ndarray:
 def curves(
     title: str,
     x: Sequence[float],
-    series: Mapping[str, Sequence[float]],
+    series: Mapping[str, ArrayLike],
     *,
     x_name: str,
     log: bool = False,
@@ -186,18 +186,19 @@ def curves(
     width, height = size
     domain = np.array([[min(x), max(x)]] * 3, float)
     frame = Frame(width, height, 48, width - 8, 34, height - 40, domain)
-    every = np.concatenate([np.asarray(values, float) for values in series.values()])
+    numbers = {name: np.asarray(values, float) for name, values in series.items()}
+    every = np.concatenate([*numbers.values()])
     every = every[np.isfinite(every)]
     low, high = float(every.min()), float(every.max())
     margin = 0.05 * (high - low) or 1.0
     y = Heights(frame, low / 1.1, high * 1.1, log=True) if log else Heights(frame, low - margin, high + margin)
     places = np.stack([np.asarray(x, float)] * 3)
     drawn = []
-    for i, (name, values) in enumerate(series.items()):
+    for i, (name, values) in enumerate(numbers.items()):
         style = STYLES[i] if len(series) <= len(STYLES) else STYLES[0]
         opacity = 1.0 if len(series) <= len(STYLES) else 1 - 0.8 * i / len(series)
         there = np.isfinite(values)
-        drawn.append(Series(style, "line", places[:, there], y(np.asarray(values)[there]), name, opacity=opacity))
+        drawn.append(Series(style, "line", places[:, there], y(values[there]), name, opacity=opacity))
     names = "".join(
         f'<tspan class="{one.style}-name" opacity="{one.opacity:.2g}" dx="{0 if i == 0 else 14}">&#9644; '
         f"{visible(one.name)}</tspan>"
@@ -218,12 +219,12 @@ def curves(
         f'height="{frame.bottom - frame.top:g}"/>'
     )
     longest = max(map(cell_len, series))
-    lines = [f"{name:<{longest}} {curve_line(y(np.asarray(values, float)), frame)}" for name, values in series.items()]
+    lines = [f"{name:<{longest}} {curve_line(y(values), frame)}" for name, values in numbers.items()]
     lines.append(f"{'':{longest}} {x_name} {short(min(x))} to {short(max(x))}; values {low:.4g} to {high:.4g}")
     data = {
         "x": rounded(places[0]),
         "x_name": x_name,
-        "series": {name: finite(np.asarray(v, float)) for name, v in series.items()},
+        "series": {name: finite(values) for name, values in numbers.items()},
     }
     return Panel(title, width, height, f'<g class="plot">{inner}{hit}</g>', lines, data)
 

@@ -1,6 +1,7 @@
 """A picture: panels under a title and over a caption, as SVG, PNG, HTML or JSON, or as text for a terminal."""
 
 import json
+import math
 import re
 import struct
 import textwrap
@@ -212,7 +213,11 @@ def pointed(panel: Panel) -> dict[str, Any]:
 
 
 def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: float) -> Iterator[list[Any]]:
-    """The items in rows that are at most so wide with a gap between items; a wider item has a row of its own."""
+    """The items in rows that are at most so wide with a gap between items; a wider item has a row of its own. Items of
+    one width are spread evenly over the rows."""
+    if len({*widths}) == 1:
+        rows = math.ceil(len(items) / max(1, (most + gap) // (widths[0] + gap)))
+        most = min(most, math.ceil(len(items) / rows) * (widths[0] + gap))
     row: list[Any] = []
     used = 0.0
     for item, width in zip(items, widths):
