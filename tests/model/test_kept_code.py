@@ -1,7 +1,10 @@
 """Machine code of decoding steps is kept for the next start, and damaged code is compiled anew."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 from llvmlite import ir
 
@@ -76,3 +79,26 @@ def test_compile_says_how_long_it_took_or_why_steps_stay_plain(
     assert captured.out == plain
     assert "decoding steps compiled in" in captured.err
     assert str(tmp_path) in captured.err.replace("\n", "")
+
+
+# llvmlite is missing, finds no processor that it knows, or cannot load what it compiled
+BROKEN = {
+    "no library": "sys.modules['llvmlite'] = None",
+    "no target": "import llvmlite.binding as llvm; llvm.Target.from_default_triple = lambda: broken()",
+    "no engine": "import llvmlite.binding as llvm; llvm.create_mcjit_compiler = lambda *_: broken()",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_where_nothing_can_be_compiled_the_plain_steps_give_the_same_tokens(
+    name: str, tiny_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", str(tiny_run), "the", "--max-new-tokens", "20", "--temperature", "0", "--compile"]
+    start = "import sys\ndef broken(): raise RuntimeError('no machine code here')\n"
+    code = f"{start}{BROKEN[name]}\nfrom onward.cli import main\nsys.exit(main({words!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "steps stay plain" in done.stderr.replace("\n", " "), done.stderr
+    assert "Traceback" not in done.stderr
+    assert main(words[:-1]) == 0
+    assert done.stdout == capsys.readouterr().out

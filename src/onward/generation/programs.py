@@ -72,15 +72,17 @@ def fingerprint_of(model: nn.Module) -> Iterator[object]:
 def compile_step(model: Decoder, cache: KVCache, rows: int, folder: Path | None = None) -> Program:
     """The program of a decoding step: tokens (B,) at positions (B,) -> logits (B, 1, V). A `folder` keeps its machine
     code. Raises NotCompilable."""
-    try:
-        from onward.model.kernels.program import Program
-    except (ImportError, OSError, AttributeError, RuntimeError) as error:
-        raise NotCompilable(f"no compiler: {error}") from error
 
     def run(tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
         return model.logits(model.hidden_of_checked(tokens, positions, view))
 
-    return Program(record_step(run, cache, rows), cache, [*model.parameters(), *model.buffers()], folder)
+    recording = record_step(run, cache, rows)
+    try:
+        from onward.model.kernels.program import Program
+
+        return Program(recording, cache, [*model.parameters(), *model.buffers()], folder)
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:  # as for a single product, in linear.py
+        raise NotCompilable(f"no compiler: {error}") from error
 
 
 class Steps:
