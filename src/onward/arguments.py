@@ -35,7 +35,8 @@ class Range:
         return bool(self.least <= number <= self.most)
 
     def __str__(self) -> str:
-        return f"from {self.least} to {self.most}"
+        least, most = (f"{x:g}" if isinstance(x, float) else x for x in (self.least, self.most))
+        return f"from {least} to {most}"
 
 
 class OutOfRange(UserError):
