@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -21,10 +20,11 @@ from onward.checkpoint.gguf.vocabulary import read_tokenizer
 from onward.checkpoint.names import head_differs, layers_of, packable, to_ours, to_theirs
 from onward.checkpoint.packed import quantization_config
 from onward.checkpoint.quantized import dequantized
-from onward.checkpoint.weights import INDEX, WEIGHT_FILES, StoredTensor, fill, refuse_pickles, split, stored_tensors
+from onward.checkpoint.weights import INDEX, StoredTensor, fill, refuse_pickles, split, stored_tensors
 from onward.errors import UserError
 from onward.families import HF, Family, express, family, keys_of, read
 from onward.files import flush, read_json, written_whole
+from onward.hub import WEIGHTS
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.model.quantize import ALREADY, NOT_QUANTIZED, Precision, QuantizedLinear, choose_layers, quantize_tensor
@@ -226,7 +226,7 @@ def save_weights(
             flush(new)
         place = folder / "config.json"
         unchanged = place.exists() and place.read_bytes() == beside[place.name].read_bytes()
-        stale = [old for old in folder.iterdir() if re.fullmatch(WEIGHT_FILES, old.name) and old.name not in beside]
+        stale = [old for old in folder.iterdir() if WEIGHTS.fullmatch(old.name) and old.name not in beside]
         if stale or len(files) > 1 or not unchanged:
             place.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
             for old in stale:

@@ -16,7 +16,6 @@ from onward.errors import UserError
 from onward.files import read_json, written_whole
 from onward.hub import INDEX, SINGLE
 
-WEIGHT_FILES = r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"  # the files that hold a model's weights
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DTYPE_NAMES = {dtype: name for name, dtype in FLOATS.items()} | {
