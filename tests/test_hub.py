@@ -108,6 +108,10 @@ def test_config_alone_can_be_fetched_and_the_rest_later(look_up: Lookups) -> Non
     assert contents(look_up("org/branch@v1.0")) == FILES
 
 
+def test_pickles_are_downloaded_only_where_they_are_asked_for(look_up: Lookups) -> None:
+    assert contents(look_up("org/pickle", only="pickles")).keys() == {"config.json", "pytorch_model.bin"}
+
+
 def test_a_broken_connection_is_resumed_where_it_broke(look_up: Lookups, hub: Hub) -> None:
     hub.storage.taken()
     assert contents(look_up("org/breaks")) == BROKEN
@@ -130,7 +134,7 @@ REFUSED = {
     "org/gated": "org/gated is gated: accept its terms at http",
     "org/busy": "the hub answers 429",
     "org/down": "the hub answers 500",
-    "org/pickle": "has no model.safetensors, and pickles (.bin) can run any code",
+    "org/pickle": "if one has safetensors files, or make them yourself with onward convert org/pickle OUT --from-bin",
     "org/adapter": "has no config.json but an adapter",
     "org/ggufs": "has no config.json but GGUF files",
     "hf://nothing": "hf://nothing, and the hub has no model of that name",

@@ -32,6 +32,7 @@ TOKENIZER = (
 )
 FILES = {  # no code, no second copy of the weights in another format
     "": re.compile(rf"{TOKENIZER}|generation_config\.json|model\.safetensors(\.index\.json)?"),
+    "pickles": re.compile(rf"{TOKENIZER}|generation_config\.json|pytorch_model(-\d+-of-\d+)?\.bin"),
     "tokenizer": re.compile(TOKENIZER),
     "config": re.compile(r"config\.json"),
 }
@@ -69,12 +70,17 @@ class HubName:
 
 
 def locate(
-    name: str | Path, revision: str = "", *, only: Literal["", "config", "tokenizer"] = "", say: Say = print_message
+    name: str | Path,
+    revision: str = "",
+    *,
+    only: Literal["", "config", "tokenizer", "pickles"] = "",
+    say: Say = print_message,
 ) -> Path:
     """The path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to which the
     model of that name on the hub is downloaded.
 
-    `only` names what is fetched, by default all that a model needs. `say` is told what is about to be downloaded. A
+    `only` names what is fetched, by default all that a model needs; pickles: its weights as .bin in place of
+    safetensors. `say` is told what is about to be downloaded. A
     UserError says why there is no such model. A path that exists always wins over a name on the hub; hf://NAME is
     always a name on the hub.
     """
@@ -196,7 +202,8 @@ def check(model: HubName, paths: Collection[str], there: Collection[str], files:
     if files.fullmatch(SINGLE) and not {SINGLE, INDEX} & {*paths}:
         raise UserError(
             f"{model} on the hub has no {SINGLE}, and pickles (.bin) can run any code when they are read: give the "
-            "revision of another commit, such as refs/pr/1, if one has safetensors files"
+            "revision of another commit, such as refs/pr/1, if one has safetensors files, or make them yourself with "
+            f"onward convert {model} OUT --from-bin"
         )
 
 
@@ -204,7 +211,7 @@ def announce(model: HubName, missing: dict[str, int], say: Say) -> None:
     """Say how much is about to be downloaded, and where the weights are larger than the memory."""
     from huggingface_hub import constants
 
-    weights = sum(size for path, size in missing.items() if path.endswith(".safetensors"))
+    weights = sum(size for path, size in missing.items() if path.endswith((".safetensors", ".bin")))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else weights
     more = f"; the weights alone do not fit into the {size_of(memory)} of memory here" if weights > memory else ""
     files = f"{len(missing)} files" if len(missing) > 1 else next(iter(missing))

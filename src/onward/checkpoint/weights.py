@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -105,7 +106,8 @@ def refuse_pickles(folder: Path) -> None:
     if found:
         raise UserError(
             f"{found[0]} is a pickle, and reading it can run any code that is in it: download the model's "
-            "safetensors files, or, if you trust this one, have transformers load and save it"
+            "safetensors files, or, of a pytorch_model.bin, make them with "
+            f"onward convert {shlex.quote(str(folder))} OUT --from-bin"
         )
 
 
