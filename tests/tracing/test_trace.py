@@ -112,7 +112,7 @@ def test_activations_follow_the_formulas_of_a_llama_block() -> None:
 @pytest.mark.parametrize("cached", [False, True], ids=["expanded", "absorbed"])
 def test_queries_keys_and_values_of_latent_attention_follow_its_formulas(cached: bool) -> None:
     model, tokens = decoder(DECODERS["deepseek"], torch.float64), token_ids(DECODERS["deepseek"])
-    cache = KVCache(model.config, *tokens.shape, tokens.size(1), dtype=torch.float64) if cached else None
+    cache = KVCache(model.config, len(tokens), tokens.size(1), tokens.size(1), dtype=model.dtype) if cached else None
     calls = tokens.split([tokens.size(1) - 1, 1] if cached else [tokens.size(1)], 1)
     with onward.edit(model, {"blocks.1.attn.q": scale(2.0)}), onward.trace(model, "blocks.1.attn.*") as t:
         for i, call in enumerate(calls):

@@ -182,8 +182,8 @@ def activations(model: Decoder) -> dict[str, Activation]:
             for entry, shape in entries.items():
                 found[f"{name}.{entry}"] = Activation(site, ("B", "T", *shape))
             for one in ("k", "v", "q_rotated", "k_rotated") if rotary else ("k", "v"):
-                shape = "B", "T", c.n_heads, attn.part.d_value if one == "v" else width
-                found[f"{name}.{one}"] = Activation(site, shape, 2, editable=False)
+                wide = attn.part.d_value if one == "v" else width
+                found[f"{name}.{one}"] = Activation(site, ("B", "T", c.n_heads, wide), 2, editable=False)
         attend = getattr(attn, "attend", None)
         if isinstance(attend, Attend):
             if rotary and isinstance(attn, SelfAttentionModule):
