@@ -30,7 +30,7 @@ from support.decoders import DECODERS, assert_close, decoder, token_ids
 
 every_decoder = pytest.mark.parametrize("name", DECODERS)
 FEW = "llama", "gpt", "gpt-oss", "deepseek"
-WITHOUT_GRADIENT = ("choices", "position")
+WITHOUT_GRADIENT = (".scale", ".choices", "position")
 
 
 def hooks(model: Decoder) -> list[Any]:
