@@ -103,6 +103,8 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "LanguageModel.contrastive_search": (lm.contrastive_search, prompt),
         "LanguageModel.score": (lm.score, {"text": "the cat"}),
         "LanguageModel.evaluate": (lm.evaluate, {"text": "the cat"}),
+        "LanguageModel.classify": (lm.classify, {"texts": ["the cat"]}),
+        "LanguageModel.rewards": (lm.rewards, {"prompt": "the", "answers": ["cat"]}),
         "LanguageModel.engine": (lm.engine, {}),
         "LanguageModel.submit": (
             lm.submit,

@@ -72,6 +72,11 @@ def look_up(start) -> Lookups:
     return start()
 
 
+@pytest.fixture(scope="module")
+def writer(start) -> Lookups:
+    return start(HF_TOKEN="hf_right")
+
+
 def contents(found: dict[str, Any]) -> dict[str, bytes]:
     folder = Path(found["folder"])
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -103,6 +108,10 @@ def test_config_alone_can_be_fetched_and_the_rest_later(look_up: Lookups) -> Non
     assert contents(look_up("org/branch@v1.0")) == FILES
 
 
+def test_pickles_are_downloaded_only_where_they_are_asked_for(look_up: Lookups) -> None:
+    assert contents(look_up("org/pickle", only="pickles")).keys() == {"config.json", "pytorch_model.bin"}
+
+
 def test_a_broken_connection_is_resumed_where_it_broke(look_up: Lookups, hub: Hub) -> None:
     hub.storage.taken()
     assert contents(look_up("org/breaks")) == BROKEN
@@ -110,10 +119,9 @@ def test_a_broken_connection_is_resumed_where_it_broke(look_up: Lookups, hub: Hu
     assert ranges == ["", f"bytes={10 << 20}-"]
 
 
-def test_a_token_is_sent_to_the_hub_alone(start, hub: Hub) -> None:
+def test_a_token_is_sent_to_the_hub_alone(writer: Lookups, hub: Hub) -> None:
     hub.taken(), hub.storage.taken()
-    with_token = start(HF_TOKEN="hf_right")
-    assert contents(with_token("org/private")) == FILES
+    assert contents(writer("org/private")) == FILES
     assert {request.authorization for request in hub.taken()} == {"Bearer hf_right"}
     assert {request.authorization for request in hub.storage.taken()} == {""}
 
@@ -126,7 +134,7 @@ REFUSED = {
     "org/gated": "org/gated is gated: accept its terms at http",
     "org/busy": "the hub answers 429",
     "org/down": "the hub answers 500",
-    "org/pickle": "has no model.safetensors, and pickles (.bin) can run any code",
+    "org/pickle": "if one has safetensors files, or make them yourself with onward convert org/pickle OUT --from-bin",
     "org/adapter": "has no config.json but an adapter",
     "org/ggufs": "has no config.json but GGUF files",
     "hf://nothing": "hf://nothing, and the hub has no model of that name",
@@ -141,6 +149,52 @@ def test_a_model_that_is_not_to_be_had_is_refused_in_a_sentence(name: str, look_
     assert "\n" not in refusal
 
 
+def folder_of(files: dict[str, bytes], folder: Path) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+RUN = {"run.json": b"{}", "checkpoints/step-1/optimizer.safetensors": b"state", "metrics.jsonl": b"", ".env": b"secret"}
+
+
+def test_a_model_is_uploaded_without_the_rest_of_its_folder(writer: Lookups, hub: Hub, tmp_path: Path) -> None:
+    folder = folder_of(FILES | RUN | {"loss.svg": b"<svg/>"}, tmp_path)
+    hub.taken(), hub.storage.taken()
+    done = writer("me/new", upload=str(folder))
+    assert done == {"commit": f"{hub.url}/me/new/commit/{'a' * 40}", "said": []}
+    assert REPOS["me/new"].files == FILES | {"loss.svg": b"<svg/>", "README.md": b"# A card"}
+    assert {request.authorization for request in hub.taken()} == {"Bearer hf_right"}
+    assert {request.authorization for request in hub.storage.taken()} == {""}
+    assert contents(writer("hf://me/new")) == FILES
+
+
+def test_a_second_upload_replaces_weights_and_keeps_a_card(writer: Lookups, tmp_path: Path) -> None:
+    REPOS["me/again"] = Repo({**FILES, "README.md": b"theirs", "model-00003-of-00003.safetensors": b"old"})
+    sharded = folder_of(SHARDS, tmp_path / "shards")
+    [said] = writer("me/again", upload=str(sharded))["said"]
+    assert "me/again has a card, which is kept" in said
+    kept = {name: FILES[name] for name in FILES.keys() - SHARDS.keys() - {"model.safetensors"}}
+    new = {name: content for name, content in SHARDS.items() if name != "consolidated.safetensors"}
+    assert REPOS["me/again"].files == kept | new | {"README.md": b"theirs"}
+    writer("me/again", upload=str(folder_of({**FILES, "README.md": b"mine"}, tmp_path / "single")))
+    assert REPOS["me/again"].files == FILES | {"README.md": b"mine"}
+
+
+def test_an_upload_that_fails_says_why_and_changes_nothing(start, writer: Lookups, look_up: Lookups, tmp_path) -> None:
+    folder = str(folder_of(FILES, tmp_path))
+    REPOS["me/full"] = Repo({}, trouble="full")
+    reader = start(HF_TOKEN="hf_reader")
+    assert "you write to me/x: log in with hf auth login" in look_up("me/x", upload=folder)["refused"]
+    assert "you write to me/x: give another token" in reader("me/x", upload=folder)["refused"]
+    assert "no branch, tag or commit gone" in writer("me/full@gone", upload=folder)["refused"]
+    assert "(the hub answers 507" in (refusal := writer("me/full", upload=folder)["refused"])
+    assert "nothing has changed" in refusal
+    assert "me/x" not in REPOS
+    assert REPOS["me/full"].files == {}
+
+
 def test_without_a_network_the_cache_is_used_and_that_is_said(start, hub: Hub, look_up: Lookups) -> None:
     folder = look_up("org/plain")["folder"]
     unplugged = start("http://127.0.0.1:9")
@@ -148,6 +202,7 @@ def test_without_a_network_the_cache_is_used_and_that_is_said(start, hub: Hub, l
     assert found["folder"] == folder
     assert "the hub cannot be reached" in found["said"][0]
     assert "cannot be downloaded" in unplugged("org/new")["refused"]
+    assert "me/x cannot be uploaded (" in unplugged("me/x", upload=folder)["refused"]
 
 
 def test_offline_mode_sends_nothing(start, hub: Hub, look_up: Lookups) -> None:
@@ -160,6 +215,7 @@ def test_offline_mode_sends_nothing(start, hub: Hub, look_up: Lookups) -> None:
         "org/partly is in the cache without chat_template.jinja, model.safetensors" in offline("org/partly")["refused"]
     )
     assert "HF_HUB_OFFLINE is set" in offline("org/new")["refused"]
+    assert "HF_HUB_OFFLINE is set" in offline("me/x", upload=folder)["refused"]
     assert hub.taken() == []
 
 

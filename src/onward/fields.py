@@ -22,6 +22,7 @@ from onward.errors import UserError
 from onward.suggestions import nearest
 
 T = TypeVar("T")
+FLAGS = {"imports": "--import", "base": "--from"}  # of the fields whose option has another name
 FAMILIES = "onward.families"  # the package whose modules define further parts; imported when a kind is unknown
 
 
@@ -208,6 +209,11 @@ def import_parts(module: str) -> None:
         ) from None
     except ValueError as error:  # an empty or relative name
         raise UserError(f"{module!r} is no name of a module ({error}): write it as in Python, package.module") from None
+
+
+def flag(name: str) -> str:
+    """The option of the command line that sets a field."""
+    return FLAGS.get(name) or "--" + name.replace("_", "-")
 
 
 def import_options(modules: abc.Iterable[str]) -> str:

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, Unpack
 import torch
 
 from onward.arguments import Range, checked
-from onward.checkpoint.adapters import BaseModel, base_folder, load_with_adapters, weights_checksum
+from onward.checkpoint.adapters import load_with_adapters
 from onward.checkpoint.adapters import save_adapter as write_adapter
+from onward.checkpoint.bases import BaseModel, base_folder, weights_checksum
 from onward.checkpoint.folder import load_tokenizer, save_model
 from onward.checkpoint.gguf.convert import plan, write_model
 from onward.checkpoint.weights import FLOATS, stored_tensors

@@ -1,6 +1,7 @@
-"""Models by name: the folder of a model that is on this machine or on the Hugging Face hub. Does not import torch.
+"""Models by name: the folder of a model that is on this machine or on the Hugging Face hub, and a folder as a model on
+the hub. Does not import torch.
 
-Downloading is done by `huggingface_hub`: its cache, its progress bars, its token, HF_HUB_OFFLINE and HF_ENDPOINT.
+Transfers are done by `huggingface_hub`: its cache, its progress bars, its token, HF_HUB_OFFLINE and HF_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import glob
 import os
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -31,9 +32,12 @@ TOKENIZER = (
 )
 FILES = {  # no code, no second copy of the weights in another format
     "": re.compile(rf"{TOKENIZER}|generation_config\.json|model\.safetensors(\.index\.json)?"),
+    "pickles": re.compile(rf"{TOKENIZER}|generation_config\.json|pytorch_model(-\d+-of-\d+)?\.bin"),
     "tokenizer": re.compile(TOKENIZER),
     "config": re.compile(r"config\.json"),
 }
+WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")  # the files that hold a model's weights
+CARD = "README.md"
 Say = Callable[[str], None]
 
 
@@ -66,12 +70,17 @@ class HubName:
 
 
 def locate(
-    name: str | Path, revision: str = "", *, only: Literal["", "config", "tokenizer"] = "", say: Say = print_message
+    name: str | Path,
+    revision: str = "",
+    *,
+    only: Literal["", "config", "tokenizer", "pickles"] = "",
+    say: Say = print_message,
 ) -> Path:
     """The path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to which the
     model of that name on the hub is downloaded.
 
-    `only` names what is fetched, by default all that a model needs. `say` is told what is about to be downloaded. A
+    `only` names what is fetched, by default all that a model needs; pickles: its weights as .bin in place of
+    safetensors. `say` is told what is about to be downloaded. A
     UserError says why there is no such model. A path that exists always wins over a name on the hub; hf://NAME is
     always a name on the hub.
     """
@@ -193,7 +202,8 @@ def check(model: HubName, paths: Collection[str], there: Collection[str], files:
     if files.fullmatch(SINGLE) and not {SINGLE, INDEX} & {*paths}:
         raise UserError(
             f"{model} on the hub has no {SINGLE}, and pickles (.bin) can run any code when they are read: give the "
-            "revision of another commit, such as refs/pr/1, if one has safetensors files"
+            "revision of another commit, such as refs/pr/1, if one has safetensors files, or make them yourself with "
+            f"onward convert {model} OUT --from-bin"
         )
 
 
@@ -201,7 +211,7 @@ def announce(model: HubName, missing: dict[str, int], say: Say) -> None:
     """Say how much is about to be downloaded, and where the weights are larger than the memory."""
     from huggingface_hub import constants
 
-    weights = sum(size for path, size in missing.items() if path.endswith(".safetensors"))
+    weights = sum(size for path, size in missing.items() if path.endswith((".safetensors", ".bin")))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else weights
     more = f"; the weights alone do not fit into the {size_of(memory)} of memory here" if weights > memory else ""
     files = f"{len(missing)} files" if len(missing) > 1 else next(iter(missing))
@@ -252,6 +262,63 @@ def reason(model: HubName, error: Exception, local: bool) -> str:
             return f"{model} cannot be written to the cache ({file}: {why}): make room or set HF_HOME to another folder"
     why = f"the hub answers {status}" if status else first_line(cause)
     return f"{missing}, and {model} cannot be downloaded ({why}): try again, what has arrived is kept"
+
+
+def model_files(folder: Path) -> list[str]:
+    """The paths in a model's folder of what is uploaded: what a download takes, the pictures of the card, and its
+    license. Nothing else, such as optimizer state, logs or data."""
+    known = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
+    names = sorted(str(path.relative_to(folder)) for path in known if path.is_file())
+    found = [name for name in names if FILES[""].fullmatch(name) or name in (CARD, "LICENSE", "loss.svg")]
+    if SINGLE in found:
+        return [name for name in found if name != INDEX]
+    places = read_json(folder / INDEX).get("weight_map")
+    return found + (sorted({*places.values()}) if isinstance(places, dict) else [])
+
+
+def upload(
+    model: HubName, files: Mapping[str, Path | bytes], *, private: bool = False, say: Say = print_message
+) -> str:
+    """Upload files, by their paths there, as a model on the hub, which is created where there is none; the address of
+    the commit. All of it is one commit, which also deletes weights there that the files replace.
+
+    A card that is given as bytes was made from nothing, and does not replace one that is there. A UserError says why it
+    cannot be done.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+    api, new = HfApi(library_name="onward"), dict(files)
+    try:
+        api.create_repo(model.name, private=private, exist_ok=True)
+        there = [entry.path for entry in api.list_repo_tree(model.name, revision=model.revision)]
+        if CARD in there and isinstance(new.get(CARD), bytes):
+            say(f"{model} has a card, which is kept: to replace it, write one with onward card")
+            del new[CARD]
+        stale = [path for path in there if WEIGHTS.fullmatch(path) and path not in new]
+        changes = [CommitOperationAdd(path, file) for path, file in new.items()]
+        deletions = [CommitOperationDelete(path) for path in stale]
+        message = "Upload a model with Onward"
+        done = api.create_commit(model.name, [*changes, *deletions], commit_message=message, revision=model.revision)
+        return str(done.commit_url)
+    except Exception as error:  # as in `fetch`
+        raise UserError(upload_reason(model, error)) from error
+
+
+def upload_reason(model: HubName, error: Exception) -> str:
+    """The sentence for an error while a model was uploaded."""
+    from huggingface_hub import errors
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    match error:
+        case errors.OfflineModeIsEnabled():
+            return "HF_HUB_OFFLINE is set: unset it to upload a model"
+        case errors.RevisionNotFoundError():
+            return reason(model, error, local=False)
+    if status in (401, 403):
+        who = "log in with hf auth login, or set HF_TOKEN" if status == 401 else "give another token, or another name"
+        return f"the hub does not let you write to {model.name}: {who} (to a token with the right to write)"
+    why = f"the hub answers {status}: {first_line(error)}" if status else first_line(error)
+    return f"{model} cannot be uploaded ({why}): nothing has changed in the model there; try again"
 
 
 def cached_models() -> list[CachedRepoInfo]:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from onward.arguments import check_fields, checked, named
+from onward.data.examples import Encoder
 from onward.data.tokens import Tokens
 from onward.errors import UserError
+from onward.evaluation.outputs import outputs
 from onward.evaluation.score import Evaluation
 from onward.evaluation.text import Score, evaluate_texts, evaluate_tokens, score_text
 from onward.generation.answer import Answer
@@ -36,6 +38,7 @@ from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
+from onward.model.heads import head_labels
 from onward.model.part_types import SizeOrZero
 from onward.text.chat import Message, chat_of
 from onward.text.tokenizer import Tokenizer
@@ -286,6 +289,23 @@ class LanguageModel:
         if isinstance(text, np.ndarray | Tokens):
             return evaluate_tokens(self.model, self.text(), text, stride, n_bytes)
         return evaluate_texts(self.model, self.text(), [text] if isinstance(text, str) else text, stride)
+
+    @checked
+    def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, float]]:
+        """The probability of each class, by its label, of each text or pair of texts; of a model that
+        `--method classify` trained."""
+        encoder = Encoder(self.text())
+        pairs = [(one,) if isinstance(one, str) else one for one in texts]
+        found = outputs(self.model, [encoder.texts(*pair).tokens for pair in pairs]).softmax(-1)
+        return [dict(zip(head_labels(self.model), row)) for row in found.tolist()]
+
+    @checked
+    def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
+        """The reward of each answer to a prompt, a text or messages; of a model that `--method reward` trained."""
+        encoder = Encoder(self.text())
+        said = answers if isinstance(prompt, str) else [[{"role": "assistant", "content": one}] for one in answers]
+        sequences = [encoder.answer(prompt, one).until_trained() for one in said]
+        return outputs(self.model, sequences)[:, 0].tolist()
 
     @checked
     def engine(

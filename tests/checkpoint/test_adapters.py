@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import onward
-from onward.checkpoint.adapters import BaseModel, check_base, load_adapter, save_adapter, weights_checksum
+from onward.checkpoint.adapters import load_adapter, save_adapter
+from onward.checkpoint.bases import BaseModel, check_base, weights_checksum
 from onward.checkpoint.folder import load_model, save_model
 from onward.cli import main
 from onward.errors import UserError

@@ -66,8 +66,9 @@ def test_numbers_of_the_steps_are_those_of_the_model() -> None:
     assert f"a loss of {loss:.2f} nats" in step(story, "probabilities").text
 
 
-def test_arithmetic_that_is_written_out_is_right() -> None:
-    _, _, story = told()
+@pytest.mark.parametrize("config", [{}, KINDS["latent"], KINDS["gpt2"]], ids=["rotary", "latent", "learned"])
+def test_arithmetic_that_is_written_out_is_right(config: dict[str, Any]) -> None:
+    story = explain(*model_and_tokenizer(**config), "to be, or not")
     dot, scale, score = map(
         float, re.search(r"give (\S+), times (\S+) is (\S+)\.", step(story, "scores").text).groups()
     )
@@ -77,6 +78,8 @@ def test_arithmetic_that_is_written_out_is_right() -> None:
     assert round(score, 2) in [
         round(value, 2) for value, name in zip(panel["values"][int(head) - 1], panel["columns"]) if name == key
     ]
+    if "position" in config:
+        return
     before, after = re.search(r"turns from \((.*?)\) to \((.*?)\)", step(story, "rotation").text).groups()
     length = lambda pair: sum(float(x) ** 2 for x in pair.split(", ")) ** 0.5
     assert length(before) == pytest.approx(length(after), abs=0.02)
@@ -92,7 +95,8 @@ def test_decoders_of_all_kinds_are_told(kind: str) -> None:
     assert titles[:2] == ["From text to tokens", "From id to vector"]
     assert ("Where the token is" in titles) == (kind == "gpt2")
     assert any("which experts" in title for title in titles) == (kind == "experts with alibi")
-    assert any("rotation" in title for title in titles) == (kind == "post-norm")
+    assert any("rotation" in title for title in titles) == (kind in ("latent", "post-norm"))
+    assert any("latent" in title for title in titles) == (kind == "latent")
     assert ("The positions add a bias" in story.text()) == (kind == "experts with alibi")
     assert [titles.count(f"Block {i} of 3") for i in (1, 2, 3)] == [1, 1, 0]
     assert "nan" not in story.text().lower()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -22,8 +23,8 @@ CUT = 11 << 20  # bytes after which a connection breaks; the library resumes at 
 
 @dataclass
 class Repo:
-    """A model on the hub. `trouble` is what goes wrong: gated, private, an HTTP status, or `breaks`: the connection
-    breaks in the middle of each file the first time."""
+    """A model on the hub. `trouble` is what goes wrong: gated, private, an HTTP status, full: it takes no commit, or
+    `breaks`: the connection breaks in the middle of each file the first time."""
 
     files: dict[str, bytes]
     commit: str = "a" * 40
@@ -49,6 +50,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self, repos: dict[str, Repo], storage: Hub | None = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.repos, self.storage = repos, storage
+        self.objects = dict[str, bytes]()  # large files on their way into a commit, by their SHA-256
         self.requests: list[Request] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -87,6 +89,53 @@ class Handler(BaseHTTPRequestHandler):
         if "agent-harnesses" in self.path:
             return self.send(404)
         return self.send(401, {"X-Error-Code": "RepoNotFound"})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        authorization = self.headers.get("Authorization", "")
+        self.server.requests.append(Request(self.command, self.path, authorization, ""))
+        if authorization != "Bearer hf_right":
+            return self.send(403 if authorization else 401)
+        if self.path == "/api/validate-yaml":
+            return self.send_json({"warnings": [], "errors": []})
+        if self.path == "/api/repos/create":
+            name = "{organization}/{name}".format(**json.loads(body))
+            created = name not in self.server.repos
+            self.server.repos.setdefault(name, Repo({}))
+            return self.send_json({"url": f"{self.server.url}/{name}"}, 200 if created else 409)
+        found = re.match(
+            r"(?:/api/models)?/([^/]+/[^/]+?)(?:\.git/info/lfs/objects/(batch)|/(preupload|commit)/main)", self.path
+        )
+        repo, kind = self.server.repos[found[1]], found[2] or found[3]
+        if kind == "preupload":
+            mode = lambda path: "lfs" if path.endswith(".safetensors") else "regular"
+            files = [f["path"] for f in json.loads(body)["files"]]
+            return self.send_json(
+                {"files": [{"path": path, "uploadMode": mode(path), "shouldIgnore": False} for path in files]}
+            )
+        if kind == "batch":
+            place = lambda one: {"upload": {"href": f"{self.server.storage.url}/{one['oid']}"}}
+            objects = [one | {"actions": place(one)} for one in json.loads(body)["objects"]]
+            return self.send_json({"transfer": "basic", "objects": objects})
+        if repo.trouble == "full":
+            return self.send(507)
+        for change in map(json.loads, body.splitlines()):
+            value = change["value"]
+            match change["key"]:
+                case "file":
+                    repo.files[value["path"]] = base64.b64decode(value["content"])
+                case "lfsFile":
+                    repo.files[value["path"]] = self.server.storage.objects[value["oid"]]
+                case "deletedFile":
+                    del repo.files[value["path"]]
+        url = f"{self.server.url}/{found[1]}/commit/{repo.commit}"
+        return self.send_json({"commitUrl": url, "commitOid": repo.commit, "success": True})
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests.append(Request("PUT", self.path, self.headers.get("Authorization", ""), ""))
+        self.server.objects[self.path.removeprefix("/")] = body
+        self.send(200)
 
     def answer(self, repo: Repo, kind: str, revision: str, path: str) -> None:
         if not self.server.storage:  # the other host, which checks nothing
@@ -128,8 +177,8 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(2)
         return None
 
-    def send_json(self, value: Any) -> None:
-        self.send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
+    def send_json(self, value: Any, status: int = 200) -> None:
+        self.send(status, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
     def send(self, status: int, headers: dict[str, str] = {}, body: bytes = b"", cut: int | None = None) -> None:  # noqa: B006
         self.send_response(status)
@@ -146,12 +195,18 @@ def oid(data: bytes) -> str:
 
 LOOKUPS = """
 import json, sys
+from pathlib import Path
 from onward.errors import UserError
-from onward.hub import locate
+from onward.hub import HubName, locate, model_files, upload
 for line in sys.stdin:
     said, wanted = [], json.loads(line)
     try:
-        result = {"folder": str(locate(**wanted, say=said.append))}
+        if folder := wanted.pop("upload", ""):
+            files = {path: Path(folder, path) for path in model_files(Path(folder))}
+            files["README.md"] = files.get("README.md", b"# A card")
+            result = {"commit": upload(HubName.of(wanted["name"]), files, say=said.append)}
+        else:
+            result = {"folder": str(locate(**wanted, say=said.append))}
     except UserError as error:
         result = {"refused": str(error)}
     print(json.dumps(result | {"said": said}), flush=True)
@@ -167,6 +222,7 @@ class Lookups:
             "HF_HOME": str(home),
             "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_HUB_DISABLE_XET": "1",  # large files in parts, to servers of another kind
         }
         env = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | own | environment
         self.process = subprocess.Popen(

@@ -48,13 +48,14 @@ class Page(HTMLParser):
             self.text += data
 
 
-def model_and_tokenizer(extra: str = "") -> tuple[Decoder, Tokenizer]:
-    """A random model of 2 layers and 4 heads over characters, and `extra` as one more token."""
+def model_and_tokenizer(extra: str = "", **fields: Any) -> tuple[Decoder, Tokenizer]:
+    """A random model of 2 layers and 4 heads over characters, and `extra` as one more token; `fields` of its config."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer("char", [TEXT, extra])
     tokenizer.inner.add_tokens([extra] if extra else [])
     tokenizer = Tokenizer(tokenizer.inner)
-    model = Decoder(DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=2, n_heads=4, context_length=64))
+    sizes = {"d_model": 16, "n_layers": 2, "n_heads": 4, "context_length": 64}
+    model = Decoder(DecoderConfig(tokenizer.vocab_size, **sizes | fields))
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.4)
     return model.eval(), tokenizer

@@ -24,6 +24,7 @@ from onward.model.quantize import quantize_model
 from onward.model.recompute import recompute_blocks
 from onward.tracing.edit import add, clamp, mean, replace, scale, zero
 from onward.tracing.names import OF_MODELS
+from onward.tracing.sites import activations
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 
@@ -71,8 +72,8 @@ def test_each_activation_put_back_gives_the_same_logits_and_the_traced_gradient(
     with onward.trace(model, gradients=True) as t:
         plain = model(tokens)
     loss_of(plain).backward()
-    for activation in onward.activation_names(model):
-        if activation.endswith(WITHOUT_GRADIENT):
+    for activation, described in activations(model).items():
+        if not described.editable or activation.endswith(WITHOUT_GRADIENT):
             continue
         leaf = t[activation].detach().requires_grad_()
         with onward.edit(model, {activation: partial(instead, leaf)}):
@@ -106,6 +107,37 @@ def test_activations_follow_the_formulas_of_a_llama_block() -> None:
     assert_close(x("mlp.post"), torch.nn.functional.silu(x("mlp.pre")) * x("mlp.up"), 1e-12)
     assert_close(x("out"), x("mid") + x("mlp.out"), 1e-12)
     assert_close(t["logits"], model.head(t["norm"]), 1e-12)
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["expanded", "absorbed"])
+def test_queries_keys_and_values_of_latent_attention_follow_its_formulas(cached: bool) -> None:
+    model, tokens = decoder(DECODERS["deepseek"], torch.float64), token_ids(DECODERS["deepseek"])
+    cache = KVCache(model.config, len(tokens), tokens.size(1), tokens.size(1), dtype=model.dtype) if cached else None
+    calls = tokens.split([tokens.size(1) - 1, 1] if cached else [tokens.size(1)], 1)
+    with onward.edit(model, {"blocks.1.attn.q": scale(2.0)}), onward.trace(model, "blocks.1.attn.*") as t:
+        for i, call in enumerate(calls):
+            model(call, i * calls[0].size(1) + torch.arange(call.size(1)).expand_as(call), cache)
+    x = lambda name: torch.cat([call[f"blocks.1.attn.{name}"] for call in t.calls], 1)
+    last = t.calls[-1]["blocks.1.attn.weights"]
+    attn: Any = model.blocks[1].attn
+    key, value = attn.kv.weight.view(attn.n_heads, -1, attn.part.d_latent).split(
+        [attn.part.d_nope, attn.part.d_value], 1
+    )
+    nope = attn.part.d_nope
+    assert_close(x("k")[..., :nope], torch.einsum("bsl,hpl->bshp", x("latent"), key), 1e-12)
+    assert_close(x("v"), torch.einsum("bsl,hfl->bshf", x("latent"), value), 1e-12)
+    assert_close(x("k_rotated")[..., nope:], x("rotary")[:, :, None].expand(-1, -1, attn.n_heads, -1), 0)
+    for one in "q", "k":
+        assert torch.equal(x(f"{one}_rotated")[..., :nope], x(one)[..., :nope])
+        before, after = x(one)[..., nope:], x(f"{one}_rotated")[..., nope:]
+        assert_close(after[:, 0], before[:, 0], 1e-12)  # position 0 is not rotated
+        assert_close(after.norm(dim=-1), before.norm(dim=-1), 1e-12)
+        assert not torch.allclose(after[:, 1:], before[:, 1:])
+    queries = x("q_rotated")[:, -last.size(2) :]
+    scores = torch.einsum("bthe,bshe->bhts", queries, x("k_rotated")) * attn.attend.scale
+    keys = tokens.size(1)  # the cache has more slots
+    assert_close(t.calls[-1]["blocks.1.attn.scores"][..., :keys], scores, 1e-12)
+    assert_close(t.calls[-1]["blocks.1.attn.heads"], torch.einsum("bhts,bshf->bthf", last[..., :keys], x("v")), 1e-12)
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "deepseek"])

@@ -1,6 +1,8 @@
 """Distillation: divergences of distributions, and students of teachers."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +12,12 @@ import onward
 from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 from onward.training.answers import Frozen
-from onward.training.distillation import Distillation, divergence
+from onward.training.distillation import Distillation, OnPolicy, divergence
 from onward.training.finetuning import FinetuneConfig
 from onward.training.run import Run
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
-from support.finetuning import base_model, config, sums, write_rows
+from support.finetuning import base_model, config, sums, tokenizer, write_rows
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.3, 0.5, 1.0])
@@ -82,3 +84,29 @@ def test_a_teacher_of_another_vocabulary_is_one_sentence(tmp_path: Path) -> None
 def test_only_distillation_has_a_teacher(values: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=f"teacher is .*{sentence}"):
         FinetuneConfig(base="base", **values)
+
+
+def test_on_policy_loss_is_the_divergence_at_the_students_own_tokens() -> None:
+    names = tokenizer()
+    sizes: Any = {"vocab_size": names.vocab_size, "context_length": 32}
+    student, teacher = (decoder(replace(DECODERS[name], **sizes)) for name in ("llama", "gpt2"))
+    rows = torch.tensor([names.encode("12 + 3?")[:5] for _ in range(3)])
+    targets = torch.full_like(rows, -100)
+    targets[:, -1] = 7
+    batches = [onward.Batch(rows, targets, seed=seed) for seed in range(8)]
+    for share, own in (0.0, 0), (1.0, 8):
+        loss = OnPolicy(Distillation(Frozen(lambda: teacher), 0.3), share, 4, names)
+        prepared = loss.prepare(student, batches)
+        assert sum(one is not other for one, other in zip(prepared, batches)) == own
+    batch, again = prepared[0], loss.prepare(student, batches[:1])[0]
+    assert torch.equal(batch.tokens, again.tokens), "what is written follows from the seed"
+    assert torch.equal(batch.tokens[:, :5], rows)
+    chosen = batch.targets >= 0
+    assert chosen.sum(1).max() == 4
+    s, t = (model(batch.tokens)[chosen].softmax(-1).double().detach().numpy() for model in (student, teacher))
+    m = 0.3 * t + 0.7 * s
+    kl = lambda p, q: (p * np.log(p / q)).sum()
+    value, *_ = loss(student, batch)
+    assert value.item() == pytest.approx(0.3 * kl(t, m) + 0.7 * kl(s, m), rel=1e-5)
+    assert [sample["prompt"] for sample in loss.samples] == [names.decode(rows[0].tolist())] * 3
+    assert names.encode(loss.samples[0]["text"])[:1] == [batch.targets[0][chosen[0]][0]]

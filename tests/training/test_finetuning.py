@@ -15,11 +15,12 @@ import torch
 
 import onward
 from onward.cli import main
-from onward.data.examples import Examples, supervised
+from onward.data.examples import Examples, classified, supervised
 from onward.data.packing import batch_of
 from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder, without_dropout
+from onward.model.heads import add_head, head_of
 from onward.training.answers import REFERENCE
 from onward.training.base import with_vocabulary
 from onward.training.finetuning import FinetuneConfig
@@ -131,14 +132,22 @@ def test_new_control_tokens_get_mean_embeddings() -> None:
 def table_of(method: Method, lengths: list[int], vocabulary: int) -> Examples:
     """Examples of random tokens, most of which are trained; `lengths` are those of the sequences."""
     generator = np.random.default_rng(0)
-    ends, count = np.cumsum(lengths), 1 if method.form is supervised else 2
+    ends, count = np.cumsum(lengths), 1 if method.form in (supervised, classified) else 2
     trained = generator.random(ends[-1]) < 0.7
     tokens = generator.integers(0, vocabulary, ends[-1]).astype(np.uint32)
     numbers: dict[str, np.ndarray] = {
         f"{REFERENCE}{i}": generator.normal(-20, 5, len(ends) // count) for i in range(count)
     }
     numbers["label"] = np.arange(len(ends) // count) % 2.0
-    return Examples(tokens, trained, ends, count, numbers if count > 1 else {})
+    return Examples(tokens, trained, ends, count, numbers)
+
+
+def headed(model: Decoder, method: str) -> Decoder:
+    """The model with the head that a method trains, if it does, of random weights."""
+    if labels := METHODS[method].labels or ("no", "yes") * (method == "classify"):
+        add_head(model, labels)
+        torch.nn.init.normal_(head_of(model).weight)
+    return model
 
 
 def gradient(
@@ -166,7 +175,7 @@ ALONE = [name for name, one in METHODS.items() if name != "distill" and one.pack
 @pytest.mark.parametrize("name", [name for name in ALONE if name != "kto"])  # whose divergence is that of a batch
 def test_gradients_do_not_depend_on_the_size_of_batches(name: str) -> None:
     method, options = METHODS[name], FinetuneConfig(base="base", method=name)  # type: ignore[arg-type]
-    model = decoder(DECODERS["gemma2"])
+    model = headed(decoder(DECODERS["gemma2"]), name)
     table = table_of(method, [3, 9, 2, 12, 5, 7, 2, 8] * 2, model.config.vocab_size)
     wanted = None
     for each in ROWS.values():
@@ -181,7 +190,7 @@ def test_gradients_do_not_depend_on_the_size_of_batches(name: str) -> None:
 @pytest.mark.parametrize("kind", ["gemma2", "alibi in windows"])
 def test_packed_examples_give_the_gradient_of_single_ones(name: str, kind: str) -> None:
     method, options = METHODS[name], FinetuneConfig(base="base", method=name)  # type: ignore[arg-type]
-    model = decoder(DECODERS[kind])
+    model = headed(decoder(DECODERS[kind]), name)
     table = table_of(method, [3, 9, 2, 12, 5, 7, 2, 8] * 2, model.config.vocab_size)
     single = gradient(model, method, options, [batch_of(table, [[i] for i in range(8)], method.by_example)])
     packed = gradient(model, method, options, [batch_of(table, [[4, 2, 0], [1, 6], [7, 3, 5]], method.by_example)])

@@ -16,6 +16,7 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.errors import UserError
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
+from onward.model.heads import VALUE, add_head, head_labels
 from onward.model.lora import LoRA, add_lora
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.answers import Reference
@@ -30,7 +31,7 @@ from onward.training.policy_losses import (
     value_loss,
     whitened,
 )
-from onward.training.reinforcement import PolicyGradient, PolicyOptions, add_value_head
+from onward.training.reinforcement import PolicyGradient, PolicyOptions
 from onward.training.rewards import reward_of, rewarded
 from onward.training.run import Run
 from onward.training.trainer import StepConfig, StepPlan, Trainer
@@ -234,7 +235,7 @@ def learner(loss: PolicyGradient, rate: float, seed: int, **sizes: Any) -> Train
     sizes = {"d_model": 256, "n_layers": 1, "n_heads": 4, "context_length": 8} | sizes
     model = Decoder(DecoderConfig(vocab_size=DIGITS.vocab_size, **sizes))
     if loss.options.method == "ppo":
-        add_value_head(model)
+        add_head(model, VALUE)
     optimizer = optimizers(model, "adamw", rate, 0.0, (0.9, 0.99))
     return Trainer(model, optimizer, lambda step: rate * min(1, (step + 1) / 10), StepConfig(1.0), loss=loss)
 
@@ -298,17 +299,24 @@ def test_kl_is_from_the_model_at_the_start(adapters: bool) -> None:
     assert kl[-1] > 1e-6
 
 
-def test_a_run_of_grpo_resumes_exactly_and_logs_its_figures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["grpo", "ppo"])
+def test_a_run_of_reinforcement_resumes_exactly_and_logs_its_figures(method: str, tmp_path: Path) -> None:
     base = base_model(tmp_path / "base")
     rows = [{"prompt": f"{i} + {i % 7}?", "answer": str(i + i % 7)} for i in range(12)]
     data = write_rows(tmp_path / "sums.jsonl", rows)
-    options = {"method": "grpo", "reward": "length:3", "samples": 2, "completion_length": 4, "steps": 4}
+    options = {"method": method, "reward": "length:3", "samples": 2, "completion_length": 4, "steps": 4}
+    options |= {"kl": 0.1, "iterations": 3} if method == "ppo" else {}  # stopped between steps with the same samples
     list(Run.start(config(base, data, tmp_path / "whole", **options)).train())
     run = Run.start(config(base, data, tmp_path / "run", **options))
     for _ in run.train(stop=lambda: run.step == 2):
         pass
     list(Run.resume(run.folder).train())
     assert_same_run(tmp_path / "run", tmp_path / "whole")
+    assert head_labels(onward.load(run.folder).model) == (VALUE if method == "ppo" else ())
+    samples = [json.loads(line) for line in (tmp_path / "whole/samples.jsonl").read_text().splitlines()]
+    assert samples == [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
+    assert {row["step"] for row in samples} == {3, 4}
+    assert all(row.keys() == {"step", "prompt", "text", "reward", "trained"} for row in samples)
     logged = metrics(tmp_path / "whole")[0]
     assert {"reward", "length", "ended", "entropy", "clip_share", "logprob_gap"} <= logged.keys()
     assert onward.load(run.folder).tokenizer is not None
@@ -318,4 +326,4 @@ def test_a_run_of_grpo_resumes_exactly_and_logs_its_figures(tmp_path: Path) -> N
         list(Run.start(broken).train())
     with pytest.raises(UserError, match="reward is missing"):
         config(base, data, tmp_path / "none", method="rloo")
-    assert json.loads((tmp_path / "whole" / "run.json").read_text())["method"] == "grpo"
+    assert json.loads((tmp_path / "whole" / "run.json").read_text())["method"] == method

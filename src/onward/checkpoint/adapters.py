@@ -2,36 +2,45 @@
 
 Tensors have the names of the base's family, through its table: base_model.model.MODULE.lora_A.weight (R, I) and
 lora_B.weight (O, R); lora_embedding_A (R, V) and lora_embedding_B (D, R); lora_magnitude_vector (O,) with DoRA; modules
-that are trained whole under their own names. base.json names the base by a checksum of its weights; PEFT ignores it.
+that are trained whole under their own names, and so is a head of outputs. base.json is that of `bases.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from onward.checkpoint.bases import (
+    BASE,
+    CONFIG,
+    BaseModel,
+    base_folder,
+    base_of,
+    check_adapter_folder,
+    check_base,
+    is_adapter,
+)
 from onward.checkpoint.folder import describe, load_model
-from onward.checkpoint.weights import fill, read_tensors, stored_tensors
+from onward.checkpoint.weights import fill, read_tensors
 from onward.errors import UserError
 from onward.families import HF, Family, family
 from onward.files import flush, read_json, written_whole
-from onward.hub import locate
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
+from onward.model.heads import NAME, add_head, head_labels
 from onward.model.lora import Target, adapter_names, adapters_of, add_adapter, check_adapter, selection, untie, weights
 
-CONFIG, TENSORS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
+TENSORS = "adapter_model.safetensors"
 ADAPTER_FILES = TENSORS, BASE, CONFIG
 PREFIX = "base_model.model."
 HARMLESS = re.compile(  # keys of adapter_config.json that change no output, or are read from the tensors
@@ -41,51 +50,6 @@ HARMLESS = re.compile(  # keys of adapter_config.json that change no output, or 
     "lora_ga_config|runtime_config|megatron_core|qalora_group_size|ensure_weight_tying"
 )
 OURS = "lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"
-
-
-@dataclass(frozen=True)
-class BaseModel:
-    """The base of an adapter."""
-
-    folder: str  # where it was
-    checksum: str  # of its weights, see `weights_checksum`; "": unknown
-
-
-def weights_checksum(folder: Path) -> str:
-    """A checksum of the weights in a model's folder, whatever the files they are spread over."""
-    integers = {"F64": torch.int64, "F32": torch.int32, "F16": torch.int16, "BF16": torch.int16}
-    facts = []
-    for name, tensor in sorted(stored_tensors(folder).items()):
-        bits = tensor.mapped() if tensor.mapped else tensor.rows(0, tensor.shape[0])
-        total = int(bits.view(integers.get(tensor.dtype, torch.uint8)).sum(dtype=torch.int64))
-        facts.append([name, tensor.dtype, tensor.shape, total])
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter in place of a model."""
-    return (folder / CONFIG).exists() and not (folder / "config.json").exists()
-
-
-def base_of(folder: Path) -> BaseModel:
-    """The base that an adapter was made for."""
-    if (folder / BASE).exists():
-        record = read_json(folder / BASE)
-        return BaseModel(str(record.get("folder", "")), str(record.get("checksum", "")))
-    check_adapter_folder(folder)
-    return BaseModel(str(read_json(folder / CONFIG).get("base_model_name_or_path") or ""), "")
-
-
-def base_folder(adapter: Path) -> Path:
-    """The folder of the base that an adapter names; a UserError where it is not there."""
-    base = base_of(adapter).folder
-    try:
-        return locate(base, "")
-    except UserError:
-        raise UserError(
-            f"{adapter} is an adapter of {base or 'an unknown base'}, and there is no model there: name its base as "
-            "the model, and give this folder as adapter"
-        ) from None
 
 
 def load_with_adapters(
@@ -113,22 +77,6 @@ def load_with_adapters(
         selection(model).name = names[0]
     trained = adapters and (adapters[0] / "tokenizer.json").exists()  # perhaps with another chat template
     return model, hf, adapters[0] if trained else folder
-
-
-def check_adapter_folder(folder: Path) -> None:
-    """Raise a UserError where a folder holds no adapter."""
-    if not (folder / CONFIG).exists():
-        raise UserError(f"there is no {CONFIG} in {folder}: name the folder of an adapter")
-
-
-def check_base(adapter: Path, base: Path) -> None:
-    """Raise a UserError where an adapter was made for other weights than those in the folder `base`."""
-    wanted = base_of(adapter)
-    if wanted.checksum and (found := weights_checksum(base)) != wanted.checksum:
-        raise UserError(
-            f"{adapter} was made for another base: {wanted.folder} with checksum {wanted.checksum}, "
-            f"and {base} has checksum {found}; load it with its own base"
-        )
 
 
 @dataclass(frozen=True)
@@ -216,7 +164,7 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
     whole = dict(whole_modules(kind, model))
     tensors |= {PREFIX + one: t for one, t in whole.items()}
     config = peft_config(found, ranks, alphas, sorted({one.rpartition(".")[0] for one in whole}), base.folder)
-    return AdapterFiles(tensors, config, base)
+    return AdapterFiles(tensors, config, replace(base, labels=head_labels(model)))
 
 
 def joined(
@@ -264,7 +212,7 @@ def peft_config(
     first = next(iter(found.values()), None)
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if NAME in whole else "CAUSAL_LM",
         "inference_mode": True,
         "base_model_name_or_path": base,
         "r": rank,
@@ -287,7 +235,7 @@ def write_adapter(folder: Path, files: AdapterFiles) -> None:
         beside = {name: stack.enter_context(written_whole(folder / name)) for name in ADAPTER_FILES}
         fill(beside[TENSORS], files.tensors, files.tensors.items())
         beside[CONFIG].write_text(json.dumps(files.config, indent=2) + "\n")
-        beside[BASE].write_text(json.dumps(vars(files.base), indent=2) + "\n")
+        beside[BASE].write_text(json.dumps(asdict(files.base), indent=2) + "\n")
         for new in beside.values():
             flush(new)
 
@@ -324,6 +272,8 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
         add_adapter(model, targets[one], name, stacked)
     if parts:
         raise UserError(f"{folder} has an adapter of {min(parts)}, which this model does not have: load its own base")
+    if (weight := whole.get(f"{NAME}.weight")) is not None:
+        add_head(model, base_of(folder).labels or [str(i) for i in range(len(weight))])
     load_whole(model, kind, whole, folder)
     selection(model).name = name
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -21,12 +20,14 @@ from onward.checkpoint.gguf.vocabulary import read_tokenizer
 from onward.checkpoint.names import head_differs, layers_of, packable, to_ours, to_theirs
 from onward.checkpoint.packed import quantization_config
 from onward.checkpoint.quantized import dequantized
-from onward.checkpoint.weights import INDEX, WEIGHT_FILES, StoredTensor, fill, refuse_pickles, split, stored_tensors
+from onward.checkpoint.weights import INDEX, StoredTensor, fill, refuse_pickles, split, stored_tensors
 from onward.errors import UserError
 from onward.families import HF, Family, express, family, keys_of, read
 from onward.files import flush, read_json, written_whole
+from onward.hub import WEIGHTS
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
+from onward.model.heads import NAME, add_head, head_labels
 from onward.model.quantize import ALREADY, NOT_QUANTIZED, Precision, QuantizedLinear, choose_layers, quantize_tensor
 from onward.text.tokenizer import Tokenizer, tokenizer_file
 
@@ -93,6 +94,7 @@ def load_model(
             hf = read_config(folder)
             stored = dequantized(hf, stored_tensors(folder))
             kind, config, model = outline(hf, stored, str(folder / "config.json"))
+        add_stored_head(model, stored, hf)
         wanted = dict(model.named_parameters())  # a tied head is not among them
         chosen: dict[str, Precision] = {}
         if quantize is not None:
@@ -124,6 +126,28 @@ def load_model(
     if config.tied and "head" not in chosen:
         model.head.weight = model.embed.weight
     return model.eval(), hf
+
+
+def add_stored_head(model: Decoder, stored: Mapping[str, StoredTensor | Tensor], hf: HF) -> None:
+    """Give a model the head of outputs that is among stored tensors, if there is one, with the labels in config.json;
+    its weights are loaded with the others."""
+    if (weight := stored.get(f"{NAME}.weight")) is None:
+        return
+    names, outputs = hf.get("id2label"), weight.shape[0]
+    labels = [str(names.get(str(i), i)) for i in range(outputs)] if isinstance(names, Mapping) else range(outputs)
+    with torch.device("meta"):
+        add_head(model, [str(label) for label in labels])
+
+
+def label_keys(model: Decoder) -> dict[str, Any]:
+    """The keys of config.json for the head of outputs, as transformers writes them; {} where there is none."""
+    labels = head_labels(model)
+    if not labels:
+        return {}
+    return {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {v: i for i, v in enumerate(labels)},
+    }
 
 
 def load_tokenizer(path: Path) -> Tokenizer | None:
@@ -180,7 +204,8 @@ def save_model(model: Decoder, folder: Path, extra: HF | None = None, shard_byte
     """
     layers = {f"{n}.weight": m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     config = replace(model.config, tied=False) if "head.weight" in layers else model.config
-    save_weights(config, {**dict(model.named_parameters()), **layers}, folder, extra or {}, shard_bytes)
+    extra = {**(extra or {}), **label_keys(model)}
+    save_weights(config, {**dict(model.named_parameters()), **layers}, folder, extra, shard_bytes)
 
 
 def save_weights(
@@ -226,7 +251,7 @@ def save_weights(
             flush(new)
         place = folder / "config.json"
         unchanged = place.exists() and place.read_bytes() == beside[place.name].read_bytes()
-        stale = [old for old in folder.iterdir() if re.fullmatch(WEIGHT_FILES, old.name) and old.name not in beside]
+        stale = [old for old in folder.iterdir() if WEIGHTS.fullmatch(old.name) and old.name not in beside]
         if stale or len(files) > 1 or not unchanged:
             place.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
             for old in stale:
@@ -250,5 +275,7 @@ def describe(
         changed = keys_of(kind, config, original)
         if changed is not None:
             return changed
-    ids = {key: value for key, value in original.items() if key.endswith("_token_id")}
+    ids = {
+        key: value for key, value in original.items() if key.endswith("_token_id") or key in ("id2label", "label2id")
+    }
     return unpadded | ids | express(config, accepts)

@@ -30,9 +30,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from onward import fields
-from onward.checkpoint.adapters import ADAPTER_FILES, AdapterFiles, BaseModel, adapter_files, write_adapter
-from onward.checkpoint.adapters import CONFIG as ADAPTER_CONFIG
-from onward.checkpoint.folder import load_model, save_weights
+from onward.checkpoint.adapters import ADAPTER_FILES, AdapterFiles, adapter_files, write_adapter
+from onward.checkpoint.bases import CONFIG as ADAPTER_CONFIG
+from onward.checkpoint.bases import BaseModel
+from onward.checkpoint.folder import label_keys, load_model, save_weights
 from onward.checkpoint.weights import SINGLE, fill, read_tensors
 from onward.errors import UserError
 from onward.files import file_sha256, read_json, remove_leftovers, remove_whole, write_json, written_whole
@@ -41,6 +42,7 @@ from onward.model.decoder import Decoder
 
 CONFIG, STATE, PROGRESS, CHECKSUMS = "config.json", "state.safetensors", "progress.json", "checksums.json"
 KINDS = "weight/", "average/"
+LOSS = "loss/"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class TrainerState:
       weight/PARAMETER         the parameter
       average/PARAMETER        its moving average, where the trainer keeps one
       optimizer/KEY/PARAMETER  a tensor that the optimizer keeps for it
+      loss/NAME                a tensor that the loss keeps between steps
       number/KEY/PARAMETER     a number that the optimizer keeps for it, or number/KEY/OPTIMIZER.GROUP for a group
 
     These names do not depend on how many processes train. A sharded parameter (DTensor) has one entry, under the name
@@ -119,7 +122,8 @@ class Saver:
         elif not folder.exists():
             frozen = {n: p for n, p in model.named_parameters() if f"weight/{n}" not in state.tensors}
             tensors = copied(state.tensors), copied(frozen)
-            write = partial(write_save, folder, model.config, *tensors, *deepcopy((state.progress, hf)))
+            values = deepcopy((state.progress, {**hf, **label_keys(model)}))
+            write = partial(write_save, folder, model.config, *tensors, *values)
 
         def task() -> None:
             write()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,6 @@ from onward.errors import UserError
 from onward.files import read_json, written_whole
 from onward.hub import INDEX, SINGLE
 
-WEIGHT_FILES = r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"  # the files that hold a model's weights
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DTYPE_NAMES = {dtype: name for name, dtype in FLOATS.items()} | {
@@ -106,7 +106,8 @@ def refuse_pickles(folder: Path) -> None:
     if found:
         raise UserError(
             f"{found[0]} is a pickle, and reading it can run any code that is in it: download the model's "
-            "safetensors files, or, if you trust this one, have transformers load and save it"
+            "safetensors files, or, of a pytorch_model.bin, make them with "
+            f"onward convert {shlex.quote(str(folder))} OUT --from-bin"
         )
 
 

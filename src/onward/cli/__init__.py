@@ -31,6 +31,8 @@ COMMANDS = {
     "chat": "a conversation, turn by turn",
     "merge": "an adapter (LoRA) and its base as one model",
     "convert": "a model as GGUF for llama.cpp and ollama, or as a Hugging Face folder",
+    "card": "the model card of a model or a run: README.md for the hub",
+    "push": "a model and its card to the Hugging Face hub",
     "completion": "a script that lets the shell complete commands and options",
 }
 
@@ -51,6 +53,7 @@ The way of the data, and the command for each step:
   prompt -> logits -> next token -> text                       onward generate runs/mybook "Once upon"
                                           turn by turn         onward chat runs/mybook
   weights -> another program                                   onward convert runs/mybook mybook.gguf
+                                      for everybody to use     onward push runs/mybook me/mybook --license mit
 
 All of it at once, on text that every Python brings along:     onward quickstart
 Well-known texts to train on:                                  onward data list

@@ -10,7 +10,7 @@ from onward.cli.options import parse
 from onward.cli.output import print_json, print_next
 from onward.errors import UserError
 from onward.files import written_whole
-from onward.hub import size_of
+from onward.hub import locate, size_of
 
 ABOUT = """\
 Write a model in another format: GGUF for llama.cpp, ollama and LM Studio, or a Hugging Face folder.
@@ -21,6 +21,7 @@ examples:
   onward convert mybook.gguf folder                         and back: a folder that transformers and vLLM load
   onward convert org/name folder --dtype bf16               a model of the hub
   onward convert runs/mybook mybook.gguf --dry-run          what would be written, and whether it can be
+  onward convert org/old folder --from-bin                  an old release, which has pickles in place of safetensors
 
 A GGUF file computes what the model does, or is not written: the message then names the part of the model for which
 llama.cpp has nothing. llama-quantize of llama.cpp makes smaller types (Q4_K_M, Q5_K_M, Q6_K) of an f32 or bf16 file.
@@ -37,6 +38,7 @@ class Options:
     dtype: Literal["", "f32", "f16", "bf16", "q8_0", "q4_0"] = ""  # of the weights; by default that of the model
     to: Literal["", "gguf", "hf", "single"] = ""  # the format, if OUT does not tell; single: a folder with one file
     shard_bytes: float = 5e9  # the most bytes of one file of a folder
+    from_bin: bool = False  # read pytorch_model.bin, a pickle, as weights alone, in a process with a limit of memory
     modelfile: bool = False  # write a Modelfile for ollama beside the GGUF file
     dry_run: bool = False  # write nothing, and say what would be written
     revision: str = ""  # of a model on the hub: a branch, a tag or a commit
@@ -58,12 +60,17 @@ def main(argv: Sequence[str]) -> None:
 
     import onward
     from onward.checkpoint.gguf.convert import modelfile, plan, write_model
+    from onward.checkpoint.pickles import as_safetensors
     from onward.checkpoint.weights import DTYPE_NAMES
     from onward.cli.progress import progress_bars
 
     dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
     dtype = None if gguf else dtypes.get(options.dtype)
-    lm = onward.load(options.model, dtype, "cpu", revision=options.revision)
+    if options.from_bin:
+        with as_safetensors(locate(options.model, options.revision, only="pickles"), out.parent) as folder:
+            lm = onward.load(folder, dtype, "cpu")  # which stays memory-mapped
+    else:
+        lm = onward.load(options.model, dtype, "cpu", revision=options.revision)
     weights = list(lm.model.parameters())
     size, tensors = sum(weight.nbytes for weight in weights), len(weights)
     result: dict[str, object] = {"out": str(out), "dtype": DTYPE_NAMES[weights[0].dtype].lower()}

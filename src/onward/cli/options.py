@@ -20,7 +20,6 @@ from onward.suggestions import SYNONYMS, parts, same_meaning
 
 T = TypeVar("T")
 IMPORTS = "import this module first, which defines parts of your own"
-FLAGS = {"imports": "--import", "base": "--from"}  # of the fields whose option has another name
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # in the texts of ESCAPED options, after a backslash
 ESCAPED = {"stop"}
 COMMON = {  # the options that `--help` shows, first and in this order; of the other commands it shows all
@@ -53,7 +52,7 @@ class Argument:
 
     @property
     def flag(self) -> str:
-        return FLAGS.get(self.name) or "--" + self.name.replace("_", "-")
+        return fields.flag(self.name)
 
     @property
     def many(self) -> bool:

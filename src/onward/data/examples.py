@@ -20,6 +20,7 @@ from onward.data.records import Record
 from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.files import written_whole
+from onward.suggestions import nearest
 from onward.text.chat import Chat, Message
 from onward.text.tokenizer import Tokenizer
 
@@ -34,6 +35,10 @@ class TokenSequence:
     tokens: Sequence[int]
     trained: Sequence[bool]
     text: str = ""
+
+    def until_trained(self) -> Sequence[int]:
+        """The tokens up to the last that is trained."""
+        return self.tokens[: len(self.trained) - [*reversed(self.trained)].index(True)]
 
 
 @dataclass(frozen=True)
@@ -55,10 +60,19 @@ class Encoder:
         self.tokenizer = tokenizer
         self.chat = Chat(tokenizer) if tokenizer.templates else None
         self.end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+        self.labels: tuple[str, ...] = ()  # the classes of `classified`, which are known after its first table
 
     def document(self, text: str) -> TokenSequence:
         """A text between beginning-of-text and end token; all of it is trained."""
         tokens = self.tokenizer.begin(self.tokenizer.encode(text, special=False)) + self.end
+        return TokenSequence(tokens, [True] * len(tokens))
+
+    def texts(self, *texts: str) -> TokenSequence:
+        """Texts, each followed by the end token or, without one, by a line break; all of it is trained."""
+        tokens = self.tokenizer.begin([])
+        for text in texts:
+            tokens = tokens + self.tokenizer.encode(text, special=False)
+            tokens = tokens + (self.end or self.tokenizer.encode("\n", special=False))
         return TokenSequence(tokens, [True] * len(tokens))
 
     def answer(self, prompt: str | Sequence[Message], completion: str | Sequence[Message]) -> TokenSequence:
@@ -198,6 +212,29 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
             yield Example([encoder.answer(prompt, one) for one in (answer, other)], place, {"label": label})
 
 
+def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+    """A `text`, perhaps a second one as `pair`, and their `label`, a text or a whole number. The labels of the first
+    table are the classes, in the order of the alphabet or of the numbers."""
+    found: list[tuple[TokenSequence, Any, str]] = []
+    for record in records:
+        with placed(record):
+            text, pair, label = (record.values.get(name) for name in ("text", "pair", "label"))
+            if not isinstance(text, str) or not isinstance(pair, str | None) or type(label) not in (str, int, bool):
+                raise missing(record.values, "text and label, and perhaps pair: texts, and a text or a whole number")
+            found.append((encoder.texts(text, *([] if pair is None else [pair])), label, record.place))
+    encoder.labels = encoder.labels or tuple(map(str, sorted({label for _, label, _ in found}, key=order_of)))
+    for sequence, label, place in found:
+        with placed(Record({}, place)):
+            if str(label) not in encoder.labels:
+                raise UserError(f"label is {label!r}: {nearest(str(label), encoder.labels)}")
+        yield Example([sequence], place, {"label": float(encoder.labels.index(str(label)))})
+
+
+def order_of(label: str | int) -> tuple[bool, str | int]:
+    """A key that sorts labels: numbers before texts."""
+    return isinstance(label, str), label
+
+
 @contextmanager
 def placed(record: Record) -> Iterator[None]:
     """A UserError in the block names the record."""
@@ -286,7 +323,7 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
     """A table of examples, each of whose sequences has at most `length` tokens.
 
     Of a longer sequence, "cut" keeps the first tokens, "drop" leaves the example out, and "error" is a UserError. An
-    example of which no trained token is left is left out, too.
+    example of which no trained token is left is left out, too. A number that an example lacks is 0.
     """
     tokens, trained, ends = list[np.ndarray](), list[np.ndarray](), [0]
     numbers: dict[str, list[float]] = {}
@@ -306,8 +343,10 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
             tokens.append(np.array(ids, np.uint32))
             trained.append(np.array(mask, bool))
             ends.append(ends[-1] + len(ids))
+        before = (len(ends) - 1) // per_example - 1
         for name, value in example.numbers.items():
-            numbers.setdefault(name, []).append(value)
+            column = numbers.setdefault(name, [])
+            column += [0.0] * (before - len(column)) + [value]
     if count and too_long == "error":
         raise UserError(
             f"{count:,} of {total:,} examples are longer than {length:,} tokens, {place} with {longest:,} the longest: "
@@ -315,7 +354,8 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
         )
     if not per_example:
         raise UserError("there is no example to train on" + (", as all are too long" if count else ""))
-    arrays = {name: np.array(values, np.float64) for name, values in numbers.items()}
+    size = (len(ends) - 1) // per_example
+    arrays = {name: np.array(values + [0.0] * (size - len(values))) for name, values in numbers.items()}
     table = Examples(np.concatenate(tokens), np.concatenate(trained), np.array(ends[1:]), per_example, arrays)
     return table, Left(count, longest)
 

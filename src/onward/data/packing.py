@@ -26,6 +26,7 @@ class ExampleBatch(Batch):
 
     sequences: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # (B, T), of each token
     num_sequences: int = 0  # S
+    lasts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # (S,), see `batch_of`
     numbers: Mapping[str, Tensor] = field(default_factory=dict)  # (M,) each, what comes with an example
     num_examples: int = 0  # M
     by_example: bool = False  # whether the loss is a mean over examples, and not over targets
@@ -74,22 +75,25 @@ class PackedExamples:
 
 def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool = False) -> ExampleBatch:
     """Rows of the examples with these numbers. Positions restart at each sequence, which sees no other; padding is a
-    sequence of one token each."""
+    sequence of one token each. `lasts` are the places in (B * T) of each sequence's last trained token or, where none
+    is trained, of its last token."""
     k, starts = examples.per_example, examples.starts
     spans = [[(int(starts[s]), int(examples.ends[s])) for e in row for s in range(e * k, e * k + k)] for row in rows]
     width = max(sum(b - a for a, b in row) for row in spans)
     shape = len(rows), width
     tokens, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     targets, sequences = np.full(shape, IGNORE_INDEX), np.zeros(shape, np.int64)
-    number = 0
+    lasts: list[int] = []
     for row, several in enumerate(spans):
         at = 0
         for start, end in several:
             here = slice(at, at + end - start)
             tokens[row, here], positions[row, here] = examples.tokens[start:end], np.arange(end - start)
-            following, sequences[row, here] = tokens[row, at + 1 : here.stop], number
+            following, sequences[row, here] = tokens[row, at + 1 : here.stop], len(lasts)
             targets[row, at : here.stop - 1] = np.where(examples.trained[start + 1 : end], following, IGNORE_INDEX)
-            at, number = here.stop, number + 1
+            trained = np.flatnonzero(examples.trained[start:end])
+            lasts.append(row * width + (at + int(trained[-1]) if len(trained) else here.stop - 1))
+            at = here.stop
     chosen = [e for row in rows for e in row]
     tensors: dict[str, Any] = {name: torch.from_numpy(v[chosen]) for name, v in examples.numbers.items()}
     return ExampleBatch(
@@ -97,7 +101,8 @@ def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool
         torch.from_numpy(targets),
         torch.from_numpy(positions),
         sequences=torch.from_numpy(sequences),
-        num_sequences=number,
+        num_sequences=len(lasts),
+        lasts=torch.tensor(lasts),
         numbers=tensors,
         num_examples=len(chosen),
         by_example=by_example,

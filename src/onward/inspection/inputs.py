@@ -41,3 +41,11 @@ def check_position(position: int, tokens: Sequence[int]) -> int:
     if not -len(tokens) <= position < len(tokens):
         raise UserError(f"position {position} is not in the text, which has tokens 0 to {len(tokens) - 1}")
     return position % len(tokens)
+
+
+def check_layer(layer: int, model: Decoder) -> int:
+    """A layer from 0 on for one that may count from the end; a UserError for one that does not exist."""
+    count = model.config.n_layers
+    if not -count <= layer < count:
+        raise UserError(f"layer {layer} does not exist: the model has layers 0 to {count - 1}")
+    return layer % count

@@ -15,7 +15,7 @@ from onward.fields import counted
 from onward.generation.sampling import Sampling
 from onward.inspection.attention import attention_maps, head_scores
 from onward.inspection.heads import head_roles
-from onward.inspection.inputs import as_row, logits
+from onward.inspection.inputs import as_row, check_layer, logits
 from onward.inspection.lens import logit_lens
 from onward.inspection.patching import activation_patching, logit_difference
 from onward.inspection.tokens import loss_by_position, sampling_steps, token_statistics
@@ -64,13 +64,6 @@ class Reading:
         """The texts of tokens, with white space made visible."""
         return [readable(self.tokenizer.piece(token), MARKS) for token in tokens]
 
-    def check_layer(self, layer: int) -> int:
-        """A layer from 0 on for one that may count from the end; a UserError for one that does not exist."""
-        count = self.model.config.n_layers
-        if not -count <= layer < count:
-            raise UserError(f"layer {layer} does not exist: the model has layers 0 to {count - 1}")
-        return layer % count
-
     def next_token(self, given: str, tokens: Sequence[int]) -> int:
         """The id of a token that is given as text, or the likeliest token after `tokens`."""
         if not given:
@@ -87,7 +80,7 @@ def attention(reading: Reading) -> Picture:
     if reading.layer is None:
         layer = int(head_scores(maps).mean((1, 2)).argmax())
     else:
-        layer = reading.check_layer(reading.layer)
+        layer = check_layer(reading.layer, reading.model)
     weights = maps[layer].float().cpu().numpy()
     heads, count = weights.shape[:2]
     hidden = np.triu(np.ones((count, count), bool), 1)
@@ -309,7 +302,7 @@ def positions(reading: Reading) -> Picture:
 def neurons(reading: Reading) -> Picture:
     """The most active units of a feed-forward, token by token."""
     model = reading.model
-    layer = reading.check_layer(model.config.n_layers // 2 if reading.layer is None else reading.layer)
+    layer = check_layer(model.config.n_layers // 2 if reading.layer is None else reading.layer, model)
     name = f"blocks.{layer}.mlp.post"
     known = activation_names(model)
     if name not in known or f"blocks.{layer}.mlp.shares" in known:

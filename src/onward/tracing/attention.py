@@ -2,15 +2,17 @@
 
 Attention calls its context to rotate queries and keys and to write the cache, and its `Attend` module to attend. So a
 context in place of the layer's own, and hooks on `Attend`, reach all of it. Scores and weights, which fused kernels do
-not return, are computed beside the kernel that ran; where they are edited, the written-out attention replaces it.
-Shapes: B batch, T tokens in this call, S keys, H heads, K key/value heads, E d_head, F width of a value.
+not return, are computed beside the kernel that ran; where they are edited, the written-out attention replaces it. The
+keys and values of latent attention, which it may never make, are computed from the latents.
+Shapes: B batch, T tokens in this call, S keys, H heads, K key/value heads, E d_head, F width of a value; of latent
+attention L d_latent, P d_nope, R d_rope.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,16 +25,17 @@ from onward.model.backends import Keys, attention_scores, masked_scores, sink_so
 from onward.model.cache import CacheEntry
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
+from onward.model.latent import LatentAttentionModule
 from onward.tracing.taps import Taps
 
 
 @dataclass(frozen=True, eq=False)
 class TappedContext(AttentionContext):
-    """The context of one layer, whose activations are visited on their way."""
+    """The context of one layer of self-attention, whose activations are visited on their way."""
 
     taps: Taps | None = None
     name: str = ""  # of the attention
-    rotated: Iterator[str] = iter(())  # the names of the vectors that the layer rotates, in this order
+    rotated: Iterator[str] = iter(())  # the vectors that the layer rotates, in this order
 
     def rotate(self, x: Tensor) -> Tensor:
         assert self.taps is not None
@@ -44,27 +47,87 @@ class TappedContext(AttentionContext):
         return super().update(**{e: self.taps.visit(names[e], x, 2) for e, x in new.items()})
 
 
+@dataclass(frozen=True, eq=False)
+class LatentContext(AttentionContext):
+    """The context of one layer of latent attention: what it caches is visited on its way, and the queries, keys and
+    values of each head are computed beside it."""
+
+    taps: Taps | None = None
+    name: str = ""  # of the attention
+    attn: LatentAttentionModule | None = None
+    made: dict[str, Tensor] = field(default_factory=dict)  # q, and the rotary parts before and after the rotation
+
+    def rotate(self, x: Tensor) -> Tensor:  # the query's part comes first
+        one = "k" if "q_rope" in self.made else "q"
+        self.made[f"{one}_rope"], self.made[f"{one}_rotated"] = x, super().rotate(x)
+        return self.made[f"{one}_rotated"]
+
+    def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
+        assert self.taps is not None
+        new = {entry: self.taps.visit(f"{self.name}.{entry}", x) for entry, x in new.items()}
+        if self.taps.wants(*(f"{self.name}.{one}" for one in ("q_rotated", "k", "k_rotated", "v"))):
+            self.visit_heads(**new)
+        return super().update(**new)
+
+    @torch.no_grad()
+    def visit_heads(self, latent: Tensor, rotary: Tensor) -> None:
+        """Rotated queries (B, T, H, P + R), keys (B, T, H, P + R) before and after the rotation, and values
+        (B, T, H, F), from latents (B, T, L) and rotated keys (B, T, R)."""
+        taps, attn, made = self.taps, self.attn, self.made
+        assert taps is not None
+        assert attn is not None
+        widths = [attn.part.d_nope, attn.part.d_value]
+        nope, v = attn.kv(latent).unflatten(-1, (attn.n_heads, -1)).split(widths, -1)
+        k_rope, k_rotated = (x.expand(*nope.shape[:-1], -1).type_as(nope) for x in (made["k_rope"], rotary[:, :, None]))
+        taps.visit(f"{self.name}.q_rotated", torch.cat([made["q"][..., : widths[0]], made["q_rotated"]], -1), 2)
+        taps.visit(f"{self.name}.k", torch.cat([nope, k_rope], -1), 2)
+        taps.visit(f"{self.name}.k_rotated", torch.cat([nope, k_rotated], -1), 2)
+        taps.visit(f"{self.name}.v", v, 2)
+
+
 def attend_modules(model: Decoder) -> list[Attend]:
     """The module of each layer that computes attention from queries, keys and values."""
     return [block.attn.attend for block in model.blocks]  # type: ignore[union-attr, misc]
 
 
-def tap_context(name: str, attn: nn.Module, rotated: tuple[str, str], taps: Taps) -> Iterator[RemovableHandle]:
+def tap_context(name: str, attn: nn.Module, taps: Taps) -> Iterator[RemovableHandle]:
     """Queries, keys and values: those that are rotated before it, those that enter the cache as they do."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
-        return x, TappedContext(**vars(context), taps=taps, name=name, rotated=iter(rotated))
+        return x, TappedContext(**vars(context), taps=taps, name=name, rotated=iter(("k", "q")))
 
     yield attn.register_forward_pre_hook(before)
 
 
-def tap_attend(name: str, attend: Attend, taps: Taps) -> Iterator[RemovableHandle]:
-    """Rotated queries, scores before and after the mask, and attention weights."""
-    steps = [f"{name}.{step}" for step in ("scores", "masked_scores", "weights")]
+def tap_query(name: str, attend: Attend, taps: Taps) -> Iterator[RemovableHandle]:
+    """Rotated queries."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return taps.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
+
+    yield attend.register_forward_pre_hook(before)
+
+
+def tap_latent(name: str, attn: LatentAttentionModule, taps: Taps) -> Iterator[RemovableHandle]:
+    """What the cache keeps of a token, and the queries, keys and values of each head that belong to it."""
+    made: dict[str, Tensor] = {}
+
+    def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, context = inputs
+        made.clear()
+        return x, LatentContext(**vars(context), taps=taps, name=name, attn=attn, made=made)
+
+    def projected(_: nn.Module, inputs: object, output: Tensor) -> None:
+        made["q"] = output.unflatten(-1, (attn.n_heads, -1))
+
+    yield attn.register_forward_pre_hook(before)
+    yield attn.q.register_forward_hook(projected)
+
+
+def tap_attend(name: str, attend: Attend, taps: Taps) -> Iterator[RemovableHandle]:
+    """Scores before and after the mask, and attention weights."""
+    steps = [f"{name}.{step}" for step in ("scores", "masked_scores", "weights")]
 
     def after(_: nn.Module, inputs: tuple[Tensor, Keys, Keys, AttentionContext], output: Tensor) -> Tensor | None:
         q, k, v, context = inputs
@@ -87,10 +150,7 @@ def tap_attend(name: str, attend: Attend, taps: Taps) -> Iterator[RemovableHandl
         scores = taps.visit(steps[0], attention_scores(q, k, scale=attend.scale, softcap=attend.softcap), 1)
         return taps.visit(steps[2], sink_softmax(taps.visit(steps[1], masked_scores(scores, bias), 1), attend.sinks), 1)
 
-    if taps.wants(f"{name}.q_rotated"):
-        yield attend.register_forward_pre_hook(before)
-    if taps.wants(*steps):
-        yield attend.register_forward_hook(after)
+    yield attend.register_forward_hook(after)
 
 
 def beside(output: Tensor, same: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from onward.model.experts import ExpertsModule
 from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.norms import LayerNormModule, RMSNormModule
-from onward.tracing.attention import tap_attend, tap_context
+from onward.tracing.attention import tap_attend, tap_context, tap_latent, tap_query
 from onward.tracing.experts import tap_experts
 from onward.tracing.taps import Activation, Taps
 
@@ -171,20 +171,25 @@ def activations(model: Decoder) -> dict[str, Activation]:
         if isinstance(attn, SelfAttentionModule):
             add_norm(f"{name}.q_norm", attn.q_norm, c.n_heads * c.d_head // attn.q_group, attn.q_group)
             add_norm(f"{name}.k_norm", attn.k_norm, c.n_kv_heads * c.d_head // attn.k_group, attn.k_group)
-            site = partial(tap_context, name, attn, ("k", "q"))
+            site = partial(tap_context, name, attn)
             heads = {"k": c.n_kv_heads, "q": c.n_heads} | ({"k_rotated": c.n_kv_heads} if rotary else {})
             for one, count in (heads | {"v": c.n_kv_heads}).items():
                 found[f"{name}.{one}"] = Activation(site, ("B", "T", count, c.d_head), 2)
         elif isinstance(attn, LatentAttentionModule):
-            add(f"{name}.q", attn.q, c.n_heads, attn.part.d_nope + attn.part.d_rope, heads=c.n_heads, axis=2)
-            site = partial(tap_context, name, attn, ("q_rope", "k_rope"))
+            width = attn.part.d_nope + attn.part.d_rope
+            add(f"{name}.q", attn.q, c.n_heads, width, heads=c.n_heads, axis=2)
+            site = partial(tap_latent, name, attn)
             for entry, shape in entries.items():
                 found[f"{name}.{entry}"] = Activation(site, ("B", "T", *shape))
+            for one in ("k", "v", "q_rotated", "k_rotated") if rotary else ("k", "v"):
+                wide = attn.part.d_value if one == "v" else width
+                found[f"{name}.{one}"] = Activation(site, ("B", "T", c.n_heads, wide), 2, editable=False)
         attend = getattr(attn, "attend", None)
         if isinstance(attend, Attend):
-            site = partial(tap_attend, name, attend)
             if rotary and isinstance(attn, SelfAttentionModule):
+                site = partial(tap_query, name, attend)
                 found[f"{name}.q_rotated"] = Activation(site, ("B", "T", c.n_heads, c.d_head), 2)
+            site = partial(tap_attend, name, attend)
             for one in "scores", "masked_scores", "weights":
                 found[f"{name}.{one}"] = Activation(site, ("B", c.n_heads, "T", "S"), 1)
         out = getattr(attn, "out", None)

@@ -63,7 +63,8 @@ class Call:
         gradient = self.retained[full_name(name)]() if full_name(name) in self.retained else None
         if gradient is None:
             raise UserError(
-                f"{name} has no gradient: trace with gradients=True and call backward; scales and choices have none"
+                f"{name} has no gradient: trace with gradients=True and call backward; scales, choices, and keys and "
+                "values made of latents have none"
             )
         return gradient
 

@@ -34,8 +34,12 @@ class Logprobs:
 
 
 def sequence_logprobs(model: Decoder, batch: ExampleBatch) -> Logprobs:
-    """The log-probabilities of a batch's sequences, in at least fp32. Logits are made for targets only, and in chunks,
-    which are made again in the backward, where all at once would fill the memory.
+    """The log-probabilities of a batch's sequences, in at least fp32."""
+    return logprobs_of(model, hidden_states(model, batch), batch)
+
+
+def hidden_states(model: Decoder, batch: ExampleBatch) -> Tensor:
+    """The hidden states of a batch, (B * T, D).
 
     Where gradients are enabled, embeddings require them in a frozen model too: so a policy and its reference use the
     same kernels of attention, and are equal to the bit before the first step, in bf16 too.
@@ -43,7 +47,13 @@ def sequence_logprobs(model: Decoder, batch: ExampleBatch) -> Logprobs:
     vectors = model.embed(batch.tokens)
     if torch.is_grad_enabled() and not vectors.requires_grad:
         vectors.requires_grad_()
-    hidden, targets = model.hidden(vectors, batch.positions).flatten(0, 1), batch.targets.flatten()
+    return model.hidden(vectors, batch.positions).flatten(0, 1)
+
+
+def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch) -> Logprobs:
+    """The log-probabilities of a batch's sequences, from its hidden states (B * T, D). Logits are made for targets
+    only, and in chunks, which are made again in the backward, where all at once would fill the memory."""
+    targets = batch.targets.flatten()
     chosen = (targets != IGNORE_INDEX).nonzero()[:, 0]
     sequences = batch.sequences.flatten()[chosen]
     size = max(1, MAX_LOGITS // model.config.vocab_size)

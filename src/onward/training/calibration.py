@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from onward.checkpoint.adapters import BaseModel
+from onward.checkpoint.bases import BaseModel
 from onward.checkpoint.training import Saver
 from onward.files import PART
 from onward.model.decoder import Decoder

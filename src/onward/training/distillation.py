@@ -1,19 +1,25 @@
-"""Distillation: a student learns the distributions of a teacher.
+"""Distillation: a student learns the distributions of a teacher, on given texts or on its own.
 
 Shapes: N targets, D d_model, V vocabulary.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from onward.data.windows import IGNORE_INDEX, Batch
+from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
+from onward.text.tokenizer import Tokenizer
 from onward.training.answers import Frozen
+from onward.training.completions import complete, completion_batch, prompts_of
 from onward.training.loss import MAX_LOGITS, Sums
 
 
@@ -62,3 +68,35 @@ class Distillation:
         logits = [model.logits(hidden), teacher.logits(wanted)]
         student, other = (x.to(torch.promote_types(x.dtype, torch.float32)) / self.temperature for x in logits)
         return divergence(student, other, self.mix).sum()
+
+
+class OnPolicy:
+    """Distillation of which a share of the batches has answers that the student writes to their prompts (Agarwal et al.
+    2024, algorithm 1): what comes before the first trained token of each row. Its seed determines whether a batch does,
+    and what is written.
+
+    `samples` are the prompt and text of each answer that was written last.
+    """
+
+    def __init__(self, distillation: Distillation, share: float, most: int, tokenizer: Tokenizer) -> None:
+        self.distillation, self.share, self.most, self.tokenizer = distillation, share, most, tokenizer
+        self.sampling, self.ends = Sampling(temperature=distillation.temperature), frozenset(tokenizer.end_ids)
+        self.samples: list[dict[str, Any]] = []
+
+    def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Batch]:
+        """The batches of a step, some with the student's answers."""
+        return [self.answered(model, b) if Random(b.seed).random() < self.share else b for b in batches]
+
+    def answered(self, model: Decoder, batch: Batch) -> Batch:
+        """A batch with the student's answers in place of its own."""
+        prompts = [prompt for prompt, _ in prompts_of(batch)]
+        seeds = [batch.seed * 1_000_003 + number for number in range(len(prompts))]
+        requests = complete(model, prompts, seeds, self.sampling, self.most, self.ends)
+        text = self.tokenizer.decode
+        self.samples = [{"prompt": text(one.prompt), "text": text(one.tokens)} for one in requests]
+        tokens, targets, _ = completion_batch(requests)
+        return Batch(tokens, targets, seed=batch.seed).to(model.device)
+
+    def __call__(self, model: Decoder, batch: Batch) -> Sums:
+        """The sum over targets."""
+        return self.distillation(model, batch)

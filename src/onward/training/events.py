@@ -1,7 +1,7 @@
 """Events of a run, and the files that record them.
 
 RUN/metrics.jsonl    a line per step, validation and rollback
-RUN/samples.jsonl    texts that the model wrote, which the display adds
+RUN/samples.jsonl    texts that the model wrote: which the display adds, and on which it was trained
 RUN/skipped.jsonl    the windows that are left out because a step failed on them
 """
 
@@ -36,6 +36,8 @@ class Notice:
     sentence: str
 
 
+SAMPLES = 4  # texts that are recorded of those on which a step was trained
+
 Event = Step | Validation | Rollback | Notice
 Recorded = TypeVar("Recorded", Step, Validation)
 
@@ -68,6 +70,11 @@ class EventLog:
         self.write_row(row)
         return event
 
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Record the first of the texts that the model wrote in a step and was trained on."""
+        for sample in samples[:SAMPLES] if self.active else ():
+            self.samples.write({"step": step, **sample, "trained": True})
+
     def write_row(self, row: dict[str, Any]) -> None:
         row |= {key: None for key, value in row.items() if isinstance(value, float) and not isfinite(value)}
         if self.active:
@@ -84,7 +91,7 @@ class EventLog:
         removed."""
         if self.active:
             self.metrics.cut(lambda row: precedes(row, event.step) or (row["step"] == event.step and "reason" in row))
-            self.samples.cut(lambda row: row["step"] < max(1, event.step))
+            self.samples.cut(lambda row: row["step"] == 0 or precedes(row, event.step))
             self.skipped.write(asdict(event) | {"first_window": first_window})
             self.write_row(asdict(event))
         return event
@@ -92,5 +99,5 @@ class EventLog:
 
 def precedes(row: Mapping[str, Any], step: int) -> bool:
     """Whether a row is about a time before the save of a step: at that step, only the row of the step itself, which has
-    a loss."""
-    return row["step"] < step or (row["step"] == step and "loss" in row)
+    a loss, and the texts on which it trained."""
+    return row["step"] < step or (row["step"] == step and ("loss" in row or "trained" in row))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from onward import fields
-from onward.checkpoint.adapters import weights_checksum
+from onward.checkpoint.bases import weights_checksum
 from onward.data.examples import Encoder, Examples, held_out, tabulated
 from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
@@ -51,7 +51,7 @@ class ExampleInputs(Inputs):
         """Rows of examples."""
         c = self.config
         method = METHODS[c.method]
-        packed = c.packed and method.packs
+        packed = c.packed and method.packs and not c.on_policy
         length = row_length(c, context_length)
         return PackedExamples(examples, length, seed, packed=packed, by_example=method.by_example)
 
@@ -117,6 +117,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         "tokenizer": file_sha256(folder / "tokenizer.json"),
         "model": fields.plain(config.decoder(tokenizer.vocab_size)),
         "base": weights_checksum(locate(config.base)) if compared else "",
+        "labels": encoder.labels or method.labels,
     }
     write_json(folder / "inputs.json", record)
     return tokenizer
@@ -150,6 +151,7 @@ def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", 
         train=(train.all_tokens(),),
         validation=None if apart is None else apart.all_tokens(),
         unknown_characters=0,
+        labels=record.labels,
         examples=train,
         held_out=apart,
         config=config,

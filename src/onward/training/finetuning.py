@@ -12,13 +12,28 @@ from onward.model.part_types import Rate, Size, SizeOrZero
 from onward.training.config import NotNegative, RunConfig, Share
 
 Positive = Annotated[float, Range(1e-6, 1e6)]
-MethodName = Literal["sft", "dpo", "ipo", "hinge", "robust", "kto", "orpo", "simpo", "distill", "grpo", "rloo"]
+MethodName = Literal[
+    "sft",
+    "dpo",
+    "ipo",
+    "hinge",
+    "robust",
+    "kto",
+    "orpo",
+    "simpo",
+    "reward",
+    "classify",
+    "distill",
+    "grpo",
+    "rloo",
+    "ppo",
+]
 Reduction = Literal["grpo", "bnpo", "dr_grpo", "dapo"]
 LEARNING_RATES = {  # the default, times 1 / d_model; pre-training has 0.5
-    **dict.fromkeys(("sft", "distill"), 0.05),
-    **dict.fromkeys(("orpo", "grpo", "rloo"), 0.02),
+    **dict.fromkeys(("sft", "reward", "classify", "distill"), 0.05),
+    **dict.fromkeys(("orpo", "grpo", "rloo", "ppo"), 0.02),
 }
-REWARDED = "grpo", "rloo"  # methods that sample completions and need a reward
+REWARDED = "grpo", "rloo", "ppo"  # methods that sample completions and need a reward
 
 
 @dataclass(frozen=True)
@@ -34,18 +49,24 @@ class MethodOptions:
     gamma: NotNegative = 0.5  # margin that simpo asks for
     desirable: NotNegative = 1.0  # weight of wanted answers, in kto
     undesirable: NotNegative = 1.0  # weight of other answers, in kto
+    center: NotNegative = 0.0  # weight of the squared sum of a pair's rewards, which keeps rewards around 0
+    lm_weight: NotNegative = 0.5  # weight of the cross-entropy of the text beside that of the label, in classify
     teacher: str = ""  # the model to learn from, in distill: its folder or its name on the hub
     mix: Share = 0.0  # divergence of distill: 0 forward, 1 reverse, between Jensen-Shannon
-    temperature: Positive = 1.0  # by which distill, grpo and rloo divide logits
+    temperature: Positive = 1.0  # by which logits are divided in distill, grpo, rloo and ppo
+    on_policy: Share = 0.0  # share of the batches of distill whose answers the student writes itself
     reference: Literal["online", "kept"] = "online"  # kept: its log-probabilities are computed once, before training
-    reward: str = ""  # of grpo and rloo: exact, arithmetic, regex:PATTERN, length:N, json:FILE or FILE.py:FUNCTION
-    samples: Annotated[int, Range(2, 4096)] = 8  # completions of each prompt
-    completion_length: Size = 256  # the most tokens of a completion
+    reward: str = ""  # exact, arithmetic, regex:PATTERN, length:N, json:FILE, FILE.py:FUNCTION or a reward model
+    samples: Annotated[int, Range(2, 4096)] = 8  # completions of each prompt, of grpo, rloo and ppo
+    completion_length: Size = 256  # the most tokens of a completion that the model writes itself
     reduction: Reduction = "dapo"  # what the mean loss of grpo is over: dapo all tokens, grpo completions
     kl: NotNegative = 0.0  # weight of the KL divergence from the model at the start
     clip_low: Annotated[float, Range(0, 1)] = 0.2  # ratios of probabilities are clipped to 1 - clip_low
     clip_high: Annotated[float, Range(0, 100)] = 0.2  # and to 1 + clip_high
     iterations: Size = 1  # steps that use the same completions
+    discount: Share = 1.0  # of the rewards of later tokens, in ppo
+    gae_lambda: Share = 0.95  # of generalized advantages, in ppo: 0 trusts the values, 1 the rewards
+    value_weight: NotNegative = 0.5  # weight of the loss of the values, in ppo
     full: bool = False  # train all weights, which is the default without lora and dora
     lora: SizeOrZero = 0  # rank of adapters (LoRA) to train in place of the weights; 0: none
     lora_alpha: NotNegative = 0.0  # the change is scaled by lora_alpha / rank; 0: twice the rank
@@ -78,7 +99,9 @@ class FinetuneConfig(RunConfig, MethodOptions):
         if not self.base:
             raise UserError("no model to fine-tune: name its folder")
         if self.method in REWARDED and not self.reward:
-            raise UserError(f"reward is missing, which {self.method} needs: exact, arithmetic or FILE.py:FUNCTION")
+            raise UserError(
+                f"reward is missing, which {self.method} needs: exact, arithmetic, FILE.py:FUNCTION or a model"
+            )
         if self.full and self.rank:
             raise UserError(f"full and {'lora' if self.lora else 'dora'} are both given: choose one")
         if self.quantize and not self.rank:

@@ -41,6 +41,7 @@ class Record:
     tokenizer: str  # the checksum of tokenizer.json
     model: Mapping[str, Any]  # the fields of its DecoderConfig
     base: str = ""  # the checksum of the weights that the run compares its model with, if it does
+    labels: tuple[str, ...] = ()  # of the head of outputs that the run trains, if it does
 
 
 def read_record(folder: Path) -> Record:
@@ -88,6 +89,7 @@ class Inputs:
     unknown_characters: int
     validation_bytes: int | None = None  # of the validation text; None where it is a share of each source
     cut_documents: int = 0  # sources whose validation text begins inside a document
+    labels: tuple[str, ...] = ()  # of the head of outputs that the run trains, if it does
 
     @property
     def tokens(self) -> int:

@@ -77,13 +77,19 @@ class FinetuneKeywords(CommonKeywords, total=False):
     clip_low: float
     clip_high: float
     iterations: int
+    discount: float
+    gae_lambda: float
+    value_weight: float
     full: bool
     beta: float
     gamma: float
     desirable: float
     undesirable: float
+    center: float
+    lm_weight: float
     teacher: str
     mix: float
+    on_policy: float
     reference: Literal["online", "kept"]
     lora: int
     lora_alpha: float

@@ -4,7 +4,9 @@ A loss is any callable of (model, batch) that returns two sums over the batch's 
 gradient, and the one to report, without; and, if it likes, a table of further sums to report. The trainer divides each
 by the sum of the `divisor` of the step's batches, which is the number of targets unless a batch says otherwise.
 
-A loss with a method `prepare(model, batches)` makes the batches of a step itself, such as from answers of the model.
+A loss with a method `prepare(model, batches)` makes the batches of a step itself, such as from answers of the model;
+one with a method `summarize(figures)` makes the figures that are reported of the means of its sums. What `state()`
+returns is saved with a run, and given back to `load_state(tensors, device)`.
 
 Shapes: B windows, T tokens of each, N = B * T, D d_model, V vocabulary.
 """
@@ -91,7 +93,13 @@ def mean_figures(model: Decoder, batches: Iterable[Batch], loss: Loss, precision
             figures[name] += value.item()
         count += batch.divisor
     share = 1 / max(1, count)
-    return Means(total / max(1, count), count, {name: value * share for name, value in figures.items()})
+    return Means(total * share, count, summarized(loss, {name: value * share for name, value in figures.items()}))
+
+
+def summarized(loss: Loss, means: dict[str, float]) -> dict[str, float]:
+    """The figures to report, from the means of a loss's sums."""
+    summarize = getattr(loss, "summarize", None)
+    return summarize(means) if summarize else means
 
 
 @checked

@@ -3,22 +3,26 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from onward.checkpoint.folder import load_model
-from onward.data.examples import Form, judged, preferred, prompted, supervised
+from onward.data.examples import Form, classified, judged, preferred, prompted, supervised
 from onward.hub import locate
 from onward.model.decoder import Decoder
+from onward.model.heads import REWARD, VALUE
 from onward.training import preferences
 from onward.training.answers import Frozen, JudgedLoss, PairLoss, Reference
 from onward.training.base import base_tokenizer, load_base
-from onward.training.distillation import Distillation
+from onward.training.distillation import Distillation, OnPolicy
 from onward.training.finetuning import FinetuneConfig
 from onward.training.loss import CrossEntropy, Loss
 from onward.training.reinforcement import PolicyGradient, PolicyOptions
+from onward.training.reward_model import RewardModel
 from onward.training.rewards import reward_of
+from onward.training.scoring import ClassLoss, RewardLoss
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Method:
     by_example: bool = False  # whether the loss is a mean over examples, and not over targets
     reference: bool = False  # whether the loss compares the model with the one that it began from
     packs: bool = True  # whether several examples may be in a row
+    labels: tuple[str, ...] = ()  # of the head of outputs that it trains; those of `classify` are in its data
 
 
 def next_token(config: FinetuneConfig) -> Loss:
@@ -74,13 +79,26 @@ simpo = partial(of_means, lambda a, b, c: preferences.simpo(a, b, c.beta, c.gamm
 def distilled(config: FinetuneConfig) -> Loss:
     """The divergence from a teacher."""
     load = lambda: load_model(locate(config.teacher), torch.float32)[0]
-    return Distillation(Frozen(load), config.mix, config.temperature, config.loss_chunk)
+    loss = Distillation(Frozen(load), config.mix, config.temperature, config.loss_chunk)
+    if not config.on_policy:
+        return loss
+    return OnPolicy(loss, config.on_policy, config.completion_length, base_tokenizer(config))
+
+
+def of_rewards(config: FinetuneConfig) -> Loss:
+    """The loss of a reward model."""
+    return RewardLoss(config.center)
+
+
+def of_classes(config: FinetuneConfig) -> Loss:
+    """The loss of a classifier."""
+    return ClassLoss(config.lm_weight)
 
 
 def policy_gradient(config: FinetuneConfig) -> Loss:
     """The loss of rewarded completions."""
     options = PolicyOptions(
-        method="rloo" if config.method == "rloo" else "grpo",
+        method=config.method,  # type: ignore[arg-type]  # one of the three
         samples=config.samples,
         completion_length=config.completion_length,
         temperature=config.temperature,
@@ -89,9 +107,13 @@ def policy_gradient(config: FinetuneConfig) -> Loss:
         clip_high=config.clip_high,
         kl=config.kl,
         iterations=config.iterations,
+        discount=config.discount,
+        gae_lambda=config.gae_lambda,
+        value_weight=config.value_weight,
     )
-    reference = Reference(partial(base, config))
-    return PolicyGradient(options, base_tokenizer(config), reward_of(config.reward), reference)
+    tokenizer, folder = base_tokenizer(config), Path(config.reward)
+    reward = RewardModel(folder, tokenizer, config.device) if folder.is_dir() else reward_of(config.reward)
+    return PolicyGradient(options, tokenizer, reward, Reference(partial(base, config)))
 
 
 METHODS: dict[str, Method] = {
@@ -103,7 +125,10 @@ METHODS: dict[str, Method] = {
     "kto": Method(judged, of_judged, by_example=True, reference=True),
     "orpo": Method(preferred, orpo, by_example=True),
     "simpo": Method(preferred, simpo, by_example=True),
+    "reward": Method(preferred, of_rewards, by_example=True, labels=REWARD),
+    "classify": Method(classified, of_classes, by_example=True),
     "distill": Method(supervised, distilled),
     "grpo": Method(prompted, policy_gradient, packs=False),
     "rloo": Method(prompted, policy_gradient, packs=False),
+    "ppo": Method(prompted, policy_gradient, packs=False, labels=VALUE),
 }

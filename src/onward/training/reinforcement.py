@@ -6,24 +6,27 @@ Shapes: P prompts, G completions of each, N = P G, T tokens, M tokens of complet
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from onward.arguments import Range, check_fields, named
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.errors import UserError
-from onward.generation.engine import Engine, growing_cache
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder, without_dropout
+from onward.model.heads import VALUE, head_labels, head_of
 from onward.model.part_types import Size
 from onward.text.tokenizer import Tokenizer
 from onward.training.answers import Reference
+from onward.training.completions import complete, completion_batch, prompts_of
 from onward.training.finetuning import Reduction
 from onward.training.loss import MAX_LOGITS
 from onward.training.policy_losses import (
@@ -36,10 +39,8 @@ from onward.training.policy_losses import (
     value_loss,
     whitened,
 )
+from onward.training.reward_model import RewardModel
 from onward.training.rewards import Reward, rewarded
-
-ROWS = 256  # completions that the engine continues at a time
-CHUNK = 256  # at least as many prompt tokens are read at a time
 
 
 @named
@@ -57,8 +58,8 @@ class PolicyOptions:
     clip_high: Annotated[float, Range(0, 100)] = 0.2  # and to 1 + clip_high
     kl: Annotated[float, Range(0, 1e3)] = 0.0  # weight of the KL from the reference, in the loss (GRPO) or the reward
     iterations: Size = 1  # steps that use the same completions
-    gamma: Annotated[float, Range(0, 1)] = 1.0  # PPO: discount
-    lam: Annotated[float, Range(0, 1)] = 0.95  # PPO: lambda of the generalized advantages
+    discount: Annotated[float, Range(0, 1)] = 1.0  # PPO: of the rewards of later tokens
+    gae_lambda: Annotated[float, Range(0, 1)] = 0.95  # PPO: lambda of the generalized advantages
     value_weight: Annotated[float, Range(0, 100)] = 0.5  # PPO: weight of the loss of the values
 
     def __post_init__(self) -> None:
@@ -80,6 +81,7 @@ class Rollouts(Batch):
     returns: Tensor | None = None  # (N, T), PPO
     rewards: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,)
     ended: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,), 1 where the completion ends by itself
+    gap: float | None = None  # of engine and trainer when these were sampled; None: to be computed
     share: int = 1  # the divisor
 
     @property
@@ -93,18 +95,18 @@ class Rollouts(Batch):
 
 
 class PolicyGradient:
-    """GRPO, RLOO or PPO as a Loss; make the Trainer with `loss=` this object.
-
-    `samples` holds the prompt, completion and reward of each completion of the last step.
-    """
+    """GRPO, RLOO or PPO as a Loss; make the Trainer with `loss=` this object."""
 
     def __init__(
-        self, options: PolicyOptions, tokenizer: Tokenizer, reward: Reward, reference: Reference | None = None
+        self,
+        options: PolicyOptions,
+        tokenizer: Tokenizer,
+        reward: Reward | RewardModel,
+        reference: Reference | None = None,
     ) -> None:
         self.options, self.tokenizer, self.reward, self.reference = options, tokenizer, reward, reference
         self.sampling = Sampling(temperature=options.temperature)
         self.ends = frozenset(tokenizer.end_ids)  # tokens that end a completion
-        self.samples: list[tuple[str, str, float]] = []
         self.kept: list[Rollouts] = []
         self.remaining = 0  # further steps that use the kept rollouts
         self.largest_gap, self.gap_share = 0.0, 0
@@ -122,62 +124,49 @@ class PolicyGradient:
     @torch.no_grad()
     def rollouts(self, model: Decoder, batches: Sequence[Batch]) -> list[Rollouts]:
         """New completions of the prompts in batches, with their advantages."""
-        o, length = self.options, model.config.context_length
-        prompts = [prompts_of(batch, self.tokenizer) for batch in batches]
-        requests = [
-            [
-                self.request(p, batch.seed, i * o.samples + j, length)
-                for i, (p, _) in enumerate(pairs)
-                for j in range(o.samples)
-            ]
-            for batch, pairs in zip(batches, prompts)
+        o = self.options
+        rows = [prompts_of(batch) for batch in batches]
+        prompts = [prompt for some in rows for prompt, _ in some for _ in range(o.samples)]
+        seeds = [
+            batch.seed * 1_000_003 + number
+            for batch, some in zip(batches, rows)
+            for number in range(len(some) * o.samples)
         ]
-        everything = [request for some in requests for request in some]
-        rows = min(len(everything), ROWS)
-        cache = growing_cache(model, rows, length, max(CHUNK, min(512, length)))
-        engine = Engine(model, rows=rows, cache=cache, compile_after=None)
-        for sample in range(o.samples):  # all prompts first, so that their copies find them in the cache
-            for request in everything[sample :: o.samples]:
-                engine.add(request)
-        for _ in engine.run():
-            pass
-        if failed := next((request for request in everything if request.error), None):
-            raise failed.error  # type: ignore[misc]
-        texts = [self.tokenizer.decode([t for t in r.tokens if t not in self.ends]) for r in everything]
-        questions = [self.tokenizer.decode(request.prompt) for request in everything]
-        answers = [answer for pairs in prompts for _, answer in pairs for _ in range(o.samples)]
-        values = rewarded(self.reward, questions, texts, answers)
-        self.samples = list(zip(questions, texts, values))
-        result, start = [], 0
-        for batch, some in zip(batches, requests):
-            rewards = torch.tensor(values[start : start + len(some)])
-            result.append(self.rollout(model, batch, some, rewards))
-            start += len(some)
-        return result
+        requests = complete(model, prompts, seeds, self.sampling, o.completion_length, self.ends, o.samples)
+        rewards = torch.tensor(self.rewards(requests, [answer for some in rows for _, answer in some]))
+        sizes = [len(some) * o.samples for some in rows]
+        ends = accumulate(sizes)
+        return [
+            self.rollout(model, batch, requests[end - size : end], rewards[end - size : end])
+            for batch, size, end in zip(batches, sizes, ends)
+        ]
 
-    def request(self, prompt: list[int], seed: int, number: int, length: int) -> Request:
-        """The request of a completion within a context of `length` tokens. An end token is a part of the completion, so
-        that it is learned."""
-        return Request(
-            prompt,
-            self.sampling,
-            min(self.options.completion_length, max(1, length - len(prompt))),
-            stop=self.ends.__contains__,
-            seed=seed * 1_000_003 + number,
-            num_logprobs=0,
-        )
+    def rewards(self, requests: Sequence[Request], answers: Sequence[Sequence[int]]) -> list[float]:
+        """The rewards of completions, `samples` for each answer to compare with."""
+        if isinstance(self.reward, RewardModel):
+            return self.reward.of_tokens([[*request.prompt, *request.tokens] for request in requests])
+        texts = [self.text(request.tokens) for request in requests]
+        prompts = [self.tokenizer.decode(request.prompt) for request in requests]
+        right = [self.text(answer) for answer in answers for _ in range(self.options.samples)]
+        return rewarded(self.reward, prompts, texts, right)
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """The prompt, text and reward of each completion of the last step."""
+        return [
+            {"prompt": self.tokenizer.decode(prompt), "text": self.text(answer), "reward": reward}
+            for rollouts in self.kept
+            for (prompt, answer), reward in zip(prompts_of(rollouts), rollouts.rewards.tolist())
+        ]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of a completion, without what ends it."""
+        return self.tokenizer.decode([token for token in tokens if token not in self.ends])
 
     def rollout(self, model: Decoder, batch: Batch, requests: Sequence[Request], rewards: Tensor) -> Rollouts:
         """Completions as a batch, padded at the end."""
-        o, width = self.options, max(len(r.prompt) + len(r.tokens) for r in requests) - 1
-        tokens = torch.zeros(len(requests), width, dtype=torch.int64)
-        targets = torch.full((len(requests), width), IGNORE_INDEX)
-        logprobs = torch.zeros(len(requests), width)
-        for row, r in enumerate(requests):
-            whole, start = torch.tensor(r.prompt + r.tokens), len(r.prompt) - 1
-            tokens[row, : len(whole) - 1] = whole[:-1]
-            targets[row, start : len(whole) - 1] = whole[start + 1 :]
-            logprobs[row, start : len(whole) - 1] = torch.tensor([one.logprob for one in r.logprobs])
+        o = self.options
+        tokens, targets, logprobs = completion_batch(requests)
         ended = torch.tensor([float(r.tokens[-1] in self.ends) for r in requests])
         found = Rollouts(tokens, targets, seed=batch.seed, rewards=rewards, ended=ended, engine_logprobs=logprobs)
         found = found.to(model.device)
@@ -185,15 +174,18 @@ class PolicyGradient:
         with without_dropout(model):
             reference = self.reference_logprobs(model, found) if o.kl else None
             if o.iterations > 1 or o.method == "ppo" or reference is not None:
-                old, _, values = completion_logprobs(model, found, o.temperature)
-                changes = {"old_logprobs": old if o.iterations > 1 else None, "reference_logprobs": reference}
+                known = policy_outputs(model, found, o.temperature)
+                old, values = known.logprobs, known.values
+                changes = {"reference_logprobs": reference}
+                if o.iterations > 1:
+                    changes |= {"old_logprobs": old, "gap": largest(known.plain - found.engine_logprobs, mask)}
         if o.method == "ppo":
             per_token = torch.zeros_like(mask)
             last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
             per_token[torch.arange(len(mask)), last] = found.rewards
             if reference is not None:
                 per_token -= o.kl * (old - reference) * mask
-            advantages, returns = gae(per_token, values * mask, mask, o.gamma, o.lam)
+            advantages, returns = gae(per_token, values * mask, mask, o.discount, o.gae_lambda)
             changes |= {"old_values": values * mask, "returns": returns}
             advantages = whitened(advantages, mask)
         else:
@@ -209,12 +201,35 @@ class PolicyGradient:
         share = reduced(mask, mask, self.reduction, o.completion_length)[1] if o.method != "rloo" else len(mask)
         return found.changed(advantages=advantages, share=share, **changes)
 
+    def state(self) -> dict[str, Tensor]:
+        """What a run needs to go on between the steps that use the same completions: these, and how many such steps
+        remain."""
+        if not self.remaining:
+            return {}
+        tensors = {
+            f"{i}/{one.name}": value if isinstance(value, Tensor) else torch.tensor(value)
+            for i, rollouts in enumerate(self.kept)
+            for one in fields(rollouts)
+            if (value := getattr(rollouts, one.name)) is not None
+        }
+        return tensors | {"remaining": torch.tensor(self.remaining)}
+
+    def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        """Go on from a `state`."""
+        self.remaining = int(tensors.get("remaining", 0))
+        rows = defaultdict[int, dict[str, Any]](dict)
+        for key, tensor in tensors.items():
+            number, _, name = key.partition("/")
+            if name:
+                rows[int(number)][name] = tensor if tensor.ndim else tensor.item()
+        self.kept = [Rollouts(**rows[i]).to(device) for i in sorted(rows)]
+
     def reference_logprobs(self, model: Decoder, batch: Batch) -> Tensor:
         """The log-probabilities (N, T) of targets by the reference."""
         if self.reference is None:
             raise UserError("kl is given without a reference: give the model to compare with")
         with self.reference.of(model) as other:
-            return completion_logprobs(other, batch, self.options.temperature)[0]
+            return policy_outputs(other, batch, self.options.temperature).logprobs
 
     @property
     def reduction(self) -> Reduction:
@@ -230,7 +245,8 @@ class PolicyGradient:
             scale = share / rollouts.divisor
             return total * scale, reported * scale, {name: value * scale for name, value in sums.items()}
         mask, reference = batch.mask, batch.reference_logprobs
-        logprobs, entropy, values = completion_logprobs(model, batch, o.temperature)
+        found = policy_outputs(model, batch, o.temperature)
+        logprobs = found.logprobs
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         if o.method == "rloo":  # the ratio of whole completions
             loss, is_clipped = clipped(
@@ -242,7 +258,7 @@ class PolicyGradient:
             if o.method == "grpo" and reference is not None:
                 loss = loss + o.kl * kl_estimate(logprobs, reference)
             if batch.old_values is not None and batch.returns is not None:
-                loss = loss + o.value_weight * value_loss(values, batch.old_values, batch.returns, 0.2)
+                loss = loss + o.value_weight * value_loss(found.values, batch.old_values, batch.returns, 0.2)
             total, _ = reduced(loss, mask, self.reduction, o.completion_length)
             clip_share = (is_clipped * mask).sum() / mask.sum()
         count = mask.sum()
@@ -250,49 +266,52 @@ class PolicyGradient:
             "reward": batch.rewards.mean(),
             "length": mask.sum(1).mean(),
             "ended": batch.ended.mean(),
-            "entropy": (entropy * mask).sum() / count,
+            "entropy": (found.entropy * mask).sum() / count,
             "clip_share": clip_share,
         }
         if reference is not None:
             figures["kl"] = (kl_estimate(logprobs.detach(), reference) * mask).sum() / count
         sums = {name: value.detach() * batch.divisor for name, value in figures.items()}
-        if batch.old_logprobs is None and o.temperature == 1.0:
-            sums["logprob_gap"] = self.gap(
-                ((logprobs.detach() - batch.engine_logprobs).abs() * mask).max(), batch.divisor
-            )
+        gap = largest(found.plain - batch.engine_logprobs, mask) if batch.gap is None else batch.gap
+        sums["logprob_gap"] = total.new_tensor(self.gap(gap, batch.divisor))
         return total, total.detach(), sums
 
-    def gap(self, gap: Tensor, share: int) -> Tensor:
+    def gap(self, gap: float, share: int) -> float:
         """A sum that becomes the largest difference of engine and trainer over all batches of a step, once the sums of
         its batches are divided by their shares."""
         before = self.largest_gap * self.gap_share
-        self.largest_gap, self.gap_share = max(self.largest_gap, gap.item()), self.gap_share + share
-        return gap.new_tensor(self.largest_gap * self.gap_share - before)
+        self.largest_gap, self.gap_share = max(self.largest_gap, gap), self.gap_share + share
+        return self.largest_gap * self.gap_share - before
 
 
-def prompts_of(batch: Batch, tokenizer: Tokenizer) -> list[tuple[list[int], str]]:
-    """The prompt and the answer in each row of a batch: the tokens before the first target, and the text of the targets
-    without the end token."""
-    found = []
-    for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist()):
-        first = next(i for i, target in enumerate(targets) if target != IGNORE_INDEX)
-        answer = [target for target in targets if target != IGNORE_INDEX and target not in tokenizer.end_ids]
-        found.append((tokens[: first + 1], tokenizer.decode(answer)))
-    return found
+def largest(differences: Tensor, mask: Tensor) -> float:
+    """The largest absolute difference at the masked tokens."""
+    return (differences.abs() * mask).max().item()
 
 
-def completion_logprobs(model: Decoder, batch: Batch, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of the targets, entropies without gradient, and values where the model has a head `value`, each
-    (N, T), 0 where there is no target. Logits are made for targets only, and chunk by chunk where there are many."""
+@dataclass(frozen=True)
+class PolicyOutputs:
+    """What a model says of targets, each (N, T), 0 where there is none."""
+
+    logprobs: Tensor  # log-probabilities, with logits divided by the temperature
+    entropy: Tensor  # of these distributions, without gradient
+    plain: Tensor  # log-probabilities at temperature 1, without gradient
+    values: Tensor  # where the model has a head of values
+
+
+def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOutputs:
+    """The outputs for the targets of a batch. Logits are made for these only, and in chunks where there are many."""
     hidden = model.hidden(batch.tokens, batch.positions)
     inside = batch.targets != IGNORE_INDEX
     states, targets = hidden[inside], batch.targets[inside]
 
-    def part(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def part(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = model.logits(h[None])[0]
-        log_p = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        log_p = (logits / temperature).log_softmax(-1)
         entropy = -(log_p.detach().exp() * log_p.detach()).sum(-1)
-        return log_p.gather(1, t[:, None])[:, 0], entropy
+        plain = log_p.detach() if temperature == 1.0 else logits.detach().log_softmax(-1)
+        return log_p.gather(1, t[:, None])[:, 0], entropy, plain.gather(1, t[:, None])[:, 0]
 
     size = max(1, MAX_LOGITS // model.config.vocab_size)
     pieces = list(zip(states.split(size), targets.split(size)))
@@ -301,22 +320,10 @@ def completion_logprobs(model: Decoder, batch: Batch, temperature: float) -> tup
         if len(pieces) == 1 or not torch.is_grad_enabled()
         else lambda h, t: checkpoint(part, h, t, use_reentrant=False)
     )
-    logprobs, entropies = (torch.cat(some) for some in zip(*(run(h, t) for h, t in pieces)))
+    logprobs, entropies, plain = (torch.cat(some) for some in zip(*(run(h, t) for h, t in pieces)))
     spread = lambda x: torch.zeros(inside.shape, dtype=x.dtype, device=x.device).masked_scatter(inside, x)
-    head = model._modules.get("value")
-    values = (
-        spread(head(states)[:, 0].to(logprobs.dtype))
-        if head is not None
-        else torch.zeros_like(inside, dtype=logprobs.dtype)
-    )
-    return spread(logprobs), spread(entropies), values
-
-
-def add_value_head(model: Decoder) -> None:
-    """Give a model a head of values, from hidden states (..., D) to (..., 1), which begin at 0."""
-    head = nn.Linear(
-        model.config.d_model, 1, device=model.device, dtype=torch.promote_types(model.dtype, torch.float32)
-    )
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    model.add_module("value", head)
+    if head_labels(model) == VALUE:
+        values = spread(head_of(model)(states)[:, 0].to(logprobs.dtype))
+    else:
+        values = torch.zeros_like(inside, dtype=logprobs.dtype)
+    return PolicyOutputs(spread(logprobs), spread(entropies), spread(plain), values)

@@ -23,7 +23,7 @@ import torch
 
 from onward import fields
 from onward.arguments import checked
-from onward.checkpoint.adapters import check_base, is_adapter
+from onward.checkpoint.bases import check_base, is_adapter
 from onward.checkpoint.training import PROGRESS, SavedState, Saver, newest_state, saves, step_of
 from onward.data.progress import Progress, silent
 from onward.device import choose_device
@@ -31,8 +31,9 @@ from onward.errors import UserError
 from onward.files import read_json, write_json
 from onward.hub import locate
 from onward.model.decoder import Decoder
+from onward.model.heads import add_head
 from onward.text.tokenizer import Tokenizer
-from onward.training.base import adapter_base, load_base
+from onward.training.base import adapter_base, base_model, load_base
 from onward.training.budget import Budget
 from onward.training.build import build_trainer
 from onward.training.calibration import Sampler, calibrated
@@ -180,9 +181,13 @@ class Run:
         torch.manual_seed(config.seed)
         fresh = model is None
         model = (model or Decoder(config.decoder(tokenizer.vocab_size))).to(device)
+        if inputs.labels:
+            add_head(model, inputs.labels)
         hf = {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
         config, loss = replace(config, device=str(device)), loss or task.loss(config)
         config, budget = calibrated(config, model, tokenizer, inputs, sample, Processes.join(), loss)
+        if load := getattr(loss, "load_state", None):
+            load({}, device)  # what trial steps left
         run = cls(config, model, tokenizer, inputs, hf, loss)
         run.fresh, run.budget = fresh, budget
         write_json(folder / "run.json", fields.plain(run.config))
@@ -220,8 +225,8 @@ class Run:
             adapter = is_adapter(folder)
             if adapter:
                 check_base(folder, locate(config.base))
-            state = newest_state(folder, device, base=base_model(folder, config))
             inputs = task_of(config).open(config, folder, "size" if processes.rank else "sha256")
+            state = newest_state(folder, device, base=base_model(folder, config, inputs.labels))
             hf = load_base(config)[1] if adapter else read_json(folder / "config.json")
             run = cls(config, state.model, tokenizer, inputs, hf, loss)
             run.load_state(state)
@@ -272,6 +277,8 @@ class Run:
                         if self.budget:
                             self.budget.note_step(step.seconds)
                         yield self.log.write(step)
+                        if self.planner.due(self.step):
+                            self.log.write_samples(self.step, getattr(self.trainer.loss, "samples", ()))
                         recovered = bool(self.failed_steps) and self.step >= self.failed_steps[-1]
                         stopping, saving = map(bool, self.processes.sum([stop(), save()]))
                         if stopping or saving or recovered or self.planner.due(self.step):
@@ -327,7 +334,11 @@ class Run:
         if self.processes.rank:
             self.processes.wait()  # until the first process has moved damaged saves aside
         skipped = self.skipped
-        self.load_state(newest_state(self.folder, torch.device("cpu"), spoiled, base_model(self.folder, self.config)))
+        self.load_state(
+            newest_state(
+                self.folder, torch.device("cpu"), spoiled, base_model(self.folder, self.config, self.inputs.labels)
+            )
+        )
         if not self.processes.rank:
             self.processes.wait()
         if spoiled is not None and self.step < spoiled:
@@ -390,8 +401,3 @@ class Run:
         if failure := self.saver.pop_failure():
             messages.append(f"{failure}; training goes on, and the next save tries again")
         return messages
-
-
-def base_model(folder: Path, config: RunConfig) -> Callable[[], Decoder] | None:
-    """A function that makes the model with new adapters, for a run that saves only these; else None."""
-    return (lambda: load_base(config)[0]) if is_adapter(folder) else None

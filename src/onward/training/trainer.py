@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from onward.arguments import check_fields, checked, explained, named
-from onward.checkpoint.training import TrainerState, restore, training_tensors
+from onward.checkpoint.training import LOSS, TrainerState, restore, training_tensors
 from onward.data.windows import Batch
 from onward.training.average import Average
 from onward.training.balance import Balance
 from onward.training.health import Spikes, matrices, update_ratio
-from onward.training.loss import CrossEntropy, Loss
+from onward.training.loss import CrossEntropy, Loss, summarized
 from onward.training.precision import autocast, grad_scaler
 from onward.training.processes import Processes
 
@@ -183,7 +183,7 @@ class Trainer:
         self.processes.sum_gradients(self.model)
         names = list(reported[0])
         sums = self.processes.sum([sum(one[name].item() for one in reported) for name in names])
-        return {name: value / count for name, value in zip(names, sums)}, max(1, targets)
+        return summarized(self.loss, {name: value / count for name, value in zip(names, sums)}), max(1, targets)
 
     def finite(self) -> bool:
         """Whether all weights are finite."""
@@ -203,6 +203,8 @@ class Trainer:
     def state_dict(self) -> TrainerState:
         """Everything needed to go on exactly: tensors, not copied, of the trainable parameters only, and numbers."""
         tensors = training_tensors(self.model, self.optimizers, self.average.tensors if self.average else None)
+        if state := getattr(self.loss, "state", None):
+            tensors |= {f"{LOSS}{name}": tensor for name, tensor in state().items()}
         return TrainerState(
             tensors,
             {
@@ -218,6 +220,9 @@ class Trainer:
     def load_state(self, state: TrainerState) -> None:
         """Go back, or on, to a state of a trainer made like this one; weights are copied into the model in place."""
         restore(state.tensors, self.model, self.optimizers)
+        if load := getattr(self.loss, "load_state", None):
+            kept = {name.removeprefix(LOSS): t for name, t in state.tensors.items() if name.startswith(LOSS)}
+            load(kept, self.device)
         self.step, self.spikes.state = state.progress["step"], state.progress["losses"]
         self.scaler.load_state_dict(state.progress["scaler"])
         if self.average:

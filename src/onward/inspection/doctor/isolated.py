@@ -6,7 +6,6 @@ python -m onward.inspection.doctor.isolated RESULTS GIGABYTES ARGUMENTS
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.errors import UserError
+from onward.limits import limit_memory
 
 GIGABYTE = 1 << 30
 
@@ -53,10 +53,7 @@ def main(results: str, gigabytes: str, arguments: str) -> None:
 
     with open(results, "a", encoding="utf-8", buffering=1) as file:
         try:
-            pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
-            limit = pages * resource.getpagesize() + int(float(gigabytes) * GIGABYTE)
-            if pages:
-                resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+            limit_memory(int(float(gigabytes) * GIGABYTE))
             for finding in examine(subject_of(**json.loads(arguments))):
                 print(json.dumps(asdict(finding)), file=file)
         except (UserError, MemoryError) as error:

@@ -1,0 +1,92 @@
+"""Weights in pickles (.bin), as the oldest releases have them, as safetensors: read by a process of its own, with
+`torch.load(weights_only=True)`, which makes tensors and runs no code, and with a limit to its memory.
+
+`python -m onward.checkpoint.pickles OUT FILE ...` is that process; nothing else of Onward reads a pickle.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.checkpoint.weights import DTYPE_NAMES, fill
+from onward.errors import UserError
+from onward.files import write_json
+from onward.hub import FILES, INDEX
+from onward.limits import limit_memory
+
+ROOM = 1 << 30  # bytes that the process may allocate beside twice those of the largest file
+PICKLED = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
+
+
+@contextmanager
+def as_safetensors(folder: Path, beside: Path) -> Iterator[Path]:
+    """A temporary folder in `beside` with the model of a folder whose weights are pickles. A UserError if there are
+    none, or if they hold anything but tensors."""
+    found = sorted(path for path in folder.iterdir() if PICKLED.fullmatch(path.name)) if folder.is_dir() else []
+    if not found:
+        raise UserError(f"{folder} has no pytorch_model.bin: leave out from_bin, which is for such files")
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".from-bin-", dir=beside) as made:
+        words = [sys.executable, "-m", __name__, made, *map(str, found)]
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:] if done.returncode == 2 else []
+            why = last[0] if last else "its process was ended, perhaps for want of memory"
+            raise UserError(f"{found[0].parent}: the pickles cannot be read as weights ({why})")
+        for path in folder.iterdir():
+            if path.is_file() and FILES[""].fullmatch(path.name):
+                shutil.copyfile(path, Path(made, path.name))
+        yield Path(made)
+
+
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """The tensors of a pickle by name, memory-mapped where its form allows."""
+    state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
+        state = state["state_dict"]
+    if not isinstance(state, Mapping) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in state.items()
+    ):
+        raise UserError(f"{path.name} holds no table of tensors")
+    if strange := [name for name, tensor in state.items() if tensor.dtype not in DTYPE_NAMES]:
+        raise UserError(f"{path.name}: {strange[0]} is {state[strange[0]].dtype}, which no model here has")
+    return dict(state)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the tensors of pickles into a folder, a file for each of them and an index; the exit status."""
+    out, files = Path(argv[0]), list(map(Path, argv[1:]))
+    limit_memory(ROOM + 2 * max(path.stat().st_size for path in files))
+    places = dict[str, str]()
+    try:
+        for number, path in enumerate(files, 1):
+            name = f"model-{number:05}-of-{len(files):05}.safetensors"
+            tensors = tensors_of(path)
+            fill(out / name, {key: tensor.to("meta") for key, tensor in tensors.items()}, tensors.items())
+            places |= dict.fromkeys(tensors, name)
+        write_json(out / INDEX, {"weight_map": places})
+    except pickle.UnpicklingError as error:
+        code = re.search(r"GLOBAL ([\w.]+)", str(error))
+        print(f"one holds {code[1] if code else 'something'} beside weights", file=sys.stderr)
+        return 2
+    except Exception as error:  # whatever a damaged or hostile pickle leads to
+        print((str(error) or type(error).__name__).splitlines()[0][:300].rstrip("."), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""The outputs of a model's head after sequences of tokens: rewards, values, or the probabilities of classes.
+
+Shapes: S sequences, N outputs, T tokens of the longest sequence of a batch, M answers.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from onward.model.decoder import Decoder, without_dropout
+from onward.model.heads import head_of
+
+ROWS = 32  # sequences of a batch
+BINS = 10  # of confidence, from 0 to 1
+
+
+@torch.inference_mode()
+def outputs(model: Decoder, sequences: Sequence[Sequence[int]]) -> Tensor:
+    """The outputs (S, N) of the head after the last token of each sequence of token ids, in at least fp32. A UserError
+    where the model has no head."""
+    head, found = head_of(model), []
+    with without_dropout(model):
+        for start in range(0, len(sequences), ROWS):
+            several = [torch.tensor(sequence) for sequence in sequences[start : start + ROWS]]
+            hidden = model.hidden(pad_sequence(several, batch_first=True).to(model.device))
+            lasts = torch.tensor([len(sequence) - 1 for sequence in several], device=model.device)
+            found.append(head(hidden[torch.arange(len(several), device=model.device), lasts]))
+    return torch.cat(found)
+
+
+def calibration_bins(confidence: Tensor, right: Tensor) -> dict[str, Tensor]:
+    """For each bin of confidence, the sum of confidence less what was right, both (M,)."""
+    index = (confidence * BINS).long().clamp(max=BINS - 1)
+    sums = confidence.new_zeros(BINS).index_add(0, index, confidence - right)
+    return {f"bin/{i}": value for i, value in enumerate(sums.unbind())}
+
+
+def calibration_error(figures: dict[str, float]) -> dict[str, float]:
+    """Figures with the expected calibration error (Guo et al. 2017) in place of their bins, the means of those of
+    `calibration_bins`: how far confidence and accuracy are apart, a mean over answers."""
+    bins = [figures.pop(name) for name in list(figures) if name.startswith("bin/")]
+    return figures | {"calibration_error": sum(map(abs, bins))}

@@ -1,0 +1,56 @@
+"""A head of outputs beside the logits: rewards, values or classes, from the hidden states of a finished model.
+
+It is the module `score` of transformers' models for sequence classification, and is saved with the weights.
+
+Shapes: D d_model, N outputs.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+
+NAME = "score"  # of the module, as transformers names it
+REWARD, VALUE = ("reward",), ("value",)  # the labels of reward models, and of the values of PPO
+
+
+class Head(nn.Linear):
+    """Hidden states (..., D) to outputs (..., N), in at least fp32. Each output has a label."""
+
+    def __init__(self, d_model: int, labels: Sequence[str], device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(d_model, len(labels), bias=False, device=device, dtype=dtype)
+        self.labels = tuple(labels)
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return F.linear(hidden.to(exact), self.weight.to(exact))
+
+
+def add_head(model: Decoder, labels: Sequence[str]) -> None:
+    """Give a model a head with an output for each label, in place, unless it has this one; it begins at 0, and is
+    trained."""
+    if head_labels(model) != tuple(labels):
+        model.add_module(NAME, Head(model.config.d_model, labels, model.device, model.dtype))
+    head_of(model).requires_grad_(True)
+
+
+def head_labels(model: nn.Module) -> tuple[str, ...]:
+    """The labels of a model's head; () where it has none."""
+    head = model._modules.get(NAME)
+    return head.labels if isinstance(head, Head) else ()
+
+
+def head_of(model: nn.Module) -> Head:
+    """The head of a model; a UserError where it has none."""
+    head = model._modules.get(NAME)
+    if not isinstance(head, Head):
+        raise UserError("the model has no head of outputs: train one, such as with onward finetune --method reward")
+    return head

@@ -1,0 +1,245 @@
+"""Heads of outputs: reward models and classifiers, their losses, saves, and use as a reward."""
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import onward
+from onward.data.examples import Encoder, classified, preferred, tabulated
+from onward.data.packing import batch_of
+from onward.data.records import Record
+from onward.errors import UserError
+from onward.evaluation.outputs import calibration_bins, calibration_error, outputs
+from onward.model.decoder import Decoder
+from onward.model.heads import add_head, head_labels, head_of
+from onward.training.finetuning import FinetuneConfig
+from onward.training.methods import METHODS
+from onward.training.run import Run
+from onward.training.scoring import ClassLoss, RewardLoss, reward_loss
+
+from support.decoders import DECODERS, assert_close, decoder
+from support.finetuning import base_model, config, tokenizer, write_rows
+from support.runs import assert_same_run, metrics
+
+PAIRS: list[dict[str, Any]] = [
+    {"prompt": f"{i} + 3?", "chosen": "It is eleven.", "rejected": "0" * (i % 4 + 1)} for i in range(16)
+]
+TEXTS = "Brief!", "It is eleven."
+CLASSES = [{"text": f"{i}?", "pair": TEXTS[i % 2], "label": ["no", "yes"][i % 2]} for i in range(16)]
+DATA: dict[str, list[dict[str, Any]]] = {"reward": PAIRS, "classify": CLASSES}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_model(tmp_path_factory.mktemp("base"), dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def runs(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Path]:
+    """A run of each method, with all weights and with adapters of rank 2."""
+    folder, found = tmp_path_factory.mktemp("runs"), {}
+    for method in DATA:
+        for rank in 0, 2:
+            run = Run.start(options(method, base, folder, f"{method}-{rank}", lora=rank))
+            list(run.train())
+            found[method, rank] = run.folder
+    return found
+
+
+def options(method: str, base: Path, folder: Path, name: str, **changes: Any) -> FinetuneConfig:
+    data = write_rows(folder / f"{method}.jsonl", DATA[method])
+    settings = {"template": "", "validation": "0.2", "method": method, "steps": 8, "validate_every": 4}
+    return config(base, data, folder / name, **settings | changes)
+
+
+def example_batch(method: str) -> Any:
+    """Four examples in two rows."""
+    table, _ = tabulated(METHODS[method].form(Encoder(tokenizer()), [Record(r, "") for r in DATA[method]]), 96, "error")
+    return batch_of(table, [[0, 1], [2, 3]], by_example=True)
+
+
+def with_head(method: str) -> Decoder:
+    model = decoder(replace(DECODERS["llama"], vocab_size=tokenizer().vocab_size, context_length=96))
+    add_head(model, ["reward"] if method == "reward" else ["no", "yes"])
+    torch.manual_seed(0)
+    torch.nn.init.normal_(head_of(model).weight)
+    return model
+
+
+@pytest.mark.parametrize("margin", [0.0, 1.5])
+def test_reward_loss_is_its_formula_in_fp64(margin: float) -> None:
+    chosen, rejected = torch.tensor([[-30.0, 0.0, 2.0], [1.0, 0.0, -40.0]], dtype=torch.float64)
+    gap, total = (chosen - rejected).numpy() - margin, (chosen + rejected).numpy()
+    wanted = np.logaddexp(0, -gap) + 0.01 * total**2
+    np.testing.assert_allclose(reward_loss(chosen, rejected, margin, 0.01).numpy(), wanted, rtol=1e-12)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("margin", [False, True])
+def test_reward_loss_and_gradient_equal_those_of_trl(margin: bool) -> None:
+    reward_trainer = pytest.importorskip("trl.trainer.reward_trainer", reason="needs TRL: pip install trl")
+    rewards = torch.randn(8, 1, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    same = SimpleNamespace(gather=lambda x: x, gather_for_metrics=lambda x: x)
+    metrics = defaultdict[str, Any](lambda: defaultdict(list))
+    fake = SimpleNamespace(model=SimpleNamespace(training=False), accelerator=same, _metrics=metrics)
+    fake._total_train_tokens, fake.args = 0, SimpleNamespace(center_rewards_coefficient=0.01)
+    margins = torch.tensor([0.5, 0.0, 2.0, 1.0])
+    inputs = {"input_ids": torch.zeros(8, 1)} | ({"margin": margins} if margin else {})
+    policy = lambda **_: SimpleNamespace(logits=rewards)
+    theirs = reward_trainer.RewardTrainer.compute_loss(fake, policy, inputs)
+    chosen, rejected = rewards[:, 0].chunk(2)
+    ours = reward_loss(chosen, rejected, margins if margin else 0.0, 0.01).mean()
+    assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
+    both = [torch.autograd.grad(loss, rewards, retain_graph=True)[0] for loss in (ours, theirs)]
+    assert_close(both[0], both[1], 1e-6)
+
+
+@pytest.mark.parametrize("method", DATA)
+def test_outputs_of_packed_examples_are_those_after_their_last_tokens(method: str) -> None:
+    model, batch = with_head(method), example_batch(method)
+    form = preferred if method == "reward" else classified
+    several = form(Encoder(tokenizer()), [Record(row, "") for row in DATA[method][:4]])
+    sequences = [sequence.tokens for example in several for sequence in example.sequences]
+    alone = outputs(model, sequences)
+    assert_close(head_of(model)(model.hidden(batch.tokens, batch.positions).flatten(0, 1)[batch.lasts]), alone, 1e-5)
+    loss, _, figures = (RewardLoss() if method == "reward" else ClassLoss())(model, batch)  # type: ignore[misc]
+    labels = torch.tensor([0, 1, 0, 1])
+    if method == "reward":
+        wanted, right = -(alone[::2] - alone[1::2]).sigmoid().log().sum(), (alone[::2] > alone[1::2]).sum()
+    else:
+        wanted, right = (
+            torch.nn.functional.cross_entropy(alone, labels, reduction="sum"),
+            (alone.argmax(1) == labels).sum(),
+        )
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    assert figures["accuracy"] == right
+
+
+def test_classifier_adds_the_mean_loss_of_the_text() -> None:
+    model, batch = with_head("classify"), example_batch("classify")
+    plain, _, _ = ClassLoss()(model, batch)  # type: ignore[misc]
+    loss, _, figures = ClassLoss(0.5)(model, batch)  # type: ignore[misc]
+    logprobs = model(batch.tokens, batch.positions).log_softmax(-1)
+    of_texts = 0.0
+    for number in range(4):
+        where = (batch.sequences == number) & (batch.targets >= 0)
+        of_texts -= logprobs[where].gather(1, batch.targets[where][:, None]).mean().item()
+    assert figures["text_loss"].item() == pytest.approx(of_texts, rel=1e-5)
+    assert loss.item() == pytest.approx(plain.item() + 0.5 * of_texts, rel=1e-5)
+
+
+def test_calibration_error_is_the_distance_of_confidence_and_accuracy() -> None:
+    confidence, right = torch.tensor([0.95, 0.97, 0.55, 1.0]), torch.tensor([1.0, 0.0, 1.0, 1.0])
+    means = {name: value.item() / 4 for name, value in calibration_bins(confidence, right).items()}
+    found = calibration_error({"accuracy": 0.75, **means})
+    assert found.keys() == {"accuracy", "calibration_error"}
+    assert found["calibration_error"] == pytest.approx((abs(0.95 + 0.97 + 1.0 - 2) + abs(0.55 - 1)) / 4)
+
+
+@pytest.mark.parametrize("method", DATA)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_run_learns_its_head_and_saves_it(method: str, rank: int, runs: dict[tuple[str, int], Path]) -> None:
+    folder = runs[method, rank]
+    validations = [row for row in metrics(folder) if "validation_loss" in row]
+    assert validations[-1]["accuracy"] == 1
+    assert 0 <= validations[-1]["calibration_error"] <= 1
+    lm = onward.load(folder)
+    assert head_labels(lm.model) == (("reward",) if method == "reward" else ("no", "yes"))
+    assert head_of(lm.model).weight.any()
+    if method == "reward":
+        right, wrong = lm.rewards("5 + 3?", ["It is eleven.", "00"])
+        assert right > wrong
+    else:
+        (one, other) = lm.classify([("7?", TEXTS[1]), ("6?", TEXTS[0])])
+        assert one["yes"] > 0.5 > other["yes"]
+        assert sum(one.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_run_with_a_head_resumes_exactly(
+    rank: int, base: Path, runs: dict[tuple[str, int], Path], tmp_path: Path
+) -> None:
+    run = Run.start(options("classify", base, tmp_path, f"classify-{rank}", lora=rank))
+    for _ in run.train(stop=lambda: run.step == 3):
+        pass
+    list(Run.resume(run.folder).train())
+    one, other = (onward.load(folder).model.state_dict() for folder in (run.folder, runs["classify", rank]))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    if not rank:
+        assert_same_run(run.folder, runs["classify", rank])
+
+
+def test_a_head_goes_with_its_model(base: Path, runs: dict[tuple[str, int], Path], tmp_path: Path) -> None:
+    onward.merge(runs["reward", 2], tmp_path / "merged")
+    answers = ["It is eleven.", "00"]
+    assert onward.load(tmp_path / "merged").rewards("1 + 1?", answers) == pytest.approx(
+        onward.load(runs["reward", 2]).rewards("1 + 1?", answers), abs=1e-5
+    )
+    run = Run.start(options("classify", runs["reward", 0], tmp_path, "run", steps=1, validate_every=1))
+    assert head_labels(run.model) == ("no", "yes"), "another task has another head"
+    with pytest.raises(UserError, match="no head of outputs"):
+        onward.load(base).classify(["a"])
+    with pytest.raises(UserError, match=r"llama\.cpp"):
+        onward.save(onward.load(runs["reward", 0]), tmp_path / "reward.gguf")
+
+
+def test_a_reward_model_loads_in_transformers_with_the_same_rewards(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    names = tokenizer()
+    model = Decoder(onward.DecoderConfig(names.vocab_size, d_model=16, n_layers=1, n_heads=2, context_length=32))
+    add_head(model, ["reward"])
+    torch.nn.init.normal_(head_of(model).weight)
+    onward.save(onward.LanguageModel(model.eval(), names), tmp_path)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    tokens = names.encode("0123 + 4?")
+    assert_close(theirs(torch.tensor([tokens])).logits.detach(), outputs(model, [tokens]), 1e-5)
+
+
+def test_a_reward_model_rewards_completions(base: Path, runs: dict[tuple[str, int], Path], tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"{i}?"} for i in range(8)])
+    settings = {"method": "grpo", "samples": 2, "completion_length": 3, "steps": 1, "template": "", "validate_every": 1}
+    for rank in 0, 2:
+        run = Run.start(config(base, data, tmp_path / f"run{rank}", reward=str(runs["reward", rank]), **settings))
+        list(run.train())
+        sample = run.trainer.loss.samples[0]  # type: ignore[attr-defined]
+        assert np.isfinite(sample["reward"])
+    with pytest.raises(UserError, match="a model without rewards: train one"):
+        Run.start(config(base, data, tmp_path / "bad", reward=str(base), **settings))
+    onward.train_tokenizer("byte", []).save(tmp_path / "other")
+    assert not (tmp_path / "bad").exists()
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no label": ({"text": "a"}, "needs text and label"),
+    "a list as label": ({"text": "a", "label": [1]}, "needs text and label"),
+    "a number as pair": ({"text": "a", "pair": 3, "label": 1}, "needs text and label"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_classes_are_one_sentence_with_their_place(case: str) -> None:
+    values, sentence = BAD[case]
+    with pytest.raises(UserError, match=f"^c.jsonl line 3: .*{sentence}"):
+        list(classified(Encoder(tokenizer()), [Record(values, "c.jsonl line 3")]))
+
+
+def test_a_margin_that_a_pair_lacks_is_0() -> None:
+    rows: list[dict[str, Any]] = [PAIRS[i] | ({"margin": i} if i % 2 else {}) for i in range(5)]
+    table, _ = tabulated(preferred(Encoder(tokenizer()), [Record(row, "") for row in rows]), 96, "error")
+    assert table.numbers["margin"].tolist() == [0, 1, 0, 3, 0]
+
+
+def test_classes_are_those_of_the_first_table() -> None:
+    encoder = Encoder(tokenizer())
+    rows = [Record({"text": "a", "label": label}, "") for label in (10, 9, 10)]
+    assert [e.numbers["label"] for e in classified(encoder, rows)] == [1, 0, 1]
+    assert encoder.labels == ("9", "10")
+    with pytest.raises(UserError, match="v line 1: label is 8: choose from"):
+        list(classified(encoder, [Record({"text": "a", "label": 8}, "v line 1")]))
