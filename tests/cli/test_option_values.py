@@ -43,7 +43,7 @@ def options(command: str) -> list[Argument]:
 
 
 @pytest.mark.fuzzer
-@pytest.mark.parametrize("count", [40, pytest.param(4_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.long)])
 def test_odd_value_of_an_option_works_or_is_refused(
     count: int,
     tiny_run: Path,

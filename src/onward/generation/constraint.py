@@ -255,4 +255,6 @@ def reason(message: str) -> str:
     """One sentence of an llguidance message, without the excerpt of its grammar."""
     found = re.search(r"^error: (.*)", message, re.MULTILINE)
     first = message.partition("\n")[0]
+    if first.startswith("panic"):  # a mistake of the library
+        return "llguidance fails on it"
     return found[1] if found else re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", first)

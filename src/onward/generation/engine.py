@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import TypedDict, Unpack
+from typing import Annotated, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from onward.arguments import checked
+from onward.arguments import Range, checked
 from onward.errors import UserError
 from onward.generation.cache_manager import CacheManager
 from onward.generation.distribution import check_mask
@@ -100,7 +100,7 @@ class Engine:
         return bool(self.scheduler.waiting or self.scheduler.active)
 
     @checked
-    def compile(self, rows: int = 1, folder: str | Path | None = None) -> str:
+    def compile(self, rows: Annotated[int, Range(1, 1 << 20)] = 1, folder: str | Path | None = None) -> str:
         """Compile decoding steps of this many rows now, rather than after `compile_after` plain ones; a `folder` keeps
         the machine code for the next start. Returns why they cannot be compiled, so that steps stay plain; "" if they
         are."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from onward.arguments import Range, checked, named
+from onward.arguments import Range, check_fields, checked, named
 from onward.errors import UserError
 from onward.model.part_types import Rate, Size, SizeOrZero
 from onward.training.config import NotNegative, RunConfig, Share
@@ -88,6 +88,7 @@ class FinetuneConfig(RunConfig, MethodOptions):
     out: str = ""  # folder of the run; "": runs/ and the names of the model and the method
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not (self.steps or self.time or self.epochs):
             object.__setattr__(self, "epochs", 1.0)
         super().__post_init__()

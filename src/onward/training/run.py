@@ -257,38 +257,45 @@ class Run:
         `save()` asks for a save after the present step. A UserError if the last step cannot be saved, or if steps fail
         three times in a row.
         """
-        began = perf_counter() - self.seconds
         lock = nullcontext() if self.processes.rank else run_lock(self.folder, again=True)
         with lock, self.log.tracked(self.config.track, fields.plain(self.config)):
-            self.check_ranks()
-            yield from self.validations()  # a kill may have come between the save and its validation
-            stopping = bool(self.processes.sum([stop()])[0])
-            while self.step < self.config.steps and not stopping:
-                with closing(self.planner.plans(self.step, self.position, self.skipped)) as plans:
-                    for plan in plans:
-                        step = self.trainer.train_step(plan)
-                        if self.planner.due(step.step) and not step.failure and not self.trainer.finite():
-                            step = replace(step, failure="the weights are not finite")
-                        if step.failure:
-                            yield self.rollback(plan, step)
-                            yield from self.validations()
-                            break  # other windows follow than those that were prepared ahead
-                        self.position, self.seconds = plan.next_position, perf_counter() - began
-                        if self.budget:
-                            self.budget.note_step(step.seconds)
-                        yield self.log.write(step)
-                        if self.planner.due(self.step):
-                            self.log.write_samples(self.step, getattr(self.trainer.loss, "samples", ()))
-                        recovered = bool(self.failed_steps) and self.step >= self.failed_steps[-1]
-                        stopping, saving = map(bool, self.processes.sum([stop(), save()]))
-                        if stopping or saving or recovered or self.planner.due(self.step):
-                            self.check_ranks()
-                            self.save()
+            try:
+                yield from self.steps(stop, save)
+                self.finish()
+            finally:  # where it ends early, too, nothing is written any more once the lock is free
+                self.saver.finish()
+
+    def steps(self, stop: Callable[[], bool], save: Callable[[], bool]) -> Iterator[Event]:
+        """The events of `train`."""
+        began = perf_counter() - self.seconds
+        self.check_ranks()
+        yield from self.validations()  # a kill may have come between the save and its validation
+        stopping = bool(self.processes.sum([stop()])[0])
+        while self.step < self.config.steps and not stopping:
+            with closing(self.planner.plans(self.step, self.position, self.skipped)) as plans:
+                for plan in plans:
+                    step = self.trainer.train_step(plan)
+                    if self.planner.due(step.step) and not step.failure and not self.trainer.finite():
+                        step = replace(step, failure="the weights are not finite")
+                    if step.failure:
+                        yield self.rollback(plan, step)
                         yield from self.validations()
-                        yield from (Notice(self.step, sentence) for sentence in self.pop_messages())
-                        if stopping:
-                            break
-        self.finish()
+                        break  # other windows follow than those that were prepared ahead
+                    self.position, self.seconds = plan.next_position, perf_counter() - began
+                    if self.budget:
+                        self.budget.note_step(step.seconds)
+                    yield self.log.write(step)
+                    if self.planner.due(self.step):
+                        self.log.write_samples(self.step, getattr(self.trainer.loss, "samples", ()))
+                    recovered = bool(self.failed_steps) and self.step >= self.failed_steps[-1]
+                    stopping, saving = map(bool, self.processes.sum([stop(), save()]))
+                    if stopping or saving or recovered or self.planner.due(self.step):
+                        self.check_ranks()
+                        self.save()
+                    yield from self.validations()
+                    yield from (Notice(self.step, sentence) for sentence in self.pop_messages())
+                    if stopping:
+                        break
 
     def check_ranks(self) -> None:
         """A UserError if a process trains another run than rank 0, such as one in a folder of another disk."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from onward.arguments import shown
 from onward.checkpoint.gguf.blocks import TYPES, BlockType
 from onward.errors import UserError
 from onward.suggestions import nearest
@@ -90,7 +91,7 @@ def read_header(path: Path) -> Header:
             raise UserError(f"there is no {part.name} beside {path.name}, which is the first of {count} parts")
         for name, info in read_one(part).tensors.items():
             if tensors.setdefault(name, info) is not info:
-                raise UserError(f"{part} has a tensor {name}, which another part has too: get the parts again")
+                raise UserError(f"{part} has a tensor {shown(name)}, which another part has too: get the parts again")
     return Header(path, header.keys, tensors)
 
 
@@ -115,6 +116,7 @@ class Reader:
         self.path, self.data, self.at, self.size = path, data, 4, len(data)
 
     def broken(self, what: str) -> UserError:
+        what = what.encode("unicode_escape").decode()  # damaged names hold anything
         return UserError(f"{self.path} is cut off or not a GGUF file ({what}): copy or download it again")
 
     def header(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
@@ -162,7 +164,7 @@ class Reader:
         """A tensor whose bytes are inside of the file."""
         if code not in TYPES:
             raise UserError(
-                f"{self.path}: tensor {name:.60} has type {code}, which Onward does not know: get another file"
+                f"{self.path}: tensor {shown(name)} has type {code}, which Onward does not know: get another file"
             )
         kind, row = TYPES[code], shape[-1] if shape else 1
         if row % kind.numbers:
