@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str | Text], None]  # prints a sentence, in the first process only
 
+OK, LOOK = ("ok    ", "green"), ("look  ", "red")
+
 ABOUT = """\
 Train a decoder on text. The run folder is a Hugging Face folder that also holds what is needed to go on.
 
@@ -213,7 +215,27 @@ def describe(run: "Run", say: Say) -> None:
     if unnamed := unnamed_changes(run.config.preset, run.model.config, run.config.model):
         say(f"beside your changes, the preset is changed in: {'; '.join(unnamed)}")
     for check in run.checks():
-        say(Text.assemble(("ok    ", "green") if check.ok else ("look  ", "red"), check.sentence))
+        say(Text.assemble(OK if check.ok else LOOK, check.sentence))
+    examine(run, say)
+
+
+def examine(run: "Run", say: Say) -> None:
+    """Before the first step, say what the cheap half of the doctor's checks finds in the model. A failure does not stop
+    the run."""
+    if run.step:
+        return
+    import torch
+
+    from onward.inspection.doctor.checks import CHEAP, doctor
+
+    with torch.compiler.set_stance("force_eager"):
+        found = doctor(run.model, checks=CHEAP, fresh=run.fresh)
+    failed = [finding for finding in found if finding.status == "failed"]
+    for finding in failed:
+        where = f", {finding.where}" if finding.where else ""
+        say(Text.assemble(LOOK, f"{finding.check}: {finding.what}{where}; {finding.mend}"))
+    if not failed:
+        say(Text.assemble(OK, f"{len(found)} checks of the doctor find nothing in the model"))
 
 
 def follow(run: "Run", requests: "Requests", say: Say) -> None:
