@@ -97,7 +97,8 @@ def old_data(run: Path) -> dict[str, Any]:
         raise UserError(f"{run} was trained on examples, and onward train reads texts: name some")
     validation = str(run / record.validation) if record.validation else config.validation
     sources = dict.fromkeys(str(run / name) for name, _ in record.train)
-    return {"sources": [*sources], "validation": validation, "pack": config.pack, "out": f"{run}-longer"}
+    again = {"validation": validation, "pack": config.pack, "seed": config.seed + 1}  # the windows in another order
+    return {"sources": [*sources], "out": f"{run}-longer", **again}
 
 
 def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
