@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.generation.request import Request, TokenLogprob
     from onward.generation.results import Completion, SearchResult
     from onward.generation.sampling import Sampling
+    from onward.inspection.doctor.checks import doctor
     from onward.language_model import LanguageModel
     from onward.model.cache import KVCache
     from onward.model.config import DecoderConfig
@@ -147,6 +148,7 @@ __all__ = [
     "YaRNScaling",
     "activation_names",
     "add_lora",
+    "doctor",
     "edit",
     "finetune",
     "load",

@@ -16,7 +16,7 @@ from onward.checkpoint.adapters import load_with_adapters
 from onward.checkpoint.adapters import save_adapter as write_adapter
 from onward.checkpoint.bases import BaseModel, base_folder, weights_checksum
 from onward.checkpoint.folder import load_tokenizer, save_model
-from onward.checkpoint.gguf.convert import plan, write_model
+from onward.checkpoint.gguf.convert import Accept, plan, write_model
 from onward.checkpoint.weights import FLOATS, stored_tensors
 from onward.device import choose_device
 from onward.errors import UserError
@@ -82,19 +82,22 @@ def save(
     *,
     shard_bytes: Annotated[float, Range(1, math.inf)] = 5e9,
     dtype: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] | None = None,
+    accept: Sequence[Accept] = (),
 ) -> None:
     """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`; or, to a
     path that ends in .gguf, as a GGUF file.
 
     Quantized layers are written in the format pack-quantized of compressed-tensors, and loaded as they were.
     `dtype` is that of the weights in a GGUF file, by default that of the model. A UserError, before anything is
-    written, if llama.cpp has no architecture that computes what the model does.
+    written, if llama.cpp has no architecture that computes what the model does. `accept` names differences with which a
+    GGUF file is written all the same: gelu (its tanh form in place of the exact one), ramp (YaRN's, in whole pairs),
+    window (none).
     """
     if names := adapter_names(lm.model):
         raise UserError(f"this model has the adapter {names[0]}: call merge_lora first, or save_adapter")
     path, hf = Path(path), lm.hf
     if path.suffix == ".gguf":
-        found = plan(lm.model, lm.tokenizer, (dtype or "").upper(), path.stem, str(hf.get("model_type", "")))
+        found = plan(lm.model, lm.tokenizer, (dtype or "").upper(), path.stem, str(hf.get("model_type", "")), accept)
         return write_model(lm.model, found, path)
     if dtype is not None:
         raise UserError(f"dtype is {dtype!r}, which is for files that end in .gguf: load the model in another dtype")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,24 @@ def test_what_llama_cpp_cannot_compute_is_refused_by_name(case: str, tmp_path: P
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+ACCEPTED = {"gelu": "an exact GELU", "ramp": "YaRN's ramp, GPT-OSS", "window": "windows"}
+
+
+@pytest.mark.parametrize("accept", ACCEPTED)
+@torch.inference_mode()
+def test_a_difference_that_is_accepted_is_named_and_small(accept: Any, tmp_path: Path) -> None:
+    lm = onward.LanguageModel(decoder(REFUSED[ACCEPTED[accept]][0]))
+    with pytest.raises(UserError, match=f"written all the same with --accept {accept}$"):
+        onward.save(lm, tmp_path / "x.gguf")
+    onward.save(lm, tmp_path / "x.gguf", accept=[accept])
+    [tokens] = token_ids(lm.model.config, 1, 8).tolist()  # as many as the window has
+    wanted = lm.model(torch.tensor([tokens]))[0].log_softmax(-1)
+    assert (logprobs(tmp_path / "x.gguf", tokens, LENGTH) - wanted).abs().max() < 1e-2
+    other = onward.LanguageModel(decoder(REFUSED["ALiBi"][0]))
+    with pytest.raises(UserError, match=r"keep the model as a folder$"):
+        onward.save(other, tmp_path / "y.gguf", accept=["gelu", "ramp", "window"])
 
 
 def test_stories260k_tells_the_same_story_in_llama_cpp(shared: Path, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from onward.inspection.layers import kind_of, residual_stream, router_load, sing
 from onward.inspection.lens import LensLoss, TunedLens, logit_lens
 from onward.inspection.patching import activation_patching, attribution_patching, logit_difference
 from onward.inspection.tokens import loss_by_position, sampling_steps, score_alternatives, token_statistics
-from onward.model.blocks import PostNormModule
 from onward.tracing.edit import replace, zero
 from onward.training.trainer import StepPlan, Trainer
 
@@ -124,10 +123,6 @@ def test_tuned_lens_trained_by_the_trainer_is_nearer_to_the_last_layer() -> None
 @pytest.mark.parametrize("name", DECODERS)
 def test_parts_of_a_logit_add_up_to_it(name: str) -> None:
     model = decoder(DECODERS[name], torch.float64)
-    if any(isinstance(block, PostNormModule) for block in model.blocks):
-        with pytest.raises(UserError, match="post-norm"):
-            logit_attribution(model, TOKENS)
-        return
     with torch.no_grad():
         head: Any = model.head
         wanted = head(model.embed_out(model.hidden(torch.tensor([TOKENS]))))[0, 5]
@@ -139,12 +134,24 @@ def test_parts_of_a_logit_add_up_to_it(name: str) -> None:
 
 
 def test_part_of_a_head_is_its_output_along_the_direction_of_the_token(model: onward.Decoder) -> None:
-    with onward.trace(model, "blocks.1.attn.heads.2", "norm.scale") as t:
+    with onward.trace(model, "blocks.1.attn.heads.2", "norm.scale") as t, torch.no_grad():
         run(model)
     head, block, norm = (model.get_submodule(n) for n in ("head", "blocks.1", "norm"))
     written: Any = t["blocks.1.attn.heads.2"][0, 4] @ block.attn.out.weight[:, 8:12].T  # type: ignore[union-attr, index, operator]
     wanted = (written * norm.weight / t["norm.scale"][0, 4]) @ head.weight[6]  # type: ignore[index, operator]
     assert float(logit_attribution(model, TOKENS, 4, 6).heads[1, 2]) == pytest.approx(float(wanted))
+
+
+def test_part_of_a_post_norm_model_goes_through_every_later_norm() -> None:
+    model = decoder(DECODERS["gpt"], torch.float64)
+    with onward.trace(model) as t, torch.no_grad():
+        model(torch.tensor([TOKENS]))
+    x: Any = t["blocks.0.attn.out"][0, 4]
+    for norm in "blocks.0.attn_norm", "blocks.0.mlp_norm", "blocks.1.attn_norm", "blocks.1.mlp_norm", "norm":
+        x = (x - x.mean()) / t[f"{norm}.scale"][0, 4] * model.get_submodule(norm).weight
+    found = logit_attribution(model, TOKENS, 4, 6)
+    part = found.heads[0].sum() + found.attention_bias[0]
+    assert float(part) == pytest.approx(float(model.head.weight[6] @ x))  # type: ignore[index, operator]
 
 
 def test_rollout_is_the_product_of_mean_attention_with_the_identity(model: onward.Decoder) -> None:

@@ -6,9 +6,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from onward.reports.charts import charts, recorded
 from onward.reports.curve import write_loss_svg
-from onward.reports.metrics import sample, smoothed
+from onward.reports.metrics import Metrics, sample, smoothed
+from onward.reports.panels import curves
 from onward.reports.plot import clock, log_ticks, short, ticks
+from onward.reports.report import sample_article
 
 from support.pages import write_run
 
@@ -61,3 +64,17 @@ def test_axis_labels_are_round_and_short(found: list[float], expected: str) -> N
 
 def test_times_on_an_axis_are_short() -> None:
     assert [clock(s) for s in (0.1, 30, 90, 5400, 172800)] == ["0.1 s", "30 s", "1.5 min", "1.5 h", "2 d"]
+
+
+def test_figures_of_fine_tuning_are_drawn_once_for_each_step() -> None:
+    rows: list[dict[str, float]] = [{"step": step, "loss": 1.0, "reward": step / 4} for step in (1, 2, 3)]
+    metrics = Metrics([*rows, {"step": 3, "validation_loss": 1.0, "reward": 9.0}], [])
+    assert recorded(metrics)["reward"][""] == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    assert "mean over the completions" in charts(metrics)
+    assert "step 3, reward 0.75" in sample_article({"step": 3, "prompt": "1+1=", "text": "2", "reward": 0.75})
+
+
+def test_curves_have_ticks_of_fractions_and_of_numbers_below_0() -> None:
+    for ends, wanted in (((-2.0, 2.0), ["-2", "-1", "0", "1", "2"]), ((0.0, 1.0), ["0", "0.2", "0.4"])):
+        svg = curves("a", np.linspace(*ends, 9).tolist(), {"b": np.arange(9)}, x_name="x").body
+        assert all(f'text-anchor="middle">{label}</text>' in svg for label in wanted)

@@ -1,7 +1,9 @@
 """Small decoders that each architecture of llama.cpp computes, and decoders that none does."""
 
+from dataclasses import replace
 from typing import Any
 
+from onward.families.gpt_oss import ClampedExperts
 from onward.families.stablelm import UnbiasedHeadNorms
 from onward.model.config import (
     Alibi,
@@ -9,6 +11,7 @@ from onward.model.config import (
     DecoderConfig,
     Experts,
     Gated,
+    LatentAttention,
     LayerNorm,
     Learned,
     NoPosition,
@@ -21,8 +24,15 @@ from onward.model.config import (
     SelfAttention,
     SharedNorm,
 )
-from onward.model.routing import SoftmaxRouting
-from onward.model.scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRoPEScaling, YaRNScaling
+from onward.model.routing import SigmoidRouting, SoftmaxRouting
+from onward.model.scaling import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    YaRNScaling,
+    yarn_magnitude,
+)
 
 LENGTH = 40  # of the sequences compared: beyond windows, original contexts, and chunks of a prompt
 BIASED = SelfAttention(bias=True, out_bias=True)
@@ -32,6 +42,7 @@ NEOX = GPT2 | {"position": Rotary(fraction=0.5)}
 FALCON = {"norm": LayerNorm(), "mlp": Plain("gelu_tanh")}
 LOCAL = SelfAttention(window=8, attn_softcap=20.0)
 NORMED = SelfAttention(qk_norm="head")
+LATENT = LatentAttention(d_latent=32, d_nope=8, d_rope=16, d_value=12, norm_eps=1e-5)
 
 
 def small(**changes: Any) -> DecoderConfig:
@@ -103,6 +114,31 @@ COMPUTED = {  # by architecture: those after a colon are its odd cases
     "granite": small(
         block=PreNorm(0.22), embed_scale=12.0, logit_scale=0.25, attention=SelfAttention(scale=0.1), d_head=16
     ),
+    "deepseek2": small(
+        attention=LATENT,
+        mlp=(Gated(), *[Experts(4, 2, 32, SoftmaxRouting(False, 2.5), d_shared=64)] * 2),
+        n_layers=3,
+    ),
+    "deepseek2: latent queries, YaRN": small(
+        attention=replace(LATENT, d_query_latent=24, scale=yarn_magnitude(4.0, 0.7) ** 2 * 24**-0.5),
+        position=Rotary(500.0, scaling=YaRNScaling(4.0, 8, attention_factor=1.0)),
+        mlp=Experts(4, 2, 32, SoftmaxRouting(False), d_shared=32),
+        tied=True,
+    ),
+    "deepseek2: V3": small(
+        attention=replace(LATENT, d_query_latent=24),
+        mlp=(Gated(), Experts(8, 2, 32, SigmoidRouting(True, 2.5, 4, 2), d_shared=32)),
+    ),
+    "gpt-oss": small(
+        attention=(
+            SelfAttention(8, bias=True, out_bias=True, sinks=True),
+            SelfAttention(bias=True, out_bias=True, sinks=True),
+        ),
+        mlp=ClampedExperts(4, 2, router=SoftmaxRouting(bias=True), bias=True),
+        position=Rotary(500.0, scaling=YaRNScaling(4.0, 8)),
+        n_kv_heads=2,
+        d_head=16,
+    ),
     "smollm3": small(position=(*[Rotary(500.0)] * 3, NoPosition()), n_layers=5, n_kv_heads=2, tied=True),
 }
 REFUSED = {
@@ -111,6 +147,34 @@ REFUSED = {
     "another activation": (small(mlp=Gated("relu")), "llama differs in mlp.act (relu here, silu there)"),
     "dynamic scaling": (scaled(DynamicScaling(2.0, 16)), "position.scaling"),
     "YaRN's ramp": (scaled(YaRNScaling(4.0, 8, beta_fast=4.0)), "position.scaling.beta_fast (4 here, 32 there)"),
+    "YaRN's ramp, GPT-OSS": (
+        small(
+            attention=SelfAttention(8, bias=True, out_bias=True, sinks=True),
+            mlp=ClampedExperts(4, 2, router=SoftmaxRouting(bias=True), bias=True),
+            position=Rotary(500.0, scaling=YaRNScaling(4.0, 8, truncate=False)),
+        ),
+        "gpt-oss differs in position.scaling.truncate (no here, yes there)",
+    ),
+    "DeepSeek V2, groups of experts": (
+        small(attention=LATENT, mlp=Experts(4, 2, 32, SoftmaxRouting(False, 1.0, 2, 1), d_shared=32)),
+        "deepseek2 differs in mlp.router.n_groups (2 here, 1 there)",
+    ),
+    "DeepSeek V2, YaRN without a scale": (
+        small(
+            attention=LATENT,
+            mlp=Experts(4, 2, 32, SoftmaxRouting(False), d_shared=32),
+            position=Rotary(500.0, scaling=YaRNScaling(4.0, 8)),
+        ),
+        "deepseek2 differs in attention.scale (none here",
+    ),
+    "DeepSeek V2, the layers of the lite one": (
+        small(
+            attention=replace(LATENT, d_query_latent=24),
+            mlp=Experts(4, 2, 32, SoftmaxRouting(False), d_shared=32),
+            n_layers=26,
+        ),
+        "deepseek2 differs in attention.d_query_latent (24 here, 0 there)",
+    ),
     "part of a head": (small(position=Rotary(fraction=0.5), attention=NORMED), "position.fraction (0.5 here, 1 there)"),
     "Gemma's scale": (small(**{**GEMMA, "embed_scale": 2.0}), "gemma differs in embed_scale (2 here, 5.65685 there)"),
     "Gemma, untied": (small(**{**GEMMA, "tied": False}), "gemma differs in tied (no here, yes there)"),

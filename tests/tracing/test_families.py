@@ -7,7 +7,6 @@ from transformers import PreTrainedConfig
 import onward
 from onward.families import read
 from onward.inspection.attribution import logit_attribution
-from onward.model.blocks import PostNormModule
 
 from support.decoders import decoder, token_ids
 from support.families import CASES
@@ -28,8 +27,6 @@ def test_a_family_is_traced_without_another_bit_and_its_logits_have_parts(hf: Pr
             assert torch.equal(model(tokens), plain)
     for name, shape in onward.activation_names(model).items():
         assert name == "position" or tuple(t[name].shape) == eval(shape, {"B": 2, "T": length, "S": length}), name
-    if any(isinstance(block, PostNormModule) for block in model.blocks):
-        return
     found = logit_attribution(model, tokens[0].tolist())
     with torch.no_grad():
         logits = model.head(model.embed_out(model.hidden(tokens[:1])))[0, -1]

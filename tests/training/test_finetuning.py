@@ -28,19 +28,9 @@ from onward.training.methods import METHODS, Method
 from onward.training.run import Run
 
 from support.decoders import DECODERS, assert_close, decoder
-from support.finetuning import SETTINGS, base_model, config, sums, write_rows
+from support.finetuning import SETTINGS, base_model, config, write_rows
 from support.runs import assert_same_run, metrics
 from support.runs import config as text_config
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return base_model(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_rows(tmp_path_factory.mktemp("data") / "chats.jsonl", sums())
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +197,56 @@ def test_sequences_without_a_trained_token_change_nothing(base: Path) -> None:
     without = gradient(model, method, options, [batch_of(table, [[0], [2]])])
     for key in without:
         assert_close(with_it[key], without[key], 1e-6)
+
+
+TALK = {"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}
+PROMPT, PAIR = {"prompt": "2 + 3?", "answer": "5"}, {"prompt": "2?", "chosen": "3", "rejected": "4"}
+LONG = {"text": "what is the sum of these numbers? " * 60}
+MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {  # a record, further options, and the sentence
+    "no template": ({"messages": TALK}, "", "no chat template for messages: name one, such as --template chatml"),
+    "a turn that never ends": (
+        {"messages": TALK},
+        "--template open.jinja",
+        "never closes the assistant's turn with a control token",
+    ),
+    "roles out of order": ({"messages": TALK[::-1]}, "--template plain", "message 1 is of role 'assistant' after"),
+    "equal answers": ({**PAIR, "rejected": "3"}, "--method dpo", "chosen and rejected are equal"),
+    "too long": (LONG, "", "1 of 1 examples are longer than 96 tokens, data.jsonl line 1 with"),
+    "no such target": (PROMPT, "--lora 2 --lora-targets attn.qq", "did you mean attn.q?"),
+    "a quantized base": ({"text": "2 + 3 is 5"}, "", "quantized weights, which are not trained: train adapters"),
+    "a reward that raises": (PROMPT, "--method grpo --reward mine.py:raises", "ZeroDivisionError"),
+    "a reward of NaN": (PROMPT, "--method rloo --reward mine.py:nan", "the reward nan returned nan"),
+    "a reward of too few": (PROMPT, "--method ppo --reward mine.py:few", "returned 1 values for"),
+    "no reward": (PROMPT, "--method ppo", "reward is missing, which ppo needs"),
+    "a model without rewards": (PROMPT, "--method ppo --reward {base}", "a model without rewards"),
+    "another vocabulary": ({"text": "2"}, "--method distill --teacher other", "another vocabulary"),
+    "no label": ({"text": "2"}, "--method classify", "needs text and label"),
+    "unfit options": ({"text": "2"}, "--full --lora 2", "--full and --lora are both given"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_one_sentence_and_leave_nothing(
+    case: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, options, sentence = MISTAKES[case]
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "data.jsonl", [record] if case == "too long" else [record] * 4)
+    Path("open.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    Path("mine.py").write_text(
+        "def raises(p, c, a): return [1 / 0]\ndef few(p, c, a): return [1.0]\n"
+        "def nan(p, c, a): return [float('nan')] * len(c)\n"
+    )
+    if case == "another vocabulary":
+        onward.train_tokenizer("byte", []).save(Path("other"))
+    if case == "a quantized base":
+        base = base_model(tmp_path / "plain", d_model=32, d_ff=64)
+        onward.save(onward.load(base, quantize="int8"), base := tmp_path / "int8")
+    words = f"--steps 1 --validation none --precision fp32 --device cpu --samples 4 --completion-length 2 {options}"
+    argv = ["finetune", str(base), "data.jsonl", "--out", "run", *words.format(base=base).split()]
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert sentence in said.replace("\n", " ")
+    assert "Traceback" not in said
+    assert not Path("run/result.json").exists()
+    assert "reward" in case or not Path("run").exists()

@@ -18,20 +18,10 @@ from onward.cli import main
 from onward.errors import UserError
 from onward.training.run import Run
 
-from support.finetuning import base_model, config, sums, write_rows
+from support.finetuning import base_model, config
 from support.runs import metrics
 
 LORA: dict[str, Any] = {"lora": 4, "lora_dropout": 0.1, "learning_rate": 1e-2, "template": "plain"}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return base_model(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_rows(tmp_path_factory.mktemp("data") / "chats.jsonl", sums())
 
 
 @pytest.fixture(scope="module")

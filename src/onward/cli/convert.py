@@ -24,7 +24,9 @@ examples:
   onward convert org/old folder --from-bin                  an old release, which has pickles in place of safetensors
 
 A GGUF file computes what the model does, or is not written: the message then names the part of the model for which
-llama.cpp has nothing. llama-quantize of llama.cpp makes smaller types (Q4_K_M, Q5_K_M, Q6_K) of an f32 or bf16 file.
+llama.cpp has nothing. --accept has it written all the same: gelu where llama.cpp has the tanh form of an exact GELU
+(Pythia, Falcon, MPT), ramp where it rounds the ramp of YaRN (GPT-OSS), window where it has none (the first Mistral).
+llama-quantize of llama.cpp makes smaller types (Q4_K_M, Q5_K_M, Q6_K) of an f32 or bf16 file.
 """
 
 
@@ -37,6 +39,7 @@ class Options:
     out: str  # the file to write, which ends in .gguf, or a new folder
     dtype: Literal["", "f32", "f16", "bf16", "q8_0", "q4_0"] = ""  # of the weights; by default that of the model
     to: Literal["", "gguf", "hf", "single"] = ""  # the format, if OUT does not tell; single: a folder with one file
+    accept: tuple[Literal["gelu", "ramp", "window"], ...] = ()  # write GGUF in spite of this difference in llama.cpp
     shard_bytes: float = 5e9  # the most bytes of one file of a folder
     from_bin: bool = False  # read pytorch_model.bin, a pickle, as weights alone, in a process with a limit of memory
     modelfile: bool = False  # write a Modelfile for ollama beside the GGUF file
@@ -75,7 +78,8 @@ def main(argv: Sequence[str]) -> None:
     size, tensors = sum(weight.nbytes for weight in weights), len(weights)
     result: dict[str, object] = {"out": str(out), "dtype": DTYPE_NAMES[weights[0].dtype].lower()}
     if gguf:
-        found = plan(lm.model, lm.tokenizer, options.dtype.upper(), out.stem, str(lm.hf.get("model_type", "")))
+        family = str(lm.hf.get("model_type", ""))
+        found = plan(lm.model, lm.tokenizer, options.dtype.upper(), out.stem, family, options.accept)
         size, tensors = found.nbytes, len(found.outlines)
         result |= {"architecture": found.architecture.name, "dtype": options.dtype or result["dtype"]}
         if not options.dry_run:

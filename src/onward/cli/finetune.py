@@ -18,12 +18,20 @@ examples:
   onward finetune runs/mybook chats.jsonl --template chatml --out runs/assistant
   onward finetune runs/mybook questions.parquet --epochs 3 --learning-rate 1e-4
   onward finetune runs/mybook chats.jsonl --show 3
+  onward finetune runs/mybook chats.jsonl --lora 16 --quantize int8
+  onward finetune runs/assistant pairs.jsonl --method dpo
+  onward finetune runs/assistant pairs.jsonl --method reward --out runs/judge
+  onward finetune runs/assistant questions.jsonl --method grpo --reward runs/judge
+  onward finetune runs/mybook reviews.jsonl --method classify
   onward finetune --resume runs/assistant
 
 Each line of a .jsonl file, or row of a .parquet file, is an example:
   {"messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]}
   {"prompt": "2 + 3 =", "completion": " 5"}
   {"text": "All of this is trained."}
+  {"prompt": "2 + 3 =", "chosen": " 5", "rejected": " 6"}    for dpo, ipo, hinge, robust, kto, orpo, simpo, reward
+  {"prompt": "2 + 3 =", "answer": "5"}                       for grpo, rloo, ppo, with a --reward
+  {"text": "It rains.", "pair": "It is wet.", "label": "yes"}    for classify; pair may be left out
 """
 
 

@@ -29,6 +29,11 @@ COMMON = {  # the options that `--help` shows, first and in this order; of the o
         *("model.d_model", "model.n_layers", "model.n_heads", "model.context_length", "model.dropout"),
         *("model.position", "model.attention", "model.mlp"),
     ),
+    "onward finetune": (
+        *("method", "out", "time", "steps", "epochs", "resume", "show", "config", "template", "length", "too_long"),
+        *("validation", "batch_size", "learning_rate", "lora", "dora", "quantize", "beta", "teacher"),
+        *("reward", "samples", "completion_length", "kl", "device", "precision", "seed"),
+    ),
     "onward generate": (
         *("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed", "n"),
         *("prompts", "beams", "draft", "regex", "json_schema", "logprobs", "device", "json"),

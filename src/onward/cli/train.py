@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str | Text], None]  # prints a sentence, in the first process only
 
+OK, LOOK = ("ok    ", "green"), ("look  ", "red")
+
 ABOUT = """\
 Train a decoder on text. The run folder is a Hugging Face folder that also holds what is needed to go on.
 
@@ -95,7 +97,8 @@ def old_data(run: Path) -> dict[str, Any]:
         raise UserError(f"{run} was trained on examples, and onward train reads texts: name some")
     validation = str(run / record.validation) if record.validation else config.validation
     sources = dict.fromkeys(str(run / name) for name, _ in record.train)
-    return {"sources": [*sources], "validation": validation, "pack": config.pack, "out": f"{run}-longer"}
+    again = {"validation": validation, "pack": config.pack, "seed": config.seed + 1}  # the windows in another order
+    return {"sources": [*sources], "out": f"{run}-longer", **again}
 
 
 def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
@@ -213,7 +216,27 @@ def describe(run: "Run", say: Say) -> None:
     if unnamed := unnamed_changes(run.config.preset, run.model.config, run.config.model):
         say(f"beside your changes, the preset is changed in: {'; '.join(unnamed)}")
     for check in run.checks():
-        say(Text.assemble(("ok    ", "green") if check.ok else ("look  ", "red"), check.sentence))
+        say(Text.assemble(OK if check.ok else LOOK, check.sentence))
+    examine(run, say)
+
+
+def examine(run: "Run", say: Say) -> None:
+    """Before the first step, say what the cheap half of the doctor's checks finds in the model. A failure does not stop
+    the run."""
+    if run.step:
+        return
+    import torch
+
+    from onward.inspection.doctor.checks import CHEAP, doctor
+
+    with torch.compiler.set_stance("force_eager"):
+        found = doctor(run.model, checks=CHEAP, fresh=run.fresh)
+    failed = [finding for finding in found if finding.status == "failed"]
+    for finding in failed:
+        where = f", {finding.where}" if finding.where else ""
+        say(Text.assemble(LOOK, f"{finding.check}: {finding.what}{where}; {finding.mend}"))
+    if not failed:
+        say(Text.assemble(OK, f"{len(found)} checks of the doctor find nothing in the model"))
 
 
 def follow(run: "Run", requests: "Requests", say: Say) -> None:

@@ -17,7 +17,8 @@ from onward.inspection.inputs import as_row, check_position, exact
 from onward.model.blocks import PostNormModule
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.norms import LayerNormModule
-from onward.tracing.trace import Trace, trace
+from onward.tracing.names import activation_names
+from onward.tracing.trace import trace
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,9 @@ def logit_attribution(
     """What each part of a model adds to the logit of `target` (by default the likeliest token) after a position.
 
     The residual stream is a sum, and with the scales of the norms kept as they are (frozen), the logit is a sum too
-    (Elhage et al. 2021). Parts that act through later layers count as those layers' own.
+    (Elhage et al. 2021); norms on the stream (post-norm) rescale all parts before them. Parts that act through later
+    layers count as those layers' own.
     """
-    if any(isinstance(block, PostNormModule) for block in model.blocks):
-        raise UserError("a model with norms on the residual stream (post-norm) has no direct parts of a logit")
     row, position = as_row(model, tokens), check_position(position, tokens)
     with without_dropout(model), trace(model, *names_of(model)) as t:
         logits = model(row)
@@ -61,31 +61,33 @@ def logit_attribution(
         constant -= 0.0 if head.bias is None else float(head.bias[against])
     if isinstance(model.embed_out, nn.Linear):
         direction = direction @ exact(model.embed_out.weight)
-    constant += norm_constant(model.norm, direction)
-    direction = before_norm(model.norm, direction, t, "norm", position)
     at = lambda name: exact(t[name][0, position])
+    modules = dict(model.named_modules())
+
+    def before(name: str, direction: Tensor) -> Tensor:
+        """The direction before the norm of this name, if there is one; its bias counts as constant."""
+        nonlocal constant
+        norm = modules.get(name, nn.Identity())
+        constant += norm_constant(norm, direction)
+        return direction if isinstance(norm, nn.Identity) else before_norm(norm, direction, at(f"{name}.scale"))
+
+    direction = before("norm", direction)
     heads, biases, mlps = [], [], []
-    for layer, block in enumerate(model.blocks):
-        name, scale = f"blocks.{layer}", float(getattr(block, "scale", 1.0))
-        to_attention = through_post_norm(block, "attn_post_norm", direction * scale, t, layer, position)
-        constant_of_post = [norm_constant(block.get_submodule(n), direction * scale) for n in post_norms(block)]
-        constant += sum(constant_of_post)
-        z, out = at(f"{name}.attn.heads"), block.attn.out  # type: ignore[union-attr]
-        if isinstance(out, nn.Identity):
-            heads.append((z * to_attention.view_as(z)).sum(-1))
-            biases.append(to_attention.new_zeros(()))
-        else:
-            back = (to_attention @ exact(out.weight)).view_as(z)  # type: ignore[union-attr, arg-type]
-            heads.append((z * back).sum(-1))
-            bias: Any = out.bias  # type: ignore[union-attr]
-            biases.append(to_attention.new_zeros(()) if bias is None else to_attention @ exact(bias))
-        if f"{name}.mlp.out" in t:
-            to_mlp = through_post_norm(block, "mlp_post_norm", direction * scale, t, layer, position)
-            mlps.append(at(f"{name}.mlp.out") @ to_mlp)
-        else:
-            mlps.append(direction.new_zeros(()))
+    for layer in reversed(range(model.config.n_layers)):  # from the end of the stream to its beginning
+        name, block = f"blocks.{layer}", model.blocks[layer]
+        scale, on_stream = float(getattr(block, "scale", 1.0)), isinstance(block, PostNormModule)
+        direction = before(f"{name}.mlp_norm", direction) if on_stream else direction
+        branch = before(f"{name}.mlp_post_norm", direction * scale)
+        mlps.append(at(f"{name}.mlp.out") @ branch if f"{name}.mlp.out" in t else branch.new_zeros(()))
+        direction = before(f"{name}.attn_norm", direction) if on_stream else direction
+        branch = before(f"{name}.attn_post_norm", direction * scale)
+        z, out = at(f"{name}.attn.heads"), modules[f"{name}.attn.out"]
+        bias: Any = getattr(out, "bias", None)
+        biases.append(branch.new_zeros(()) if bias is None else branch @ exact(bias))
+        back = branch if isinstance(out, nn.Identity) else branch @ exact(out.weight)  # type: ignore[arg-type]
+        heads.append((z * back.view_as(z)).sum(-1))
     embedding = float(at("blocks.0.in") @ direction)
-    found = [torch.stack(parts).cpu() for parts in (heads, biases, mlps)]
+    found = [torch.stack(parts[::-1]).cpu() for parts in (heads, biases, mlps)]
     total = embedding + constant + sum(float(part.sum()) for part in found)
     return LogitAttribution(
         list(tokens), position, target, against, total, embedding, found[0], found[1], found[2], constant
@@ -94,22 +96,8 @@ def logit_attribution(
 
 def names_of(model: Decoder) -> list[str]:
     """The activations that an attribution needs."""
-    from onward.tracing.names import activation_names
-
-    ends = "attn.heads", "mlp.out", "post_norm.scale"
-    return [n for n in activation_names(model) if n in ("blocks.0.in", "norm.scale") or n.endswith(ends)]
-
-
-def post_norms(block: nn.Module) -> list[str]:
-    """The names of the norms between a sub-layer and the residual stream."""
-    return [name for name, _ in block.named_children() if name.endswith("post_norm")]
-
-
-def through_post_norm(block: nn.Module, norm: str, direction: Tensor, t: Trace, layer: int, position: int) -> Tensor:
-    """The direction before the norm of a sub-layer's output, where the block has one."""
-    if norm not in post_norms(block):
-        return direction
-    return before_norm(block.get_submodule(norm), direction, t, f"blocks.{layer}.{norm}", position)
+    ends = "attn.heads", "mlp.out", "norm.scale"
+    return [name for name in activation_names(model) if name == "blocks.0.in" or name.endswith(ends)]
 
 
 def weight_of(norm: nn.Module) -> Tensor | float:
@@ -118,11 +106,9 @@ def weight_of(norm: nn.Module) -> Tensor | float:
     return 1.0 if weight is None else exact(weight) + getattr(norm, "offset", 0.0)
 
 
-def before_norm(norm: nn.Module, direction: Tensor, t: Trace, name: str, position: int) -> Tensor:
-    """d' with d'·x = d·norm(x), for the norm with its scale at this position and without its bias."""
-    if isinstance(norm, nn.Identity):
-        return direction
-    direction = direction * weight_of(norm) / exact(t[f"{name}.scale"][0, position])
+def before_norm(norm: nn.Module, direction: Tensor, scale: Tensor) -> Tensor:
+    """d' with d'·x = d·norm(x), for a norm that divides by `scale`, without its bias."""
+    direction = direction * weight_of(norm) / scale
     return direction - direction.mean() if isinstance(norm, LayerNormModule) else direction
 
 

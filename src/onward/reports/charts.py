@@ -15,6 +15,16 @@ KINDS = {  # name in metrics.jsonl (without "/LAYER"): title, logarithmic axis, 
     "attention_entropy": ("attention entropy", False, "nats; 0: a token attends to one token; high: to all alike"),
     "dead_units": ("dead units", False, "share of the feed-forward units that are never active"),
     "expert_load": ("expert load", False, "tokens of the busiest expert over the mean; 1 is even"),
+    "accuracy": ("accuracy", False, "how often the chosen answer is ranked higher, or the likeliest class is right"),
+    "margin": ("margin", False, "reward of the chosen answer less that of the rejected one"),
+    "calibration_error": ("calibration error", False, "how far confidence is from accuracy; 0 is exact"),
+    "reward": ("reward", False, "mean over the completions that the model wrote"),
+    "length": ("length", False, "tokens of a completion"),
+    "ended": ("ended", False, "share of the completions that end by themselves"),
+    "entropy": ("entropy", False, "nats per token; near 0 all completions of a prompt are the same"),
+    "kl": ("KL divergence", False, "nats per token from the model at the start"),
+    "clip_share": ("clip share", False, "share of the tokens whose ratio of probabilities is clipped"),
+    "logprob_gap": ("gap of engine and trainer", True, "largest difference of log-probabilities; 1e-4 at most in fp32"),
 }
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 290.0, 124.0, 50.0, 272.0, 8.0, 98.0
 POINTS = 160  # largest number of points of a line; each is the highest value of several steps
@@ -39,7 +49,9 @@ def recorded(metrics: Metrics) -> dict[str, Lines]:
     for row in metrics.rows:
         for key, value in row.items():
             kind, _, layer = key.partition("/")
-            lines[kind][layer].append((row["step"], value))
+            line = lines[kind][layer]
+            if not line or line[-1][0] != row["step"]:  # a validation measures some figures of a step again
+                line.append((row["step"], value))
     return lines
 
 

@@ -158,6 +158,8 @@ def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tup
         return [[(s, clock(s)) for s in places] for places in (linear, log)]
     linear = [t for t in ticks(0, last, most) if t >= max(first, 1) and t == int(t)]
     label: Callable[[float], str] = short if axis == "tokens" else lambda step: f"{step:,.0f}"
+    if axis == "step" and (first < 0 or last < 2):  # no counts
+        linear, label = [t for t in ticks(first, last, most) if first <= t <= last], lambda x: f"{x:g}"
     return [[(t, label(t)) for t in places] for places in (linear, log_ticks(max(first, 1), max(last, 1), most))]
 
 

@@ -56,7 +56,7 @@ class Record:
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
-        """The rows of samples.jsonl: step, prompt, text."""
+        """The rows of samples.jsonl: step, prompt, text, and the reward that a text got."""
         return read_lines(self.folder / "samples.jsonl")
 
     @cached_property

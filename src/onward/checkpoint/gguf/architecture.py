@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from onward import fields
 from onward.checkpoint.gguf.header import Header, Keys
-from onward.checkpoint.names import same
+from onward.checkpoint.names import same, to_theirs
+from onward.checkpoint.weights import StoredTensor
 from onward.errors import UserError
 from onward.families import Fix, Row, interleaved, linear
 from onward.model.config import (
@@ -92,20 +95,32 @@ class Architecture:
                     yield from linear(f"{their}.{name}", f"{our}.{ours}")
             if self.fused_gate:
                 yield f"{their}.ffn_up.weight", [f"{our}.mlp.gate.weight", f"{our}.mlp.up.weight"]
-            if self.fused:
-                yield from linear(f"{their}.attn_qkv", [f"{our}.attn.{name}" for name in "qkv"])
-            else:
-                yield from self.projections(c, i)
+            yield from self.projections(c, i)
             yield from self.head_norms(c, i)
             if isinstance(at(c.mlp, i), Experts):
                 for name in "gate", "up", "down":
                     yield f"{their}.ffn_{name}_exps.weight", f"{our}.mlp.{name}"
+                    yield f"{their}.ffn_{name}_exps.bias", f"{our}.mlp.{name}_bias"
+            yield f"{their}.attn_sinks.weight", f"{our}.attn.attend.sinks"
             share = lambda t: t[None], lambda t: t[0]  # theirs is a vector
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
+
+    def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of a file from those of a decoder, one by one. Works on the meta device, for shapes."""
+        yield from to_theirs(self, c, ours)
+
+    def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """The tensors of a file in the form that `names` has."""
+        return dict(tensors)
 
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
         """The rows for queries, keys and values."""
         position = at(c.position, layer)
+        if not isinstance(at(c.attention, layer), SelfAttention):
+            return
+        if self.fused:
+            yield from linear(f"blk.{layer}.attn_qkv", [f"blocks.{layer}.attn.{name}" for name in "qkv"])
+            return
         rope_dim = position.rope_dim(c.d_head) if isinstance(position, Rotary) else c.d_head  # as the converter does
         for name in "qkv":
             fix: tuple[Fix, ...] = (interleaved(c.d_head, rope_dim),) if self.interleaved and name != "v" else ()
@@ -130,7 +145,8 @@ def sizes_of(keys: Keys) -> Parts:
         raise UserError("the file has no matrix token_embd.weight: get it again")
     width, heads = keys.number("embedding_length"), keys.number("attention.head_count")
     d_head = keys.number("attention.key_length", width // max(heads, 1))
-    if keys.number("attention.value_length", d_head) != d_head:
+    latent = "attention.kv_lora_rank" in keys
+    if not latent and keys.number("attention.value_length", d_head) != d_head:
         raise UserError("its values are not as wide as its keys, which Onward has for no such architecture")
     layers = keys.number("block_count")
     if layers > len(keys.header.tensors):
@@ -140,7 +156,7 @@ def sizes_of(keys: Keys) -> Parts:
         "d_model": width,
         "n_layers": layers,
         "n_heads": heads,
-        "n_kv_heads": keys.number("attention.head_count_kv", heads),
+        "n_kv_heads": heads if latent else keys.number("attention.head_count_kv", heads),
         "d_head": d_head,
         "d_ff": keys.number("feed_forward_length", 0),
         "context_length": keys.number("context_length"),

@@ -23,8 +23,10 @@ from onward.checkpoint.gguf.architecture import (
     windowed,
 )
 from onward.checkpoint.gguf.header import Header, Keys
+from onward.checkpoint.gguf.latent import LatentArchitecture, deepseek2, deepseek2_keys, latent_layer
 from onward.checkpoint.gguf.rope import rotary
 from onward.errors import UserError
+from onward.families.gpt_oss import ClampedExperts
 from onward.families.stablelm import UnbiasedHeadNorms
 from onward.fields import nearest
 from onward.model.config import (
@@ -43,6 +45,7 @@ from onward.model.config import (
     SharedNorm,
     at,
 )
+from onward.model.routing import SoftmaxRouting
 
 
 def llama(keys: Keys, sizes: Parts) -> Parts:
@@ -219,6 +222,23 @@ def smollm3(keys: Keys, sizes: Parts) -> Parts:
     return plain(keys, sizes) | {"position": layers}
 
 
+def gpt_oss(keys: Keys, sizes: Parts) -> Parts:
+    found = experts(keys, True)
+    router = SoftmaxRouting(scale=found.router.scale, bias=True)
+    mlp = ClampedExperts(found.count, found.top_k, found.d_ff, router, bias=True)
+    part = SelfAttention(bias=True, out_bias=True, sinks=True)
+    layers = windowed(keys, part, 2, sizes["n_layers"], keys.number("attention.sliding_window"))
+    return plain(keys, sizes) | {"attention": layers, "mlp": mlp}
+
+
+def gpt_oss_layer(c: DecoderConfig) -> dict[str, str]:
+    return {"post_attention_norm": "mlp_norm", "ffn_norm": ""}
+
+
+def gpt_oss_keys(c: DecoderConfig) -> dict[str, Any]:
+    return window_keys(c) | expert_keys(c)
+
+
 BIASED = SelfAttention(bias=True, out_bias=True)
 TANH = Plain("gelu_tanh", True)
 ARCHITECTURES = {
@@ -244,6 +264,10 @@ ARCHITECTURES = {
         Architecture("olmo2", ("olmo2",), olmo2, head="required"),
         Architecture("command-r", ("cohere",), command_r, scale_keys, interleaved=True, head="absent"),
         Architecture("granite", ("granite",), granite, granite_keys, interleaved=True, free_heads=True),
+        LatentArchitecture("deepseek2", ("deepseek_v2", "deepseek_v3"), deepseek2, deepseek2_keys, layer=latent_layer),
+        Architecture(
+            "gpt-oss", ("gpt_oss",), gpt_oss, gpt_oss_keys, head="required", free_heads=True, layer=gpt_oss_layer
+        ),
         Architecture("smollm3", ("smollm3",), smollm3, interleaved=True, free_heads=True),
     )
 }

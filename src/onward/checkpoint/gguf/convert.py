@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -18,19 +19,24 @@ from onward.checkpoint.gguf.rope import divisors, rope_keys, rope_tensors
 from onward.checkpoint.gguf.tensors import is_norm
 from onward.checkpoint.gguf.vocabulary import tokenizer_keys
 from onward.checkpoint.gguf.writer import Outline, type_of, write_gguf
-from onward.checkpoint.names import to_theirs
 from onward.checkpoint.weights import DTYPE_NAMES
 from onward.errors import UserError
-from onward.model.config import DecoderConfig, Experts, LayerNorm, RMSNorm, SelfAttention, at
+from onward.model.config import DecoderConfig, Experts, LatentAttention, LayerNorm, RMSNorm, SelfAttention, at
 from onward.model.decoder import Decoder
 from onward.model.lora import adapter_names
 from onward.model.quantize import is_quantized
-from onward.model.scaling import Llama3Scaling, LongRoPEScaling
+from onward.model.scaling import Llama3Scaling, LongRoPEScaling, YaRNScaling
 from onward.text.tokenizer import Tokenizer
 
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}  # general.file_type
 PARTS = "position", "attention", "mlp", "norm", "block", "embed_norm", "final_norm"
 TOLERANCE = 1e-6  # GGUF keeps numbers in fp32
+ACCEPTABLE = {  # differences that a user may accept, by name
+    "gelu": re.compile(r"mlp\.act \(gelu here, gelu_tanh there\)"),  # about 1e-3 of a log-probability
+    "ramp": re.compile(r"position\.scaling\.truncate \(no here, yes there\)"),  # of YaRN, rounded to whole pairs
+    "window": re.compile(r"attention\.window \([\d,]+ here, 0 there\)"),  # none while texts are shorter than it
+}
+Accept = Literal["gelu", "ramp", "window"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,16 @@ class Plan:
         return sum(outline.nbytes for outline in self.outlines.values())
 
 
-def plan(model: Decoder, tokenizer: Tokenizer | None, dtype: str = "", name: str = "model", family: str = "") -> Plan:
-    """What a GGUF file of a model is made of. `dtype` is a name of FILE_TYPES, by default that of the model's weights.
+def plan(
+    model: Decoder,
+    tokenizer: Tokenizer | None,
+    dtype: str = "",
+    name: str = "model",
+    family: str = "",
+    accept: Collection[Accept] = (),
+) -> Plan:
+    """What a GGUF file of a model is made of. `dtype` is a name of FILE_TYPES, by default that of the model's weights;
+    `accept` are differences of ACCEPTABLE with which llama.cpp may compute.
 
     Raises a UserError if no architecture of llama.cpp computes what the model does, or if llama.cpp has no tokenizer
     of this kind.
@@ -63,16 +77,18 @@ def plan(model: Decoder, tokenizer: Tokenizer | None, dtype: str = "", name: str
     if dtype not in FILE_TYPES:
         raise UserError(f"the model is {dtype}, which GGUF has not: name another dtype, such as f32")
     meta = {name: tensor.to("meta") for name, tensor in model.named_parameters()}
-    found = matching(model.config, meta, name, family)
+    found = matching(model.config, meta, name, family, accept)
     outlines = {name: replace(own, type=type_of(name, own.shape, dtype)) for name, own in found.outlines.items()}
     keys = {**found.keys, "general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
     keys |= tokenizer_keys(tokenizer, model.config.vocab_size) if tokenizer else {"tokenizer.ggml.model": "none"}
     return replace(found, keys=keys, outlines=outlines)
 
 
-def matching(c: DecoderConfig, ours: Mapping[str, Tensor], name: str, family: str) -> Plan:
-    """The first architecture of llama.cpp that computes the same as a decoder with these parameters, in fp32; that of
-    its family, a model_type, is tried before the others.
+def matching(
+    c: DecoderConfig, ours: Mapping[str, Tensor], name: str, family: str, accept: Collection[Accept] = ()
+) -> Plan:
+    """The first architecture of llama.cpp that computes the same as a decoder with these parameters, in fp32, but for
+    what is accepted; that of its family, a model_type, is tried before the others.
 
     A UserError names the fields of the decoder that stand in the way of the nearest one.
     """
@@ -89,21 +105,28 @@ def matching(c: DecoderConfig, ours: Mapping[str, Tensor], name: str, family: st
         tied = {"required": c.tied, "absent": True}.get(kind.head, theirs.tied)
         differ = differences(comparable(c), comparable(replace(theirs, tied=tied)))
         differ += [f"{name} (no such tensor there)" for name in found.outlines if name in ours]
-        if not differ:
+        if not [line for line in differ if not accepted(line) & {*accept}]:
             return found
         of_kinds = sum(line.split()[0] in PARTS for line in differ)  # another part differs more than a field of one
         tried.append((len(differ) + 3 * of_kinds, number, kind.name, differ))
     _, _, nearest, differ = min(tried)
+    known = [*map(accepted, differ)]
+    ways = "".join(f" --accept {one}" for one in sorted(set[str]().union(*known))) if all(known) else ""
     raise UserError(
         f"no architecture of llama.cpp computes what this model does; {nearest} differs in {' and '.join(differ[:3])}: "
-        "keep the model as a folder"
+        f"keep the model as a folder{f', or have it written all the same with{ways}' if ways else ''}"
     )
+
+
+def accepted(difference: str) -> set[str]:
+    """The name in ACCEPTABLE of a difference, or none."""
+    return {name for name, known in ACCEPTABLE.items() if known.fullmatch(difference)}
 
 
 def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], name: str) -> Plan:
     """A decoder in the keys and the names of an architecture, whether it fits or not."""
     constants = rope_tensors(c)
-    tensors = {**constants, **dict(to_theirs(kind, c, parameters(kind, c, ours)))}
+    tensors = {**constants, **dict(kind.tensors(c, parameters(kind, c, ours)))}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     outlines = {name: Outline(shape, type_of(name, shape, "F32")) for name, shape in shapes.items()}
     return Plan(kind, c, keys_of(kind, c, name), constants, outlines)
@@ -147,11 +170,17 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
     """A decoder without what does not change what it computes in its context: dropout, a window as long as the
     context, a scale that is the default, how experts are computed."""
 
+    def scale(value: float | None, width: int) -> float | None:
+        return None if value and abs(value * width**0.5 - 1) < TOLERANCE else value
+
     def attention(part: Any) -> Any:
-        if not isinstance(part, SelfAttention):
-            return part
-        scale = None if part.scale and abs(part.scale * c.d_head**0.5 - 1) < TOLERANCE else part.scale
-        return replace(part, scale=scale, window=0 if part.window >= c.context_length else part.window)
+        match part:
+            case LatentAttention():
+                return replace(part, scale=scale(part.scale, part.d_nope + part.d_rope))
+            case SelfAttention():
+                window = 0 if part.window >= c.context_length else part.window
+                return replace(part, scale=scale(part.scale, c.d_head), window=window)
+        return part
 
     def experts(part: Any) -> Any:
         return replace(part, backend="auto", d_ff=part.d_ff or c.d_ff) if isinstance(part, Experts) else part
@@ -161,6 +190,8 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
         if isinstance(scaling, Llama3Scaling):
             factors = tuple(divisors(scaling, part.theta, part.rope_dim(c.d_head)).tolist())
             return replace(part, scaling=LongRoPEScaling(factors, factors, 1))
+        if isinstance(scaling, YaRNScaling):
+            return replace(part, scaling=replace(scaling, attention_factor=scaling.magnitude))
         if isinstance(scaling, LongRoPEScaling) and scaling.short == scaling.long:
             return replace(part, scaling=replace(scaling, original=1))
         return part
@@ -206,7 +237,7 @@ def numbers(found: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tens
     """The tensors of a file, one by one."""
     yield from found.constants.items()
     shift = found.architecture.shift
-    for name, tensor in to_theirs(found.architecture, found.config, ours):
+    for name, tensor in found.architecture.tensors(found.config, ours):
         yield name, tensor.float() + shift if shift and is_norm(name) else tensor
 
 

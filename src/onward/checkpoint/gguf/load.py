@@ -26,4 +26,4 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], Architecture, DecoderConfig, 
         name: replace(info, shape=info.shape[1:]) if name.endswith(VECTORS) and info.shape[:-1] == (1,) else info
         for name, info in header.tensors.items()
     }
-    return hf, kind, config, stored_tensors(tensors, -kind.shift)
+    return hf, kind, config, kind.stored(stored_tensors(tensors, -kind.shift))

@@ -6,6 +6,8 @@ python -m onward.inspection.doctor.isolated RESULTS GIGABYTES ARGUMENTS
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,41 +23,52 @@ GIGABYTE = 1 << 30
 
 
 def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float) -> list[dict[str, Any]]:
-    """The findings, as tables, on the subject with these arguments of `target.subject_of`.
+    """The findings, as tables, on the subjects with these arguments of `target.subjects_of`.
 
-    A UserError if the process takes longer, ends, or cannot make the subject. What the model prints is dropped.
+    A UserError if the process takes longer, ends before its last check, or cannot make the subject. What the model
+    prints is dropped, and processes that it started end with it.
     """
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.jsonl"
         results.touch()
         command = [sys.executable, "-m", __name__, str(results), str(gigabytes), json.dumps(arguments)]
+        nothing = subprocess.DEVNULL
+        process = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
         try:
-            nothing = subprocess.DEVNULL
-            done = subprocess.run(command, timeout=seconds, check=False, stdin=nothing, stdout=nothing, stderr=nothing)
-            status: int | None = done.returncode
+            status: int | None = process.wait(seconds)
         except subprocess.TimeoutExpired:
             status = None
-        rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    if rows and "error" in rows[-1]:
-        raise UserError(rows[-1]["error"])
-    if status == 0:
-        return rows
-    after = f"after the check '{rows[-1]['check']}'" if rows else "before the first check"
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+        lines = results.read_text(encoding="utf-8").splitlines()
+    *rows, last = [dict[str, Any](), *map(json.loads, lines)]
+    if "error" in last:
+        raise UserError(last["error"])
+    if last.get("done"):
+        return rows[1:]
+    after = f"after the check '{last['check']}'" if last else "before the first check"
     if status is None:
         raise UserError(f"the model took longer than {seconds:g} s, {after}: choose a smaller one, or --seconds")
-    raise UserError(f"the process of the model ended with status {status}, {after}: try more --gigabytes")
+    mend = "try more --gigabytes" if status < 0 else "take out what ends it, such as sys.exit()"
+    raise UserError(f"the process of the model ended with status {status}, {after}: {mend}")
 
 
 def main(results: str, gigabytes: str, arguments: str) -> None:
-    """The work of the process: one line of JSON for each finding, or one with the error."""
+    """The work of the process: one line of JSON for each finding and one at the end, or one with the error."""
     from onward.inspection.doctor.checks import examine
-    from onward.inspection.doctor.target import subject_of
+    from onward.inspection.doctor.target import subjects_of
 
     with open(results, "a", encoding="utf-8", buffering=1) as file:
         try:
             limit_memory(int(float(gigabytes) * GIGABYTE))
-            for finding in examine(subject_of(**json.loads(arguments))):
-                print(json.dumps(asdict(finding)), file=file)
+            for subject in subjects_of(**json.loads(arguments)):
+                for finding in examine(subject):
+                    print(json.dumps(asdict(finding)), file=file)
+            print(json.dumps({"done": True}), file=file)
         except (UserError, MemoryError) as error:
             print(json.dumps({"error": str(error) or f"the model takes more than {gigabytes} GB"}), file=file)
 

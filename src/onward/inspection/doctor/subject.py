@@ -1,14 +1,18 @@
 """What the doctor examines: a model as a function from token ids to logits, and what else it can do.
 
-Shapes: B rows, T tokens, S tokens in one call, V vocabulary.
+Shapes: B rows, T tokens, S tokens in one call, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any, NamedTuple, NoReturn, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,40 +22,70 @@ from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 
 Adapter = Callable[[nn.Module, Tensor], Tensor]  # (model, token ids (B, T)) -> logits (B, T, V)
+Loss = Callable[[Tensor, Tensor], Tensor]  # (logits (B, T, V), targets (B, T)) -> a scalar
 Step = Callable[[Tensor], Tensor]  # the next token ids (1, S) of a text -> their logits (1, S, V)
 ROWS, LENGTH = 2, 16  # of the token ids that the checks use
+BATCHES = 4  # of the user's that are looked at
 LENGTH_NAMES = "context_length", "block_size", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"
 TARGET_NAMES = "targets", "target", "labels", "label", "y"
+POSITION_NAMES = "position_ids", "positions"
 TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-10}  # of the largest logit; fp32: 1e-4
 
 
+class About(TypedDict, total=False):
+    """What is known of a model beside its forward."""
+
+    vocab_size: int  # number of token ids; by default as many as there are logits
+    context_length: int  # tokens of the longest text; by default what an attribute of the model says
+    fresh: bool  # the weights are those of the initialization
+    trained: bool  # the model is trained to predict the next token
+    adapter: Adapter | None  # adapter(model, tokens) returns the logits of a model that is called in another way
+    loss: Loss | None  # the loss that the model is trained with; by default the one that it returns for targets
+    cache: Callable[[nn.Module], Step] | None  # makes an empty cache: a function from the next tokens to their logits,
+    # with a method crop(length) if the cache can be rolled back
+    batches: Iterable[tuple[Tensor, Tensor]]  # token ids and targets, (B, T) each, that the model is trained on
+    tokenizer: Any  # with a vocab_size or a length; Onward's has chat templates
+    frozen: str  # a pattern of the names of parameters that must not be trained
+
+
+@dataclass(frozen=True)
+class Cache:
+    """An empty cache for one text."""
+
+    step: Step
+    crop: Callable[[int], object] | None = None  # rolls back to a length
+    content: Callable[[], Any] = lambda: None  # whatever holds the keys and values
+
+
+class Use(NamedTuple):
+    """A call of a module."""
+
+    name: str
+    result: Tensor
+    given: Tensor | None  # its first argument
+
+
+class ReachedError(BaseException):
+    """The model has been run as far as it was wanted; no `except Exception` of a model stops it."""
+
+
 class Subject:
-    """A model with its vocabulary size, and tokens (2, T) to try it on.
+    """A model, tokens (2, T) to try it on, and its logits for them."""
 
-    `fresh` says that its weights are those of the initialization. The vocabulary size is read from the logits, and the
-    context length from the model's attributes, unless they are given.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        vocab_size: int = 0,
-        context_length: int = 0,
-        fresh: bool = False,
-        adapter: Adapter | None = None,
-    ) -> None:
-        self.model, self.fresh, self.adapter = model.eval(), fresh, adapter
-        self.context_length = context_length or self.attribute(LENGTH_NAMES) or 0
+    def __init__(self, model: nn.Module, **about: Unpack[About]) -> None:
+        self.model, self.about = model.eval(), about
+        self.fresh, self.trained = about.get("fresh", False), about.get("trained", False)
+        self.adapter, self.tokenizer = about.get("adapter"), about.get("tokenizer")
+        self.context_length = about.get("context_length") or self.attribute(*LENGTH_NAMES) or 0
         parameter = next(model.parameters(), None)
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.dtype = torch.float32 if parameter is None else parameter.dtype
-        length = min(LENGTH, self.context_length or LENGTH)
+        length, generator = min(LENGTH, self.context_length or LENGTH), torch.Generator().manual_seed(0)
         with torch.no_grad():
-            self.vocab_size = vocab_size or self(torch.zeros(1, 2, dtype=torch.long, device=self.device)).size(-1)
-        generator = torch.Generator().manual_seed(0)
-        self.tokens = torch.randint(self.vocab_size, (ROWS, length), generator=generator).to(self.device)
-        with torch.no_grad():
+            few = torch.zeros(1, min(2, length), dtype=torch.long, device=self.device)
+            self.vocab_size = about.get("vocab_size") or self(few).size(-1)
+            length -= length == self.vocab_size  # T = V would hide axes that are mixed up
+            self.tokens = torch.randint(self.vocab_size, (ROWS, length), generator=generator).to(self.device)
             self.logits = self(self.tokens)
         if self.logits.shape != (ROWS, length, self.vocab_size):
             raise UserError(
@@ -59,46 +93,77 @@ class Subject:
                 f"logits {(ROWS, length, self.vocab_size)}: give --vocab-size, or --adapter FILE.py:FUNCTION"
             )
         self.allowed = TOLERANCE.get(self.dtype, 1e-4) * max(1e-3, float(self.logits.abs().nan_to_num().max()))
+        self.batches = [self.checked_batch(batch) for batch in islice(about.get("batches", ()), BATCHES)]
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """The logits (B, T, V) of token ids (B, T)."""
+    def __call__(self, tokens: Tensor, **more: Any) -> Tensor:
+        """The logits (B, T, V) of token ids (B, T); `more` are further arguments of forward."""
         if self.adapter:
             return self.adapter(self.model, tokens)
         try:
-            result = self.model(tokens)
+            result = self.model(tokens, **more)
         except Exception as error:
-            what = " ".join(str(error).split())
+            what = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+            if isinstance(error, IndexError) and "range" in what:
+                raise UserError(
+                    f"the model cannot be called with {tokens.size(1)} token ids of up to {int(tokens.max())} "
+                    f"({what}): give --vocab-size if it has fewer of them, or --context-length if it takes no such text"
+                ) from error
             raise UserError(
-                f"the model cannot be called with token ids {tuple(tokens.shape)}, of int64 ({type(error).__name__}: "
-                f"{what:.200}): give --adapter FILE.py:FUNCTION, where FUNCTION(model, tokens) returns logits"
+                f"the model cannot be called with token ids {tuple(tokens.shape)}, of int64 ({what}): give --adapter "
+                "FILE.py:FUNCTION, where FUNCTION(model, tokens) returns logits"
             ) from error
         return logits_of(result)
 
-    def attribute(self, names: tuple[str, ...]) -> Any:
+    def checked_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """A batch of the user's on the model's device. A UserError if it is no token ids with as many targets."""
+        pair = isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)
+        if not pair or batch[0].dim() != 2 or batch[0].shape != batch[1].shape or batch[0].is_floating_point():
+            found = [tuple(x.shape) for x in batch if isinstance(x, Tensor)] if isinstance(batch, Sequence) else batch
+            raise UserError(f"a batch is {found!r:.200}: give pairs of token ids and targets, integers (B, T) each")
+        if int(batch[0].max()) >= self.vocab_size:
+            raise UserError(
+                f"a batch has token id {int(batch[0].max())}, and the model {self.vocab_size} ids: it needs more"
+            )
+        return batch[0].to(self.device), batch[1].to(self.device)
+
+    def attribute(self, *names: str) -> Any:
         """The first attribute of the model or its config with one of these names; None where there is none."""
         holders = self.model, getattr(self.model, "config", None)
         return next((getattr(h, name) for name in names for h in holders if getattr(h, name, None) is not None), None)
 
     def parameter(self, *names: str) -> str:
         """The first parameter of `forward` that has one of these names; "" where there is none."""
-        known = inspect.signature(self.model.forward).parameters
+        known = () if self.adapter else inspect.signature(self.model.forward).parameters
         return next((name for name in names if name in known), "")
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
-        """The loss that the model itself returns for targets; None where it returns none."""
+    def declares(self, pattern: str) -> list[float]:
+        """The numbers of the model's config whose names match a pattern."""
+        text = repr(getattr(self.model, "config", ""))
+        return [float(x) for x in re.findall(rf"\w*(?:{pattern})\w*['\"]?[=:] ?(\d+\.?\d*(?:e-?\d+)?)", text)]
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor | None:
+        """The loss that is given, else the one that the model returns for its tokens and targets; None without any."""
+        if own := self.about.get("loss"):
+            return own(logits, targets)
         name = self.parameter(*TARGET_NAMES)
         if not name:
             return None
-        result = self.model(tokens, **{name: targets})
+        result = self.model(self.tokens, **{name: targets})
         loss = result.loss if hasattr(result, "loss") else result[1] if isinstance(result, tuple) else result
         return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 
-    def new_cache(self) -> Step | None:
-        """A function that continues one text, with an empty cache; None where the model has no cache it knows.
+    def new_cache(self) -> Cache | None:
+        """An empty cache; None where the model has none that is known.
 
-        Known are Onward's, that of transformers, and a parameter `cache` of `forward` with a method `new_cache()`.
+        Known are one that is given, Onward's, that of transformers, and a parameter `cache` of `forward` with a method
+        `new_cache()`.
         """
         model = self.model
+        if made := self.about.get("cache"):
+            step = made(model)
+            return Cache(step, getattr(step, "crop", None), lambda: step)
+        if self.adapter:
+            return None
         if isinstance(model, Decoder):
             size = self.tokens.size(1)
             cache, done = KVCache(model.config, 1, size, size, device=self.device, dtype=self.dtype), 0
@@ -109,7 +174,11 @@ class Subject:
                 done += tokens.size(1)
                 return model(tokens, positions, cache.view())
 
-            return ours
+            def back(length: int) -> None:
+                nonlocal done
+                done = length
+
+            return Cache(ours, back)
         if self.parameter("past_key_values"):
             past: Any = None
 
@@ -119,31 +188,87 @@ class Subject:
                 past = result.past_key_values
                 return logits_of(result)
 
-            return theirs
+            return Cache(theirs, lambda length: past.crop(length), lambda: past)
         if self.parameter("cache") and hasattr(model, "new_cache"):
             memory: Any = model.new_cache()  # type: ignore[operator]
-            return lambda tokens: logits_of(model(tokens, cache=memory))
+            return Cache(
+                lambda tokens: logits_of(model(tokens, cache=memory)), getattr(memory, "crop", None), lambda: memory
+            )
         return None
 
+    @cached_property
+    def later(self) -> Tensor:
+        """The tokens with other ones from the middle on."""
+        half = self.tokens.size(1) // 2
+        return torch.cat([self.tokens[:, :half], (self.tokens[:, half:] + 1) % self.vocab_size], 1)
+
+    def leak(self, logits: Tensor, of_later: Tensor) -> float:
+        """How much the tokens from the middle on change logits before them."""
+        return float((logits - of_later)[:, : self.tokens.size(1) // 2].abs().max())
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether later tokens change no logit, in eval mode."""
+        with torch.no_grad():
+            return self.leak(self.logits, self(self.later)) <= self.allowed
+
     @contextmanager
-    def outputs(self) -> Iterator[list[tuple[str, Tensor]]]:
-        """A list that gets the name and the result of each module, in the order in which they end."""
-        found: list[tuple[str, Tensor]] = []
+    def outputs(self) -> Iterator[list[Use]]:
+        """A list that gets each call of a module, in the order in which they end."""
+        found: list[Use] = []
 
         def note(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: Any, result: Any) -> None:
+            def hook(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
                 result = result[0] if isinstance(result, tuple) and result else result
+                given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
                 if isinstance(result, Tensor) and result.is_floating_point():
-                    found.append((name, result.detach()))
+                    found.append(Use(name, result.detach(), None if given is None else given.detach()))
 
             return hook
 
-        hooks = [module.register_forward_hook(note(name)) for name, module in self.model.named_modules() if name]
-        try:
+        modules = [(name, module) for name, module in self.model.named_modules() if name]
+        with hooked(module.register_forward_hook(note(name), with_kwargs=True) for name, module in modules):
             yield found
-        finally:
-            for hook in hooks:
-                hook.remove()
+
+    def given_to(self, module: nn.Module, tokens: Tensor) -> Tensor | None:
+        """The first argument of a module in a run that ends there; None where it is not called."""
+        found: list[Tensor] = []
+
+        def stop(module: nn.Module, args: tuple[Any, ...]) -> NoReturn:
+            found.extend(args[:1])
+            raise ReachedError
+
+        with hooked([module.register_forward_pre_hook(stop)]):
+            try:
+                self(tokens)
+            except ReachedError:
+                pass
+        return found[0] if found and isinstance(found[0], Tensor) else None
+
+    @cached_property
+    def blocks(self) -> list[tuple[str, nn.Module]]:
+        """The names and modules of the layers of the residual stream: the outermost list of modules of one class that
+        return (B, T, D); [] where there is none."""
+        with torch.no_grad(), self.outputs() as uses:
+            self(self.tokens)
+        streams = {use.name for use in uses if use.result.dim() == 3 and use.result.shape[:2] == self.tokens.shape}
+        for name, module in self.model.named_modules():
+            items = [*module.children()] if isinstance(module, nn.ModuleList | nn.Sequential) else []
+            names = [f"{name}.{i}" for i in range(len(items))]
+            if items and len({type(item) for item in items}) == 1 and {*names} <= streams and [*items[0].children()]:
+                return list(zip(names, items))
+        return []
+
+
+@contextmanager
+def hooked(handles: Iterable[Any]) -> Iterator[None]:
+    """A context at whose end hooks are removed."""
+    handles = list(handles)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def logits_of(result: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""A model that the doctor is pointed at: a folder, or a class or function in a Python file or module."""
+"""What the doctor is pointed at: a folder of a model or of tokens, texts, or a class or function in Python code."""
 
 from __future__ import annotations
 
@@ -11,30 +11,105 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from onward.checkpoint.folder import load_model
+from onward.checkpoint.folder import load_model, load_tokenizer
+from onward.data.sources import documents
+from onward.data.tokens import Tokens, encode, is_prepared, load_tokens
 from onward.errors import UserError
 from onward.hub import locate
-from onward.inspection.doctor.subject import Subject
+from onward.inspection.doctor.corpus import Corpus
+from onward.inspection.doctor.subject import About, Subject
+from onward.text.tokenizer import Tokenizer
+from onward.training.tasks import inputs_of
+
+TEXT_TOKENS = 256  # of a text that a trained model reads
 
 
-def subject_of(
-    target: str, kwargs: str = "", adapter: str = "", vocab_size: int = 0, context_length: int = 0
-) -> Subject:
-    """The subject that a target names: a folder or a name on the hub, FILE.py:NAME or MODULE:NAME.
+def subjects_of(
+    target: str,
+    kwargs: str = "",
+    adapter: str = "",
+    loss: str = "",
+    cache: str = "",
+    batches: str = "",
+    text: str = "",
+    validation: str = "",
+    frozen: str = "",
+    vocab_size: int = 0,
+    context_length: int = 0,
+) -> list[Subject | Corpus]:
+    """The subjects that a target names.
 
-    NAME is a class or function, which is called with `kwargs` (JSON) and gives a fresh model, or a model.
+    A folder of a run is a model and the texts that it was trained on. FILE.py:NAME and MODULE:NAME name a class or
+    function, which is called with `kwargs` (JSON) and gives a fresh model, or a model. `adapter`, `loss`, `cache` and
+    `batches` name functions in the same way; `text` and `validation` name texts.
     """
-    call = named(adapter, "--adapter") if adapter else None
-    fresh = ":" in target and not os.path.exists(target) and "://" not in target
-    model = made(target, kwargs) if fresh else load_model(locate(target))[0]
-    return Subject(model, vocab_size=vocab_size, context_length=context_length, fresh=fresh, adapter=call)
+    about: About = {"vocab_size": vocab_size, "context_length": context_length, "frozen": frozen}
+    for name, value in {"adapter": adapter, "loss": loss, "cache": cache}.items():
+        if value:
+            about[name] = named(value, f"--{name}")  # type: ignore[literal-required]
+    if batches:
+        found = named(batches, "--batches")
+        about["batches"] = found() if callable(found) else found
+    if ":" in target and not os.path.exists(target) and "://" not in target:
+        model, about["fresh"] = made(target, kwargs)
+        return [Subject(model, **about)]
+    path = Path(target)
+    if is_prepared(path) or (path.exists() and not (path / "config.json").exists() and path.suffix != ".gguf"):
+        return [corpus(path, validation)]
+    path = locate(target)
+    about |= {"trained": True, "tokenizer": load_tokenizer(path)}
+    texts = [corpus_of_run(path, about["tokenizer"])] if (path / "inputs.json").exists() else []
+    tokens = text_tokens(text, about["tokenizer"]) if text else next((c.validation for c in texts), None)
+    if tokens is not None and not batches:
+        ids = torch.from_numpy(tokens[: TEXT_TOKENS + 1].astype(np.int64))[None]
+        about["batches"] = [(ids[:, :-1], ids[:, 1:])]
+    return [Subject(loaded(path), **about), *texts]
 
 
-def made(target: str, kwargs: str) -> nn.Module:
-    """The model of FILE.py:NAME or MODULE:NAME."""
+def loaded(path: Path) -> nn.Module:
+    """The model of a folder: Onward's, or that of transformers where Onward has no such family."""
+    try:
+        return load_model(path)[0]
+    except UserError as error:
+        try:
+            from transformers import AutoModelForCausalLM
+
+            model: nn.Module = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False)
+            return model
+        except Exception:
+            raise error from None
+
+
+def corpus(path: Path, validation: str) -> Corpus:
+    """The tokens of a prepared folder, or the bytes of texts."""
+    tokenizer = Tokenizer.load(path) if is_prepared(path) else None
+    train = Tokens.join(load_tokens(path).sources) if tokenizer else text_tokens(str(path), None)
+    held = text_tokens(validation, tokenizer) if validation else None
+    return Corpus(train, held, tuple(tokenizer.end_ids) if tokenizer else ())
+
+
+def corpus_of_run(folder: Path, tokenizer: Tokenizer | None) -> Corpus:
+    """The texts that a run was trained and validated on."""
+    inputs = inputs_of(folder)
+    return Corpus(Tokens.join(inputs.train), inputs.validation, tuple(tokenizer.end_ids) if tokenizer else ())
+
+
+def text_tokens(text: str, tokenizer: Tokenizer | None) -> Tokens:
+    """The tokens of a prepared folder or of texts; without a tokenizer, their bytes."""
+    if is_prepared(text) and tokenizer:
+        return Tokens.join(load_tokens(Path(text)).sources)
+    if tokenizer:
+        return Tokens.of(*encode(tokenizer, documents([text])))
+    parts = [np.frombuffer(document.encode(), np.uint8) for document in documents([text])]
+    return Tokens.of(np.concatenate(parts), np.cumsum([len(part) for part in parts]))
+
+
+def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
+    """The model of FILE.py:NAME or MODULE:NAME, and whether it was made here, fresh."""
     try:
         arguments = json.loads(kwargs or "{}")
     except ValueError as error:
@@ -50,12 +125,14 @@ def made(target: str, kwargs: str) -> nn.Module:
         raise UserError(f"{target} cannot be made ({what:.300}): give its arguments as --kwargs") from None
     if not isinstance(model, nn.Module):
         raise UserError(f"{target} gives {type(model).__name__}: name a torch.nn.Module, or what returns one")
-    return model
+    return model, model is not found
 
 
 def named(target: str, what: str) -> Any:
     """The attribute NAME of FILE.py:NAME or MODULE:NAME."""
     place, _, name = target.rpartition(":")
+    if not place:
+        raise UserError(f"{what} is {target!r}: name it as FILE.py:NAME or MODULE:NAME")
     module = imported(place)
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
@@ -64,7 +141,7 @@ def named(target: str, what: str) -> Any:
 
 
 def imported(place: str) -> ModuleType:
-    """The module in a file, or of a name."""
+    """The module in a file, or of a name; each file is run once."""
     path = Path(place)
     if place.endswith(".py") and not path.is_file():
         raise UserError(f"there is no file {place}: name it as FILE.py:NAME")
@@ -72,6 +149,9 @@ def imported(place: str) -> ModuleType:
         if not place.endswith(".py"):
             sys.path.append(os.getcwd())
             return importlib.import_module(place)
+        known = sys.modules.get(path.stem)
+        if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
+            return known
         sys.path.insert(0, str(path.parent.resolve()))
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec

@@ -1,0 +1,154 @@
+"""DeepSeek V2 and V3 in GGUF: latent attention, and experts beside one that all tokens use.
+
+The projection from the latent is two tensors there: that to keys, transposed (H, L, N), and that to values (H, V, L);
+H heads, L width of the latent, N of the elements of a key that are not rotated, V of a value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.checkpoint.gguf.architecture import Architecture, Parts, expert_keys, experts, rms
+from onward.checkpoint.gguf.header import Keys
+from onward.checkpoint.gguf.rope import rotary
+from onward.checkpoint.weights import StoredTensor
+from onward.errors import UserError
+from onward.families import Row, interleaved, linear
+from onward.model.config import DecoderConfig, Experts, Gated, LatentAttention, Rotary, at
+from onward.model.routing import SigmoidRouting
+from onward.model.scaling import LinearScaling, YaRNScaling, yarn_magnitude
+
+SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
+
+
+@dataclass(frozen=True)
+class LatentArchitecture(Architecture):
+    """An architecture whose attention is latent."""
+
+    def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
+        part = at(c.attention, layer)
+        if not isinstance(part, LatentAttention):
+            return
+        their, our = f"blk.{layer}.attn", f"blocks.{layer}.attn"
+        queries = interleaved(part.d_nope + part.d_rope, part.d_rope, part.d_nope)
+        keys = interleaved(part.d_latent + part.d_rope, part.d_rope, part.d_latent)
+        yield from linear(f"{their}_{'q_b' if part.d_query_latent else 'q'}", f"{our}.q", queries)
+        yield from linear(f"{their}_q_a", f"{our}.q_down")
+        yield from linear(f"{their}_kv_a_mqa", f"{our}.kv_down", keys)
+        yield from linear(f"{their}_kv_a_norm", f"{our}.kv_norm")
+        yield from linear(f"{their}_kv_b", f"{our}.kv")
+        yield f"blk.{layer}.exp_probs_b.bias", f"blocks.{layer}.mlp.router.routing_bias"
+
+    def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in super().tensors(c, ours):
+            part = at(c.attention, 0)
+            if isinstance(part, LatentAttention) and name.endswith("attn_kv_b.weight"):
+                heads = tensor.unflatten(0, (c.n_heads, -1))
+                yield name.replace("kv_b", "k_b"), heads[:, : part.d_nope].mT
+                yield name.replace("kv_b", "v_b"), heads[:, part.d_nope :]
+            else:
+                yield name, tensor
+
+    def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        found = dict(tensors)
+        for name in tensors:
+            if name.endswith("attn_k_b.weight") and (values := name.replace("k_b", "v_b")) in found:
+                found[name.replace("k_b", "kv_b")] = joined(found.pop(name), found.pop(values))
+        return found
+
+
+def joined(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
+    """The projection from the latent to keys and values, (H (N + V), L)."""
+    heads, width, unrotated = keys.shape
+
+    def rows(start: int, end: int) -> Tensor:
+        return torch.cat([keys.rows(0, heads).mT, values.rows(0, heads)], 1).flatten(0, 1)[start:end]
+
+    return StoredTensor([heads * (unrotated + values.shape[1]), width], keys.dtype, rows)
+
+
+def latent_layer(c: DecoderConfig) -> dict[str, str]:
+    return {"attn_q_norm": "", "attn_q_a_norm": "attn.q_norm"}
+
+
+def deepseek2(keys: Keys, sizes: Parts) -> Parts:
+    layers, rope_dim = sizes["n_layers"], keys.number("rope.dimension_count")
+    lite = layers in (26, 27) or (layers == 48 and sizes["vocab_size"] == 128_256)
+    part = LatentAttention(
+        d_latent=keys.number("attention.kv_lora_rank"),
+        d_query_latent=0 if lite else keys.number("attention.q_lora_rank"),
+        d_nope=keys.number("attention.key_length_mla", keys.number("attention.key_length")) - rope_dim,
+        d_rope=rope_dim,
+        d_value=keys.number("attention.value_length_mla", keys.number("attention.value_length")),
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+    )
+    position = rotary(keys, sizes | {"d_head": rope_dim})
+    if isinstance(scaling := position.scaling, YaRNScaling | LinearScaling):
+        # the factor of YaRN's magnitude is in the rotation and, squared, in the scale of the scores
+        weight = 10 * keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+        magnitude = keys.number("rope.scaling.attn_factor", 1.0)
+        if isinstance(scaling, YaRNScaling):
+            magnitude *= 1.0 if weight else yarn_magnitude(scaling.factor)
+            position = replace(position, scaling=replace(scaling, attention_factor=magnitude))
+        else:
+            magnitude *= yarn_magnitude(scaling.factor)
+        whole = magnitude * yarn_magnitude(scaling.factor, weight)
+        part = replace(part, scale=whole**2 / math.sqrt(part.d_nope + part.d_rope))
+    dense = min(layers, keys.number("leading_dense_block_count", 0))
+    mlp = (Gated(),) * dense + (routed(keys),) * (layers - dense)
+    return rms(keys) | {"position": position, "attention": part, "mlp": mlp}
+
+
+def routed(keys: Keys) -> Experts:
+    """The experts of a layer that is not dense."""
+    width = keys.number("expert_feed_forward_length")
+    part = experts(keys, bool(keys.get("expert_weights_norm")), d_shared=keys.number("expert_shared_count") * width)
+    groups, kind = keys.number("expert_group_count", 1), keys.number("expert_gating_func", SOFTMAX)
+    if kind == SIGMOID:
+        used = keys.number("expert_group_used_count", 1)
+        return replace(part, router=SigmoidRouting(part.router.renormalize, part.router.scale, groups, used))
+    if kind != SOFTMAX or groups > 1:
+        raise UserError(f"expert_gating_func is {kind} with {groups} groups of experts, which Onward does not have")
+    return part
+
+
+def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
+    part, many = at(c.attention, 0), at(c.mlp, c.n_layers - 1)
+    if not isinstance(part, LatentAttention):
+        return {}
+    found: dict[str, Any] = {
+        "attention.head_count_kv": 1,  # for llama.cpp the latent is the one key and the one value of all heads
+        "attention.key_length": part.d_latent + part.d_rope,
+        "attention.value_length": part.d_latent,
+        "attention.key_length_mla": part.d_nope + part.d_rope,
+        "attention.value_length_mla": part.d_value,
+        "attention.kv_lora_rank": part.d_latent,
+        "attention.q_lora_rank": part.d_query_latent,
+        "rope.dimension_count": part.d_rope,
+        "leading_dense_block_count": sum(not isinstance(at(c.mlp, layer), Experts) for layer in range(c.n_layers)),
+    }
+    if isinstance(many, Experts):
+        sigmoid, width = isinstance(many.router, SigmoidRouting), many.d_ff or c.d_ff
+        found |= expert_keys(replace(c, mlp=many)) | {
+            "expert_shared_count": many.d_shared // width,
+            "expert_weights_scale": many.router.scale,
+            "expert_weights_norm": many.router.renormalize,
+            "expert_gating_func": SIGMOID if sigmoid else SOFTMAX,
+        }
+        if sigmoid and many.router.n_groups > 1:
+            groups = {"expert_group_count": many.router.n_groups}
+            found |= groups | {"expert_group_used_count": many.router.top_k_groups}
+    position = at(c.position, 0)
+    scaling = position.scaling if isinstance(position, Rotary) else None
+    if isinstance(scaling, YaRNScaling) and part.scale and (unit := yarn_magnitude(scaling.factor) - 1):
+        whole = math.sqrt(abs(part.scale) * math.sqrt(part.d_nope + part.d_rope))
+        weight = (whole / scaling.magnitude - 1) / unit
+        own = scaling.magnitude / (1.0 if weight else 1 + unit)
+        found |= {"rope.scaling.yarn_log_multiplier": 0.1 * weight, "rope.scaling.attn_factor": own}
+    return found

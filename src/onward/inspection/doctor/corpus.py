@@ -1,0 +1,77 @@
+"""Checks of a text corpus for training. Shapes: N tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from onward.data.tokens import Tokens
+from onward.inspection.doctor.finding import Check, Outcome, verdict
+from onward.training.checks import apart
+
+LARGEST = 0.5  # the share of the tokens that one document may have
+FEW = 10  # documents, of which one may have any share
+ENDS = 100_000  # of documents that are looked at
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The tokens of a training text, of its validation text, and the ids that end a document."""
+
+    train: Tokens
+    validation: Tokens | None
+    end_ids: tuple[int, ...]
+
+
+def duplicates(c: Corpus) -> Outcome:
+    if c.validation is None:
+        return "not applicable", "there is no validation text: --validation"
+    found = apart([c.train], c.validation)
+    return verdict(found.ok, found.sentence)
+
+
+def ended(c: Corpus) -> Outcome:
+    starts = c.train.starts(0, len(c.train))
+    if not c.end_ids or len(starts) < 2:
+        return "not applicable", "there is one document" if c.end_ids else "no token is known that ends a document"
+    ends = starts[1 :: max(1, len(starts) // ENDS)]  # the last document may be cut
+    good = sum(int(c.train[end - 1 : end][0]) in c.end_ids for end in ends.tolist())
+    what = f"{good:,} of {len(ends):,} documents end with a token that says so"
+    return verdict(good == len(ends), what, "the texts were joined before they became tokens")
+
+
+def dominated(c: Corpus) -> Outcome:
+    starts = c.train.starts(0, len(c.train))
+    lengths = np.diff(np.append(starts, len(c.train)))
+    most = int(lengths.argmax())
+    share = float(lengths[most] / max(1, len(c.train)))
+    what = f"the longest of {len(lengths):,} documents has {lengths[most]:,} of {len(c.train):,} tokens, {share:.1%}"
+    if len(lengths) < FEW:
+        return "told", what
+    return verdict(share <= LARGEST, what, f"document {most:,}")
+
+
+CORPUS = {
+    "duplicates": Check(
+        "a validation text",
+        "passages of the validation text, which are searched for in the training text",
+        "the validation loss falls while the model memorizes, and says nothing of other texts",
+        "drop duplicates before the texts are split: onward data prepare does",
+        duplicates,
+    ),
+    "documents end": Check(
+        "a token that ends documents",
+        "the last token of each document",
+        "the model never learns to stop, and reads the end of one text as the beginning of another",
+        "add the end token after each document, one document per file or per row",
+        ended,
+    ),
+    "one document": Check(
+        "",
+        "the share of the longest document, where there are ten or more",
+        "the model learns one text by heart",
+        "cut it, weigh the sources, or leave it out",
+        dominated,
+    ),
+}

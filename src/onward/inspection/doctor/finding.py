@@ -1,0 +1,56 @@
+"""What a check is and what it finds. Shapes: B rows, T tokens, V vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.nn import functional as F
+
+Status = Literal["ok", "failed", "told", "not applicable"]
+Outcome = tuple[Status, str] | tuple[Status, str, str]  # status, what, and where
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found."""
+
+    check: str
+    status: Status
+    what: str  # with the number that was measured
+    where: str = ""  # a module or parameters
+    how: str = ""  # it was measured
+    why: str = ""  # a failure matters
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A row of the table: what a check needs beside tokens in and logits out, how it measures, why a failure matters,
+    how it is mended, and the function that looks for it."""
+
+    needs: str
+    how: str
+    why: str
+    mend: str
+    run: Callable[[Any], Outcome]
+    cheap: bool = False  # a few forwards, so that training can begin with it
+
+
+def largest(x: Tensor) -> float:
+    """The largest absolute value of a tensor."""
+    return float(x.abs().max()) if x.numel() else 0.0
+
+
+def verdict(good: bool, what: str, where: str = "") -> Outcome:
+    """ok, or failed there."""
+    return "ok" if good else "failed", what, "" if good else where
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, offset: int = 0) -> Tensor:
+    """The mean cross-entropy of the logits at i and the targets at i + offset."""
+    count = logits.size(1) - abs(offset)
+    z, y = logits[:, max(0, -offset) :][:, :count], targets[:, max(0, offset) :][:, :count]
+    return F.cross_entropy(z.flatten(0, 1).float(), y.flatten())

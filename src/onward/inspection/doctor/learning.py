@@ -1,0 +1,208 @@
+"""Checks of what training needs: targets, loss, gradients, initialization.
+
+Shapes: B rows, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from copy import deepcopy
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onward.inspection.doctor.finding import Check, Outcome, cross_entropy, verdict
+from onward.inspection.doctor.subject import TARGET_NAMES, Subject
+
+OVERFIT_STEPS, OVERFIT_SECONDS = 80, 10.0
+RATE = 2e-3  # of sign descent, which needs no state and no tuning to halve a loss
+IGNORED = -100  # a target that does not count
+MOST, ODD = 10.0, 3.0  # times that deviations of layers may differ, and where they neither rise nor fall with depth
+NOT_FRESH = "the weights are not said to be those of the initialization"
+
+ALL_FROZEN = "all parameters are frozen"
+
+
+def targets(s: Subject) -> Outcome:
+    if not s.batches:
+        return "not applicable", "no batches are given"
+    shares = {k: share_equal(s.batches, k) for k in (1, 0, 2, -1)}
+    best = max(shares, key=lambda k: shares[k])
+    what = f"{shares[1]:.1%} of the targets in {len(s.batches)} batches are the next token"
+    places = {0: "the token itself", 2: "the token after the next", -1: "the token before"}
+    return verdict(shares[1] > 0.999, what, f"{shares[best]:.1%} are {places[best]}" if best != 1 else "")
+
+
+def share_equal(batches: list[tuple[Tensor, Tensor]], offset: int) -> float:
+    """The share of targets at i that are the token at i + offset, of those that count."""
+    equal = total = 0
+    for tokens, wanted in batches:
+        span = tokens.size(1) - abs(offset)
+        there, y = tokens[:, max(0, offset) :][:, :span], wanted[:, max(0, -offset) :][:, :span]
+        counted = y != IGNORED
+        equal, total = equal + int((there == y)[counted].sum()), total + int(counted.sum())
+    return equal / max(1, total)
+
+
+def loss(s: Subject) -> Outcome:
+    generator = torch.Generator().manual_seed(1)
+    wanted = torch.randint(s.vocab_size, s.tokens.shape, generator=generator).to(s.device)
+    theirs = s.loss(s.logits, wanted)
+    if theirs is None:
+        return "not applicable", f"no loss is given, and forward returns none for {', '.join(TARGET_NAMES)}"
+    name, z = ("" if s.about.get("loss") else s.parameter(*TARGET_NAMES)), s.logits
+    right = 1 if name.startswith("label") else 0  # as in transformers, and as in nanoGPT
+    known = {f"that of targets {k} ahead of the logits": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
+    known["that over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
+        F.cross_entropy(z.reshape(z.size(0), z.size(2), z.size(1)).float(), wanted)
+    )
+    flat = z.transpose(1, 2).reshape(-1, s.vocab_size).float()
+    known["that of logits whose axes were exchanged"] = float(F.cross_entropy(flat, wanted.flatten()))
+    expected, value = known[f"that of targets {right} ahead of the logits"], float(theirs)
+    known["the sum over tokens instead of their mean"] = expected * wanted.numel()
+    good = abs(value - expected) <= 1e-5 * expected
+    like = next((what for what, one in known.items() if abs(one - value) <= 1e-5 * one), "")
+    shift = "are shifted by one inside" if right else "come shifted by one"
+    what = f"the loss is {value:.4f}, and the cross-entropy {expected:.4f} where {name or 'targets'} {shift}"
+    return verdict(good, what, f"it is {like}" if like else "")
+
+
+def first_loss(s: Subject) -> Outcome:
+    if not s.fresh:
+        return "not applicable", NOT_FRESH
+    value, uniform = float(cross_entropy(s.logits, s.tokens, 1)), math.log(s.vocab_size)
+    return verdict(value < uniform + 0.5, f"the first loss is {value:.2f}, and a uniform guess costs {uniform:.2f}")
+
+
+def gradients(s: Subject) -> Outcome:
+    trained = {name: p for name, p in s.model.named_parameters() if p.requires_grad}
+    if not trained:
+        return "not applicable", ALL_FROZEN
+    with torch.enable_grad():
+        found = torch.autograd.grad(cross_entropy(s(s.tokens), s.tokens, 1), [*trained.values()], allow_unused=True)
+    blocked = any(p.dim() > 1 and not p.any() for p in trained.values())  # a matrix of zeros, as LoRA begins with
+    reached = {name for name, g in zip(trained, found) if g is not None and (blocked or bool(g.any()))}
+    frozen = [name for name, p in s.model.named_parameters() if not p.requires_grad]
+    dead = [name for name in trained if name not in reached and "expert" not in name]  # which not every text reaches
+    pattern = s.about.get("frozen") or "$^"
+    thawed = [name for name in reached if re.search(pattern, name)]
+    what = f"{len(dead)} parameters get no gradient" + (f", {len(frozen)} are frozen" if frozen else "")
+    if thawed:
+        return "failed", f"{what}, and {len(thawed)} that should be frozen get one", ", ".join(sorted(thawed)[:5])
+    return verdict(not dead, what, ", ".join(dead[:5]))
+
+
+def tied(s: Subject) -> Outcome:
+    if not s.attribute("tied", "tie_word_embeddings", "tie_weights", "weight_tying"):
+        return "not applicable", "the model does not say that its head is tied to its embedding"
+    matrices = [p for p in s.model.parameters() if p.dim() == 2 and p.size(0) == s.vocab_size]
+    heads = [m.weight for m in s.model.modules() if isinstance(m, nn.Linear) and m.out_features == s.vocab_size]
+    shared = len({p.data_ptr() for p in [*matrices, *heads]}) == 1
+    return verdict(shared, f"embedding and head are {'one matrix' if shared else 'two matrices'}, and should be one")
+
+
+def initialization(s: Subject) -> Outcome:
+    if not s.fresh:
+        return "not applicable", NOT_FRESH
+    layers: dict[str, dict[str, float]] = defaultdict(dict)  # the deviation of a matrix in each layer
+    for name, p in s.model.named_parameters():
+        if p.dim() > 1 and (deviation := float(p.detach().float().std())):
+            layers[re.sub(r"\.\d+\.", ".*.", name, count=1)][name] = deviation
+    spread = [value for found in layers.values() for value in found.values()]
+    for kind, found in layers.items():
+        values = [*found.values()]
+        times = max(values) / min(values)
+        if times > MOST or (times > ODD and values not in (sorted(values), sorted(values, reverse=True))):
+            odd = max(found, key=lambda name: abs(math.log(found[name] / median(spread))))
+            return "failed", f"the deviations of {kind} differ {times:.3g} times between layers", odd
+    what = f"deviations of matrices are {min(spread):.2g} to {max(spread):.2g}, alike in all layers or steady in depth"
+    if s.blocks:
+        with s.outputs() as uses:
+            s(s.tokens)
+        sizes = {use.name: float(use.result.float().square().mean().sqrt()) for use in uses}
+        first, last = sizes[s.blocks[0][0]], sizes[s.blocks[-1][0]]
+        what += f"; the residual stream is {first:.2g} after the first block and {last:.2g} after the last"
+    return "ok", what
+
+
+def overfit(s: Subject) -> Outcome:
+    if not s.fresh:
+        return "not applicable", NOT_FRESH
+    copy = Subject(deepcopy(s.model), vocab_size=s.vocab_size, adapter=s.adapter)
+    trained = [p for p in copy.model.parameters() if p.requires_grad]
+    if not trained:
+        return "not applicable", ALL_FROZEN
+    began, values = perf_counter(), list[float]()
+    with torch.enable_grad():
+        while len(values) < OVERFIT_STEPS and perf_counter() - began < OVERFIT_SECONDS:
+            step = cross_entropy(copy(s.tokens), s.tokens, 1)
+            for p, gradient in zip(trained, torch.autograd.grad(step, trained, allow_unused=True)):
+                if gradient is not None:
+                    p.data.sub_(gradient.sign(), alpha=RATE)
+            values.append(float(step.detach()))
+            if values[-1] < values[0] / 2:
+                break
+    what = f"the loss of one batch falls from {values[0]:.2f} to {values[-1]:.2f} in {len(values)} steps"
+    if values[-1] >= values[0] / 2 and len(values) < OVERFIT_STEPS:
+        return "told", f"{what}, for which {OVERFIT_SECONDS:.0f} s were enough"
+    return verdict(values[-1] < values[0] / 2, what)
+
+
+LEARNING = {
+    "targets": Check(
+        "batches",
+        "the share of targets that are the next token, the token itself, or another near it",
+        "the model learns to copy its input, or to skip a token",
+        "take targets one token further than inputs: tokens[:, :-1] and tokens[:, 1:]",
+        targets,
+    ),
+    "loss": Check(
+        "a loss, given or returned by forward",
+        "the loss for random targets, against the cross-entropy, and against the usual mistakes",
+        "the model learns to copy its input, or something that is not the next token",
+        "F.cross_entropy(logits.flatten(0, 1), targets.flatten()), where targets[i] is the token after tokens[i]",
+        loss,
+    ),
+    "first loss": Check(
+        "a fresh model",
+        "the loss for random tokens, against that of a uniform guess, ln V",
+        "the first steps only undo the initialization, or the loss is not a mean over tokens",
+        "initialize matrices with a deviation of about 0.02 and scale the last one of each branch by depth",
+        first_loss,
+    ),
+    "initialization": Check(
+        "a fresh model",
+        "the deviation of each matrix against its own in other layers; the residual stream after first and last block",
+        "one layer drowns the others, or adds nothing",
+        "initialize all layers by one rule; the last matrix of each branch may be smaller in deeper models",
+        initialization,
+    ),
+    "gradients": Check(
+        "for frozen parameters a pattern of their names",
+        "the parameters that get no gradient, and those that should be frozen and get one",
+        "parameters that get no gradient never learn, and those that are not frozen are forgotten",
+        "look for .detach(), torch.no_grad(), .data or a module that is never called; freeze by requires_grad_(False)",
+        gradients,
+        cheap=True,
+    ),
+    "tied": Check(
+        "a model that says its head is tied",
+        "the memory of embedding and head",
+        "head and embedding drift apart, and a saved model is read as another one",
+        "self.head.weight = self.embed.weight, after the initialization",
+        tied,
+        cheap=True,
+    ),
+    "overfit": Check(
+        "a fresh model",
+        f"sign descent on one batch: its loss must halve in {OVERFIT_STEPS} steps, or in {OVERFIT_SECONDS:.0f} s",
+        "a model that cannot learn one batch by heart cannot learn",
+        "look at the checks above, then at the learning rate, at residual connections and at norms",
+        overfit,
+    ),
+}

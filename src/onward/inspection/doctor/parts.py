@@ -1,0 +1,319 @@
+"""Checks of parts that no output alone shows: heads, experts, norms, the embedding. Each compares a module with what
+its own weights and inputs say.
+
+Shapes: N texts, B rows, T tokens, H heads, K key/value heads, E size of a head, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onward.inspection.doctor.finding import Check, Outcome, largest
+from onward.inspection.doctor.subject import Subject, hooked
+
+NAMES = {
+    "q": r"q|query|queries|wq|w_q|q_proj|q_lin|to_q|c_q",
+    "k": r"k|key|keys|wk|w_k|k_proj|k_lin|to_k|c_k",
+    "v": r"v|value|values|wv|w_v|v_proj|v_lin|to_v|c_v",
+    "qkv": r"qkv|c_attn|in_proj|qkv_proj|w_?qkv|to_qkv",
+    "out": r"out|o|wo|w_o|o_proj|out_proj|proj|c_proj|dense|to_out|output|out_lin",
+}
+SIZE_NAMES = "head_dim", "d_head", "head_size", "d_k"
+HEAD_NAMES = "n_heads", "num_heads", "n_head", "num_attention_heads", "heads", "nheads"
+SPARE = 8  # texts more than there are unknowns
+SPREAD = 0.3  # the deviation of scores, for which queries are made larger: those of a fresh model are near 0
+QUERIES = 4  # tokens that look at the others
+NOT_NORMALIZED = r"norm\w*['\"]?[=:] ?False|top_k['\"]?[=:] ?1\b"  # in a config: as Qwen 2 and Switch are
+FIT = 0.05  # the share of what is to be explained that may stay unexplained
+BY = 8.0  # the residual stream is multiplied by
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """The projections of an attention module, found by their names."""
+
+    name: str
+    module: nn.Module
+    parts: Mapping[str, nn.Module]  # q, k, v or qkv, and out
+    size: int  # E
+    heads: int  # H
+    kv_heads: int  # K
+
+
+def width(module: nn.Module) -> int:
+    """The number of outputs of a linear layer, transformers' Conv1D too; 0 for any other module."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or isinstance(module, nn.Embedding):
+        return 0
+    return weight.size(1) if type(module).__name__ == "Conv1D" else weight.size(0)
+
+
+def number(module: nn.Module, names: Sequence[str]) -> int:
+    """The first attribute of a module with one of these names that is a positive integer, else 0."""
+    return next((value for name in names if isinstance(value := getattr(module, name, None), int) and value > 0), 0)
+
+
+def attention_layers(s: Subject) -> list[AttentionLayer]:
+    """The attention modules whose projections are known."""
+    found = []
+    for name, module in s.model.named_modules():
+        children = {child: m for child, m in module.named_children() if width(m)}
+        parts = {
+            part: m
+            for part, names in NAMES.items()
+            for child, m in children.items()
+            if re.fullmatch(names, child, re.I)
+        }
+        if "out" not in parts or not ({"q", "k", "v"} <= parts.keys() or "qkv" in parts):
+            continue
+        size, heads = number(module, SIZE_NAMES), number(module, HEAD_NAMES) or s.attribute(*HEAD_NAMES)
+        features = width(parts["q"]) if "q" in parts else width(parts["qkv"]) // 3
+        if not size and not isinstance(heads, int):
+            continue
+        size = size or features // heads
+        kv_features = width(parts["k"]) if "k" in parts else features
+        if features % size == kv_features % size == 0 and kv_features:
+            found.append(AttentionLayer(name, module, parts, size, features // size, kv_features // size))
+    return found
+
+
+def heads(s: Subject) -> Outcome:
+    layers = attention_layers(s)
+    if not layers:
+        return (
+            "not applicable",
+            "no module has projections by the names q, k, v (or qkv) and out, and a number of heads",
+        )
+    layer = layers[0]
+    if any("norm" in name for name, _ in layer.module.named_children()):
+        return "not applicable", f"{layer.name} norms queries and keys"
+    count = QUERIES + layer.size + SPARE
+    if s.vocab_size < count:
+        return "not applicable", f"{count} token ids are needed, and there are {s.vocab_size}"
+    first, second = torch.arange(QUERIES, count), torch.arange(QUERIES)  # never equal: two values are to be told apart
+    tokens = torch.cartesian_prod(second, first).flip(1).to(s.device)  # (N, 2)
+    solved = solve(s, layer, tokens)
+    if isinstance(solved, str):
+        return "not applicable", solved
+    groups, factor = solved
+    usual = [h * layer.kv_heads // layer.heads for h in range(layer.heads)]
+    for name, group in groups.items():
+        if group != usual and (s.fresh or groups["keys"] != groups["values"]):
+            return "failed", f"the heads read the {name} of the key/value heads {group}, and not {usual}", layer.name
+    right = layer.size**-0.5
+    what = f"scores are multiplied by {factor:.4g}, where 1/√{layer.size} is {right:.4g}"
+    known = [right, *(number**power for number in s.declares("scal|multipl") if number for power in (1, -0.5, -1))]
+    if any(abs(factor / number - 1) < FIT for number in known):
+        return "ok", f"{what}, and heads read the keys and values of their groups, {usual}"
+    wrong = {
+        "the scale is missing": 1.0,
+        "the scale is of the whole width": (layer.heads * layer.size) ** -0.5,
+        "the scale lacks the root": 1 / layer.size,
+        "scores are multiplied by the root": layer.size**0.5,
+    }
+    named = next((name for name, number in wrong.items() if abs(factor / number - 1) < FIT), "")
+    return ("failed", f"{what}: {named}", layer.name) if named and s.fresh else ("told", what)
+
+
+def solve(s: Subject, layer: AttentionLayer, tokens: Tensor) -> tuple[dict[str, list[int]], float] | str:
+    """The key/value head that each head takes its keys and its values from, and the factor of the scores, as they
+    follow from what the module makes of texts of two tokens (N, 2); why not, where they do not follow.
+
+    The second token's result is w v₀ + (1 - w) v₁, and log w/(1 - w) = factor · (qᵀ R k₀ - qᵀ k₁) with a rotation R.
+    For one second token that is linear in k₀, with the slope factor · Rᵀ q, whose length is factor · |q|.
+    """
+    seen: dict[str, Tensor] = {}
+    queries = layer.heads * layer.size  # of the outputs of one matrix for q, k and v, those come first
+    factor = 1.0
+
+    def note(part: str) -> Any:
+        def hook(module: nn.Module, args: Any, result: Tensor) -> Tensor:
+            if part != "k" and part != "v":
+                result = torch.cat([factor * result[..., :queries], result[..., queries:]], -1)
+            seen[part] = result.detach().double()
+            return result
+
+        return hook
+
+    with hooked(m.register_forward_hook(note(part)) for part, m in layer.parts.items() if part != "out"):
+        s.given_to(layer.parts["out"], tokens[:, :1])
+        sizes = [x.norm() / math.sqrt(x.numel() / layer.size) for x in seen.values()]  # of the vector of a head
+        factor = float(SPREAD * layer.size / (sizes[0] * sizes[1 % len(sizes)]).clamp(min=1e-12))
+        mixed = s.given_to(layer.parts["out"], tokens)
+    if mixed is None or mixed.shape[:2] != tokens.shape or mixed.size(-1) != layer.heads * layer.size:
+        return f"{layer.name} does not give the results of its heads to its last projection"
+    if "qkv" in seen:
+        seen |= dict(zip("qkv", seen.pop("qkv").chunk(3, -1)))
+    if seen.keys() < {"q", "k", "v"} or any(x.shape[:2] != tokens.shape for x in seen.values()):
+        return f"the projections of {layer.name} are not called with (B, T, D)"
+    q, c = (x[:, 1].unflatten(-1, (layer.heads, -1)) for x in (seen["q"], mixed.double()))
+    k, v = (seen[name].unflatten(-1, (layer.kv_heads, -1)) for name in "kv")
+    if v.size(-1) < 3 or v.size(-1) != c.size(-1):
+        return f"values of {v.size(-1)} numbers are too few"
+    of_values, of_keys, factors = [], [], []
+    for h in range(layer.heads):
+        fits = [mixture(c[:, h], v[:, 0, g], v[:, 1, g]) for g in range(layer.kv_heads)]
+        best = min(range(layer.kv_heads), key=lambda g: fits[g][1])
+        odds, error = fits[best]
+        if not error < FIT:
+            return f"the result of head {h} is no mean of the values of its tokens, by {error:.0%}"
+        slopes = [slope(odds, k[:, 0, g], q[:, h]) for g in range(layer.kv_heads)]
+        nearest = min(range(layer.kv_heads), key=lambda g: slopes[g][1])
+        factor, error = slopes[nearest]
+        if not error < FIT:
+            return f"the scores of head {h} are no products of queries and keys, by {error:.0%}"
+        of_values.append(best)
+        of_keys.append(nearest)
+        factors.append(factor)
+    return {"values": of_values, "keys": of_keys}, median(factors)
+
+
+def mixture(c: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, float]:
+    """The log of the odds of `first` in c = w first + u second, each (N, E), and the share of c that this leaves."""
+    weights = torch.linalg.lstsq(torch.stack([first, second], -1), c[..., None]).solution[..., 0]
+    left = c - weights[:, :1] * first - weights[:, 1:] * second
+    error = float(left.norm() / (first - second).norm().clamp(min=1e-12))
+    return (weights[:, 0] / weights[:, 1]).log(), error if bool((weights > 0).all()) else math.inf
+
+
+def slope(odds: Tensor, keys: Tensor, queries: Tensor) -> tuple[float, float]:
+    """The factor of scores from odds (N,), linear in keys (N, E) for each of the queries (N, E), and the share of the
+    odds that this leaves."""
+    factors, left, all_of_it = [], 0.0, 0.0
+    for y, k, q in zip(odds.chunk(QUERIES), keys.chunk(QUERIES), queries.chunk(QUERIES)):
+        y, k = y - y.mean(), k - k.mean(0)
+        u = torch.linalg.lstsq(k, y[:, None]).solution
+        left, all_of_it = left + float((y - (k @ u)[:, 0]).square().sum()), all_of_it + float(y.square().sum())
+        factors.append(float(u.norm() / q[0].norm().clamp(min=1e-12)))
+    return median(factors), math.sqrt(left / max(all_of_it, 1e-30))
+
+
+def experts(s: Subject) -> Outcome:
+    told = []
+    for name, module in s.model.named_modules():
+        lists = [m for _, m in module.named_children() if isinstance(m, nn.ModuleList) and len(m) > 1]
+        routed = [m for m in lists if any(width(child) == len(m) for _, child in module.named_children())]
+        if not routed:
+            continue
+        zeros, ones = (replaced(s, module, routed[0], value) for value in (0.0, 1.0))
+        if zeros is None or ones is None:
+            continue
+        shares = (ones - zeros).mean(-1).flatten()  # of all experts of each token
+        low, high = float(shares.min()), float(shares.max())
+        what = f"the shares of a token's experts sum to {low:.3f} to {high:.3f} in {name}"
+        if high - low > 1e-3 * max(1.0, high) and not re.search(NOT_NORMALIZED, repr(s.attribute("config"))):
+            return "failed", what, name
+        told.append(what)
+    return ("told", told[0]) if told else ("not applicable", "no module has a list of experts and a router for them")
+
+
+def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) -> Tensor | None:
+    """The result of a module in which each of these items gives a constant."""
+    found: list[Tensor] = []
+    fill = lambda item, args, result: torch.full_like(result, value)
+    take = lambda module, args, result: found.append(result[0] if isinstance(result, tuple) else result)
+    with hooked([*(item.register_forward_hook(fill) for item in items), module.register_forward_hook(take)]):
+        s(s.tokens)
+    return found[0].detach() if found and isinstance(found[0], Tensor) else None
+
+
+def norms(s: Subject) -> Outcome:
+    if not s.blocks:
+        return "not applicable", "no list of blocks that take and return (B, T, D) is known"
+    scaled = lambda x: x * BY if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3 else x
+
+    def scale(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        first = next((name for name in kwargs if "hidden" in name or name == "x"), None)
+        return (scaled(args[0]), *args[1:]) if args else (), kwargs if args or not first else {
+            **kwargs,
+            first: scaled(kwargs[first]),
+        }
+
+    with s.outputs() as before:
+        s(s.tokens)
+    with hooked([s.blocks[0][1].register_forward_pre_hook(scale, with_kwargs=True)]), s.outputs() as after:
+        s(s.tokens)
+    modules = dict(s.model.named_modules())
+    size = lambda x: float(x.float().square().mean().sqrt())
+    for block, _ in s.blocks:
+        stream = next((size(b.result) / size(a.result) for a, b in zip(before, after) if a.name == block), 0.0)
+        ratios: dict[str, float] = {}  # of the input of the first linear layer of each branch
+        for (name, _, one), (_, _, other) in zip(before, after):
+            if (
+                name.startswith(f"{block}.")
+                and width(modules[name])
+                and one is not None
+                and other is not None
+                and one.dim() == 3
+            ):
+                ratios.setdefault(
+                    ".".join(name.split(".")[: block.count(".") + 2]), size(other) / max(size(one), 1e-12)
+                )
+        bare = [name for name, ratio in ratios.items() if ratio > BY / 2]
+        if stream > BY / 2 and bare and len(bare) < len(ratios):
+            normed = [name for name in ratios if name not in bare]
+            what = f"a residual stream {BY:g} times as large makes the input of {bare[0]} {ratios[bare[0]]:.1f} times"
+            return "failed", f"{what} as large, and that of {normed[0]} {ratios[normed[0]]:.1f} times", bare[0]
+    return "ok", f"in each of {len(s.blocks)} blocks all branches have a norm before them, or none has"
+
+
+def embedding(s: Subject) -> Outcome:
+    tables = [m for m in s.model.modules() if isinstance(m, nn.Embedding) and m.num_embeddings >= s.vocab_size]
+    stream = s.given_to(s.blocks[0][1], s.tokens) if s.blocks else None
+    if not tables or stream is None or stream.size(-1) != tables[0].embedding_dim:
+        return "not applicable", "no table of embeddings whose vectors become the input of a first block is known"
+    rows = tables[0].weight.detach()[s.tokens].float()
+    theirs, ours = stream.float()[0] - stream.float()[1], rows[0] - rows[1]  # positions cancel out
+    factor = float((theirs * ours).sum() / ours.square().sum())
+    if largest(theirs - factor * ours) > FIT * largest(theirs):
+        return "not applicable", "the vectors of tokens pass something that is not linear before the first block"
+    d, declared = stream.size(-1), s.declares("embed\\w*(?:scal|multipl)|scale_emb")
+    what = f"the vectors of tokens are multiplied by {factor:.4g} before the first block"
+    twice = next((x for x in (math.sqrt(d), *declared) if x > 1 and abs(factor / x**2 - 1) < 0.01), None)
+    if twice and not any(abs(factor / x - 1) < 0.01 for x in declared):
+        return "failed", f"{what}: that is {twice:.4g} twice", "what lies between the embedding and the first block"
+    return "told", what
+
+
+PARTS = {
+    "embedding": Check(
+        "an nn.Embedding and a list of blocks",
+        "differences of two tokens before the first block, against those of their rows in the table",
+        "the first block reads little but the embedding, and what blocks add is lost beside it",
+        "multiply by √D once, in the embedding or after it",
+        embedding,
+        cheap=True,
+    ),
+    "norms": Check(
+        "a list of blocks",
+        f"the stream is made {BY:g} times as large: the inputs of all branches grow, or of none",
+        "one branch reads the residual stream as it is, which grows with depth and training",
+        "put a norm before the branch: x = x + mlp(norm(x))",
+        norms,
+        cheap=True,
+    ),
+    "heads": Check(
+        "projections by the usual names; for a wrong factor a fresh model",
+        "in the first layer, from texts of two tokens: the weights that mix the values, solved for factor and groups",
+        "attention is too sharp or too flat to learn, or a head pairs one group's keys with another's values",
+        "divide scores by the root of the size of a head; repeat_interleave(groups, 1) keeps a group together",
+        heads,
+        cheap=True,
+    ),
+    "experts": Check(
+        "a list of experts beside their router",
+        "experts that all return 1: what the module then returns is the sum of their shares",
+        "the size of what is added depends on how sure the router is, and changes as it learns",
+        "divide the weights of the chosen experts by their sum, or take the softmax after the choice",
+        experts,
+        cheap=True,
+    ),
+}

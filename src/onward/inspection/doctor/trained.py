@@ -1,0 +1,122 @@
+"""Checks of a trained model, and of the tokenizer that it comes with.
+
+Shapes: B rows, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from onward.errors import UserError
+from onward.inspection.doctor.finding import Check, Outcome, cross_entropy, verdict
+from onward.inspection.doctor.subject import Subject
+from onward.text.chat import chat_of
+from onward.text.tokenizer import Tokenizer
+
+OFFSETS = -1, 0, 1, 2
+NEW, PHRASE = 24, 4  # tokens that are generated, and of a phrase that may repeat
+CONFIDENT = 0.5  # the mean probability of the likeliest token, from which a model knows what it does
+NOT_TRAINED = "the model is not said to be trained"
+
+
+def offset(s: Subject) -> Outcome:
+    if not s.trained or not s.batches:
+        return "not applicable", NOT_TRAINED if not s.trained else "no text is given: --text, or batches"
+    tokens = torch.cat([batch[:1, : s.context_length or None] for batch, _ in s.batches[:1]])
+    logits = s(tokens)
+    values = {k: float(cross_entropy(logits, tokens, k)) for k in OFFSETS}
+    best = min(OFFSETS, key=lambda k: values[k])
+    told = ", ".join(f"{k:+d}: {value:.2f}" for k, value in values.items())
+    return verdict(
+        best == 1, f"the losses of the tokens at an offset are {told}", f"offset {best:+d} is predicted best"
+    )
+
+
+def repetition(s: Subject) -> Outcome:
+    if not s.trained:
+        return "not applicable", NOT_TRAINED
+    prompts = s.batches[0][0][:2] if s.batches else s.tokens
+    most = s.context_length or NEW + prompts.size(1)
+    prompts = prompts[:, : max(1, min(prompts.size(1), 16, most // 2))]
+    rows, count = prompts, min(NEW, most - prompts.size(1))
+    sure = 0.0
+    for _ in range(count):
+        probability, likeliest = s(rows)[:, -1:].softmax(-1).max(-1)
+        rows, sure = torch.cat([rows, likeliest], 1), sure + float(probability.mean()) / count
+    new = rows[:, prompts.size(1) :]
+    copies = float((new == prompts[:, -1:]).float().mean())
+    phrases = [tuple(row[i : i + PHRASE]) for row in new.tolist() for i in range(count - PHRASE + 1)]
+    repeated = 1 - len({*phrases}) / max(1, len(phrases))
+    what = f"{repeated:.0%} of the phrases of {PHRASE} tokens in {count} greedy tokens of {len(new)} texts are repeated"
+    if copies == 1 and count > 1 and sure > CONFIDENT:  # a fresh model with a tied head does so too, unsurely
+        return "failed", f"{what}: each text repeats its last token and nothing else", "the targets of training"
+    return "told", what
+
+
+def tokenizer(s: Subject) -> Outcome:
+    if s.tokenizer is None:
+        return "not applicable", "there is no tokenizer"
+    size = int(getattr(s.tokenizer, "vocab_size", None) or len(s.tokenizer))
+    tables = [m.num_embeddings for m in s.model.modules() if isinstance(m, nn.Embedding)]
+    rows = min([s.vocab_size, *(count for count in tables if count > s.vocab_size // 2)])  # others are no vocabularies
+    unused = f", of which {rows - size:,} are unused" if rows > size else ""
+    what = f"the tokenizer has {size:,} ids, and the model {rows:,}{unused}"
+    return verdict(size <= rows, what, f"token ids {rows:,} to {size - 1:,}")
+
+
+def chat_template(s: Subject) -> Outcome:
+    if not isinstance(s.tokenizer, Tokenizer) or not s.tokenizer.templates:
+        return "not applicable", "there is no tokenizer with a chat template"
+    question, answer = {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day."}
+    try:
+        chat = chat_of(s.tokenizer)
+        tokens, mask, _ = chat.conversation([question, answer])
+        prompt = chat.encode([question])
+    except UserError as error:
+        return "failed", str(error), "the template"
+    first = mask.index(True) if True in mask else len(mask)
+    last = max((i for i, trained in enumerate(mask) if trained), default=-1)
+    before = tokens[:first]
+    same = next((i for i, (a, b) in enumerate(zip(prompt, before)) if a != b), min(len(prompt), len(before)))
+    what = f"{same} of {len(before)} tokens before a trained answer begin the prompt of generation"
+    if same < len(before):
+        return "failed", what, f"token {same}: {s.tokenizer.decode(before[same:])!r} in training"
+    if len(prompt) > len(before):
+        more = s.tokenizer.decode(prompt[same:])
+        return "told", f"{what}, which goes on with {more!r}"
+    ended = tokens[last] in s.tokenizer.end_ids
+    end = s.tokenizer.decode(tokens[last : last + 1]) or s.tokenizer.inner.id_to_token(tokens[last])
+    return verdict(ended, f"{what}; an answer ends with {end!r}", "which is no token that ends generation")
+
+
+TRAINED = {
+    "offset": Check(
+        "a trained model and text",
+        "the losses of a text's tokens before, at, one after and two after each place: the next must be predicted best",
+        "the model has learned to copy, or to skip a token: its training loss says nothing",
+        "train on tokens[:, :-1] and tokens[:, 1:], and shift once: in the data or in the loss",
+        offset,
+    ),
+    "repetition": Check(
+        "a trained model",
+        f"{NEW} greedy tokens after two prompts: phrases that repeat (told); nothing but the last token (judged)",
+        "a model that only repeats its last token has learned to copy its input",
+        "shift the targets by one; loops of phrases are usual in small models: sample, or train longer",
+        repetition,
+    ),
+    "tokenizer": Check(
+        "a tokenizer",
+        "the ids of the tokenizer, against the rows of the embedding and the logits",
+        "some texts end in an error, or are read with another token's vector",
+        "enlarge the embedding and the head to the tokenizer, or load the tokenizer of the model",
+        tokenizer,
+    ),
+    "chat template": Check(
+        "a tokenizer with a chat template",
+        "a conversation as it is trained, against the prompt of generation: equal up to the answer, which must end",
+        "in use the model reads a prompt that it was not trained on, or never stops",
+        "make add_generation_prompt write what stands before a trained answer, and end answers with an end token",
+        chat_template,
+    ),
+}

@@ -1,0 +1,42 @@
+"""The findings of the doctor as a page that needs no other file."""
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from onward.files import written_whole
+from onward.reports.markup import details, filled, resource, table, visible
+from onward.reports.plot import COLORS
+
+NAMES = {"where": "where", "how": "how it was measured", "why": "why it matters", "mend": "how to mend it"}
+
+
+def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the findings on a target, as tables, failures first: each with what was found, where, how it was measured,
+    why it matters, and how it is mended."""
+    failed = [row for row in rows if row["status"] == "failed"]
+    others = {status: [row for row in rows if row["status"] == status] for status in ("ok", "told", "not applicable")}
+    parts = {
+        "name": visible(target),
+        "style": COLORS + resource("report.css"),
+        "lead": visible(f"{summary}. Examined on {date.today().isoformat()}."),
+        "failed": "".join(article(row) for row in failed),
+        "others": "".join(
+            details(f"{status}: {len(found)}", [(row["check"], row["what"], row["how"]) for row in found], HEADER)
+            for status, found in others.items()
+        ),
+    }
+    with written_whole(page) as new:
+        new.write_text(filled(resource("findings.html"), parts), encoding="utf-8")
+
+
+HEADER = "check", "what was found", "how it was measured"
+
+
+def article(row: Mapping[str, Any]) -> str:
+    """A failure."""
+    facts = [(title, str(row[name])) for name, title in NAMES.items() if row[name]]
+    return (
+        f'<article><h2>{visible(row["check"])}</h2><p class="notice">{visible(row["what"])}</p>{table(facts)}</article>'
+    )
