@@ -29,9 +29,9 @@ TRAIN = f"{shlex.quote(sys.executable)} -m onward train"
 
 
 def reports(stderr: str) -> list[str]:
-    """Our lines, sorted; torchrun has a traceback of its own, and no other is there."""
+    """Our lines, that of the rank with the cause first; torchrun has a traceback of its own, and no other is there."""
     assert stderr.count("Traceback (most recent call last)") <= 1, stderr
-    return sorted(line for line in stderr.splitlines() if line.startswith("onward: "))
+    return sorted((line for line in stderr.splitlines() if line.startswith("onward: ")), key=lambda s: "ended" in s)
 
 
 def kill(processes: Processes, rank: int, number: signal.Signals) -> None:
