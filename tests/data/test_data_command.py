@@ -37,6 +37,7 @@ def test_prepare_prints_a_report_and_the_next_command(
             "in story.txt",
             "rows.jsonl: short",
         ),
+        *(" MB/s, encoded by tokenizers: learning the vocabulary ", "writing "),
         *("dropped as duplicate: 1 documents", "dropped as min_words: 1 documents"),
     ):
         assert part in printed.out + printed.err, printed.out

@@ -1,6 +1,7 @@
 """onward verify: the promises hold on models, and each finding can fail."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from torch import Tensor
 import onward
 from onward.cli import main
 from onward.errors import UserError
+from onward.inspection.references import from_transformers, llama_cpp_reference
 from onward.inspection.verify import Subject, against, verify
 from onward.model.decoder import Decoder
 
-from support.decoders import DECODERS, decoder
+from support.decoders import DECODERS, config, decoder
 
 
 def failing(model: Decoder, **options: Any) -> set[str]:
@@ -57,11 +59,47 @@ def test_first_layer_that_differs_from_transformers_is_named(tiny_run: Path) -> 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tiny_run).eval()
     with torch.inference_mode():
         subject = Subject(onward.load(tiny_run).model.eval(), None, {})
-        assert against(subject, theirs).holds
+        assert against(subject, from_transformers(theirs)).holds
         for layer in 1, 0:
             theirs.model.layers[layer].mlp.up_proj.weight.add_(0.1)
-            assert not (finding := against(subject, theirs)).holds
+            assert not (finding := against(subject, from_transformers(theirs))).holds
             assert f"first differs beyond rounding after block {layer}" in finding.note
+
+
+@pytest.mark.parametrize("dtype", ["f32", "q8_0"])
+def test_first_layer_that_differs_from_llama_cpp_is_named(dtype: Any, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: nothing is compared with llama.cpp")
+    tokenizer, path = onward.train_tokenizer("byte", []), tmp_path / "small.gguf"
+    model = decoder(config(vocab_size=tokenizer.vocab_size, d_model=32, n_kv_heads=2))
+    onward.save(onward.LanguageModel(model, tokenizer), path, dtype=dtype)
+    with torch.inference_mode():
+        finding = against(Subject(model, None, {}), llama_cpp_reference(path, model))
+        assert finding.holds, finding
+        for layer in 1, 0:
+            model.blocks[layer].mlp.up.weight.add_(1.0)  # type: ignore[operator, union-attr]
+            finding = against(Subject(model, None, {}), llama_cpp_reference(path, model))
+            assert not finding.holds
+            assert f"first differs beyond rounding after block {layer}" in finding.note
+    with pytest.raises(UserError, match=r"is of another model: its vocabulary and width are \(257, 32\), and not"):
+        llama_cpp_reference(path, decoder(DECODERS["llama"])).compute(torch.tensor([[1, 2]]))
+
+
+AGAINST = {"tests.gguf": "there is no file tests.gguf", "llama": "give transformers, or a file that ends in .gguf"}
+
+
+@pytest.mark.parametrize("reference", [*AGAINST, "FILE.gguf"])
+def test_reference_that_is_not_there_is_one_sentence(
+    reference: str,
+    tiny_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    (tmp_path / "FILE.gguf").touch()
+    given = str(tmp_path / reference) if reference == "FILE.gguf" else reference
+    assert main(["verify", str(tiny_run), "--against", given]) == 2
+    assert AGAINST.get(reference, "needs llama.cpp: pip install llama-cpp-python") in capsys.readouterr().err
 
 
 def test_command_prints_the_findings(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

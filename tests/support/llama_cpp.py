@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
+REASON = "llama-cpp-python is not installed: files are not compared with llama.cpp"
 F32 = 0  # the type of keys and values in the cache
 
 
 @contextmanager
 def opened(path: Path, context: int = 0, **options: Any) -> Iterator[Any]:
     """A file in llama.cpp, in fp32; the test skips where llama-cpp-python is not installed."""
-    reason = "llama-cpp-python is not installed: files are not compared with llama.cpp"
-    llama_cpp = pytest.importorskip("llama_cpp", reason=reason)
+    llama_cpp = pytest.importorskip("llama_cpp", reason=REASON)
     exact = {
         "type_k": F32,
         "type_v": F32,
@@ -35,6 +36,14 @@ def opened(path: Path, context: int = 0, **options: Any) -> Iterator[Any]:
         yield model
     finally:
         model.close()
+
+
+def quantize(path: Path, out: Path, dtype: str) -> None:
+    """Quantize a file as llama-quantize does."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason=REASON)
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype, options.nthread = {"q8_0": 7, "q4_0": 2}[dtype], 1
+    assert llama_cpp.llama_model_quantize(bytes(path), bytes(out), ctypes.byref(options)) == 0
 
 
 def logprobs(path: Path, tokens: Sequence[int], context: int = 0) -> Tensor:

@@ -1,10 +1,7 @@
 """Vocabularies of SentencePiece, tiktoken and tekken give the ids of their reference libraries, both ways."""
 
-import base64
 import io
 import json
-import struct
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +9,13 @@ import pytest
 import tiktoken
 
 from onward.errors import UserError
-from onward.text.patterns import BYTE_OF, CL100K, GPT2, LLAMA3, O200K, QWEN2, TEKKEN
+from onward.text.patterns import CL100K, GPT2, LLAMA3, O200K, QWEN2, TEKKEN
 from onward.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece
 from onward.text.ranks import PUBLISHED, load_ranks
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.text.tokenizer import Tokenizer
 
 from support.llama_cpp import PARTS, awkward_texts
+from support.vocabularies import BYTES, PIECES, message, small_ranks, write_pieces, write_ranks, write_tekken
 
 TEXTS = awkward_texts(600)
 OPENAI = (  # cl100k's pattern in tiktoken 0.14
@@ -28,15 +26,7 @@ OPENAI = (  # cl100k's pattern in tiktoken 0.14
 
 @pytest.fixture(scope="module")
 def ranks() -> dict[bytes, int]:
-    """A small vocabulary of ranks: the bytes, then merges in order."""
-    vocab = train_tokenizer("bpe:700", [" ".join(PARTS) * 3]).inner.get_vocab(with_added_tokens=False)
-    tokens = sorted((token for token in vocab if not token.startswith("<|")), key=vocab.__getitem__)
-    return {bytes(map(BYTE_OF.__getitem__, token)): rank for rank, token in enumerate(tokens)}
-
-
-def write_ranks(ranks: Mapping[bytes, int], path: Path) -> Path:
-    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
-    return path
+    return small_ranks()
 
 
 PATTERNS = {
@@ -84,12 +74,7 @@ def test_published_vocabularies_are_known_by_their_number_of_ranks(tmp_path: Pat
 
 
 def test_tekken_puts_control_tokens_first_and_cuts_the_vocabulary(ranks: dict[bytes, int], tmp_path: Path) -> None:
-    config = {"pattern": TEKKEN, "default_vocab_size": 520, "default_num_special_tokens": 20, "version": "v3"}
-    listed = [
-        {"rank": rank, "token_bytes": base64.b64encode(t).decode(), "token_str": None} for t, rank in ranks.items()
-    ]
-    (tmp_path / "tekken.json").write_text(json.dumps({"config": config, "vocab": listed}))
-    tokenizer = Tokenizer.load(tmp_path)
+    tokenizer = Tokenizer.load(write_tekken(ranks, tmp_path))
     kept = {token: rank for token, rank in ranks.items() if rank < 500}
     reference = tiktoken.Encoding("tekken", pat_str=TEKKEN, mergeable_ranks=kept, special_tokens={})
     wanted = [[i + 20 for i in reference.encode_ordinary(text)] for text in TEXTS]
@@ -98,33 +83,6 @@ def test_tekken_puts_control_tokens_first_and_cuts_the_vocabulary(ranks: dict[by
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (1, 2, 520)
 
 
-def message(*fields: tuple[int, int | float | bytes]) -> bytes:
-    """A message of protobuf."""
-    found = b""
-    for number, value in fields:
-        if isinstance(value, float):
-            found += varint(number << 3 | 5) + struct.pack("<f", value)
-        elif isinstance(value, int):
-            found += varint(number << 3) + varint(value)
-        else:
-            found += varint(number << 3 | 2) + varint(len(value)) + value
-    return found
-
-
-def varint(value: int) -> bytes:
-    return bytes([value & 127 | 128]) + varint(value >> 7) if value > 127 else bytes([value])
-
-
-def write_pieces(path: Path, pieces: Sequence[Piece], *, kind: int = 2, prefix: int = 1, squeeze: int = 0) -> Path:
-    listed = [(1, message((1, p.text.encode()), (2, float(p.score)), (3, p.type))) for p in pieces]
-    path.write_bytes(message(*listed, (2, message((3, kind))), (3, message((3, prefix), (4, squeeze)))))
-    return path
-
-
-CONTROLS = [Piece("<unk>", 0, UNKNOWN), Piece("<s>", 0, CONTROL), Piece("</s>", 0, CONTROL)]
-BYTES = [Piece(f"<0x{byte:02X}>", 0, BYTE) for byte in range(256)]
-WORDS = [Piece(text, -n, NORMAL) for n, text in enumerate(["ab", "\u2581ab", "abc", "\u2581", "a", "b", "c"], 1)]
-PIECES = CONTROLS + BYTES + WORDS
 SPELLED = {
     "ab": ["\u2581ab"],
     "ab ab": ["\u2581ab", "\u2581ab"],

@@ -11,6 +11,7 @@ from onward.cli.output import console, print_json, print_next, print_table, prin
 from onward.cli.sources import announce, skipped_in
 from onward.data import corpora
 from onward.data.cleaning import Cleaning
+from onward.data.progress import Measured
 from onward.errors import UserError
 from onward.fields import plain
 
@@ -57,6 +58,7 @@ def prepare(options: Options) -> None:
     if not options.out:
         raise UserError("no folder to write to: name one with --out")
     announce(options.sources)
+    measured = Measured()
     try:
         with progress_bars() as progress:
             data = prepare(
@@ -68,6 +70,7 @@ def prepare(options: Options) -> None:
                 cleaning=Cleaning(**{field.name: getattr(options, field.name) for field in fields(Cleaning)}),
                 workers=options.workers,
                 progress=progress,
+                measured=measured,
             )
     except KeyboardInterrupt:
         console.print("\nstopped; run the same command again to continue")
@@ -75,10 +78,13 @@ def prepare(options: Options) -> None:
     report = data.index.report
     sources = [{key: getattr(source, key) for key in COUNTS} for source in data.records]
     if options.json:
-        print_json({"folder": options.out, **plain(report), "sources": sources})
+        speed = {"speed": plain(measured)} if measured.seconds else {}
+        print_json({"folder": options.out, **plain(report), "sources": sources, **speed})
         return
     rows = [*sources, {"name": "all", **plain(report)}] if len(sources) > 1 else sources
     print_table([{key: row[key] for key in COUNTS} | density(row) for row in rows])
+    if measured.seconds:
+        print(f"\n{in_words(measured)}")
     print(f"\nlongest document: {report.longest.tokens:,} tokens, in {report.longest.file}")
     print(f"  {first_words(report.longest.text)}")
     for reason, entry in report.dropped.items():
@@ -91,6 +97,13 @@ def prepare(options: Options) -> None:
     if unknown := report.unknown_characters:
         console.print(f"{unknown:,} characters are unknown to the tokenizer and were encoded as \ufffd")
     print_next(f"onward train {quote(options.out)} --out runs/{quote(Path(options.out).name)}")
+
+
+def in_words(measured: Measured) -> str:
+    """The speed of a preparation, and the shares of its tasks."""
+    total = sum(measured.seconds.values())
+    shares = [f"{task} {seconds / total:.0%}" for task, seconds in measured.seconds.items() if seconds >= 0.01 * total]
+    return f"{measured.megabytes_per_second:.3g} MB/s, encoded by {measured.encoder}: {', '.join(shares)}"
 
 
 COUNTS = "name", "documents", "tokens", "bytes"

@@ -62,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
         print_json(read_json(folder / "result.json"))
     print_next(
         f'onward generate {quote(options.out)} "Return a list of"',
+        f"onward verify {quote(options.out)}",
         f"onward evaluate {quote(options.out)} README.md",
         "onward train mybook.txt --out runs/mybook",
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from onward.cli.loading import Loading, load
 from onward.cli.options import parse
@@ -10,6 +10,7 @@ from onward.cli.output import console, print_json, print_table
 from onward.errors import UserError
 
 if TYPE_CHECKING:
+    from onward.inspection.references import Reference
     from onward.language_model import LanguageModel
 
 ABOUT = """\
@@ -20,6 +21,7 @@ examples:
   onward verify runs/mybook
   onward verify runs/mybook --dtype bfloat16
   onward verify runs/mybook --against transformers --json
+  onward verify runs/mybook --against mybook.gguf
 """
 
 
@@ -29,7 +31,7 @@ class Options(Loading):
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: str  # folder of the model, or its name on the hub
-    against: Literal["", "transformers"] = ""  # also compare with this library, layer by layer
+    against: str = ""  # also compare with transformers, or with llama.cpp and this GGUF file, layer by layer
     json: bool = False  # print the findings as JSON
 
 
@@ -38,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     lm = load(options.model, options)
     from onward.inspection.verify import verify
 
-    reference = from_transformers(options, lm) if options.against else None
+    reference = reference_of(options, lm) if options.against else None
     rows: list[dict[str, Any]] = []
     with console.status("measuring"):
         for finding in verify(lm.model, lm.tokenizer, lm.hf, reference):
@@ -58,19 +60,15 @@ def readable(value: float | bool) -> str:
     return ("yes" if value else "NO") if isinstance(value, bool) else f"{value:.1e}"
 
 
-def from_transformers(options: Options, lm: "LanguageModel") -> Any:
-    """The same model in transformers, without code from the folder."""
-    from onward.hub import locate
+def reference_of(options: Options, lm: "LanguageModel") -> "Reference":
+    """The program that --against names, with the same model."""
+    from pathlib import Path
 
-    try:
-        from transformers import AutoModelForCausalLM, logging
-    except ImportError:
-        raise UserError("--against transformers needs transformers: pip install transformers") from None
-    logging.disable_progress_bar()
-    folder = locate(options.model, options.revision)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=lm.model.dtype, trust_remote_code=False)
-    except (ValueError, OSError, KeyError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"transformers cannot load {options.model} ({reason}): verify it without --against") from None
-    return model.to(lm.model.device).eval()
+    from onward.hub import locate
+    from onward.inspection.references import llama_cpp_reference, transformers_reference
+
+    if options.against.endswith(".gguf"):
+        return llama_cpp_reference(Path(options.against), lm.model)
+    if options.against != "transformers":
+        raise UserError(f"--against is {options.against!r}: give transformers, or a file that ends in .gguf")
+    return transformers_reference(locate(options.model, options.revision), lm.model, options.model)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from onward.data.cleaning import GOPHER, Cleaning
 from onward.data.duplicates import CONTINUED, KEPT, PERMUTATIONS, Verdicts, fingerprint, signature, write_array
 from onward.data.filters import failed_filter
 from onward.data.formats import SIZES, Piece, Sizes
-from onward.data.progress import Progress, silent
+from onward.data.progress import Measured, Progress, silent
 from onward.data.sources import (
     Source,
     check_named,
@@ -38,7 +39,7 @@ from onward.data.tokens import INDEX, TokenData, encode, is_prepared, load_token
 from onward.data.workers import run_tasks
 from onward.errors import UserError
 from onward.files import file_sha256, flush, read_json, remove_leftovers, write_json, written_whole
-from onward.text.fast import Encoder, encoder
+from onward.text.fast import Encoder, named_encoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # why a document is dropped, by its verdict
@@ -84,8 +85,8 @@ class Preparation:
         return Tokenizer.load(self.folder)
 
     @cached_property
-    def encoder(self) -> Encoder:
-        return encoder(self.tokenizer)
+    def encoder(self) -> tuple[str, Encoder]:
+        return named_encoder(self.tokenizer)
 
     def part(self, unit: Unit, suffix: str) -> Path:
         return self.folder / "parts" / f"{unit.number:05}{suffix}"
@@ -126,6 +127,7 @@ class Preparation:
 
     def encode(self, unit: Unit) -> None:
         """Write the shard of a unit, unless all of it is dropped, and then its record (NUMBER.json)."""
+        start = perf_counter()
         documents = self.documents(unit)
         verdicts = (
             np.load(self.part(unit, ".verdicts.npy"))
@@ -142,9 +144,10 @@ class Preparation:
                 if unit.begins and len(entry["samples"]) < SAMPLES:
                     entry["samples"].append({"file": name, "text": text[:SAMPLE_CHARS]})
         kept = [document for document, verdict in zip(documents, verdicts) if verdict == KEPT]
-        ids, ends = encode(self.tokenizer, (text for _, text in kept), self.encoder)
+        ids, ends = encode(self.tokenizer, (text for _, text in kept), self.encoder[1])
         if kept and not unit.ends:
             ids, ends = ids[: len(ids) - (self.tokenizer.eos_id is not None)], ends[:0]
+        encoded = perf_counter()
         shard: dict[str, Any] = {"file": f"{unit.number:05}.bin", "tokens": len(ids), "documents": len(ends)}
         for array, suffix, name in (ids, ".bin", "sha256"), (ends, ".ends", "ends_sha256"):
             shard[name] = hashlib.sha256(array.data).hexdigest()
@@ -159,6 +162,7 @@ class Preparation:
             "bytes": sum(len(text.encode()) for _, text in kept),
             "unknown_characters": int(np.count_nonzero(ids == self.tokenizer.unknown_id)),
             "dropped": dropped,
+            "seconds": {"encoding": encoded - start, "writing": perf_counter() - encoded},
         }
         if kept:
             lengths = np.diff(ends, prepend=np.uint64(0)) if unit.ends else np.array([len(ids)])
@@ -218,6 +222,7 @@ def prepare(
     cleaning: Cleaning = EXACT,
     workers: int = 0,
     progress: Progress = silent,
+    measured: Measured | None = None,
     sizes: Sizes = SIZES,
 ) -> TokenData:
     """Encode texts into a folder of token shards, and return them memory-mapped.
@@ -226,7 +231,7 @@ def prepare(
     learned from the sources. `workers` is the number of processes (0: one per core); the result does not depend on it.
     Each process holds a few pieces of `sizes.piece_chars` characters in memory; only a row of a table or a line of a
     .jsonl is never split. A document in several pieces is filtered by its first piece. `progress` is called with the
-    description of the running task, the bytes done, and the bytes in all.
+    description of the running task, the bytes done, and the bytes in all; `measured` is filled at the end.
 
     The folder appears when all shards are complete. An interrupted preparation continues if the same arguments are
     given again, and a complete one is returned as it is, unless it has read a stream. Raises UserError if a source
@@ -258,7 +263,7 @@ def prepare(
                 open_work_folder(work, settings)
                 preparation = Preparation(files, work, field, encoding, cleaning, sizes)
                 try:
-                    run(preparation, tokenizer, settings, workers, progress)
+                    run(preparation, tokenizer, settings, workers, progress, measured or Measured())
                 except UserError:
                     if not any(parts.glob("[0-9]*")):  # no unit is done: nothing to continue from
                         shutil.rmtree(work, ignore_errors=True)
@@ -294,10 +299,15 @@ def remove_all_leftovers(work: Path) -> None:
 
 
 def run(
-    preparation: Preparation, tokenizer: Tokenizer | str, settings: dict[str, Any], workers: int, progress: Progress
+    preparation: Preparation,
+    tokenizer: Tokenizer | str,
+    settings: dict[str, Any],
+    workers: int,
+    progress: Progress,
+    measured: Measured,
 ) -> None:
     """Do the work that is left in FOLDER.unfinished, and write the index last."""
-    folder = preparation.folder
+    folder, resumed, times = preparation.folder, any((preparation.folder / "parts").glob("[0-9]*")), [perf_counter()]
     total = sum(provenance(source)["size"] for source in preparation.sources)
     workers = workers if total > preparation.sizes.serial_bytes else 1
 
@@ -332,17 +342,26 @@ def run(
             texts = passages(preparation.sources, field=preparation.field, encoding=preparation.encoding)
             tokenizer = train_tokenizer(tokenizer, texts)
         tokenizer.save(folder)
+    times.append(perf_counter())
     if preparation.cleaning.drops_documents and not (decided := folder / "parts" / "decided.json").exists():
         units = process("inspecting", preparation.inspect, ".npz")
         Verdicts(folder / "parts", units).drop_duplicates(preparation.cleaning.exact, preparation.cleaning.near)
         write_json(decided, {"units": units})
+    times.append(perf_counter())
     units = process("encoding", preparation.encode, ".json")
+    times.append(perf_counter())
     records = [read_json(folder / "parts" / f"{unit:05}.json") for unit in range(units)]
     index = preparation.index(records, settings)
     if problem := preparation.problem(records, index):
         shutil.rmtree(folder)
         raise UserError(problem)
     write_json(folder / INDEX, index)
+    if not resumed:
+        learning, inspecting, rest = np.diff(times).tolist()
+        own = {task: sum(record["seconds"][task] for record in records) for task in ("encoding", "writing")}
+        tasks = {task: rest * seconds / sum(own.values()) for task, seconds in own.items()}  # of all processes
+        measured.seconds = {"learning the vocabulary": learning, "inspecting": inspecting, **tasks}
+        measured.bytes, measured.encoder = index["report"]["bytes"], preparation.encoder[0]
 
 
 def check_settings(earlier: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:

@@ -1,6 +1,7 @@
-"""How long work on data reports its progress: by calling a function of the caller's."""
+"""How work on data reports its progress, by calling a function of the caller's, and what it took in the end."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 # Called with a description of the task, the bytes that are done, and the bytes in all (0: unknown).
 Progress = Callable[[str, int, int], None]
@@ -8,3 +9,16 @@ Progress = Callable[[str, int, int], None]
 
 def silent(task: str, done: int, total: int) -> None:
     """Show nothing."""
+
+
+@dataclass
+class Measured:
+    """What a preparation from its beginning to its end took; empty for one that was resumed or was there already."""
+
+    seconds: dict[str, float] = field(default_factory=dict)  # by task
+    bytes: int = 0  # of text that was encoded
+    encoder: str = ""  # the library that encoded it
+
+    @property
+    def megabytes_per_second(self) -> float:
+        return self.bytes / 1e6 / sum(self.seconds.values())

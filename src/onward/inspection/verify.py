@@ -24,6 +24,7 @@ from onward.generation.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.inspection.lens import residuals
+from onward.inspection.references import Reference
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.paged import PagedKVCache
@@ -159,11 +160,14 @@ PROMISES: dict[str, Callable[[Subject], Finding]] = {
 
 @torch.inference_mode()
 def verify(
-    model: Decoder, tokenizer: Tokenizer | None = None, hf: Mapping[str, Any] | None = None, reference: Any = None
+    model: Decoder,
+    tokenizer: Tokenizer | None = None,
+    hf: Mapping[str, Any] | None = None,
+    reference: Reference | None = None,
 ) -> Iterator[Finding]:
     """Measure each promise on a model; yields the findings one by one.
 
-    `hf` is the config.json that it was loaded from. `reference` is the same model of transformers, with which the
+    `hf` is the config.json that it was loaded from. `reference` is the same model in another program, with which the
     logits and the residual stream after each layer are compared. A model whose logits are not finite is a UserError.
     """
     with without_dropout(model):
@@ -177,15 +181,22 @@ def verify(
             yield against(subject, reference)
 
 
-def against(subject: Subject, reference: Any) -> Finding:
-    """The finding for a model of transformers; the note names the first layer beyond the tolerance."""
-    theirs = reference(subject.tokens, output_hidden_states=True)
-    finding = subject.compare("Onward = transformers", theirs.logits)
-    *ours, last = residuals(subject.model, subject.tokens)
-    layers = zip([*ours, subject.model.norm(last)], theirs.hidden_states)  # their last one is after the norm
-    share = [float((a.float() - b.float()).abs().max() / b.float().abs().max().clamp(min=1e-6)) for a, b in layers]
-    beyond = next((i for i, one in enumerate(share) if not one <= 5 * TOLERANCE[subject.model.dtype]), None)
+def against(subject: Subject, reference: Reference) -> Finding:
+    """The finding for another program; the note names the first layer beyond the tolerance."""
+    theirs = reference.compute(subject.tokens)
+    finding = subject.compare(f"Onward = {reference.name}", theirs.logits)
+    ours = TOLERANCE[subject.model.dtype]
+    tolerance = max(ours, reference.tolerance)
+    finding = replace(finding, allowed=finding.allowed * tolerance / ours)
+    *streams, last = residuals(subject.model, subject.tokens)
+    streams = [*streams, subject.model.norm(last)]  # theirs is after the norm, too
+    share = {
+        i: float((streams[i].float() - x.float()).abs().max() / x.float().abs().max().clamp(min=1e-6))
+        for i, x in theirs.streams.items()
+    }
+    beyond = next((i for i, one in share.items() if not one <= 5 * tolerance), None)
     if beyond is None:
-        return replace(finding, note=f"the residual stream differs by at most {max(share):.0e} of its largest value")
+        worst = max(share.values(), default=0.0)
+        return replace(finding, note=f"the residual stream differs by at most {worst:.0e} of its largest value")
     where = f"after block {beyond - 1}" if beyond else "in the embedding"
     return replace(finding, note=f"the residual stream first differs beyond rounding {where}, by {share[beyond]:.0e}")

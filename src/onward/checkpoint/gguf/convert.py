@@ -78,7 +78,12 @@ def plan(
         raise UserError(f"the model is {dtype}, which GGUF has not: name another dtype, such as f32")
     meta = {name: tensor.to("meta") for name, tensor in model.named_parameters()}
     found = matching(model.config, meta, name, family, accept)
-    outlines = {name: replace(own, type=type_of(name, own.shape, dtype)) for name, own in found.outlines.items()}
+    head = "output.weight" if "output.weight" in found.outlines else "token_embd.weight"
+    finer = {head: "Q8_0"} if dtype == "Q4_0" else {}  # llama-quantize has Q6_K there, which halves the divergence
+    outlines = {
+        name: replace(own, type=type_of(name, own.shape, finer.get(name, dtype)))
+        for name, own in found.outlines.items()
+    }
     keys = {**found.keys, "general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
     keys |= tokenizer_keys(tokenizer, model.config.vocab_size) if tokenizer else {"tokenizer.ggml.model": "none"}
     return replace(found, keys=keys, outlines=outlines)

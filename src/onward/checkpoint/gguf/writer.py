@@ -13,11 +13,11 @@ import numpy as np
 from torch import Tensor
 
 from onward.checkpoint.gguf.blocks import CODES, TYPES, BlockType
-from onward.checkpoint.gguf.header import ARRAY, MAGIC, STRING, VERSION
+from onward.checkpoint.gguf.header import ALIGNMENT, ARRAY, MAGIC, STRING, VERSION
 from onward.errors import UserError
 from onward.files import written_whole
 
-ALIGNMENT = 64  # bytes, as torch allocates: so that tensors stay memory-mapped when they are read
+FILLER = {"onward.alignment": 64}  # a key of 32 bytes, with which the tensors begin at a multiple of 64
 PIECE = 1 << 22  # numbers that are encoded at a time
 SCALAR = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}  # the types of a key by those of Python
 ELEMENT = {bool: (7, np.bool_), int: (5, np.int32), float: (6, np.float32)}
@@ -47,17 +47,16 @@ def write_gguf(
     `progress` is called with the number of bytes written so far. A UserError if a number does not fit into the type of
     its tensor; `path` then keeps its content.
     """
-    keys = {**keys, "general.alignment": ALIGNMENT}
+    infos, start = b"", 0
+    for name, outline in outlines.items():
+        infos += text(name) + struct.pack(f"<I{len(outline.shape)}Q", len(outline.shape), *outline.shape[::-1])
+        infos += struct.pack("<IQ", CODES[outline.type.name], start)
+        start += -(-outline.nbytes // ALIGNMENT) * ALIGNMENT
+    header = header_of(keys, len(outlines)) + infos
+    if -len(header) % (2 * ALIGNMENT) >= ALIGNMENT:  # torch computes faster on tensors that are mapped so
+        header = header_of({**keys, **FILLER}, len(outlines)) + infos
     with written_whole(path) as new, new.open("wb") as file:
-        file.write(MAGIC + struct.pack("<IQQ", VERSION, len(outlines), len(keys)))
-        for name, value in keys.items():
-            file.write(text(name) + typed(value))
-        start = 0
-        for name, outline in outlines.items():
-            file.write(text(name) + struct.pack("<I", len(outline.shape)))
-            file.write(struct.pack(f"<{len(outline.shape)}Q", *outline.shape[::-1]))
-            file.write(struct.pack("<IQ", CODES[outline.type.name], start))
-            start += -(-outline.nbytes // ALIGNMENT) * ALIGNMENT
+        file.write(header)
         done = 0
         for (name, outline), (its, tensor) in zip(outlines.items(), tensors, strict=True):
             assert (name, outline.shape) == (its, tuple(tensor.shape)), (name, its, outline.shape, tensor.shape)
@@ -67,6 +66,12 @@ def write_gguf(
                 file.write(raw.data)
                 progress(done := done + raw.nbytes)
         pad(file)
+
+
+def header_of(keys: Mapping[str, Any], count: int) -> bytes:
+    """The beginning of a file with this many tensors, up to the first one's place."""
+    pairs = b"".join(text(name) + typed(value) for name, value in keys.items())
+    return MAGIC + struct.pack("<IQQ", VERSION, count, len(keys)) + pairs
 
 
 def encoded(piece: Tensor, kind: BlockType, name: str) -> np.ndarray:

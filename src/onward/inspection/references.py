@@ -1,0 +1,152 @@
+"""The same model in other programs: its logits and its residual stream, to compare Onward's with.
+
+Shapes: B rows, T tokens, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.checkpoint.gguf.header import read_header
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+
+F32 = 0  # llama.cpp's number of the type of keys and values
+STREAM, LAST = "l_out-", "result_norm"  # llama.cpp's names of a block's result and of the final norm's
+ROUNDING = {"F32": 2e-5, "F16": 1e-2, "BF16": 5e-2, "Q8_0": 1e-1}  # of the largest logit, by the type of the weights
+QUANTIZED = 0.5  # of the largest logit, for all other types
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a reference computes for token ids (B, T)."""
+
+    logits: Tensor  # (B, T, V)
+    streams: dict[int, Tensor]  # (B, T, D), by the number of blocks before it; that after the last has the final norm
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A program that computes a model."""
+
+    name: str
+    compute: Callable[[Tensor], Computed]
+    tolerance: float = 0.0  # of its rounding, as a share of the largest logit
+
+
+def transformers_reference(folder: Path, model: Decoder, name: str) -> Reference:
+    """The model of a folder in transformers, without code from the folder. A UserError if it cannot be loaded."""
+    try:
+        from transformers import AutoModelForCausalLM, logging
+    except ImportError:
+        raise UserError("--against transformers needs transformers: pip install transformers") from None
+    logging.disable_progress_bar()
+    try:
+        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype, trust_remote_code=False)
+    except (ValueError, OSError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"transformers cannot load {name} ({reason}): verify it without --against") from None
+    return from_transformers(theirs.to(model.device).eval())
+
+
+def from_transformers(theirs: Any) -> Reference:
+    """A model of transformers."""
+
+    def compute(tokens: Tensor) -> Computed:
+        result = theirs(tokens, output_hidden_states=True)
+        return Computed(result.logits, dict(enumerate(result.hidden_states)))
+
+    return Reference("transformers", compute)
+
+
+def llama_cpp_reference(path: Path, model: Decoder) -> Reference:
+    """A GGUF file in llama.cpp. A UserError if there is no such file, of another model, or no llama-cpp-python."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}: make it with onward convert MODEL {path}")
+    try:
+        library = import_module("llama_cpp")
+    except ImportError:
+        raise UserError(f"--against {path} needs llama.cpp: pip install llama-cpp-python") from None
+    types = [tensor.type.name for tensor in read_header(path).tensors.values() if len(tensor.shape) > 1]
+    tolerance = ROUNDING.get(max(types, key=types.count, default="F32"), QUANTIZED)
+    return Reference("llama.cpp", lambda tokens: llama_cpp_computes(library, path, tokens, model), tolerance)
+
+
+def llama_cpp_computes(library: Any, path: Path, tokens: Tensor, model: Decoder) -> Computed:
+    """What llama.cpp computes for token ids (B, T), each row in a context of its own, in fp32 where the file is."""
+    rows = [read_row(library, path, row.tolist(), model) for row in tokens]
+    names = rows[0][1].keys()
+    return Computed(
+        torch.stack([logits for logits, _ in rows]).to(tokens.device),
+        {i: torch.stack([streams[i] for _, streams in rows]).to(tokens.device) for i in sorted(names)},
+    )
+
+
+def read_row(library: Any, path: Path, row: list[int], model: Decoder) -> tuple[Tensor, dict[int, Tensor]]:
+    """The logits (T, V) and the streams (T, D) of one row."""
+    streams: dict[int, Tensor] = {}
+    ggml = import_module("llama_cpp._ggml").libggml
+    width, blocks = model.config.d_model, model.config.n_layers
+    ggml.ggml_get_name.restype = ctypes.c_char_p
+    ggml.ggml_get_name.argtypes = [ctypes.c_void_p]
+    ggml.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+
+    def see(tensor: int, ask: bool, _: object) -> bool:
+        name = ggml.ggml_get_name(tensor).decode()
+        block = blocks if name == LAST else int(name[len(STREAM) :]) + 1 if name.startswith(STREAM) else 0
+        if not block or (name != LAST and block == blocks):
+            return not ask
+        if not ask:
+            streams[block] = torch.empty(len(row), width)
+            ggml.ggml_backend_tensor_get(tensor, streams[block].data_ptr(), 0, streams[block].nbytes)
+        return True
+
+    callback = library.llama_cpp.ggml_backend_sched_eval_callback(see)
+    with opened(library, path, model, len(row), callback) as context:
+        batch = library.llama_batch_init(len(row), 0, 1)
+        try:
+            batch.n_tokens = len(row)
+            for i, token in enumerate(row):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, i, 1, True
+                batch.seq_id[i][0] = 0
+            if library.llama_decode(context, batch):
+                raise UserError(f"llama.cpp cannot compute {path}: verify the model without --against")
+            logits = torch.empty(len(row), model.config.vocab_size)
+            ctypes.memmove(logits.data_ptr(), library.llama_get_logits(context), logits.nbytes)
+        finally:
+            library.llama_batch_free(batch)
+    return logits, streams
+
+
+@contextmanager
+def opened(library: Any, path: Path, model: Decoder, length: int, callback: Any) -> Iterator[Any]:
+    """A context of llama.cpp for one text of this many tokens; the callback sees every result that is computed."""
+    quiet = library.llama_log_callback(lambda level, text, data: None)
+    library.llama_log_set(quiet, None)
+    loaded = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())
+    if not loaded:
+        raise UserError(f"llama.cpp cannot load {path}: verify the model without --against")
+    try:
+        theirs = library.llama_vocab_n_tokens(library.llama_model_get_vocab(loaded)), library.llama_model_n_embd(loaded)
+        if theirs != (ours := (model.config.vocab_size, model.config.d_model)):
+            raise UserError(f"{path} is of another model: its vocabulary and width are {theirs}, and not {ours}")
+        options = library.llama_context_default_params()
+        options.n_ctx = options.n_batch = options.n_ubatch = length
+        options.type_k = options.type_v = F32
+        options.flash_attn_type, options.cb_eval = 0, callback
+        context = library.llama_init_from_model(loaded, options)
+        try:
+            yield context
+        finally:
+            library.llama_free(context)
+    finally:
+        library.llama_model_free(loaded)
