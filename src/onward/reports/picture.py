@@ -108,7 +108,7 @@ class Picture:
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
         """Write the picture in the format that the file's ending names; a UserError for any other ending."""
-        match path.suffix:
+        match format_of(path):
             case ".svg":
                 content: bytes = self.svg(theme).encode()
             case ".png":
@@ -117,8 +117,6 @@ class Picture:
                 content = self.html(theme).encode()
             case ".json":
                 content = (json.dumps(self.values(), indent=2) + "\n").encode()
-            case _:
-                raise UserError(f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: name such a file")
         with written_whole(path) as new:
             new.write_bytes(content)
 
@@ -197,6 +195,13 @@ class Picture:
             lines += [f"{low}·░▒▓█ {scale.legend()}", ""]
         lines += textwrap.wrap(readable(self.caption, LINE_MARKS), min(width, 100))
         return "\n".join(lines)
+
+
+def format_of(path: Path) -> str:
+    """The ending of a picture's file; a UserError for one that is not in FORMATS."""
+    if path.suffix not in FORMATS:
+        raise UserError(f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: name such a file")
+    return path.suffix
 
 
 def pointed(panel: Panel) -> dict[str, Any]:
