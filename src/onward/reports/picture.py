@@ -17,7 +17,7 @@ from rich.cells import cell_len, set_cell_size
 
 from onward.errors import UserError
 from onward.files import written_whole
-from onward.reports.markup import MARKS, embedded, filled, readable, resource, visible
+from onward.reports.markup import MARKS, embedded, page_of, readable, resource, visible
 from onward.reports.plot import COLORS, STYLE
 
 FORMATS = ".svg", ".png", ".html", ".json"
@@ -165,8 +165,8 @@ class Picture:
 
     def html(self, theme: Theme = "auto") -> str:
         """The picture as a page that needs no other file; its values are shown where one points."""
-        return filled(
-            resource("picture.html"),
+        return page_of(
+            "picture.html",
             {
                 "title": visible(self.title),
                 "style": colors(theme) + STYLE + PANEL_STYLE + resource("report.css"),
