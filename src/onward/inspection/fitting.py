@@ -38,7 +38,7 @@ def fit(
 ) -> Iterator[Step]:
     """Train a module by the Trainer with Adam on the first windows of a text, and yield its steps.
 
-    It ends after `steps`, or when `seconds` have passed; the learning rate falls linearly until then, by default from
+    It ends after `steps`, or after the first for which `seconds` have passed; the learning rate falls linearly until then, by default from
     RATE over the width of the activation. `loss` is `LensLoss` for a TunedLens, `ReconstructionLoss` for a
     SparseAutoencoder.
 
@@ -46,11 +46,11 @@ def fit(
     >>> for step in fit(lens, LensLoss(model), windows_of(model, tokens), seconds=60):
     ...     print(step.loss)
     """
-    start = perf_counter()
     rate = rate or RATE / max(min(matrix.shape) for matrix in module.parameters() if matrix.ndim == 2)
-    done = lambda step: max(step / steps, (perf_counter() - start) / seconds)
     optimizer = torch.optim.Adam(module.parameters())
+    start = perf_counter()
+    done = lambda step: max(step / steps, (perf_counter() - start) / seconds)
     trainer = Trainer(module, [optimizer], lambda step: rate * max(0.0, 1 - done(step)), loss=loss)
     for step in range(steps):
-        if done(step) < 1:
+        if step == 0 or done(step) < 1:
             yield trainer.train_step(StepPlan([windows.read(range(ROWS * step, ROWS * (step + 1)))]))
