@@ -38,9 +38,9 @@ def fit(
 ) -> Iterator[Step]:
     """Train a module by the Trainer with Adam on the first windows of a text, and yield its steps.
 
-    It ends after `steps`, or after the first for which `seconds` have passed; the learning rate falls linearly until then, by default from
-    RATE over the width of the activation. `loss` is `LensLoss` for a TunedLens, `ReconstructionLoss` for a
-    SparseAutoencoder.
+    It ends after `steps`, or after the first for which `seconds` have passed; the learning rate falls linearly until
+    then, by default from RATE over the width of the activation. `loss` is `LensLoss` for a TunedLens,
+    `ReconstructionLoss` for a SparseAutoencoder.
 
     >>> lens = TunedLens(model)
     >>> for step in fit(lens, LensLoss(model), windows_of(model, tokens), seconds=60):
