@@ -1,29 +1,47 @@
-"""Throughput of tokenization: `tiktoken` compared with the `tokenizers` library, in one process and in two.
+"""Throughput of tokenization: Onward's encoder, `tiktoken` by itself and `tokenizers`, in one process and in two.
 
-    python -m benchmarks.tokenizing                 the vocabulary of GPT-2 if its file exists, else one trained here
+    python -m benchmarks.tokenizing                 one trained here, GPT-2's and a SentencePiece one
     python -m benchmarks.tokenizing FOLDER          the vocabulary of any tokenizer
+
+GPT-2's and SentencePiece's are left out where their files do not exist; `tiktoken` has no SentencePiece.
 
 Slightly more than 25 MB: tinyshakespeare (if its file exists) and the built-in corpus, repeated, in texts of up to
 64 KB. Best of three, in turns; starting processes and encoders is not measured.
 """
 
+import json
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
+import tiktoken
+
 from benchmarks.text import SHARED, machine
 from onward.data.sources import passages
-from onward.text.fast import Encoder, by_library, by_tiktoken
+from onward.text.fast import Encoder, by_library, encoder, ranked_tokens, split_pattern
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 BYTES = 25_000_000
-LIBRARIES = {"tiktoken": by_tiktoken, "tokenizers": by_library}
+VOCABULARIES = {"GPT-2": "gpt2-tokenizer", "SentencePiece": "stories260K"}
 encoders: dict[str, Encoder] = {}
 texts: list[str] = []
+
+
+def by_tiktoken_alone(tokenizer: Tokenizer) -> Encoder | None:
+    """`tiktoken` with the published pattern; None for a vocabulary that it does not have."""
+    table = json.loads(tokenizer.inner.to_str())
+    pattern, ranked = split_pattern(table), ranked_tokens(table)
+    if not pattern or not ranked:
+        return None
+    ranks = {token: rank for rank, token in enumerate(ranked)}
+    core = tiktoken.Encoding("", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    return lambda texts: [core.encode_to_numpy(text, disallowed_special=()) for text in texts]
+
+
+LIBRARIES = {"Onward": encoder, "tiktoken": by_tiktoken_alone, "tokenizers": by_library}
 
 
 def read() -> list[str]:
@@ -42,8 +60,8 @@ def start(folder: str) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts.extend(read())
     for name, way in LIBRARIES.items():
-        if encoder := way(Tokenizer.load(folder)):
-            encoders[name] = encoder
+        if found := way(Tokenizer.load(folder)):
+            encoders[name] = found
 
 
 def encode(name: str, part: int, parts: int) -> int:
@@ -54,19 +72,21 @@ def encode(name: str, part: int, parts: int) -> int:
 def main() -> None:
     if "--help" in sys.argv:
         sys.exit(__doc__)
+    print(machine())
     with TemporaryDirectory() as learned:
-        folder = sys.argv[1] if len(sys.argv) > 1 else str(SHARED / "gpt2-tokenizer")
-        if not Path(folder).exists():
-            print("the vocabulary of GPT-2 is missing: one of 16,384 ids is used instead")
-            train_tokenizer("bpe:16384", read()).save(folder := learned)
-        print(machine())
-        start(folder)
-        for processes in 1, 2:
-            best = measure(folder, processes)
-            for name, seconds in best.items():
-                print(f"{processes} x {name:12}{size(texts) / seconds / 1e6:7.2f} MB/s")
-            if len(best) == 2:
-                print(f"{processes} x tiktoken / tokenizers: {best['tokenizers'] / best['tiktoken']:.2f}")
+        folders = {sys.argv[1]: sys.argv[1]} if len(sys.argv) > 1 else {"trained here, 16,384 ids": learned}
+        if len(sys.argv) == 1:
+            train_tokenizer("bpe:16384", read()).save(learned)
+            folders |= {name: str(SHARED / place) for name, place in VOCABULARIES.items() if (SHARED / place).exists()}
+        for name, folder in folders.items():
+            print(name)
+            encoders.clear()
+            texts.clear()
+            start(folder)
+            for processes in 1, 2:
+                best = measure(folder, processes)
+                for library, seconds in best.items():
+                    print(f"  {processes} x {library:12}{size(texts) / seconds / 1e6:7.2f} MB/s")
 
 
 def measure(folder: str, processes: int) -> dict[str, float]:

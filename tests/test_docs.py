@@ -51,7 +51,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def shortened(words: list[str]) -> list[str]:
-    """A training command with three steps of a tiny model instead of its own length, the last of them when resumed."""
+    """A training command with three steps of a tiny model instead of its own length, the last of them when resumed; an
+    inspection that trains, with one second."""
     if "--resume" in words:
         run = Path(words[-1])  # as if it had been killed before its end
         (run / "result.json").unlink()
@@ -63,6 +64,8 @@ def shortened(words: list[str]) -> list[str]:
         words += ["--steps", "3"]
         if words[0] == "train" and "--from" not in words:
             words += ["--preset", "tiny", *([] if any(map(is_prepared, words)) else ["--tokenizer", "byte"])]
+    elif words[0] == "inspect" and {"features", "--tuned"} & {*words}:
+        words += ["--time", "1s"]
     return words
 
 

@@ -35,6 +35,7 @@ REPOS = {
     "org/shards": Repo(SHARDS),
     "org/branch": Repo(FILES, revisions=("main", "v1.0")),
     "org/partly": Repo(FILES),
+    "org/large": Repo(FILES),
     "org/breaks": Repo(BROKEN, trouble="breaks"),
     "org/private": Repo(FILES, trouble="private"),
     "org/gated": Repo(FILES, trouble="gated"),
@@ -58,8 +59,8 @@ def start(hub: Hub, tmp_path_factory) -> Iterator[Callable[..., Lookups]]:
     """Starts a process that looks up names; all of them have the same cache."""
     home, started = tmp_path_factory.mktemp("user") / "home", []
 
-    def begin(endpoint: str = hub.url, **environment: str) -> Lookups:
-        started.append(Lookups(endpoint, home, **environment))
+    def begin(endpoint: str = hub.url, room: int = 0, **environment: str) -> Lookups:
+        started.append(Lookups(endpoint, home, room, **environment))
         return started[-1]
 
     yield begin
@@ -117,6 +118,14 @@ def test_a_broken_connection_is_resumed_where_it_broke(look_up: Lookups, hub: Hu
     assert contents(look_up("org/breaks")) == BROKEN
     ranges = [r.range for r in hub.storage.taken() if r.method == "GET"]
     assert ranges == ["", f"bytes={10 << 20}-"]
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_that_looks_whole(start, look_up: Lookups) -> None:
+    crowded = start(room=50_000)
+    refusal = crowded("org/large")["refused"]
+    assert "org/large cannot be written to the cache (" in refusal
+    assert "make room or set HF_HOME to another folder" in refusal
+    assert contents(look_up("org/large")) == FILES
 
 
 def test_a_token_is_sent_to_the_hub_alone(writer: Lookups, hub: Hub) -> None:

@@ -15,9 +15,9 @@ from onward.arguments import Range, checked
 from onward.checkpoint.adapters import load_with_adapters
 from onward.checkpoint.adapters import save_adapter as write_adapter
 from onward.checkpoint.bases import BaseModel, base_folder, weights_checksum
-from onward.checkpoint.folder import load_tokenizer, save_model
+from onward.checkpoint.folder import load_tokenizer, save_model, stored_weights
 from onward.checkpoint.gguf.convert import Accept, plan, write_model
-from onward.checkpoint.weights import FLOATS, stored_tensors
+from onward.checkpoint.weights import FLOATS
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.fields import build
@@ -140,7 +140,7 @@ def merge(
         raise UserError(f"out is {out}, the folder of the base: choose another")
     lm = load(base, torch.float32, "cpu", adapter=adapter)
     merge_lora(lm.model, adapter_names(lm.model)[0])
-    stored = Counter(tensor.dtype for tensor in stored_tensors(base).values())
+    stored = Counter(tensor.dtype for tensor in stored_weights(base).values())
     lm.model.to(dtype or FLOATS.get(stored.most_common(1)[0][0], torch.bfloat16))
     save(lm, out, shard_bytes=shard_bytes)
 

@@ -7,6 +7,7 @@ Transfers are done by `huggingface_hub`: its cache, its progress bars, its token
 from __future__ import annotations
 
 import difflib
+import errno
 import glob
 import os
 import re
@@ -38,6 +39,7 @@ FILES = {  # no code, no second copy of the weights in another format
 }
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")  # the files that hold a model's weights
 CARD = "README.md"
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 Say = Callable[[str], None]
 
 
@@ -258,8 +260,12 @@ def reason(model: HubName, error: Exception, local: bool) -> str:
             return f"there is no folder {model}: {ADVICE}"
         case errors.OfflineModeIsEnabled():
             return f"{missing}: {ADVICE} (HF_HUB_OFFLINE is set, and the cache has no {model}: {meant})"
-        case OSError(strerror=str(why), filename=str(file)):
-            return f"{model} cannot be written to the cache ({file}: {why}): make room or set HF_HOME to another folder"
+        case OSError() if cause.filename or cause.errno in FULL:
+            place = cause.filename or constants.HF_HUB_CACHE
+            return (
+                f"{model} cannot be written to the cache ({place}: {cause.strerror}): make room or set HF_HOME to "
+                "another folder"
+            )
     why = f"the hub answers {status}" if status else first_line(cause)
     return f"{missing}, and {model} cannot be downloaded ({why}): try again, what has arrived is kept"
 

@@ -178,7 +178,12 @@ def test_convert_writes_a_file_and_a_modelfile_and_goes_back(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["convert", str(tiny_run), "tiny.gguf", "--dry-run"]) == 0
-    assert "tiny.gguf would have" in capsys.readouterr().out
+    assert "lost: nothing\n" in (said := capsys.readouterr().out)
+    assert "tiny.gguf would have" in said
+    assert main(["convert", str(tiny_run), "tiny.gguf", "--dtype", "q4_0", "--dry-run"]) == 0
+    assert "lost: 1 tensor rounded from F32 to Q8_0; 14 tensors rounded from F32 to Q4_0\n" in capsys.readouterr().out
+    assert main(["convert", str(tiny_run), "new", "--dtype", "bf16", "--dry-run"]) == 0
+    assert "tensors rounded from F32 to BF16\n" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
     assert main(["convert", str(tiny_run), "tiny.gguf", "--modelfile"]) == 0
     assert "llama.cpp" in capsys.readouterr().out

@@ -31,3 +31,19 @@ def test_quickstart_ends_with_figures_samples_a_report_and_three_commands(
     assert json.loads(Path("runs/quickstart/data/data.json").read_text())["sources"][0]["sha256"][:12] in page
     assert onward.load("runs/quickstart").generate("Return", 3, seed=0)
     assert main(["quickstart", "--out", "."]) == 2, "what is not a quickstart is never replaced"
+
+
+@pytest.mark.long
+def test_quickstart_with_an_assistant_answers_after_each_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["quickstart", "--time", "2s", "--assistant", "--json"]) == 0
+    out, said = capsys.readouterr()
+    assert said.count("What does str.split do? (in the training data)") == 3
+    assert said.count("(held out)") == 3
+    stages = json.loads(out)
+    assert [stage["stage"] for stage in stages] == ["pre-training", "sft", "dpo"]
+    assert stages[1]["loss_of_answers"] < stages[0]["loss_of_answers"]
+    assert isinstance(onward.load("runs/quickstart-dpo").chat("What does len do?", 5), str)
+    assert main(["quickstart", "--time", "1s", "--assistant", "--out", "runs/quickstart-dpo"]) == 2

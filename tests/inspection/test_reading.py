@@ -7,19 +7,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import onward
-from onward.data.windows import Batch
+from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
 from onward.inspection.attribution import attention_rollout, logit_attribution
-from onward.inspection.features import ReconstructionLoss, autoencoder_of
+from onward.inspection.features import ReconstructionLoss, autoencoder_of, feature_effect
+from onward.inspection.fitting import fit, windows_of
 from onward.inspection.heads import head_roles, rarity_of, repeated_tokens
 from onward.inspection.layers import kind_of, residual_stream, router_load, singular_values, units
 from onward.inspection.lens import LensLoss, TunedLens, logit_lens
 from onward.inspection.patching import activation_patching, attribution_patching, logit_difference
 from onward.inspection.tokens import loss_by_position, sampling_steps, score_alternatives, token_statistics
 from onward.tracing.edit import replace, zero
-from onward.training.trainer import StepPlan, Trainer
 
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids
 
@@ -104,20 +104,21 @@ def test_logit_lens_reads_every_residual_stream_through_norm_and_head(name: str)
     assert torch.equal(untrained.probabilities, found.probabilities)
 
 
-def trained(module: torch.nn.Module, loss: Any, batch: Batch, rate: float, steps: int = 30) -> tuple[float, float]:
-    """The loss before and after some steps of Adam."""
-    trainer = Trainer(module, [torch.optim.Adam(module.parameters())], lambda step: rate, loss=loss)
-    losses = [step.loss for step in trainer.train(StepPlan([batch]) for _ in range(steps))]
+def trained(module: torch.nn.Module, loss: Any, model: onward.Decoder, steps: int = 40) -> tuple[float, float]:
+    """The loss before and after some steps on windows of a text."""
+    text = Tokens.of(token_ids(model.config, 1, 200)[0].numpy())
+    losses = [step.loss for step in fit(module, loss, windows_of(model, text), steps=steps, rate=1e-2)]
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
     return losses[0], losses[-1]
 
 
 def test_tuned_lens_trained_by_the_trainer_is_nearer_to_the_last_layer() -> None:
     model = decoder(DECODERS["llama"])
     lens, ids = TunedLens(model), token_ids(model.config, 4)
-    before, after = trained(lens, LensLoss(model), Batch(ids, ids), 1e-2)
-    assert after < before / 2
+    before, after = trained(lens, LensLoss(model), model)
+    assert after < 0.7 * before
     mean = lambda **options: logit_lens(model, ids[0].tolist(), **options).divergence[:-1].mean()
-    assert mean(tuned=lens) < mean() / 2
+    assert mean(tuned=lens) < 0.7 * mean()
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -308,7 +309,7 @@ def test_sparse_autoencoder_learns_an_activation_and_its_features_can_be_edited(
     model, name = decoder(DECODERS["llama"]), "blocks.0.mlp.out"
     ids = token_ids(model.config, 8)
     autoencoder = autoencoder_of(model, name, features=64, active=4)
-    before, after = trained(autoencoder, ReconstructionLoss(model, name), Batch(ids, ids), 1e-2, 60)
+    before, after = trained(autoencoder, ReconstructionLoss(model, name), model)
     assert after < before / 3
     found = units(model, ids.tolist(), name, encode=autoencoder.encode)
     feature = found.most_active(1)[0]
@@ -319,9 +320,34 @@ def test_sparse_autoencoder_learns_an_activation_and_its_features_can_be_edited(
     assert float(features[feature]) == pytest.approx(float(found.peaks[feature, 0]), rel=1e-5)
     assert int((features > 0).sum()) <= 4
     with onward.edit(model, {name: autoencoder.changing(feature, 0.0)}), onward.trace(model, name) as edited:
-        model(text[None])
+        edited_logits = model(text[None])[0, position]
     change = edited[name][0, position] - t[name][0, position]
     assert_close(change, -features[feature].detach() * autoencoder.decoder[feature].detach(), 1e-5)
+    effect = feature_effect(model, name, autoencoder, feature, text.tolist(), int(position))
+    p, without = model(text[None])[0, position].softmax(-1), edited_logits.softmax(-1)
+    assert effect.divergence == pytest.approx(float((p * (p / without).log()).sum()), rel=1e-3)
+    assert effect.raised[0] == int((p - without).argmax())
+    assert effect.lowered[0] == int((p - without).argmin())
+
+
+def test_fitting_ends_with_its_time_and_is_the_same_again() -> None:
+    model = decoder(DECODERS["llama"])
+    text = windows_of(model, Tokens.of(token_ids(model.config, 1, 50)[0].numpy()))
+    losses = [[s.loss for s in fit(TunedLens(model), LensLoss(model), text, steps=3)] for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+    assert len([*fit(TunedLens(model), LensLoss(model), text, seconds=1e-9)]) == 1
+    with pytest.raises(UserError, match="no text to train on"):
+        windows_of(model, Tokens.of(token_ids(model.config, 1, 1)[0].numpy()))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    {"blocks.0.mlp.pots": "the nearest are", "blocks.0.attn.weights": r"\(B, 4, T, S\)"}.items(),
+)
+def test_an_activation_without_features_is_one_sentence(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        autoencoder_of(decoder(DECODERS["llama"]), name)
 
 
 def test_a_text_beyond_the_context_or_a_position_outside_is_one_sentence(model: onward.Decoder) -> None:

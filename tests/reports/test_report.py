@@ -1,10 +1,7 @@
 """The page of a run: whole, harmless, complete, and with the numbers that are on record."""
 
-import base64
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,19 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from onward.evaluation.score import logprobs
-from onward.generation.distribution import next_token_distribution
-from onward.generation.sampling import Sampling
-from onward.inspection.attention import attention_maps, head_scores, logits, next_tokens
-from onward.model.config import Alibi, DecoderConfig, Experts, Gated, Rotary
+from onward.model.config import Alibi, DecoderConfig, Experts, Rotary
 from onward.model.decoder import Decoder
 from onward.reports.curve import write_loss_svg
-from onward.reports.look import distributions, passage
-from onward.reports.markup import resource
 from onward.reports.metrics import read_metrics
 from onward.reports.record import Record, options_in_effect
 from onward.reports.report import write_report
-from onward.text.tokenizer import train_tokenizer
 
 from support.pages import HOSTILE, TEXT, Page, model_and_tokenizer, paths, plots, write_lines, write_run, written
 
@@ -110,128 +100,6 @@ def test_stopped_run_shows_where_it_stopped_and_its_last_validation(tmp_path: Pa
     assert "onward train --resume" in parsed.text
     assert "3.3000" in parsed.text
     assert "at step 20" in parsed.text
-
-
-def test_attention_on_the_page_is_that_of_the_model(tmp_path: Path) -> None:
-    model, tokenizer = model_and_tokenizer()
-    _, parsed = written(write_run(tmp_path / "run"))
-    shown = json.loads(parsed.scripts["attention"])
-    tokens = [tokenizer.bos_id, *tokenizer.encode(TEXT)]
-    maps = attention_maps(model, tokens)
-    assert shown["pieces"][1:12] == list("to·be,·or↵⇥")
-    assert shown["heads"] == 4
-    for layer, weights in zip(shown["layers"], maps, strict=True):
-        found = np.frombuffer(base64.b64decode(layer), np.uint8).reshape(4, len(tokens), len(tokens)) / 255
-        np.testing.assert_allclose(found, weights.numpy(), atol=0.5 / 255 + 1e-6)
-        assert not np.triu(found, 1).any()
-    layer, head, query = shown["open"]
-    scores = head_scores(maps)
-    assert scores[layer, head].mean() == scores.mean(-1).max()
-    assert scores[layer, head, query] == scores[layer, head].max()
-
-
-def test_next_token_tables_are_those_of_the_model_and_mark_the_token_that_follows(tmp_path: Path) -> None:
-    model, tokenizer = model_and_tokenizer()
-    page, _ = written(write_run(tmp_path / "run"))
-    tokens = [tokenizer.bos_id, *tokenizer.encode(TEXT)]
-    tables = re.findall(r"<article><h3>after .*?</article>", page, re.DOTALL)
-    assert len(tables) == len(tokens)
-    true = np.exp(logprobs(model, np.array([tokens]))[0])
-    share = lambda p: f"<span>{100 * p:.1f} %</span>" if p >= 0.001 else "<span>1 in "
-    for i, (table, likeliest) in enumerate(zip(tables, next_tokens(model, tokens))):
-        rows = re.findall(r"<li.*?</li>", table, re.DOTALL)
-        marked = [row for row in rows if "class=true" in row]
-        assert all(share(p) in row for row, (_, p) in zip(rows, likeliest))
-        if i == len(tokens) - 1:
-            assert not marked
-        else:
-            assert len(marked) == 1
-            assert share(true[i]) in marked[0]
-            assert len(rows) == (10 if tokens[i + 1] in dict(likeliest) else 11)
-
-
-SETTINGS = [(1.0, 0, 1.0), (0.0, 0, 1.0), (0.5, 0, 0.9), (2.0, 5, 1.0), (1.3, 0, 0.35), (0.7, 8, 0.8)]
-
-
-@pytest.mark.skipif(not shutil.which("node"), reason="runs the script of the page")
-def test_sliders_shape_the_distribution_as_generate_does(tmp_path: Path) -> None:
-    model, tokenizer = model_and_tokenizer()
-    shown = [tokenizer.bos_id, *tokenizer.encode(TEXT)]
-    table = distributions(logits(model, shown), shown[1:], tokenizer, likeliest=9)
-    script = f"""{resource("sampling.js")}
-const table = {json.dumps(table)}
-const shape = setting => table.rows.map(row => reshape(row, table.temperatures, ...setting))
-console.log(JSON.stringify({json.dumps(SETTINGS)}.map(shape)))
-"""
-    found = json.loads(subprocess.run(["node", "-e", script], capture_output=True, check=True).stdout)
-    compared = 0
-    for (temperature, top_k, top_p), rows in zip(SETTINGS, found):
-        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-        exact = next_token_distribution(logits(model, shown), sampling)
-        likeliest = logits(model, shown).topk(9).indices
-        for row, p, ids in zip(rows, exact, likeliest):
-            if top_p < 1 and (p > 0).sum() > len(ids):  # the page does not know which of the others are kept
-                continue
-            compared += 1
-            assert row["shares"] == pytest.approx(p[ids].tolist(), abs=2e-4)
-            assert row["others"] == pytest.approx(1 - float(p[ids].sum()), abs=1e-3)
-    assert compared > 4 * len(shown)
-
-
-def test_losses_on_the_page_are_those_of_the_model(tmp_path: Path) -> None:
-    model, tokenizer = model_and_tokenizer()
-    page, parsed = written(write_run(tmp_path / "run"))
-    tokens = [tokenizer.bos_id, *tokenizer.encode(TEXT)]
-    true = -logprobs(model, np.array([tokens]))[0]
-    assert [float(x) for x in re.findall(r'title="([\d.]+) nats', page)] == pytest.approx(true.tolist(), abs=0.006)
-    assert f"The mean over these {len(true)} tokens is {true.mean():.3f} nats" in parsed.text
-
-
-def test_samples_know_their_step_and_the_decoder_is_drawn(tmp_path: Path) -> None:
-    page, parsed = written(write_run(tmp_path / "run"))
-    assert re.findall(r'<article data-step="(\d*)">', page) == ["0", "20", "40"]
-    assert "2 blocks of" in parsed.text
-    assert "q 16 → 16" in parsed.text.replace("q16", "q 16")
-
-
-@pytest.mark.parametrize("mlp", [Gated(), Experts(count=4, d_ff=8)], ids=["gated", "experts"])
-def test_lens_is_on_the_page_and_experts_where_there_are_some(mlp: Gated | Experts, tmp_path: Path) -> None:
-    _, tokenizer = model_and_tokenizer()
-    torch.manual_seed(0)
-    model = Decoder(DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=5, n_heads=4, mlp=mlp)).eval()
-    write_report(tmp_path / "page.html", Record(tmp_path), model, tokenizer, TEXT)
-    parsed = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
-    _, *panels = json.loads(parsed.scripts["data"])
-    lens, layers = ([p for p in panels if ("expert 0" in p["rows"]) == of_experts] for of_experts in (False, True))
-    likeliest = next_tokens(model, [tokenizer.bos_id, *tokenizer.encode(TEXT)][:20], 1)
-    assert [p for panel in lens for p in panel["values"][0]] == pytest.approx(
-        [row[0][1] for row in likeliest], rel=1e-3
-    )
-    assert [panel["title"] for panel in layers] == ["layer 0", "layer 2", "layer 4"] * isinstance(mlp, Experts)
-    assert ("The experts of each token" in parsed.text) == isinstance(mlp, Experts)
-    assert [a.get("class") for _, a in parsed.tags].count("panel") == 1 + len(panels)
-
-
-PASSAGES = {  # text: the passage of at most 30 characters
-    "Short, no end": "Short, no end",
-    "One two three. Four five six seven. Eight.": "One two three.",
-    "A sentence that is much too long to be shown. This one, though, fits.": "This one, though, fits.",
-    "A HEADING\n\nThis, below it, is longer. More.": "This, below it, is longer.",
-    "No sentence ends in all of this text, which is long": "No sentence ends in all of",
-    "Said “I will not go there.” So he stayed at home that day.": "Said “I will not go there.”",
-    "A key (any text, e.g. a name) is read. So it is.": "A key (any text, e.g. a name)",
-    "Mr. J. S. Bach, they said, came in. He sat down.": "He sat down.",
-    "See e.g. that etc. or this. More of it follows.": "See e.g. that etc. or this.",
-    "It (this. And that) is so. (Is it so? Yes.) Then more.": "It (this. And that) is so.",
-    "Open (and never closed. So it is. And so on and on.": "Open (and never closed.",
-    "x" * 40: "x" * 40,
-}
-
-
-@pytest.mark.parametrize(("text", "expected"), PASSAGES.items(), ids=range(len(PASSAGES)))
-def test_shown_text_is_cut_at_the_ends_of_sentences(text: str, expected: str) -> None:
-    tokenizer = train_tokenizer("char", PASSAGES)
-    assert passage(tokenizer, text, 30 + (tokenizer.bos_id is not None)) == expected
 
 
 def test_text_stays_text_wherever_it_comes_from(tmp_path: Path) -> None:

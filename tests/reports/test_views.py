@@ -166,6 +166,28 @@ def test_command_shows_a_view_and_writes_it(tiny_run: Path, tmp_path: Path, caps
     assert "Attention of layer 1" in (tmp_path / "x.html").read_text()
 
 
+def test_command_trains_a_tuned_lens_and_a_sparse_autoencoder(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text(TEXT * 20)
+    text = str(tmp_path / "text.txt")
+    assert main(["inspect", str(tiny_run), "The cat sat", "lens", "--tuned", text, "--time", "0.3s"]) == 0
+    out, error = capsys.readouterr()
+    assert out.startswith("Tuned lens")
+    assert re.search(r"trained \d+ steps: the loss fell from", error)
+    words = ["features", text, "--activation", "blocks.1.mlp.out", "--time", "0.3s"]
+    assert main(["inspect", str(tiny_run), *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["title"] == "Features of blocks.1.mlp.out"
+    for panel in found["panels"]:
+        assert re.match(
+            r"feature \d+, at [\d.]+ % of the tokens; it raises “.*”, lowers “.*” \([\d.]+ nats\)$", panel["title"]
+        )
+        assert max(panel["values"][0]) == pytest.approx(float(max(panel["notes"], key=float)), abs=0.006)
+    assert main(["inspect", str(tiny_run), *words]) == 0
+    assert "[" in capsys.readouterr().out
+
+
 COMMANDS = {
     "'lense' is not a view: did you mean lens?": ["The cat", "lense"],
     "onward inspect takes a text and a view": ["The cat"],
@@ -173,6 +195,9 @@ COMMANDS = {
     "x.gif does not end in .svg, .png, .html or .json": ["The cat", "lens", "--out", "x.gif"],
     "--top-p is 2.0": ["The cat", "next", "--top-p", "2"],
     "no activation of": ["names", "blocks.9.*"],
+    "nothing.txt does not exist": ["features", "nothing.txt"],
+    "'blocks.7.mlp.out' is not an activation": ["features", "embedded", "--activation", "blocks.7.mlp.out"],
+    "--time is '0'": ["The cat", "lens", "--tuned", "embedded", "--time", "0"],
 }
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -214,9 +215,10 @@ for line in sys.stdin:
 
 
 class Lookups:
-    """A process that looks names up, with the environment that a user would set."""
+    """A process that looks names up, with the environment that a user would set; writes past `room` bytes in a file
+    fail, as on a full disk."""
 
-    def __init__(self, endpoint: str, home: Path, **environment: str) -> None:
+    def __init__(self, endpoint: str, home: Path, room: int = 0, **environment: str) -> None:
         own = {
             "HF_ENDPOINT": endpoint,
             "HF_HOME": str(home),
@@ -233,6 +235,7 @@ class Lookups:
             text=True,
             env=env,
             cwd=home.parent,
+            preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))) if room else None,
         )
 
     def __call__(self, name: str, **options: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from onward.model.decoder import Decoder
 from onward.model.heads import add_head, head_labels, head_of
 from onward.training.finetuning import FinetuneConfig
 from onward.training.methods import METHODS
+from onward.training.reward_model import RewardModel
 from onward.training.run import Run
 from onward.training.scoring import ClassLoss, RewardLoss, reward_loss
 
@@ -212,7 +213,8 @@ def test_a_reward_model_rewards_completions(base: Path, runs: dict[tuple[str, in
         assert np.isfinite(sample["reward"])
     with pytest.raises(UserError, match="a model without rewards: train one"):
         Run.start(config(base, data, tmp_path / "bad", reward=str(base), **settings))
-    onward.train_tokenizer("byte", []).save(tmp_path / "other")
+    with pytest.raises(UserError, match="has another vocabulary"):
+        RewardModel(runs["reward", 0], onward.train_tokenizer("byte", []), "auto")
     assert not (tmp_path / "bad").exists()
 
 

@@ -157,6 +157,20 @@ def load_tokenizer(path: Path) -> Tokenizer | None:
     return Tokenizer.load(path) if tokenizer_file(path) else None
 
 
+def required_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a model's folder or GGUF file; a UserError where it has none."""
+    if not is_gguf(path):
+        return Tokenizer.load(path)
+    if (found := read_tokenizer(read_header(path))) is None:
+        raise UserError(f"{path} has no tokenizer: name a file or folder that holds one")
+    return found
+
+
+def stored_weights(path: Path) -> Mapping[str, StoredTensor]:
+    """The tensors of the model in a folder or a GGUF file, by name; reads headers only."""
+    return open_gguf(path)[3] if is_gguf(path) else stored_tensors(path)
+
+
 def outline(hf: HF, stored: Mapping[str, StoredTensor], where: str) -> tuple[Any, DecoderConfig, Decoder]:
     """The family, the DecoderConfig, and the Decoder on the meta device; `where` is the path of config.json.
 

@@ -1,5 +1,6 @@
 """onward convert: a model in another format."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import ClassVar, Literal
 from onward.cli.options import parse
 from onward.cli.output import print_json, print_next
 from onward.errors import UserError
+from onward.fields import counted
 from onward.files import written_whole
 from onward.hub import locate, size_of
 
@@ -20,7 +22,7 @@ examples:
   onward convert runs/mybook mybook-q8.gguf --dtype q8_0 --modelfile
   onward convert mybook.gguf folder                         and back: a folder that transformers and vLLM load
   onward convert org/name folder --dtype bf16               a model of the hub
-  onward convert runs/mybook mybook.gguf --dry-run          what would be written, and whether it can be
+  onward convert runs/mybook mybook.gguf --dry-run          whether it can be written, and what is lost
   onward convert org/old folder --from-bin                  an old release, which has pickles in place of safetensors
 
 A GGUF file computes what the model does, or is not written: the message then names the part of the model for which
@@ -43,7 +45,7 @@ class Options:
     shard_bytes: float = 5e9  # the most bytes of one file of a folder
     from_bin: bool = False  # read pytorch_model.bin, a pickle, as weights alone, in a process with a limit of memory
     modelfile: bool = False  # write a Modelfile for ollama beside the GGUF file
-    dry_run: bool = False  # write nothing, and say what would be written
+    dry_run: bool = False  # write nothing, and say what would be written and what would be lost
     revision: str = ""  # of a model on the hub: a branch, a tag or a commit
     json: bool = False  # print the result as JSON
 
@@ -62,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
     import torch
 
     import onward
-    from onward.checkpoint.gguf.convert import modelfile, plan, write_model
+    from onward.checkpoint.gguf.convert import losses, modelfile, plan, write_model
     from onward.checkpoint.pickles import as_safetensors
     from onward.checkpoint.weights import DTYPE_NAMES
     from onward.cli.progress import progress_bars
@@ -74,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
             lm = onward.load(folder, dtype, "cpu")  # which stays memory-mapped
     else:
         lm = onward.load(options.model, dtype, "cpu", revision=options.revision)
-    weights = list(lm.model.parameters())
+    weights, lost = list(lm.model.parameters()), list[str]()
     size, tensors = sum(weight.nbytes for weight in weights), len(weights)
     result: dict[str, object] = {"out": str(out), "dtype": DTYPE_NAMES[weights[0].dtype].lower()}
     if gguf:
@@ -82,6 +84,7 @@ def main(argv: Sequence[str]) -> None:
         found = plan(lm.model, lm.tokenizer, options.dtype.upper(), out.stem, family, options.accept)
         size, tensors = found.nbytes, len(found.outlines)
         result |= {"architecture": found.architecture.name, "dtype": options.dtype or result["dtype"]}
+        lost = losses(lm.model, lm.tokenizer, found)
         if not options.dry_run:
             with progress_bars() as progress:
                 write_model(lm.model, found, out, lambda done: progress(f"writing {out.name}", done, size))
@@ -90,11 +93,30 @@ def main(argv: Sequence[str]) -> None:
                 new.write_text(modelfile(out, lm.model.config, lm.tokenizer), encoding="utf-8")
     elif not options.dry_run:
         onward.save(lm, out, shard_bytes=float("inf") if options.to == "single" else options.shard_bytes)
+    elif not options.from_bin:
+        lost = roundings(locate(options.model, options.revision), DTYPE_NAMES[lm.model.dtype])
     if options.json:
-        print_json(result | {"bytes": size, "tensors": tensors})
+        print_json(result | {"bytes": size, "tensors": tensors} | ({"lost": lost} if options.dry_run else {}))
         return
     verb = "would have" if options.dry_run else "has"
     kind = f", for {result['architecture']} of llama.cpp" if gguf else ""
     print(f"{out} {verb} {tensors} tensors, {result['dtype']}, {size_of(size)}{kind}")
-    if not options.dry_run:
+    if options.dry_run:
+        print(f"lost: {'; '.join(lost) or 'nothing'}")
+    else:
         print_next(f'onward generate {quote(str(out))} "Once upon"')
+
+
+def roundings(path: Path, dtype: str) -> list[str]:
+    """The types of tensors in a model's folder or GGUF file that are rounded to become F32, F16 or BF16."""
+    from onward.checkpoint.folder import stored_weights
+    from onward.checkpoint.gguf.header import is_gguf, read_header
+
+    stored = (
+        [info.type.name for info in read_header(path).tensors.values()]
+        if is_gguf(path)
+        else [tensor.dtype for tensor in stored_weights(path).values()]
+    )
+    exact = {dtype} if dtype != "F32" else {*stored} - {"F64"}
+    counts = Counter(kind for kind in stored if kind not in exact)
+    return [f"{counted(number, 'tensor')} rounded from {kind} to {dtype}" for kind, number in counts.items()]

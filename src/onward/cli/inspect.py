@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from shlex import quote
@@ -16,8 +16,17 @@ from onward.cli.output import console, print_json, print_next, print_table, prin
 from onward.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from onward.data.windows import Windows
+    from onward.inspection.lens import TunedLens
     from onward.language_model import LanguageModel
+    from onward.model.decoder import Decoder
     from onward.reports.picture import Picture
+    from onward.text.tokenizer import Tokenizer
+    from onward.training.loss import Loss
+
+FEATURE_TEXTS = 64  # windows in which features are looked for
 
 ABOUT = """\
 Look inside a model: what it does with a text, in the terminal or as a picture, and the names of its activations, which
@@ -28,7 +37,9 @@ examples:
   onward inspect runs/mybook "The cat sat on the" attention --layer 1 --out attention.html
   onward inspect runs/mybook "The cat sat on the" lens --out lens.svg
   onward inspect runs/mybook "The cat sat on the" patch --corrupted "The dog sat on the"
+  onward inspect runs/mybook "The cat sat on the" lens --tuned mybook.txt
   onward inspect runs/mybook heads
+  onward inspect runs/mybook features mybook.txt --activation blocks.1.mlp.out
   onward inspect runs/mybook names "blocks.0.attn.*"
 
 views of a text:
@@ -41,6 +52,10 @@ views of a text:
   positions  the loss by position, of a long text
   neurons    the most active units of a feed-forward
   experts    the experts of each token
+
+views without a text of their own:
+  heads      as above
+  features   a sparse autoencoder of an activation, trained on a text: its features, their texts and effects
 """
 
 
@@ -50,7 +65,7 @@ class Options(Loading):
 
     positional: ClassVar[tuple[str, ...]] = ("model", "words")
     model: str  # folder of the model
-    words: tuple[str, ...] = ()  # a text and a view of it, heads, or names and a pattern (* stands for any characters)
+    words: tuple[str, ...] = ()  # a text and a view of it; heads; features and a text; or names and a pattern
     out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: as the reader's system; a .png is then light
     layer: int | None = None  # of attention and neurons, from 0; none: chosen
@@ -60,21 +75,40 @@ class Options(Loading):
     temperature: float = 0.8  # next: a step of sampling, as of generate
     top_k: int = 0  # next: a step of sampling; 0: none
     top_p: float = 1.0  # next: a step of sampling; 1: none
+    tuned: str = ""  # lens: a text, on which a tuned lens is trained first
+    activation: str = ""  # features: of this activation; "": the residual stream after the middle block
+    time: str = "1m"  # features and --tuned: the longest training
     json: bool = False  # print the numbers as JSON
 
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward inspect", about=ABOUT)
+    check(options)
     match options.words:
         case ("names", *patterns) if len(patterns) < 2:
             show_names(options, *patterns)
         case ("heads",):
             show(options, "", "heads")
+        case ("features", source):
+            present(options, features(options, source))
         case (text, view):
             show(options, text, view)
         case _:
             example = 'onward inspect MODEL "The cat sat" lens'
-            raise UserError(f"onward inspect takes a text and a view ({example}), heads alone, or names and a pattern")
+            raise UserError(
+                f"onward inspect takes a text and a view ({example}), heads alone, features and a text to train on, or "
+                "names and a pattern"
+            )
+
+
+def check(options: Options) -> None:
+    """A UserError for what would else be found after the work."""
+    from onward.reports.picture import format_of
+    from onward.training.config import seconds
+
+    seconds(options.time)
+    if options.out:
+        format_of(Path(options.out))
 
 
 def show_names(options: Options, pattern: str = "*") -> None:
@@ -99,7 +133,11 @@ def show(options: Options, text: str, view: str) -> None:
 
     if view not in VIEWS:
         raise UserError(f"{view!r} is not a view: {nearest(view, VIEWS)}")
-    picture = drawn(options, load(options.model, options), text, view)
+    present(options, drawn(options, load(options.model, options), text, view))
+
+
+def present(options: Options, picture: Picture) -> None:
+    """Write a picture, or print it."""
     if options.out:
         picture.write(Path(options.out), options.theme)
         console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
@@ -114,8 +152,63 @@ def drawn(options: Options, lm: LanguageModel, text: str, view: str) -> Picture:
     from onward.generation.sampling import Sampling
     from onward.reports.views import VIEWS, Reading
 
-    if lm.tokenizer is None:
-        raise UserError(f"{options.model} has no tokenizer: name a model that has one")
+    tokenizer = tokenizer_of(options, lm)
     sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
     given = options.layer, options.corrupted, options.right, options.wrong, sampling
-    return VIEWS[view](Reading(lm.model, lm.tokenizer, text, *given))
+    reading = Reading(lm.model, tokenizer, text, *given)
+    return VIEWS[view](replace(reading, tuned=tuned(options, lm.model, tokenizer)) if view == "lens" else reading)
+
+
+def tokenizer_of(options: Options, lm: LanguageModel) -> Tokenizer:
+    """The tokenizer of the model; a UserError for a model without one."""
+    if lm.tokenizer is None:
+        raise UserError(f"{options.model} has no tokenizer: name a model that has one")
+    return lm.tokenizer
+
+
+def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens | None:
+    """A tuned lens that is trained on --tuned."""
+    from onward.inspection.lens import LensLoss, TunedLens
+
+    if not options.tuned:
+        return None
+    lens = TunedLens(model)
+    train(options, lens, LensLoss(model), windows(model, tokenizer, options.tuned))
+    return lens
+
+
+def features(options: Options, source: str) -> Picture:
+    """The features of a sparse autoencoder that is trained on a text."""
+    from onward.inspection.features import ReconstructionLoss, autoencoder_of
+    from onward.reports.features import features
+    from onward.tracing.names import full_name
+
+    lm = load(options.model, options)
+    tokenizer = tokenizer_of(options, lm)
+    name = full_name(options.activation or f"blocks.{lm.config.n_layers // 2}")
+    autoencoder, text = autoencoder_of(lm.model, name), windows(lm.model, tokenizer, source)
+    train(options, autoencoder, ReconstructionLoss(lm.model, name), text)
+    return features(lm.model, tokenizer, autoencoder, name, text.read(range(FEATURE_TEXTS)).tokens.tolist())
+
+
+def windows(model: Decoder, tokenizer: Tokenizer, source: str) -> Windows:
+    """The windows of a text to train on."""
+    from onward.cli.sources import announce
+    from onward.inspection.doctor.target import text_tokens
+    from onward.inspection.fitting import windows_of
+
+    announce([source])
+    return windows_of(model, text_tokens(source, tokenizer))
+
+
+def train(options: Options, module: nn.Module, loss: Loss, windows: Windows) -> None:
+    """Train for at most --time, with a progress bar on a terminal."""
+    from rich.progress import track
+
+    from onward.inspection.fitting import STEPS, fit
+    from onward.training.config import seconds
+
+    steps = fit(module, loss, windows, seconds=seconds(options.time))
+    bar = track(steps, "training", STEPS, console=console, transient=True, disable=not console.is_terminal)
+    losses = [step.loss for step in bar]
+    console.print(f"trained {len(losses)} steps: the loss fell from {losses[0]:.3g} to {losses[-1]:.3g}")

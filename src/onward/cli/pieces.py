@@ -27,14 +27,9 @@ def show(names: Sequence[str]) -> dict[str, Any]:
 
 def opened(name: str) -> Tokenizer:
     """The tokenizer of a folder, a file, a GGUF file or a model on the hub, of which only the tokenizer is fetched."""
-    from onward.checkpoint.gguf.header import is_gguf, read_header
-    from onward.checkpoint.gguf.vocabulary import read_tokenizer
+    from onward.checkpoint.folder import required_tokenizer
 
-    path = Path(name) if Path(name).exists() else locate(name, only="tokenizer")
-    found = read_tokenizer(read_header(path)) if is_gguf(path) else Tokenizer.load(path)
-    if found is None:
-        raise UserError(f"{name} has no tokenizer: name a file or folder that holds one")
-    return found
+    return required_tokenizer(Path(name) if Path(name).exists() else locate(name, only="tokenizer"))
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:

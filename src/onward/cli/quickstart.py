@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from onward.cli.options import parse
-from onward.cli.output import console, print_json, print_next, printable
+from onward.cli.output import console, print_json, print_next, print_table, printable
 
 ABOUT = """\
 Train a small decoder on text that every Python brings along, and watch noise become words.
@@ -13,6 +13,7 @@ Train a small decoder on text that every Python brings along, and watch noise be
 examples:
   onward quickstart
   onward quickstart --time 30s --out runs/quick
+  onward quickstart --assistant
 """
 
 
@@ -22,6 +23,7 @@ class Options:
 
     out: str = "runs/quickstart"  # folder of the run; an earlier quickstart in it is replaced
     time: str = "140s"  # how long to train
+    assistant: bool = False  # then learn to answer questions about Python: two more runs, in as much time again
     json: bool = False  # print the final figures as JSON
 
 
@@ -31,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     from pathlib import Path
 
     import onward
+    from onward.cli.assistant import check_free, folders, teach
     from onward.cli.progress import progress_bars
     from onward.cli.train import continue_text, train
     from onward.errors import UserError
@@ -41,17 +44,27 @@ def main(argv: Sequence[str]) -> int:
 
     folder = Path(options.out)
     config = RunConfig(sources=("embedded",), out=options.out, time=options.time, prompt="Return the")
+    stale = check_free(folder) if options.assistant else []
     if folder.exists():
         earlier = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
         if (earlier.get("sources"), earlier.get("prompt")) != (["embedded"], config.prompt):
             raise UserError(f"{folder} holds something other than a quickstart: choose another --out")
         with run_lock(folder):
             shutil.rmtree(folder)
+    for old in stale:
+        shutil.rmtree(old)
     console.print("Training a decoder on the documentation inside this Python.")
     with progress_bars() as progress:
         run = Run.start(config, sample=continue_text, progress=progress)
     if status := train(run):
         return status
+    if options.assistant:
+        status, figures = teach(folder, options.time, config.device)
+        if status:
+            return status
+        (print_json if options.json else print_table)(figures)
+        print_next(f"onward chat {quote(str(folders(folder)['dpo']))}")
+        return 0
     lm = onward.load(folder)
     for prompt in "Return the", "This function", "Raise an exception if":
         console.print(f"\n{prompt}", style="bold", end="")

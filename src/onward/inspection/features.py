@@ -5,16 +5,19 @@ Shapes: N tokens, T tokens of a text, D width of the activation, F features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from onward.data.windows import Batch
-from onward.inspection.inputs import exact
+from onward.errors import UserError
+from onward.inspection.inputs import check_position, exact, logits
 from onward.model.decoder import Decoder, without_dropout
-from onward.tracing.names import activation_names
+from onward.tracing.edit import edit
+from onward.tracing.names import full_name, resolve
+from onward.tracing.sites import activations
 from onward.tracing.trace import trace
 
 
@@ -72,6 +75,39 @@ class ReconstructionLoss:
 
 
 def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 16, seed: int = 0) -> SparseAutoencoder:
-    """A SparseAutoencoder for an activation (B, T, D) of a model, by default with 8 D features."""
-    width = int(activation_names(model)[name].split()[-1][:-1])
+    """A SparseAutoencoder for an activation (B, T, D) of a model, by default with 8 D features; a UserError for an
+    activation that does not exist or has another shape."""
+    known, name = activations(model), full_name(name)
+    resolve(known, [name])
+    if len(known[name].shape) != 3 or known[name].shape[:2] != ("B", "T") or not known[name].editable:
+        raise UserError(f"{name} is {known[name]}: a sparse autoencoder needs an activation (B, T, D), such as mlp.out")
+    width = int(known[name].shape[2])
     return SparseAutoencoder(width, features or 8 * width, active, seed).to(model.device)
+
+
+@dataclass(frozen=True)
+class FeatureEffect:
+    """What a feature does to the prediction after one token: as the model is, against the feature at 0 everywhere."""
+
+    divergence: float  # KL(as it is || without the feature) in nats
+    raised: list[int]  # the token ids whose probability the feature raises most
+    lowered: list[int]  # those whose probability it lowers most
+
+
+def feature_effect(
+    model: Decoder,
+    name: str,
+    autoencoder: SparseAutoencoder,
+    feature: int,
+    tokens: Sequence[int],
+    position: int = -1,
+    top: int = 3,
+) -> FeatureEffect:
+    """The effect of a feature of the activation `name` on the prediction after a position of a text."""
+    position = check_position(position, tokens)
+    p = exact(logits(model, tokens)[position]).softmax(-1)
+    with edit(model, {name: autoencoder.changing(feature, 0.0)}):
+        without = exact(logits(model, tokens)[position]).softmax(-1)
+    change, top = p - without, min(top, len(p) // 2)
+    ids = [change.topk(top, largest=largest).indices.tolist() for largest in (True, False)]
+    return FeatureEffect(float((p * (p.log() - without.log()).nan_to_num()).sum()), *ids)

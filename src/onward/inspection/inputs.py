@@ -1,11 +1,12 @@
-"""The input of the functions of this folder: a text as token ids.
+"""The input of the functions of this folder: a text as token ids, and a model whose weights stay as they are.
 
 Shapes: T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -49,3 +50,16 @@ def check_layer(layer: int, model: Decoder) -> int:
     if not -count <= layer < count:
         raise UserError(f"layer {layer} does not exist: the model has layers 0 to {count - 1}")
     return layer % count
+
+
+@contextmanager
+def frozen(model: Decoder) -> Iterator[None]:
+    """Parameters need no gradient inside the `with` block."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.data.windows import Batch
-from onward.inspection.inputs import as_row, exact
+from onward.inspection.inputs import as_row, exact, frozen
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.trace import trace
 
@@ -101,7 +101,8 @@ class LensLoss:
             streams = residuals(self.model, batch.tokens)
             final = exact(self.model.logits(self.model.norm(streams[-1]))).log_softmax(-1)
         total = torch.zeros((), device=final.device)
-        for layer, x in enumerate(streams[:-1]):
-            log_p = exact(self.model.logits(self.model.norm(lens(layer, x)))).log_softmax(-1)
-            total = total + F.kl_div(log_p, final, log_target=True, reduction="sum")
+        with frozen(self.model):
+            for layer, x in enumerate(streams[:-1]):
+                log_p = exact(self.model.logits(self.model.norm(lens(layer, x)))).log_softmax(-1)
+                total = total + F.kl_div(log_p, final, log_target=True, reduction="sum")
         return total / (len(streams) - 1), total.detach() / (len(streams) - 1)

@@ -6,8 +6,7 @@ Shapes: B texts, L layers, H heads, T tokens, E d_head, D d_model, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onward.errors import UserError
-from onward.inspection.inputs import as_row, exact
+from onward.inspection.inputs import as_row, exact, frozen
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.edit import edit
 from onward.tracing.trace import trace
@@ -114,16 +113,3 @@ def attribution_patching(
             change = ((t[name] - given[name].detach()) * given.grad(name))[0]
             effects[layer] = (exact(change).sum(-1).T / (good - bad)).cpu()
     return Patching(list(clean), list(corrupted), site, effects, good, bad)
-
-
-@contextmanager
-def frozen(model: Decoder) -> Iterator[None]:
-    """Parameters need no gradient inside the `with` block."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.files import written_whole
-from onward.reports.markup import details, filled, resource, table, visible
+from onward.reports.markup import details, page_of, resource, table, visible
 from onward.reports.plot import COLORS
 
 NAMES = {"where": "where", "how": "how it was measured", "why": "why it matters", "mend": "how to mend it"}
@@ -18,7 +18,7 @@ def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping
     failed = [row for row in rows if row["status"] == "failed"]
     others = {status: [row for row in rows if row["status"] == status] for status in ("ok", "told", "not applicable")}
     parts = {
-        "name": visible(target),
+        "title": visible(target),
         "style": COLORS + resource("report.css"),
         "lead": visible(f"{summary}. Examined on {date.today().isoformat()}."),
         "failed": "".join(article(row) for row in failed),
@@ -28,7 +28,7 @@ def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping
         ),
     }
     with written_whole(page) as new:
-        new.write_text(filled(resource("findings.html"), parts), encoding="utf-8")
+        new.write_text(page_of("findings.html", parts), encoding="utf-8")
 
 
 HEADER = "check", "what was found", "how it was measured"

@@ -83,7 +83,9 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
             for piece, p in zip(pieces[:most], probabilities)
         ),
         "next": "".join(articles),
-        "distributions": embedded(distributions(logits(model, shown), tokens[1:], tokenizer)),
+        "distributions": embedded(
+            distributions(logits(model, shown), tokens[1:], tokenizer) | {"prompts": prompts(tokenizer, shown)}
+        ),
         **losses(model, tokenizer, text),
         "lens": drawn[0],
         "experts": drawn[1],
@@ -114,6 +116,12 @@ def distributions(
         )
     names = [readable(tokenizer.piece(token), MARKS) for token in pieces]
     return {"temperatures": TEMPERATURES, "pieces": names, "rows": rows}
+
+
+def prompts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """The text up to each token, without a beginning-of-text token."""
+    first = int(tokens[:1] == [tokenizer.bos_id])
+    return [tokenizer.decode(tokens[first : i + 1]) for i in range(len(tokens))]
 
 
 def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:

@@ -55,3 +55,9 @@ def filled(template: str, parts: Mapping[str, str]) -> str:
     `<!--end-->` is left out where the part is empty."""
     kept = re.sub(r"<!--if (\w+)-->(.*?)<!--end-->", lambda m: m[2] if parts[m[1]] else "", template, flags=re.S)
     return re.sub(r"<!--(\w+)-->", lambda m: parts[m[1]], kept)
+
+
+def page_of(body: str, parts: Mapping[str, str]) -> str:
+    """A page that needs no other file; `body` is the template of what differs between pages. Each has the parts
+    title and style, and may have data (JSON) and a script."""
+    return filled(resource("page.html"), {"data": "null", "script": "", **parts, "body": filled(resource(body), parts)})

@@ -17,7 +17,7 @@ from rich.cells import cell_len, set_cell_size
 
 from onward.errors import UserError
 from onward.files import written_whole
-from onward.reports.markup import MARKS, embedded, filled, readable, resource, visible
+from onward.reports.markup import MARKS, embedded, page_of, readable, resource, visible
 from onward.reports.plot import COLORS, STYLE
 
 FORMATS = ".svg", ".png", ".html", ".json"
@@ -108,7 +108,7 @@ class Picture:
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
         """Write the picture in the format that the file's ending names; a UserError for any other ending."""
-        match path.suffix:
+        match format_of(path):
             case ".svg":
                 content: bytes = self.svg(theme).encode()
             case ".png":
@@ -117,8 +117,6 @@ class Picture:
                 content = self.html(theme).encode()
             case ".json":
                 content = (json.dumps(self.values(), indent=2) + "\n").encode()
-            case _:
-                raise UserError(f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: name such a file")
         with written_whole(path) as new:
             new.write_bytes(content)
 
@@ -167,8 +165,8 @@ class Picture:
 
     def html(self, theme: Theme = "auto") -> str:
         """The picture as a page that needs no other file; its values are shown where one points."""
-        return filled(
-            resource("picture.html"),
+        return page_of(
+            "picture.html",
             {
                 "title": visible(self.title),
                 "style": colors(theme) + STYLE + PANEL_STYLE + resource("report.css"),
@@ -197,6 +195,13 @@ class Picture:
             lines += [f"{low}·░▒▓█ {scale.legend()}", ""]
         lines += textwrap.wrap(readable(self.caption, LINE_MARKS), min(width, 100))
         return "\n".join(lines)
+
+
+def format_of(path: Path) -> str:
+    """The ending of a picture's file; a UserError for one that is not in FORMATS."""
+    if path.suffix not in FORMATS:
+        raise UserError(f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: name such a file")
+    return path.suffix
 
 
 def pointed(panel: Panel) -> dict[str, Any]:

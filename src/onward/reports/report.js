@@ -123,7 +123,7 @@ if (byId("samples")) {
 
 if (byId("next")) {
   const words = byId("words").children, tables = byId("next").children
-  const { temperatures, pieces, rows } = JSON.parse(byId("distributions").textContent)
+  const { temperatures, pieces, rows, prompts } = JSON.parse(byId("distributions").textContent)
   const [temperature, topK, topP] = ["temperature", "top-k", "top-p"].map(byId)
   const plain = [...tables].map(table => table.querySelector("ol").innerHTML)
   let at = 0
@@ -153,15 +153,30 @@ if (byId("next")) {
     const more = others + shares.reduce((sum, share, i) => sum + (shown.some(([, j]) => j === i) ? 0 : share), 0)
     if (more > 5e-4) list.append(item("others", more, false))
   }
+  const prompt = byId("prompt")
   byId("draw").onclick = () => {
-    const { shares } = reshape(rows[at], temperatures, ...settings())
+    const row = rows[at], { shares } = reshape(row, temperatures, ...settings())
     let left = Math.random(), i = 0
     while (i < shares.length && (left -= shares[i]) >= 0) i++
-    byId("drawn").textContent = i < shares.length ? `“${pieces[rows[at].pieces[i]]}”` : "one of the others"
+    const follows = i === row.following && at + 1 < rows.length, token = `“${pieces[row.pieces[i]]}”`
+    if (follows) choose(at + 1)
+    byId("drawn").textContent = follows ? `${token}, as in the text` : (i < shares.length ? token : "one of the others")
+      + ", after which the text goes on otherwise: draw again"
   };
   [temperature, topK, topP].forEach(slider => { slider.oninput = shape })
-  const choose = i => { at = i; show(words, i); show(tables, i); shape() };
-  [...words].forEach((word, i) => { word.onpointerenter = word.onfocus = word.onclick = () => choose(i) })
+  const choose = (i, typed = prompts[i]) => {
+    at = i
+    show(words, i)
+    show(tables, i)
+    shape()
+    if (prompt.value !== typed) prompt.value = typed
+    byId("unknown").hidden = promptOf(prompts, typed).known
+  };
+  prompt.oninput = () => choose(promptOf(prompts, prompt.value).at, prompt.value);
+  [...words].forEach((word, i) => {
+    word.onfocus = word.onclick = () => choose(i)
+    word.onpointerenter = () => document.activeElement === prompt || choose(i)
+  })
   choose(Math.floor(words.length / 2))
 }
 

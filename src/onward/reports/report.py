@@ -23,7 +23,7 @@ from onward.reports.charts import charts
 from onward.reports.curve import loss_figure
 from onward.reports.diagram import block
 from onward.reports.look import look
-from onward.reports.markup import details, embedded, filled, resource, table, visible
+from onward.reports.markup import details, embedded, page_of, resource, table, visible
 from onward.reports.metrics import Metrics, sample
 from onward.reports.picture import PANEL_STYLE
 from onward.reports.plot import COLORS, STYLE, short
@@ -50,7 +50,7 @@ def write_report(
     diagram = block(model.config)
     seen, pictures = look(model, tokenizer, text)
     parts = {
-        "name": visible(record.folder.resolve().name),
+        "title": visible(record.folder.resolve().name),
         "style": COLORS + STYLE + PANEL_STYLE + resource("report.css"),
         **head(record, figures, model.config, tokenizer),
         "comparison": comparison(record, figures, model.config, other) if other else "",
@@ -61,11 +61,12 @@ def write_report(
         "tables": tables(record, model.config),
         "diagram": diagram.svg(alone=False),
         **seen,
+        "generate": f'<code>onward generate {visible(quote(str(record.folder)))} "…"</code>',
         "data": embedded([panel for picture in (diagram, *pictures) for panel in picture.values()["panels"]]),
         "script": resource("sampling.js") + resource("picture.js") + resource("report.js"),
     }
     with written_whole(page) as new:
-        new.write_text(filled(resource("report.html"), parts), encoding="utf-8")
+        new.write_text(page_of("report.html", parts), encoding="utf-8")
     return figures
 
 

@@ -27,3 +27,10 @@ const reshape = ({ logprobs, others }, temperatures, temperature, topK, topP) =>
   }
   return { shares: shares.map(share => share / total), others: rest / total }
 }
+
+// What is typed as one of `prompts`, the beginnings of a text, each a token longer: the longest with which it begins, and
+// whether the text goes on as it does.
+const promptOf = (prompts, typed) => ({
+  at: prompts.reduce((best, prompt, i) => typed.startsWith(prompt) ? i : best, 0),
+  known: prompts.at(-1).startsWith(typed),
+})

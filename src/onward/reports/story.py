@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onward.errors import UserError
 from onward.files import written_whole
-from onward.reports.markup import embedded, filled, resource, visible
+from onward.reports.markup import embedded, page_of, resource, visible
 from onward.reports.picture import PANEL_STYLE, Panel, Picture, Theme, colors
 
 
@@ -54,11 +54,11 @@ class Story:
                 f"<article><h2>{number}. {visible(step.title)} <small>{visible(step.shape)}</small></h2>{formula}"
                 f"<p>{visible(step.text)}</p>{picture}</article>"
             )
-        return filled(
-            resource("explain.html"),
+        return page_of(
+            "explain.html",
             {
                 "title": visible(self.title),
-                "style": colors(theme) + PANEL_STYLE + resource("report.css"),
+                "style": colors(theme) + PANEL_STYLE + resource("report.css") + resource("explain.css"),
                 "steps": "".join(articles),
                 "data": embedded([{"title": panel.title, **panel.data} for s in self.steps for panel in s.panels]),
                 "script": resource("picture.js") + resource("explain.js"),

@@ -16,7 +16,7 @@ from onward.generation.sampling import Sampling
 from onward.inspection.attention import attention_maps, head_scores
 from onward.inspection.heads import head_roles
 from onward.inspection.inputs import as_row, check_layer, logits
-from onward.inspection.lens import logit_lens
+from onward.inspection.lens import TunedLens, logit_lens
 from onward.inspection.patching import activation_patching, logit_difference
 from onward.inspection.tokens import loss_by_position, sampling_steps, token_statistics
 from onward.model.config import at
@@ -48,6 +48,7 @@ class Reading:
     wrong: str = ""  # patch: that after the corrupted text; "": the likeliest
     sampling: Sampling = field(default_factory=Sampling)  # next: its steps
     ids: Sequence[int] = ()  # the tokens in place of those of the text
+    tuned: TunedLens | None = None  # lens: what translates the residual streams first
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text as the model reads it."""
@@ -127,7 +128,7 @@ def next_token(reading: Reading) -> Picture:
 
 def lens(reading: Reading) -> Picture:
     """The next token that each layer would predict at each position."""
-    found = logit_lens(reading.model, reading.tokens, top=1)
+    found = logit_lens(reading.model, reading.tokens, top=1, tuned=reading.tuned)
     order = range(len(found.names) - 1, -1, -1)
     names = [f"block {layer - 1}" if layer else "embedding" for layer in order]
     pieces, probabilities = reading.pieces(reading.tokens), found.probabilities[..., 0].numpy()
@@ -148,11 +149,13 @@ def lens(reading: Reading) -> Picture:
                 reading="after {column}, {row} says {text} with {value}",
             )
         )
+    translated = "" if reading.tuned is None else " translated by a trained map (Belrose et al. 2023),"
     return Picture(
-        "Logit lens",
-        "The residual stream after each block, read by the model's own final norm and head as if the model ended "
-        "there: the likeliest next token, shaded by its probability. Read from bottom to top: the prediction forms "
-        "layer by layer. The columns are the tokens of the text; a cell is about the token after its column.",
+        "Logit lens" if reading.tuned is None else "Tuned lens",
+        f"The residual stream after each block,{translated} read by the model's own final norm and head as if the "
+        "model ended there: the likeliest next token, shaded by its probability. Read from bottom to top: the "
+        "prediction forms layer by layer. The columns are the tokens of the text; a cell is about the token after its "
+        "column.",
         panels,
     )
 

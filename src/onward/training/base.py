@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from onward.checkpoint.bases import BaseModel, is_adapter, weights_checksum
-from onward.checkpoint.folder import load_model
+from onward.checkpoint.folder import load_model, required_tokenizer
 from onward.errors import UserError
 from onward.hub import locate
 from onward.model.decoder import Decoder
@@ -71,7 +71,7 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
 
 def base_tokenizer(config: RunConfig) -> Tokenizer:
     """The tokenizer of the model that `config.base` names, with the chat template that is asked for."""
-    tokenizer = Tokenizer.load(locate(config.base))
+    tokenizer = required_tokenizer(locate(config.base))
     named = config.template if isinstance(config, FinetuneConfig) else ""
     return with_template(tokenizer, named) if named else tokenizer
 

@@ -55,13 +55,16 @@ def calibrated(
     began = perf_counter()
     trial = lambda config: build_trainer(config, deepcopy(model), loss=loss)
     windows = inputs.windows(config, model.config.context_length)
+    forget = getattr(loss, "load_state", lambda tensors, device: None)
     config = fastest_options(config, trial(config), windows)
+    forget({}, model.device)  # what the loss kept of trial steps
     if not config.time:
         return config, None
     limit = seconds(config.time)
     planner = Planner(replace(config, time="", steps=1_000), windows, model.device, processes)
     long_enough = min(TRIAL_SECONDS, limit / 20)
     costs = measured_costs(config, trial(config), tokenizer, planner, inputs, sample, long_enough)
+    forget({}, model.device)
     config, costs = fitted(config, costs, limit, perf_counter() - began, len(inputs.validation or ()))
     return config, Budget(began + limit, costs)
 

@@ -13,6 +13,7 @@ import torch
 
 from onward import fields
 from onward.checkpoint.bases import weights_checksum
+from onward.checkpoint.folder import required_tokenizer
 from onward.data.examples import Encoder, Examples, held_out, tabulated
 from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
@@ -86,7 +87,7 @@ def row_length(config: FinetuneConfig, context_length: int) -> int:
 def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
     """Make the examples of a run in its folder, and write inputs.json."""
     tokenizer = base_tokenizer(config)
-    if config.teacher and Tokenizer.load(locate(config.teacher)).inner.get_vocab() != tokenizer.inner.get_vocab():
+    if config.teacher and required_tokenizer(locate(config.teacher)).inner.get_vocab() != tokenizer.inner.get_vocab():
         raise UserError(
             f"the teacher {config.teacher} has another vocabulary than {config.base}: take one with the same tokenizer"
         )

@@ -9,6 +9,7 @@ import torch
 
 from onward.checkpoint.adapters import load_with_adapters
 from onward.checkpoint.folder import load_tokenizer
+from onward.device import choose_device
 from onward.errors import UserError
 from onward.evaluation.outputs import outputs
 from onward.model.heads import REWARD, head_labels
@@ -20,7 +21,7 @@ class RewardModel:
     another vocabulary, and for one without a head of rewards."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, device: str) -> None:
-        model, _, own = load_with_adapters(folder, dtype=torch.float32, device=device)
+        model, _, own = load_with_adapters(folder, dtype=torch.float32, device=choose_device(device))
         if head_labels(model) != REWARD:
             raise UserError(f"reward is {folder}, a model without rewards: train one with --method reward")
         if (known := load_tokenizer(own)) is None or known.inner.get_vocab() != tokenizer.inner.get_vocab():

@@ -186,8 +186,6 @@ class Run:
         hf = {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
         config, loss = replace(config, device=str(device)), loss or task.loss(config)
         config, budget = calibrated(config, model, tokenizer, inputs, sample, Processes.join(), loss)
-        if load := getattr(loss, "load_state", None):
-            load({}, device)  # what trial steps left
         run = cls(config, model, tokenizer, inputs, hf, loss)
         run.fresh, run.budget = fresh, budget
         write_json(folder / "run.json", fields.plain(run.config))

@@ -116,18 +116,22 @@ def mxfp4(b: Bytes) -> Numbers:
     return np.ldexp(HALVES[nibbles(b[:, 1:])], b[:, :1].astype(np.int32) - 128)
 
 
+def over(x: Numbers, d: Numbers) -> Numbers:
+    """x / d, computed with the reciprocal as llama.cpp does; 0 where d is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return x * np.where(d == 0, 0, 1 / d)
+
+
 def to_q8_0(x: Numbers) -> Bytes:
     d = np.abs(x).max(1, keepdims=True) / np.float32(127)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scaled = x * np.where(d == 0, 0, 1 / d)
+    scaled = over(x, d)
     codes = np.trunc(scaled + np.copysign(np.float32(0.5), scaled)).astype(np.int8)  # ties away from zero
     return np.concatenate([d.astype(np.float16).view(np.uint8), codes.view(np.uint8)], 1)
 
 
 def to_q4_0(x: Numbers) -> Bytes:
     d = np.take_along_axis(x, np.abs(x).argmax(1)[:, None], 1) / np.float32(-8)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scaled = x * np.where(d == 0, 0, 1 / d)
+    scaled = over(x, d)
     codes = np.trunc(scaled + np.float32(8.5)).clip(0, 15).astype(np.uint8)
     return np.concatenate([d.astype(np.float16).view(np.uint8), codes[:, :16] | codes[:, 16:] << 4], 1)
 

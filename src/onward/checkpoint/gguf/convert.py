@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from onward.checkpoint.gguf.vocabulary import tokenizer_keys
 from onward.checkpoint.gguf.writer import Outline, type_of, write_gguf
 from onward.checkpoint.weights import DTYPE_NAMES
 from onward.errors import UserError
+from onward.fields import counted
 from onward.model.config import DecoderConfig, Experts, LatentAttention, LayerNorm, RMSNorm, SelfAttention, at
 from onward.model.decoder import Decoder
 from onward.model.lora import adapter_names
@@ -48,6 +50,7 @@ class Plan:
     keys: Mapping[str, Any]
     constants: Mapping[str, Tensor]  # tensors that are not parameters: factors of rotary frequencies
     outlines: Mapping[str, Outline]  # of all tensors, in their order
+    differences: tuple[str, ...] = ()  # those in what llama.cpp computes that were accepted
 
     @property
     def nbytes(self) -> int:
@@ -111,7 +114,7 @@ def matching(
         differ = differences(comparable(c), comparable(replace(theirs, tied=tied)))
         differ += [f"{name} (no such tensor there)" for name in found.outlines if name in ours]
         if not [line for line in differ if not accepted(line) & {*accept}]:
-            return found
+            return replace(found, differences=tuple(differ))
         of_kinds = sum(line.split()[0] in PARTS for line in differ)  # another part differs more than a field of one
         tried.append((len(differ) + 3 * of_kinds, number, kind.name, differ))
     _, _, nearest, differ = min(tried)
@@ -230,6 +233,16 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
             return []
         return [f"{path} ({fields.text(ours) or 'none'} here, {fields.text(theirs) or 'none'} there)"]
     return list(dict.fromkeys(line for name, one, other in pairs for line in differences(one, other, name)))
+
+
+def losses(model: Decoder, tokenizer: Tokenizer | None, found: Plan) -> list[str]:
+    """What a model loses in a file of this plan, in words."""
+    source = DTYPE_NAMES[model.embed.weight.dtype]
+    rounded = Counter(own.type.name for own in found.outlines.values() if own.type.name not in (source, "F32"))
+    lost = [f"{counted(number, 'tensor')} rounded from {source} to {kind}" for kind, number in rounded.items()]
+    lost += [f"llama.cpp computes otherwise: {line}" for line in found.differences]
+    lost += [f"dropout of {model.config.dropout}, for training further"] if model.config.dropout else []
+    return lost + ([] if tokenizer else ["there is no tokenizer: programs take token ids alone"])
 
 
 def write_model(model: Decoder, found: Plan, path: Path, progress: Callable[[int], object] = lambda done: None) -> None:

@@ -1,0 +1,99 @@
+"""Questions and answers made of Python's own documentation: "What does str.split do?", and the first sentence of its
+docstring. Imports nothing heavy."""
+
+import ast
+import builtins
+import inspect
+import json
+import os
+import re
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from onward.data.corpora import SKIPPED_FOLDERS
+from onward.files import written_whole
+
+LENGTHS = range(12, 100)  # characters of an answer
+SENTENCE = re.compile(r"[A-Z].*?[\w)'\"]\.(?= +[A-Z]|$)")
+NAME = re.compile(r"[A-Za-z][\w.]*")
+
+
+def question(name: str) -> str:
+    return f"What does {name} do?"
+
+
+@cache
+def answers() -> dict[str, str]:
+    """What functions and methods do, by their names, in the order of the names."""
+    found = dict(documented())
+    return {name: found[name] for name in sorted(found)}
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    """The name and the first sentence of the documentation of each public function: those of modules, by which a method
+    is named after its class, then the built-in ones."""
+    library = Path(sysconfig.get_path("stdlib"))
+    for parent, folders, names in os.walk(library):
+        folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
+        for file in sorted(name for name in names if name.endswith(".py")):
+            try:
+                tree = ast.parse(Path(parent, file).read_text(encoding="utf-8"))
+            except (SyntaxError, ValueError, OSError):
+                continue
+            yield from functions(tree, file.removesuffix(".py"))
+    for owner in (object for object in vars(builtins).values() if isinstance(object, type)):
+        for name, method in vars(owner).items():
+            yield from described(f"{owner.__name__}.{name}", inspect.getdoc(method))
+    for name, function in vars(builtins).items():
+        if callable(function) and not isinstance(function, type):
+            yield from described(name, inspect.getdoc(function))
+
+
+def functions(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
+    """The documented functions of a module or a class."""
+    for child in getattr(node, "body", ()):
+        if isinstance(child, ast.ClassDef):
+            yield from functions(child, child.name)
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from described(f"{owner}.{child.name}", ast.get_docstring(child))
+
+
+def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
+    """A public name with the first sentence of its documentation, where this is one plain sentence."""
+    paragraph = inspect.cleandoc(text or "").partition("\n\n")[0]
+    found = SENTENCE.match(" ".join(paragraph.split()))
+    if NAME.fullmatch(name) and "._" not in name and found and len(found[0]) in LENGTHS and found[0].isascii():
+        yield name, found[0]
+
+
+def conversations(known: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A conversation of one turn for each answer, as `onward finetune` reads them."""
+    return [{"messages": [*asked(name), said(answer)]} for name, answer in known.items()]
+
+
+def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
+    """For each answer a pair: it is preferred to that of another function."""
+    others = [*known.values()]
+    others = others[len(others) // 2 :] + others[: len(others) // 2]
+    return [
+        {"prompt": asked(name), "chosen": [said(answer)], "rejected": [said(other)]}
+        for (name, answer), other in zip(known.items(), others)
+        if answer != other
+    ]
+
+
+def asked(name: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question(name)}]
+
+
+def said(answer: str) -> dict[str, str]:
+    return {"role": "assistant", "content": answer}
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as .jsonl."""
+    with written_whole(path) as new:
+        new.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
