@@ -145,8 +145,8 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
     and for losses that are not numbers.
     """
     checked(runs)
-    for what, values in (("size", {r.parameters for r in runs}), ("number of tokens", {r.tokens for r in runs})):
-        if len(values) < 2:
+    for what, given in (("size", {r.parameters for r in runs}), ("number of tokens", {r.tokens for r in runs})):
+        if len(given) < 2:
             raise UserError(f"all runs have the same {what}: vary it")
     numbers = tuple(np.log(np.array(runs, float).T))
     once = np.ones((1, len(runs)))
@@ -241,7 +241,7 @@ def fit_power(flops: Sequence[float], losses: Sequence[float], resamples: int = 
         best = min(tried(best[2] + shift) for shift in FINER)
         return dict(zip(("scale", "exponent", "floor"), best[1:]))
 
-    best, choose, found = fitted(c, wanted), np.random.default_rng(seed), []
+    best, choose, found = fitted(c, wanted), np.random.default_rng(seed), list[dict[str, float]]()
     while len(found) < resamples:
         some = choose.integers(len(c), size=len(c))
         if len(set(some.tolist())) >= 3:
