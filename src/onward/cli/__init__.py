@@ -12,6 +12,7 @@ from onward.cli import streams
 
 COMMANDS = {
     "quickstart": "train a small decoder on the built-in text and watch it learn",
+    "scaling": "the best size and length of training for an amount of computation; laws of your runs",
     "models": "published decoders: their parts, and the changes from one to the next",
     "data": "texts of any size as tokens, prepared once; well-known corpora",
     "tokenizer": "learn a tokenizer from text, compare tokenizers, show the pieces of a text",

@@ -1,0 +1,249 @@
+"""Scaling laws fitted to runs: L(N, D) as Chinchilla's third approach, IsoFLOP parabolas as its second, and the loss of
+the best run of each budget as a power of the operations.
+
+N: parameters, D: tokens, L: loss in nats per token, C = 6 N D: floating-point operations.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onward.errors import UserError
+from onward.planning.laws import Frontier, Loss
+
+Array = NDArray[np.float64]
+DELTA = 1e-3  # of the Huber loss of log L (arXiv:2203.15556, section 3.3)
+STARTS = [np.linspace(0, 25, 6)] * 2 + [np.linspace(-1, 1, 5)] + [np.linspace(0, 2, 5)] * 2  # appendix D.3
+FIRST, KEPT, LAST = 25, 100, 150  # steps from every start, the best of which go on, and their further steps
+LEAST = 4  # runs or budgets that a fit needs
+EXPONENTS, FINER = np.linspace(0.01, 1, 100), np.linspace(-0.009, 0.009, 37)  # of L(C)
+SAME = 0.1  # budgets whose logarithms differ by less are one
+
+
+class Unreliable(UserWarning):
+    """A fit that its runs do not determine."""
+
+
+class Run(NamedTuple):
+    """A trained model."""
+
+    parameters: float
+    tokens: float
+    loss: float
+
+    @property
+    def flops(self) -> float:
+        return 6 * self.parameters * self.tokens
+
+
+@dataclass(frozen=True)
+class LossFit:
+    """L(N, D) of runs; `intervals`: the 2.5th and 97.5th percentile over resampled runs of each constant, and of the
+    exponent of the best N in C, "a"."""
+
+    law: Loss
+    objective: float  # the sum of the Huber losses
+    intervals: dict[str, tuple[float, float]]
+    residuals: list[float]  # log of the loss, less that of the fit
+
+
+@dataclass(frozen=True)
+class Parabola:
+    """The runs of one budget, and the best size by a parabola of the loss over log N."""
+
+    flops: float
+    sizes: list[float]
+    losses: list[float]
+    best: float | None  # None where the parabola has no lowest point
+    inside: bool  # whether the best size lies among the sizes of the runs
+
+
+@dataclass(frozen=True)
+class PowerFit:
+    """L(C) = scale * C ** -exponent + floor for the best run of each budget; intervals of 95 % over resampled ones."""
+
+    scale: float
+    exponent: float
+    floor: float
+    intervals: dict[str, tuple[float, float]]
+
+    def loss(self, flops: float) -> float:
+        return float(self.scale * flops**-self.exponent + self.floor)
+
+
+def checked(runs: Sequence[Run]) -> None:
+    """A UserError where runs are too few or no numbers; a warning where more tokens made a model worse."""
+    if len(runs) < LEAST:
+        raise UserError(f"{len(runs)} runs determine no law: give at least {LEAST}, of several sizes and lengths")
+    for number, run in enumerate(runs, 1):
+        if not all(np.isfinite(run)) or min(run) <= 0:
+            raise UserError(
+                f"run {number} has {run.parameters:g} parameters, {run.tokens:g} tokens and loss {run.loss}: "
+                "leave out runs without a loss"
+            )
+    for one, other in product(runs, runs):
+        if one.parameters == other.parameters and one.tokens < other.tokens and one.loss < other.loss:
+            warnings.warn(
+                f"the model of {one.parameters:g} parameters is worse after {other.tokens:g} tokens ({other.loss:.4g}) "
+                f"than after {one.tokens:g} ({one.loss:.4g})",
+                Unreliable,
+                stacklevel=2,
+            )
+            return
+
+
+def objective(x: Array, n: Array, d: Array, loss: Array) -> tuple[Array, Array, Array]:
+    """The Huber losses (S, R) of S candidates x (S, 5) = (log A, log B, log E, alpha, beta), the errors of log L (S,
+    R), and the derivatives of the errors (S, R, 5); n, d and loss (R,) are logarithms."""
+    a, b, e, alpha, beta = x.T[:, :, None]
+    terms = np.stack([a - alpha * n, b - beta * d, np.broadcast_to(e, (len(x), len(n)))])
+    top = terms.max(0)
+    shares = np.exp(terms - top)
+    total = shares.sum(0)
+    shares /= total
+    error = top + np.log(total) - loss
+    size = np.abs(error)
+    value = np.where(size <= DELTA, error**2 / 2, DELTA * (size - DELTA / 2))
+    return value, error, np.stack([*shares, -n * shares[0], -d * shares[1]], -1)
+
+
+def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array, Array]:
+    """The minima (S, 5) that are reached from x, and their objectives (S,), by Levenberg-Marquardt steps on all at
+    once; `counts` (S, R) or (1, R): how often each run counts."""
+    damping = np.ones(len(x))
+    value, error, slopes = objective(x, *numbers)
+    value = (counts * value).sum(1)
+    for _ in range(rounds):
+        weights = counts * np.minimum(1, DELTA / np.maximum(np.abs(error), 1e-300))
+        weighted = slopes * weights[..., None]
+        curvature = weighted.mT @ slopes
+        diagonal = np.einsum("sii->si", curvature)
+        diagonal += damping[:, None] * (diagonal + 1e-12)
+        step = np.linalg.solve(curvature, np.einsum("sri,sr->si", weighted, error)[..., None])[..., 0]
+        tried = objective(x - step, *numbers)
+        total = (counts * tried[0]).sum(1)
+        better = total < value
+        damping = np.where(better, damping / 5, damping * 3).clip(1e-9, 1e9)
+        x, value = np.where(better[:, None], x - step, x), np.where(better, total, value)
+        error = np.where(better[:, None], tried[1], error)
+        slopes = np.where(better[:, None, None], tried[2], slopes)
+    return x, value
+
+
+def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFit:
+    """L(N, D) from all starts of the grid of Chinchilla's appendix: the sum of the Huber losses is minimized, not their
+    mean, at which the search would stop too early (arXiv:2404.10102).
+
+    The intervals resample the runs `resamples` times and start at the fit. Raises a UserError for fewer than LEAST runs
+    and for losses that are not numbers.
+    """
+    checked(runs)
+    for what, given in (("size", {r.parameters for r in runs}), ("number of tokens", {r.tokens for r in runs})):
+        if len(given) < 2:
+            raise UserError(f"all runs have the same {what}: vary it")
+    numbers = tuple(np.log(np.array(runs, float).T))
+    once = np.ones((1, len(runs)))
+    starts = np.array([*product(*STARTS)])
+    reached = [minima(part, once, FIRST, *numbers) for part in np.array_split(starts, len(starts) // 250)]
+    x, values = (np.concatenate(parts) for parts in zip(*reached))
+    x, values = minima(x[np.argsort(values)[:KEPT]], once, LAST, *numbers)
+    best = x[values.argmin()]
+    choose = np.random.default_rng(seed)
+    counts = choose.multinomial(len(runs), [1 / len(runs)] * len(runs), size=resamples).astype(float)
+    found, _ = minima(np.repeat(best[None], resamples, 0), counts, LAST, *numbers)
+    law = law_of(best)
+    if not (0 < law.alpha < 2 and 0 < law.beta < 2):
+        message = f"alpha {law.alpha:.3g} and beta {law.beta:.3g}: the runs do not determine a law"
+        warnings.warn(message, Unreliable, stacklevel=2)
+    residuals = numbers[2] - np.log([law.loss(run.parameters, run.tokens) for run in runs])
+    return LossFit(law, float(values.min()), intervals([constants(one) for one in found]), residuals.tolist())
+
+
+def law_of(x: Array) -> Loss:
+    return Loss(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
+
+
+def constants(x: Array) -> dict[str, float]:
+    law = law_of(x)
+    return {**vars(law), "a": law.beta / (law.alpha + law.beta)}
+
+
+def intervals(found: Sequence[dict[str, float]]) -> dict[str, tuple[float, float]]:
+    """The 2.5th and 97.5th percentile of each number."""
+    if not found:
+        return {}
+    ends = {name: np.percentile([one[name] for one in found], [2.5, 97.5]) for name in found[0]}
+    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
+
+
+def parabolas(runs: Sequence[Run]) -> list[Parabola]:
+    """A parabola for each budget of at least three sizes, with a warning where its lowest point lies outside them."""
+    checked(runs)
+    groups: list[list[Run]] = []
+    for run in sorted(runs, key=lambda run: run.flops):
+        if groups and np.log(run.flops / groups[-1][0].flops) < SAME:
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    found = []
+    for group in groups:
+        if len({run.parameters for run in group}) < 3:
+            continue
+        group.sort()
+        n, losses = np.log([run.parameters for run in group]), [run.loss for run in group]
+        curvature, slope, _ = np.polyfit(n - n.mean(), losses, 2)
+        best = float(np.exp(n.mean() - slope / (2 * curvature))) if curvature > 0 else None
+        inside = best is not None and group[0].parameters <= best <= group[-1].parameters
+        flops = float(np.exp(np.mean([np.log(run.flops) for run in group])))
+        if not inside:
+            warnings.warn(
+                f"{flops:.3g} FLOPs: the best size lies outside the sizes that were trained", Unreliable, stacklevel=2
+            )
+        found.append(Parabola(flops, [run.parameters for run in group], losses, best, inside))
+    return found
+
+
+def fit_frontier(found: Sequence[Parabola]) -> Frontier:
+    """The best size as a power of the operations, by least squares of the logarithms, from two budgets on."""
+    inside = [one for one in found if one.best is not None and one.inside]
+    if len(inside) < 2:
+        raise UserError("the best sizes of at least two budgets are needed, each between sizes that were trained")
+    exponent, scale = np.polyfit(np.log([one.flops for one in inside]), np.log([one.best or 1 for one in inside]), 1)
+    return Frontier(float(np.exp(scale)), float(exponent))
+
+
+def fit_power(flops: Sequence[float], losses: Sequence[float], resamples: int = 50, seed: int = 0) -> PowerFit:
+    """L(C) = a C^-b + c by least squares of relative errors. Raises a UserError for fewer than LEAST budgets."""
+    if len(flops) < LEAST:
+        raise UserError(f"{len(flops)} budgets determine no curve of three constants: give at least {LEAST}")
+    c, wanted = np.array(flops, float), np.array(losses, float)
+
+    def fitted(c: Array, wanted: Array) -> dict[str, float]:
+        """For each exponent, scale and floor are a linear problem; relative errors count."""
+        middle = np.exp(np.log(c).mean())
+
+        def tried(exponent: float) -> tuple[float, float, float, float]:
+            columns = np.stack([(c / middle) ** -exponent, np.ones(len(c))], 1) / wanted[:, None]
+            scale, floor = np.linalg.lstsq(columns, np.ones(len(c)))[0]
+            if floor < 0:
+                scale, floor = np.linalg.lstsq(columns[:, :1], np.ones(len(c)))[0].item(), 0.0
+            error = np.square(columns @ [scale, floor] - 1).sum()
+            return float(error), float(scale * middle**exponent), float(exponent), float(floor)
+
+        best = min(tried(exponent) for exponent in EXPONENTS)
+        best = min(tried(best[2] + shift) for shift in FINER)
+        return dict(zip(("scale", "exponent", "floor"), best[1:]))
+
+    best, choose, found = fitted(c, wanted), np.random.default_rng(seed), list[dict[str, float]]()
+    while len(found) < resamples:
+        some = choose.integers(len(c), size=len(c))
+        if len(set(some.tolist())) >= 3:
+            found.append(fitted(c[some], wanted[some]))
+    return PowerFit(**best, intervals=intervals(found))

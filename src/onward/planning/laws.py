@@ -1,0 +1,126 @@
+"""Scaling laws: the loss of a model of N parameters after D tokens, and the best N and D for C = 6 N D operations.
+
+Chinchilla: Hoffmann et al., "Training Compute-Optimal Large Language Models" (arXiv:2203.15556), whose three approaches
+are the envelope of training curves, IsoFLOP profiles, and a fit of L(N, D). Its third approach was fitted again on the
+same runs: Besiroglu et al., "Chinchilla Scaling: A replication attempt" (arXiv:2404.10102). Kaplan: Kaplan et al.,
+"Scaling Laws for Neural Language Models" (arXiv:2001.08361), which counts parameters without embeddings.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+FITTED = 6e18, 3e21  # FLOPs of the runs of Chinchilla's IsoFLOP profiles; outside, every law is an extrapolation
+MIDDLE = math.sqrt(FITTED[0] * FITTED[1])
+PF_DAY = 8.64e19  # FLOPs of 10 ** 15 a second for a day
+
+
+@dataclass(frozen=True)
+class Loss:
+    """L(N, D) = E + A / N ** alpha + B / D ** beta, in nats per token (Chinchilla, equation 2)."""
+
+    E: float
+    A: float
+    B: float
+    alpha: float
+    beta: float
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        return self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta
+
+    def optimum(self, flops: float) -> tuple[float, float]:
+        """The parameters and tokens of the least loss for C = 6 N D (Chinchilla, equation 4)."""
+        total = self.alpha + self.beta
+        g = (self.alpha * self.A / (self.beta * self.B)) ** (1 / total)
+        return g * (flops / 6) ** (self.beta / total), (flops / 6) ** (self.alpha / total) / g
+
+    def tokens_for(self, parameters: float, loss: float) -> float:
+        """The tokens after which a model of this size has a loss; infinity where it never has."""
+        left = loss - self.E - self.A / parameters**self.alpha
+        return (self.B / left) ** (1 / self.beta) if left > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """N = scale * C ** exponent, D = C / (6 N)."""
+
+    scale: float
+    exponent: float
+
+    def optimum(self, flops: float) -> tuple[float, float]:
+        parameters = self.scale * flops**self.exponent
+        return parameters, flops / (6 * parameters)
+
+
+@dataclass(frozen=True)
+class Law:
+    """A published law. `exponents`: the 10th and 90th percentile of that of N in C, where they were published."""
+
+    name: str
+    source: str
+    law: Loss | Frontier
+    exponents: tuple[float, float] | None = None
+
+    def optimum(self, flops: float) -> tuple[float, float]:
+        return self.law.optimum(flops)
+
+    def range(self, flops: float) -> tuple[float, float] | None:
+        """The least and the greatest best size: the exponent at the ends of its interval, through the best size for
+        the middle of the runs that were fitted."""
+        if self.exponents is None:
+            return None
+        middle = self.optimum(MIDDLE)[0]
+        sizes = sorted(middle * (flops / MIDDLE) ** exponent for exponent in self.exponents)
+        return sizes[0], sizes[1]
+
+
+# The constants of approach 3 are those of the paper's source, since the two digits that it prints give other optima.
+CHINCHILLA = Loss(math.exp(0.5267228), math.exp(6.0073404), math.exp(6.0179186), 0.33917084, 0.2849083)
+REFIT = Loss(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
+LAWS = (
+    Law("Chinchilla 1", "training curves (through the rows of table 3)", Frontier(0.09916, 0.49810), (0.488, 0.502)),
+    Law("Chinchilla 2", "IsoFLOP profiles (through the rows of table A3)", Frontier(0.14488, 0.48994), (0.462, 0.534)),
+    Law("Chinchilla 3", "fit of L(N, D)", CHINCHILLA, (0.454, 0.455)),
+    Law("re-fit of 2024", "fit of L(N, D) to the same runs", REFIT, (0.487, 0.539)),
+    Law("Kaplan", "without embeddings, and one learning rate schedule", Frontier(1.3e9 / PF_DAY**0.73, 0.73)),
+)
+
+
+def flops_for(law: Law, *, parameters: float | None = None, tokens: float | None = None) -> float:
+    """The operations for which a law's best size, or best number of tokens, is this one."""
+    low, high = 0.0, 60.0  # powers of ten, between which both grow
+    place, wanted = (0, parameters) if parameters is not None else (1, tokens)
+    assert wanted is not None
+    for _ in range(100):
+        middle = (low + high) / 2
+        if law.optimum(10**middle)[place] < wanted:
+            low = middle
+        else:
+            high = middle
+    return 10**low
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """A model below the best size, trained on more tokens to the same loss."""
+
+    parameters: float
+    tokens: float
+    training: float  # FLOPs
+    answering: float  # FLOPs of the tokens that it will read and write: 2 N for each
+
+    @property
+    def total(self) -> float:
+        return self.training + self.answering
+
+
+SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
+
+
+def smaller_models(law: Loss, flops: float, answered: float) -> list[Smaller]:
+    """Models of a share of the best size for `flops`, trained to the same loss, which answer `answered` tokens."""
+    best, tokens = law.optimum(flops)
+    loss = law.loss(best, tokens)
+    found = [(share * best, law.tokens_for(share * best, loss)) for share in SHARES]
+    return [Smaller(n, d, 6 * n * d, 2 * n * answered) for n, d in found if math.isfinite(d)]

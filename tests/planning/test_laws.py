@@ -1,0 +1,168 @@
+"""Published scaling laws give their published optima, and fits recover a law that is known."""
+
+import json
+import math
+import warnings
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onward.cli import main
+from onward.errors import UserError
+from onward.planning.fits import Run, Unreliable, fit_frontier, fit_loss, fit_power, parabolas
+from onward.planning.laws import LAWS, Loss, flops_for, smaller_models
+from onward.planning.tables import amount, read_table
+
+LAW = Loss(1.7, 400.0, 1000.0, 0.34, 0.30)
+PUBLISHED = {  # arXiv:2203.15556, tables 3 and A3: parameters, FLOPs and tokens
+    "Chinchilla 1": [
+        (400e6, 1.92e19, 8.0e9),
+        (10e9, 1.23e22, 205.1e9),
+        (67e9, 5.76e23, 1.5e12),
+        (1e12, 1.27e26, 21.2e12),
+    ],
+    "Chinchilla 2": [
+        (400e6, 1.84e19, 7.7e9),
+        (10e9, 1.32e22, 219.5e9),
+        (67e9, 6.88e23, 1.7e12),
+        (1e12, 1.59e26, 26.5e12),
+    ],
+}
+
+
+def runs(noise: float = 0.0, law: Loss = LAW, widest: float = 8.0) -> list[Run]:
+    """Sixteen sizes around the best one for each of nine budgets from 1e17 to 1e21."""
+    random, found = np.random.default_rng(0), []
+    for flops in np.logspace(17, 21, 9):
+        best = law.optimum(flops)[0]
+        for size in best * np.logspace(-math.log10(widest), math.log10(widest), 16):
+            tokens = flops / 6 / size
+            found.append(Run(float(size), float(tokens), law.loss(size, tokens) * math.exp(noise * random.normal())))
+    return found
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_law_gives_the_rows_of_its_table(name: str) -> None:
+    law = next(law for law in LAWS if law.name == name)
+    for parameters, flops, tokens in PUBLISHED[name]:
+        assert law.optimum(flops) == pytest.approx((parameters, tokens), rel=0.06)
+        assert flops_for(law, parameters=parameters) == pytest.approx(flops, rel=0.12)
+        assert law.range(flops)[0] < parameters < law.range(flops)[1]
+
+
+def test_the_fit_of_2024_advises_about_twenty_tokens_per_parameter() -> None:
+    refit = next(law for law in LAWS if law.name == "re-fit of 2024")
+    for flops in (1e18, 1e21, 1e25):
+        parameters, tokens = refit.optimum(flops)
+        assert 17 <= tokens / parameters <= 26
+        assert 6 * parameters * tokens == pytest.approx(flops)
+
+
+def test_an_optimum_has_the_least_loss_of_its_budget() -> None:
+    best, tokens = LAW.optimum(1e20)
+    for factor in (0.9, 1.1):
+        assert LAW.loss(best * factor, tokens / factor) > LAW.loss(best, tokens)
+
+
+def test_smaller_models_reach_the_same_loss_and_cost_less_to_use() -> None:
+    flops = 1e22
+    models = smaller_models(LAW, flops, answered=1e13)
+    assert models[0].training == pytest.approx(flops)
+    loss = LAW.loss(*LAW.optimum(flops))
+    for one, smaller in pairwise(models):
+        assert LAW.loss(smaller.parameters, smaller.tokens) == pytest.approx(loss)
+        assert smaller.training > one.training
+        assert smaller.answering < one.answering
+
+
+def test_fits_recover_a_known_law() -> None:
+    """Exponents within 0.01, as is the exponent of the best sizes by parabolas on a symmetric grid."""
+    noisy = runs(noise=1e-3)
+    fit = fit_loss(noisy, resamples=40)
+    assert fit.law.alpha == pytest.approx(LAW.alpha, abs=0.01)
+    assert fit.law.beta == pytest.approx(LAW.beta, abs=0.01)
+    for name, value in vars(LAW).items():
+        low, high = fit.intervals[name]
+        assert low - 0.01 * value <= value <= high + 0.01 * value
+    exponent = LAW.beta / (LAW.alpha + LAW.beta)
+    assert fit_frontier(parabolas(noisy)).exponent == pytest.approx(exponent, abs=0.01)
+    budgets = np.logspace(17, 21, 9).tolist()
+    power = fit_power(budgets, [LAW.loss(*LAW.optimum(c)) for c in budgets])
+    assert power.exponent == pytest.approx(LAW.alpha * LAW.beta / (LAW.alpha + LAW.beta), abs=0.002)
+    assert power.floor == pytest.approx(LAW.E, abs=0.01)
+
+
+def test_a_best_size_outside_the_runs_is_warned_of() -> None:
+    some = [run for run in runs() if run.parameters < LAW.optimum(run.flops)[0] / 2]
+    with pytest.warns(Unreliable, match="outside the sizes that were trained"):
+        found = parabolas(some)
+    assert not any(one.inside for one in found)
+    with pytest.raises(UserError, match="the best sizes of at least two budgets are needed"):
+        fit_frontier(found)
+
+
+def test_a_model_that_more_tokens_made_worse_is_named() -> None:
+    with pytest.warns(Unreliable, match="1e.08 parameters is worse after 2e.09 tokens"):
+        parabolas([Run(1e8, 1e9, 3.0), Run(1e8, 2e9, 3.1), Run(2e8, 1e9, 2.9), Run(2e8, 2e9, 2.8)])
+
+
+TABLES = {
+    "no column": ("n,d\n1e6,1e7\n", "has no column loss"),
+    "a text": ("n,d,loss\n1e6,1e7,much\n", "line 2: loss is 'much', which is no number"),
+    "NaN": ("n,d,loss\n1e6,1e7,3\n2e6,1e7,nan\n", "line 3: loss is nan: leave out runs without a result"),
+    "too few": ("n,d,loss\n1e6,1e7,3\n2e6,1e7,2.9\n", "2 runs determine no law"),
+    "one size": ("n,d,loss\n" + "1e6,1e7,3\n1e6,2e7,2.9\n" * 3, "all runs have the same size"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_determines_no_law_is_refused(name: str, tmp_path: Path) -> None:
+    text, sentence = TABLES[name]
+    (path := tmp_path / "runs.csv").write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        fit_loss(read_table(path))
+
+
+def test_command_fits_a_table_and_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{run.parameters},{run.flops},{run.loss}" for run in runs()]
+    (path := tmp_path / "runs.csv").write_text("\n".join(["Model Size,Training FLOP,loss", *rows]))
+    assert main(["scaling", "fit", str(path), "--json", "--out", str(tmp_path / "fit.svg")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["law"] == pytest.approx(vars(LAW), rel=0.01)
+    assert not found["warnings"]
+    largest = max(run.flops for run in runs())
+    assert found["forecast"]["loss"] == pytest.approx(LAW.loss(*LAW.optimum(10 * largest)), abs=1e-3)
+    assert (tmp_path / "fit.svg").read_text().startswith("<svg")
+
+
+def test_command_tells_the_optima(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["scaling", "optimum", "--hours", "24", "--device", "h100", "--out", str(tmp_path / "o.svg")]
+    assert main([*words, "--requests", "1e12"]) == 0
+    said = capsys.readouterr()
+    assert "re-fit of 2024" in said.out
+    assert main(["scaling", "optimum", "--params", "7B", "--json"]) == 0
+    assert all(row["parameters"] == pytest.approx(7e9) for row in json.loads(capsys.readouterr().out)["laws"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("optimum", "give one of --flops"),
+        ("optimum --flops 1e21 --params 1B", "give one of --flops"),
+        ("optimum --flops much", "--flops is 'much': write a positive number"),
+        ("optimum --hours 2 --device h10", "--device is 'h10': did you mean h100?"),
+        ("fit", "no runs: name a folder of runs"),
+        ("fit nothing.csv", "nothing.csv cannot be read"),
+    ],
+)
+def test_wrong_words_are_refused(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scaling", *words.split()]) == 2
+    assert sentence in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_amounts_have_units() -> None:
+    assert [amount(text, "n") for text in ("1e9", "1.5B", "300M", "2k", "1T")] == [1e9, 1.5e9, 3e8, 2e3, 1e12]
+    with warnings.catch_warnings(), pytest.raises(UserError, match="n is '-1'"):
+        amount("-1", "n")
