@@ -241,6 +241,9 @@ def test_loss_over_the_wrong_axis_is_found_where_both_axes_are_as_long() -> None
 
 HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "a GPT in one file": lambda: model_of(GPT),
+    "a GPT in one file that returns all logits for targets only": lambda: model_of(
+        GPT.replace("            return logits\n", "            return logits[:, -1:]\n")
+    ),
     "a Llama in one file": lambda: model_of(LLAMA),
     **{name: lambda name=name: decoder(DECODERS[name]) for name in DECODERS},  # type: ignore[misc]
 }
@@ -354,6 +357,14 @@ def test_loss_that_is_given_is_checked() -> None:
         ("ok", ""),
         ("failed", "it is that of targets 1 ahead of the logits"),
     ]
+
+
+def test_loss_without_a_mean_and_broken_pattern_are_named() -> None:
+    every = lambda z, y: F.cross_entropy(z.transpose(1, 2), y, reduction="none")
+    [found] = doctor(model_of(GPT), checks=["loss"], loss=every)
+    assert (found.status, found.what) == ("failed", "the loss has the shape (2, 16)")
+    with pytest.raises(UserError, match="frozen is '\\[', and no pattern"):
+        doctor(model_of(GPT), frozen="[")
 
 
 def test_cache_that_is_given_is_checked() -> None:

@@ -71,6 +71,11 @@ def main(results: str, gigabytes: str, arguments: str) -> None:
             print(json.dumps({"done": True}), file=file)
         except (UserError, MemoryError) as error:
             print(json.dumps({"error": str(error) or f"the model takes more than {gigabytes} GB"}), file=file)
+        except Exception as error:  # of the user's code, such as batches that are none
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            print(
+                json.dumps({"error": f"the target cannot be examined ({what:.300}): look at what is given"}), file=file
+            )
 
 
 if __name__ == "__main__":

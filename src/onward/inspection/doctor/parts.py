@@ -20,9 +20,9 @@ from onward.inspection.doctor.finding import Check, Outcome, largest
 from onward.inspection.doctor.subject import Subject, hooked
 
 NAMES = {
-    "q": r"q|query|queries|wq|w_q|q_proj|q_lin|to_q|c_q",
-    "k": r"k|key|keys|wk|w_k|k_proj|k_lin|to_k|c_k",
-    "v": r"v|value|values|wv|w_v|v_proj|v_lin|to_v|c_v",
+    "q": r"q|w?_?query|queries|w_?q|q_proj|q_lin|to_q|c_q",
+    "k": r"k|w?_?key|keys|w_?k|k_proj|k_lin|to_k|c_k",
+    "v": r"v|w?_?value|values|w_?v|v_proj|v_lin|to_v|c_v",
     "qkv": r"qkv|c_attn|in_proj|qkv_proj|w_?qkv|to_qkv",
     "out": r"out|o|wo|w_o|o_proj|out_proj|proj|c_proj|dense|to_out|output|out_lin",
 }

@@ -93,6 +93,10 @@ class Subject:
                 f"logits {(ROWS, length, self.vocab_size)}: give --vocab-size, or --adapter FILE.py:FUNCTION"
             )
         self.allowed = TOLERANCE.get(self.dtype, 1e-4) * max(1e-3, float(self.logits.abs().nan_to_num().max()))
+        try:
+            re.compile(about.get("frozen", ""))
+        except re.error as error:
+            raise UserError(f"frozen is {about.get('frozen')!r}, and no pattern ({error}): name parameters") from None
         self.batches = [self.checked_batch(batch) for batch in islice(about.get("batches", ()), BATCHES)]
 
     def __call__(self, tokens: Tensor, **more: Any) -> Tensor:
@@ -112,7 +116,11 @@ class Subject:
                 f"the model cannot be called with token ids {tuple(tokens.shape)}, of int64 ({what}): give --adapter "
                 "FILE.py:FUNCTION, where FUNCTION(model, tokens) returns logits"
             ) from error
-        return logits_of(result)
+        logits = logits_of(result)
+        name = self.parameter(*TARGET_NAMES)
+        if name and logits.size(1) < tokens.size(1):  # nanoGPT gives all logits only for training
+            return logits_of(self.model(tokens, **more, **{name: tokens}))
+        return logits
 
     def checked_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
         """A batch of the user's on the model's device. A UserError if it is no token ids with as many targets."""
