@@ -29,13 +29,13 @@ CONVERSIONS = {  # what is written, and the options
     "f32 -> folder in bf16": ("folder", ("--dtype", "bf16")),
 }
 WATCH = """
-import resource, sys, runpy
+import sys, runpy
 sys.argv = ["onward", *sys.argv[1:]]
 try:
     runpy.run_module("onward", run_name="__main__")
 except SystemExit:
     pass
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0], file=sys.stderr)
 """
 
 
