@@ -12,11 +12,15 @@ import pytest
 import torch
 
 import onward
+from onward.checkpoint.bases import weights_checksum
 from onward.checkpoint.folder import load_model
 from onward.checkpoint.gguf.blocks import CODES, TYPES
 from onward.checkpoint.gguf.header import read_header
 from onward.checkpoint.gguf.writer import Outline, text, typed, write_gguf
 from onward.errors import UserError
+from onward.model.lora import adapter_names
+from onward.training.base import base_tokenizer, load_base
+from onward.training.finetuning import FinetuneConfig
 
 from support.decoders import DECODERS, decoder
 from support.limits import limited
@@ -290,3 +294,17 @@ def test_damaged_gguf_works_or_is_refused_by_file(count: int, file: Path, tmp_pa
         except Exception as error:
             failures.append((number, repr(error)))
     assert not failures
+
+
+def test_a_gguf_file_is_the_base_of_fine_tuning_and_of_adapters(tmp_path: Path) -> None:
+    config = onward.DecoderConfig(257, d_model=32, n_layers=1, n_heads=2, context_length=64)
+    lm = onward.LanguageModel(decoder(config), onward.train_tokenizer("byte", []))
+    onward.save(lm, tmp_path / "x.gguf")
+    tuning = FinetuneConfig(base=str(tmp_path / "x.gguf"), sources=("chats.jsonl",), lora=2)
+    model, _ = load_base(tuning)
+    assert base_tokenizer(tuning).encode("Once") == lm.tokenizer.encode("Once")
+    assert adapter_names(model)
+    onward.save(lm, tmp_path / "same.gguf")
+    onward.save(lm, tmp_path / "other.gguf", dtype="bf16")
+    sums = [weights_checksum(tmp_path / f"{name}.gguf") for name in ("x", "same", "other")]
+    assert sums[0] == sums[1] != sums[2]

@@ -472,6 +472,16 @@ def test_run_is_examined_with_its_texts(tiny_run: Path) -> None:
     assert applied >= {"offset", "repetition", "tokenizer", "duplicates", "one document"}
 
 
+@pytest.mark.long
+def test_folder_of_a_family_that_only_transformers_has_is_examined(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
+    config = transformers.CodeGenConfig(**sizes, bos_token_id=0, eos_token_id=0)
+    transformers.CodeGenForCausalLM(config).save_pretrained(tmp_path)
+    [model] = subjects_of(str(tmp_path))
+    assert failures([*examine(model)]) == {}
+
+
 # ---------------------------------------------------------------- the command
 
 WRONG: dict[str, tuple[str, str]] = {  # the target and its options, and the sentence
