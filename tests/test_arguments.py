@@ -63,6 +63,7 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "use_adapter": (onward.use_adapter, {"model": model, "name": ""}),
         "LoRA": (onward.LoRA, {}),
         "activation_names": (onward.activation_names, {"model": model}),
+        "doctor": (onward.doctor, {"model": model, "checks": ["causal"]}),
         "edit": (onward.edit, {"model": model, "changes": {"blocks.0": 0.0}}),
         "trace": (onward.trace, {"model": model}),
         "mean_loss": (onward.mean_loss, {"model": model, "batches": [batch]}),

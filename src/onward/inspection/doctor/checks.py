@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Unpack
+from typing import Unpack, get_type_hints
 
 import torch
 from torch import nn
 
+from onward.arguments import check, checked
+from onward.errors import UserError
 from onward.inspection.doctor.caching import CACHING
 from onward.inspection.doctor.corpus import CORPUS, Corpus
 from onward.inspection.doctor.finding import Check, Finding
@@ -17,6 +19,7 @@ from onward.inspection.doctor.learning import LEARNING
 from onward.inspection.doctor.parts import PARTS
 from onward.inspection.doctor.subject import About, Subject
 from onward.inspection.doctor.trained import TRAINED
+from onward.suggestions import nearest
 
 CHECKS: dict[str, Check] = FORWARD | CACHING | PARTS | LEARNING | TRAINED
 CHEAP = tuple(name for name, check in CHECKS.items() if check.cheap)
@@ -49,6 +52,7 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+@checked
 def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[About]) -> list[Finding]:
     """The findings of the checks of these names, by default all, on a model that takes token ids (B, T) and returns
     logits (B, T, V), a tuple that begins with them, or an object with `.logits`.
@@ -57,5 +61,9 @@ def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[Ab
     model that is called in another way, its `loss`, its `cache`, its `batches`, its `tokenizer`, the pattern of what
     should be `frozen`. A check that lacks what it needs is `not applicable`. The model is left as it was.
     """
+    kinds = get_type_hints(About, include_extras=True)
+    if unknown := next((name for name in about if name not in kinds), None):
+        raise UserError(f"doctor: {unknown} is not an argument: {nearest(unknown, kinds)}")
+    check(kinds, about)
     with left_as_it_was(model):
         return list(examine(Subject(model, **about), checks))

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn, TypedDict, Unpack
+from typing import Annotated, Any, NamedTuple, NoReturn, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from onward.arguments import Range
 from onward.errors import UserError
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
@@ -35,8 +36,8 @@ TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-10}  #
 class About(TypedDict, total=False):
     """What is known of a model beside its forward."""
 
-    vocab_size: int  # number of token ids; by default as many as there are logits
-    context_length: int  # tokens of the longest text; by default what an attribute of the model says
+    vocab_size: Annotated[int, Range(1, 1 << 31)]  # number of token ids; by default as many as there are logits
+    context_length: Annotated[int, Range(0, 1 << 31)]  # tokens of the longest text; by default what an attribute of the model says
     fresh: bool  # the weights are those of the initialization
     trained: bool  # the model is trained to predict the next token
     adapter: Adapter | None  # adapter(model, tokens) returns the logits of a model that is called in another way
