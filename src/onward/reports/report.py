@@ -61,7 +61,6 @@ def write_report(
         "tables": tables(record, model.config),
         "diagram": diagram.svg(alone=False),
         **seen,
-        "generate": f'<code>onward generate {visible(quote(str(record.folder)))} "…"</code>',
         "data": embedded([panel for picture in (diagram, *pictures) for panel in picture.values()["panels"]]),
         "script": resource("sampling.js") + resource("picture.js") + resource("report.js"),
     }
