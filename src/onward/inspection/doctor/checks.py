@@ -9,7 +9,8 @@ from typing import Unpack, get_type_hints
 import torch
 from torch import nn
 
-from onward.arguments import check, checked
+from onward import arguments
+from onward.arguments import checked
 from onward.errors import UserError
 from onward.inspection.doctor.caching import CACHING
 from onward.inspection.doctor.corpus import CORPUS, Corpus
@@ -64,6 +65,6 @@ def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[Ab
     kinds = get_type_hints(About, include_extras=True)
     if unknown := next((name for name in about if name not in kinds), None):
         raise UserError(f"doctor: {unknown} is not an argument: {nearest(unknown, kinds)}")
-    check(kinds, about)
+    arguments.check(kinds, about)
     with left_as_it_was(model):
         return list(examine(Subject(model, **about), checks))

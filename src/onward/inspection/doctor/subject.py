@@ -37,7 +37,9 @@ class About(TypedDict, total=False):
     """What is known of a model beside its forward."""
 
     vocab_size: Annotated[int, Range(1, 1 << 31)]  # number of token ids; by default as many as there are logits
-    context_length: Annotated[int, Range(0, 1 << 31)]  # tokens of the longest text; by default what an attribute of the model says
+    context_length: Annotated[
+        int, Range(0, 1 << 31)
+    ]  # tokens of the longest text; by default what an attribute of the model says
     fresh: bool  # the weights are those of the initialization
     trained: bool  # the model is trained to predict the next token
     adapter: Adapter | None  # adapter(model, tokens) returns the logits of a model that is called in another way
