@@ -194,7 +194,7 @@ COMMANDS = {
     "onward inspect takes a text and a view (": ["The cat", "lens", "more"],
     "x.gif does not end in .svg, .png, .html or .json": ["The cat", "lens", "--out", "x.gif"],
     "--top-p is 2.0": ["The cat", "next", "--top-p", "2"],
-    "no activation of": ["names", "blocks.9.*"],
+    "the nearest are": ["names", "blocks.9.*"],
     "nothing.txt does not exist": ["features", "nothing.txt"],
     "'blocks.7.mlp.out' is not an activation": ["features", "embedded", "--activation", "blocks.7.mlp.out"],
     "--time is '0'": ["The cat", "lens", "--tuned", "embedded", "--time", "0"],

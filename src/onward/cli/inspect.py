@@ -113,12 +113,12 @@ def check(options: Options) -> None:
 
 def show_names(options: Options, pattern: str = "*") -> None:
     """List the activations of the model with their shapes: B sequences, T tokens in a call, S keys."""
-    from onward.tracing.names import activation_names
+    from onward.tracing.names import activation_names, unknown
 
-    lm = load(options.model, options)
-    names = {n: s for n, s in activation_names(lm.model).items() if fnmatchcase(n, pattern)}
+    known = activation_names(load(options.model, options).model)
+    names = {name: shape for name, shape in known.items() if fnmatchcase(name, pattern)}
     if not names:
-        raise UserError(f"no activation of {options.model} is named {pattern}: try 'blocks.0.*'")
+        raise unknown(pattern, known)
     if options.json:
         print_json(names)
     else:

@@ -43,6 +43,12 @@ def full_name(name: str) -> str:
     return f"{name}.out" if re.fullmatch(r"blocks\.[\d*]+", name) else name
 
 
+def unknown(pattern: str, known: Iterable[str]) -> UserError:
+    """The error for a pattern that names no activation: it lists the nearest names."""
+    near = difflib.get_close_matches(full_name(pattern), [*known], n=NEAREST, cutoff=0)
+    return UserError(f"{pattern!r} is not an activation of this model: the nearest are {', '.join(near)}")
+
+
 def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[str, set[int | None]]:
     """The activations that patterns name: None for the whole of one, numbers for its heads, units or experts.
 
@@ -59,8 +65,7 @@ def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[st
             if few := next((name for name in names if index >= known[name].parts), None):
                 raise UserError(f"{pattern!r}: {few} has {known[few].parts} of them, from 0 to {known[few].parts - 1}")
         if not names:
-            near = difflib.get_close_matches(full_name(pattern), known, n=NEAREST, cutoff=0)
-            raise UserError(f"{pattern!r} is not an activation of this model: the nearest are {', '.join(near)}")
+            raise unknown(pattern, known)
         for name in names:
             found.setdefault(name, set()).add(index)
     return found
