@@ -140,7 +140,7 @@ def test_gpt2_is_saved_under_its_own_names_and_turned(tmp_path: Path) -> None:
     assert read_json(tmp_path / "config.json")["model_type"] == "gpt2"
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)], ids=["plain", "compiled"])
 def test_a_model_and_its_optimizers_are_rolled_back_where_they_stand(compiled: bool, tmp_path: Path) -> None:
     model = decoder(CONFIGS["gpt2"])
     tokens, optimizers = token_ids(model.config), made(model)

@@ -37,9 +37,12 @@ def training(story_file: Path, run: Path) -> Iterator[subprocess.Popen]:
         yield process
 
 
+OTHERS = (signal.SIGHUP, 129), (signal.SIGTERM, 143)
+
+
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130), (signal.SIGHUP, 129), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
+    [(signal.SIGINT, 130), *(pytest.param(*kind, marks=pytest.mark.long) for kind in OTHERS)],
 )
 def test_signal_saves_and_prints_the_command_that_resumes(
     number: signal.Signals, status: int, story_file: Path, tmp_path: Path

@@ -315,6 +315,7 @@ def test_failed_measurement_leaves_no_hooks() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+@pytest.mark.long
 def test_compiled_blocks_are_measured_too() -> None:
     model = decoder(DECODERS["gpt-oss"])
     given = batch(model.config)
