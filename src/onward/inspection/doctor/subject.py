@@ -93,7 +93,8 @@ class Subject:
         if self.logits.shape != (ROWS, length, self.vocab_size):
             raise UserError(
                 f"for token ids {tuple(self.tokens.shape)} the model returns {tuple(self.logits.shape)} instead of "
-                f"logits {(ROWS, length, self.vocab_size)}: give --vocab-size, or --adapter FILE.py:FUNCTION"
+                f"logits {(ROWS, length, self.vocab_size)} of vocab_size {self.vocab_size}: give "
+                "--vocab-size, or --adapter FILE.py:FUNCTION"
             )
         self.allowed = TOLERANCE.get(self.dtype, 1e-4) * max(1e-3, float(self.logits.abs().nan_to_num().max()))
         try:
