@@ -12,8 +12,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 QUICK := tests/test_fields.py tests/test_files.py tests/test_imports.py tests/test_language_model.py \
   $(addprefix tests/model/test_,attend.py cache.py config.py decoder.py latent.py numerics.py ranges.py) \
-  $(addprefix tests/generation/test_,scheduler.py sampler.py distribution.py) tests/training/test_loss.py \
-  tests/training/test_run_config.py tests/data/test_tokens.py tests/data/test_windows.py tests/checkpoint/test_folder.py \
+  $(addprefix tests/generation/test_,scheduler.py sampler.py) tests/training/test_loss.py \
+  tests/training/test_run_config.py tests/data/test_tokens.py tests/checkpoint/test_folder.py \
   tests/text/test_tokenizer.py tests/evaluation tests/planning/test_parameters.py
 
 .PHONY: quickstart lint quick test test-all
