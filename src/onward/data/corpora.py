@@ -73,22 +73,27 @@ def topics(path: Path) -> Iterator[str]:
                 yield from (inspect.cleandoc(text) for text in texts if isinstance(text, str))
 
 
-def docstrings(folder: Path) -> Iterator[str]:
-    """The docstrings of all modules, classes and functions below a folder, without those of tests."""
+def parsed_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+    """The names and the syntax trees of all modules below a folder, without those of tests."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
-        for name in sorted(name for name in names if name.endswith(".py")):
+        for file in sorted(name for name in names if name.endswith(".py")):
             try:
-                tree = ast.parse(Path(parent, name).read_text(encoding="utf-8"))
+                yield file.removesuffix(".py"), ast.parse(Path(parent, file).read_text(encoding="utf-8"))
             except (SyntaxError, ValueError, OSError):
                 continue
-            nodes: list[ast.AST] = [tree]
-            for node in nodes:  # the list grows by nested statements; expressions have no docstrings
-                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                    yield ast.get_docstring(node) or ""
-                for part in ("body", "orelse", "handlers", "finalbody", "cases"):
-                    inside = getattr(node, part, None)
-                    nodes += inside if isinstance(inside, list) else []
+
+
+def docstrings(folder: Path) -> Iterator[str]:
+    """The docstrings of all modules, classes and functions below a folder, without those of tests."""
+    for _, tree in parsed_modules(folder):
+        nodes: list[ast.AST] = [tree]
+        for node in nodes:  # the list grows by nested statements; expressions have no docstrings
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield ast.get_docstring(node) or ""
+            for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+                inside = getattr(node, part, None)
+                nodes += inside if isinstance(inside, list) else []
 
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}

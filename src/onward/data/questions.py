@@ -5,7 +5,6 @@ import ast
 import builtins
 import inspect
 import json
-import os
 import re
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from onward.data.corpora import SKIPPED_FOLDERS
+from onward.data.corpora import parsed_modules
 from onward.files import written_whole
 
 LENGTHS = range(12, 100)  # characters of an answer
@@ -35,16 +34,9 @@ def answers() -> dict[str, str]:
 def documented() -> Iterator[tuple[str, str]]:
     """The name and the first sentence of the documentation of each public function: those of modules, by which a method
     is named after its class, then the built-in ones."""
-    library = Path(sysconfig.get_path("stdlib"))
-    for parent, folders, names in os.walk(library):
-        folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
-        for file in sorted(name for name in names if name.endswith(".py")):
-            try:
-                tree = ast.parse(Path(parent, file).read_text(encoding="utf-8"))
-            except (SyntaxError, ValueError, OSError):
-                continue
-            yield from functions(tree, file.removesuffix(".py"))
-    for owner in (object for object in vars(builtins).values() if isinstance(object, type)):
+    for module, tree in parsed_modules(Path(sysconfig.get_path("stdlib"))):
+        yield from functions(tree, module)
+    for owner in (value for value in vars(builtins).values() if isinstance(value, type)):
         for name, method in vars(owner).items():
             yield from described(f"{owner.__name__}.{name}", inspect.getdoc(method))
     for name, function in vars(builtins).items():

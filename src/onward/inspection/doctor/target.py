@@ -88,8 +88,8 @@ def corpus(path: Path, validation: str) -> Corpus:
     """The tokens of a prepared folder, or the bytes of texts."""
     tokenizer = Tokenizer.load(path) if is_prepared(path) else None
     train = Tokens.join(load_tokens(path).sources) if tokenizer else text_tokens(str(path), None)
-    held = text_tokens(validation, tokenizer) if validation else None
-    return Corpus(train, held, tuple(tokenizer.end_ids) if tokenizer else ())
+    held_out = text_tokens(validation, tokenizer) if validation else None
+    return Corpus(train, held_out, tuple(tokenizer.end_ids) if tokenizer else ())
 
 
 def corpus_of_run(folder: Path, tokenizer: Tokenizer | None) -> Corpus:
