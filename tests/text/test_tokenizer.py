@@ -1,9 +1,14 @@
 """Tokenizers: what goes in comes out, nothing vanishes, and others read the file the same way."""
 
 import json
+import os
 import random
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tokenizers
@@ -12,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from onward.errors import UserError
-from onward.text.tokenizer import END, UNKNOWN, Tokenizer, train_tokenizer
+from onward.text.tokenizer import END, UNKNOWN, Tokenizer, learn, train_tokenizer
 
 TEXT = "The cat sat.\n\n  The café\tsang — 猫 🐈! It's  12,345 o'clock.\r\n" * 8
 SPECS = ["char", "byte", "bpe:300"]
@@ -76,6 +81,22 @@ def test_training_a_tokenizer_twice_gives_the_same_file(spec: str, tmp_path: Pat
 def test_bpe_has_the_vocabulary_that_was_asked_for() -> None:
     assert train_tokenizer("bpe:290", [TEXT]).vocab_size == 290
     assert TRAINED["byte"].vocab_size == 257
+
+
+def test_ctrl_c_does_not_wait_for_the_merges() -> None:
+    end, ended = Event(), Event()
+
+    def train_from_iterator(texts: Iterator[str], _: object) -> None:
+        assert [*texts] == ["a", "b"]
+        os.kill(os.getpid(), signal.SIGINT)
+        end.wait(60)  # what learns merges, and ignores signals
+        ended.set()
+
+    library: Any = SimpleNamespace(train_from_iterator=train_from_iterator)
+    with pytest.raises(KeyboardInterrupt):
+        learn(library, ["a", "b"], library)
+    assert not ended.is_set()
+    end.set()
 
 
 def test_the_files_of_gpt2_give_the_ids_of_transformers(shared: Path, tmp_path: Path) -> None:
