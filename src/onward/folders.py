@@ -188,7 +188,7 @@ def trained(
         raise UserError("out is empty: give the folder of the run, such as 'runs/mybook'")
     texts = [sources] if isinstance(sources, str | Path) else sources
     run = Run.start(build(kind, {"sources": [str(text) for text in texts], "out": str(out), **config}))
-    on_event = on_event or Progress(run.config.steps)
+    on_event = on_event or Progress(run)
     for event in run.train():
         on_event(event)
     conclude(run)

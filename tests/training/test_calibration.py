@@ -1,19 +1,21 @@
 """A run of a given time: validations, samples and saves are part of it."""
 
+import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from onward.checkpoint.training import TrainerState
+from onward.checkpoint.training import TrainerState, saves
 from onward.data.tokens import Tokens
 from onward.data.windows import Windows
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import train_tokenizer
 from onward.training.budget import Budget, Costs
 from onward.training.calibration import fitted, measured_costs
-from onward.training.inputs import Inputs
+from onward.training.config import RunConfig
+from onward.training.inputs import Inputs, read_config
 from onward.training.optimizer import optimizers
 from onward.training.plans import Planner
 from onward.training.processes import Processes
@@ -23,30 +25,76 @@ from onward.training.validation import Validation
 
 from support.decoders import LENGTH, decoder
 from support.decoders import config as decoder_config
-from support.runs import config
+from support.runs import assert_same_run, config, metrics
+
+COSTS = [
+    Costs(0.01),
+    Costs(0.01, 0.01),
+    Costs(0.01, 0.5, 2.0),
+    Costs(0.5, 0.1),
+    Costs(0.2, 2.0, 20.0),
+    Costs(1e-4, 1e-3),
+]
 
 
 @pytest.mark.parametrize("every", [0, 1, 5, 100])
-@pytest.mark.parametrize(
-    "costs",
-    [Costs(0.01), Costs(0.01, 0.01), Costs(0.01, 0.5, 2.0), Costs(0.5, 0.1), Costs(0.2, 2.0, 20.0), Costs(1e-4, 1e-3)],
-)
+@pytest.mark.parametrize("costs", COSTS)
 def test_steps_validations_and_evaluation_fit_into_the_time(costs: Costs, every: int, tmp_path: Path) -> None:
-    given = config(tmp_path, tmp_path, steps=0, time="60s", validate_every=every)
+    given = config(tmp_path, tmp_path, steps=0, time="60s", validate_every=every, schedule="cosine")
     run, costs = fitted(given, costs, 60.0, spent=3.0, tokens=1000)
     validations = 1 + -(-run.steps // run.validation_interval)
-    total = 3.0 + run.steps * costs.step + validations * costs.validation + costs.evaluation
-    assert run.evaluation_tokens in (0, 750), "where the whole text takes more than a quarter of the time, a part"
+    total = 3.0 + run.steps * costs.step + validations * costs.validation + costs.end
+    assert run.evaluation_tokens in (0, 150), "where the whole text takes more than a twentieth of the time, a part"
     assert 40 < total <= 60
     assert run.time == ""
     assert every in (0, run.validate_every)
 
 
-def test_validations_take_at_most_a_quarter_unless_asked_for(tmp_path: Path) -> None:
-    given = config(tmp_path, tmp_path, steps=0, time="10s", validate_every=0)
+def test_validations_take_at_most_a_twentieth_unless_asked_for(tmp_path: Path) -> None:
+    given = config(tmp_path, tmp_path, steps=0, time="10s", validate_every=0, schedule="cosine")
     run, _ = fitted(given, Costs(0.01, 0.5), 10.0, spent=0.0, tokens=1000)
-    assert -(-run.steps // run.validation_interval) * 0.5 <= 2.5
+    assert -(-run.steps // run.validation_interval) * 0.5 <= 0.5
     assert run.steps * 0.01 > 5
+
+
+def simulated(costs: Costs, limit: float, slower_from: float, factor: float) -> tuple[float, int, int]:
+    """When a run of a given time ends, where each step and validation takes its costs by a clock, times a factor from a
+    moment on; how many steps it makes, and after how many of them they were fixed."""
+    now = 0.0
+
+    def spend(seconds: float) -> None:
+        nonlocal now
+        now += seconds * (factor if now >= slower_from else 1.0)
+
+    spend(3.0)
+    run, costs_of_run = fitted(RunConfig(time=f"{limit}s"), costs, limit, spent=3.0, tokens=1000)
+    budget = Budget(limit, costs_of_run, lambda: now, limit)
+    step = steps = fixed_at = 0
+    spend(2.0)  # checks of the model
+    budget.begin_step()
+    while not steps or step < steps:
+        spend(costs.step)
+        step += 1
+        budget.note_step()
+        if not steps:
+            steps = budget.last_step(step, run)
+            fixed_at = step * bool(steps)
+        due = step % run.validation_interval == 0 or step == steps
+        if due and (not steps or step == steps or budget.affords_validation(steps - step)):
+            with budget.validating():
+                spend(costs.validation)
+    spend(costs_of_run.end)
+    return now, steps, fixed_at
+
+
+@pytest.mark.parametrize(("slower_from", "factor"), [(1e9, 1.0), (50.0, 2.0), (50.0, 0.5), (5.0, 3.0)])
+@pytest.mark.parametrize("costs", [Costs(0.01), Costs(0.01, 0.5, 2.0), Costs(0.5, 0.1), Costs(0.2, 2.0, 20.0)])
+def test_a_run_of_a_given_time_ends_on_time_however_slow_the_machine_becomes(
+    costs: Costs, slower_from: float, factor: float
+) -> None:
+    now, steps, fixed_at = simulated(costs, 100.0, slower_from, factor)
+    assert now == pytest.approx(100.0, rel=0.05)
+    assert 0.2 < (steps - fixed_at) / steps < 0.6, "the decay has about the share of the steps that was asked for"
 
 
 def test_a_validation_is_timed_with_its_sample_and_its_save(tmp_path: Path) -> None:
@@ -112,3 +160,46 @@ def test_validations_before_the_last_are_left_out_where_time_is_short(
         now += step if isinstance(event, Step) else validation  # which the caller spends on it
         steps += [event.step] if isinstance(event, Validation) else []
     assert steps == validated
+
+
+def test_a_resumed_run_repeats_the_decay_that_the_clock_began(story_file: Path, tmp_path: Path) -> None:
+    """The clock fixes the steps in the middle of a run; killed before or in the decay, it ends as it would have."""
+    whole, now = tmp_path / "whole", 0.0
+    run = Run.start(config(story_file, whole, steps=0, time="40s", validate_every=4, warmup=3, evaluation_tokens=64))
+    run.budget = Budget(40.0, Costs(1.0, 2.0, 4.0), lambda: now, 40.0)
+    fixed, copies = run.config, list[Path]()
+    for event in run.train():
+        now += 1.0 if isinstance(event, Step) else 2.0
+        recorded = read_config(whole)
+        if recorded.steps and not fixed.steps:
+            fixed = recorded
+            assert event.step == fixed.steps - fixed.decay + 1, "recorded before the first step of the decay"
+        if isinstance(event, Validation) and fixed.steps and len(copies) < 2:
+            run.saver.finish()
+            copies.append(shutil.copytree(whole, tmp_path / f"killed-{event.step}"))
+    assert now + 4.0 == pytest.approx(40.0, rel=0.05)
+    assert (fixed.time, fixed.steps) == ("", run.step)
+    rates = [row["learning_rate"] for row in metrics(whole) if "learning_rate" in row]
+    stable = run.step - int(fixed.decay)
+    assert rates[2:stable] == [7.5e-3] + [1e-2] * (stable - 3)
+    assert rates[-1] == pytest.approx(0.05 * 1e-2)
+    shutil.rmtree(copies[0] / "checkpoints" / saves(copies[0])[-1].name)  # so that the save before the decay is newest
+    for copy in copies:
+        resumed = Run.resume(copy)
+        assert resumed.pop_messages() == []
+        list(resumed.train())
+        assert_same_run(whole, copy)
+
+
+def test_a_run_that_is_resumed_before_its_decay_has_the_time_that_is_left(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", steps=0, time="1h"))
+    spent = run.seconds
+    assert 0 < spent < 60, "of the calibration"
+    assert run.expected_steps > 1000
+    list(run.train(stop=lambda: run.step == 2))
+    resumed = Run.resume(run.folder)
+    assert resumed.budget is not None
+    assert resumed.budget.costs == run.budget.costs
+    assert resumed.budget.end - resumed.budget.clock() == pytest.approx(3600 - run.seconds, abs=60)
+    assert resumed.seconds == run.seconds > spent
+    assert (resumed.ended, resumed.config.steps) == (False, 0)

@@ -95,8 +95,8 @@ def test_steps_and_epochs_fix_the_steps(changes: dict, steps: int | None, story_
     assert json.loads((tmp_path / "run/run.json").read_text())["steps"] == expected
 
 
-def test_time_fixes_the_steps_so_that_resuming_repeats_them(story_file: Path, tmp_path: Path) -> None:
-    run = Run.start(config(story_file, tmp_path / "run", steps=0, time="2s", validate_every=0))
+def test_time_fixes_the_steps_of_a_schedule_that_falls_from_the_start(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", steps=0, time="5s", validate_every=0, schedule="cosine"))
     steps = run.config.steps
     assert steps >= 1
     assert run.config.time == ""

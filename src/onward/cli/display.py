@@ -88,10 +88,10 @@ class Display:
 
     def figures(self) -> dict[str, str]:
         """The figures by name, as text; "" for one that is not known yet."""
-        steps, done = self.run.config.steps, self.step - self.first
+        steps, done = self.run.expected_steps, self.step - self.first
         left = (perf_counter() - self.began) / done * (steps - self.step) if done else 0.0
         return {
-            "step": f"{self.step:,} of {steps:,}",
+            "step": f"{self.step:,} of {self.run.steps_in_words}",
             "loss": f"{fmean(self.losses):.3f}" if self.losses else "",
             "validation loss": "" if self.validation is None else f"{self.validation:.3f}",
             "tokens/s": f"{self.tokens_per_second:,.0f}" if done else "",
@@ -105,7 +105,7 @@ class Display:
         table.add_row(*(Text(name, style="dim") for name in figures))
         table.add_row(*(Text(value or "-", style="bold") for value in figures.values()))
         bar = Table.grid(expand=True)  # a bar by itself does not end its line
-        bar.add_row(ProgressBar(total=self.run.config.steps, completed=self.step))
+        bar.add_row(ProgressBar(total=self.run.expected_steps, completed=self.step))
         sample = Panel(self.sample, title="the same prompt, continued", title_align="left", height=9)
         # a terminal writes ^C at the end of the last line; in a full line it would wrap, and move the next picture down
         return Group(table, bar, sample, Text("Ctrl-C saves and stops.", style="dim"))

@@ -172,7 +172,7 @@ def train(run: "Run") -> int:
         follow(run, requests, say)
     from onward.reports.write import conclude, write_reports
 
-    if run.step < run.config.steps:
+    if not run.ended:
         say(f"\nStopped and saved at step {run.step:,}.")
         if first:
             write_reports(folder, device=run.device)
@@ -210,7 +210,8 @@ def describe(run: "Run", say: Say) -> None:
         say("the validation text begins inside a document, since no document begins near its share of the text")
     parameters = sum(p.numel() for p in run.model.parameters())
     say(
-        f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {fields.counted(run.config.steps, 'step')}, "
+        f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {run.steps_in_words} "
+        f"{'step' if run.expected_steps == 1 else 'steps'}, "
         f"{run.config.precision} on {run.device}, into {folder}"
     )
     if unnamed := unnamed_changes(run.config.preset, run.model.config, run.config.model):

@@ -7,7 +7,7 @@ from typing import Any
 from onward import fields
 from onward.training.finetuning import FinetuneConfig, config_class
 
-UNSAID = "sources", "out", "time", "model"  # time has become a number of steps; model has options of its own
+UNSAID = "sources", "out", "model"  # model has options of its own
 
 
 def command(options: Mapping[str, Any]) -> list[str]:

@@ -33,7 +33,7 @@ class Figures:
     state: State  # no run: a folder that contains only a model
     parameters: int | None
     step: int
-    steps: int | None  # planned
+    steps: int | None  # planned; None while the clock has not fixed them
     validation_loss: float | None  # nats per token
     perplexity: float | None
     bits_per_byte: float | None
@@ -112,7 +112,7 @@ class Record:
             state=self.state,
             parameters=self.parameters,
             step=int(steps[-1]["step"]) if steps else 0,
-            steps=None if planned is None else int(planned),
+            steps=int(planned) if planned else None,
             validation_loss=loss,
             perplexity=None if loss is None else exp(min(loss, 700)),
             bits_per_byte=final.get("bits_per_byte", last.get("bits_per_byte")),

@@ -86,9 +86,10 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
         tiles.append(("tokens seen", short(f.tokens), f"in {counted(f.step, 'step')}"))
     if f.tokens_per_second:
         tiles.append(("tokens per second", f"{f.tokens_per_second:,.0f}", "in training"))
+    planned = f" of {f.steps:,}" if f.steps else ""
     notices = {
-        "running": f"This run goes on: the page shows it at step {f.step:,} of {f.steps or 0:,}.",
-        "stopped": f"This run stopped at step {f.step:,} of {f.steps or 0:,}. "
+        "running": f"This run goes on: the page shows it at step {f.step:,}{planned}.",
+        "stopped": f"This run stopped at step {f.step:,}{planned}. "
         f"To go on: onward train --resume {quote(str(record.folder))}{import_options(record.modules)}",
     }
     options, vocabulary = record.options, "none" if tokenizer is None else f"{tokenizer.vocab_size:,} tokens"

@@ -1,5 +1,6 @@
 """A trainer from a RunConfig."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ def build_trainer(
     trainer = Trainer(
         model,
         optimizers(model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2)),
-        lambda step: peak * lr_factor(c.schedule, step, max(1, c.steps), c.warmup, c.min_lr_ratio, c.decay),
+        learning_rate(c, model),
         StepConfig(c.clip, c.precision),
         loss=loss or CrossEntropy(c.z_loss, c.label_smoothing, c.loss_chunk),
         balance=Balance(model, c.balance_loss, 0.0 if adapter_names(model) else c.balance_bias),
@@ -44,6 +45,12 @@ def build_trainer(
     if c.recompute:  # outside of the compiled blocks
         recompute_blocks(model)
     return trainer
+
+
+def learning_rate(config: RunConfig, model: Decoder) -> Callable[[int], float]:
+    """The learning rate of each step, counted from 0."""
+    c, peak = config, config.peak_learning_rate(model.config.d_model)
+    return lambda step: peak * lr_factor(c.schedule, step, c.steps, c.warmup, c.min_lr_ratio, c.decay)
 
 
 def open_experts(model: Decoder) -> list[ExpertsModule]:

@@ -29,6 +29,7 @@ from onward.training.inputs import Inputs, TrainingWindows
 from onward.training.loss import Loss
 from onward.training.plans import Planner
 from onward.training.processes import Processes
+from onward.training.schedule import ENDED_BY_CLOCK, extent
 from onward.training.trainer import StepPlan, Trainer
 from onward.training.validation import validate
 
@@ -36,7 +37,9 @@ Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a ru
 
 ALONE = Processes()
 TRIAL_SECONDS = 2.0  # of steps that are timed
-SLACK = 0.95  # share of the time that is planned, as machines are not equally fast all the time
+SLACK = 0.95  # share of the time that steps fixed at the start take, as machines are not equally fast all the time
+OPTIONAL = 20  # validations and the evaluation at the end each take at most this part of the time, unless asked for
+REPORT = 1.0  # seconds that the report takes at the end
 TIMED_TOKENS = 4096  # of the validation text, whose evaluation is timed
 
 
@@ -49,9 +52,10 @@ def calibrated(
     processes: Processes = ALONE,
     loss: Loss | None = None,
 ) -> tuple[RunConfig, Budget | None]:
-    """The configuration with precision, backend of experts and number of steps fixed, and the budget of a run of a
-    given time, which begins with this call. Steps, a validation, a save and a call of `sample`, which comes with each
-    validation, are timed on copies of the model, which stays as it is."""
+    """The configuration with precision, backend of experts and number of steps fixed, or for a run of a given time the
+    steps of its warm-up and between validations, and the budget of that time, which begins with this call. Steps, a
+    validation, a save and a call of `sample`, which comes with each validation, are timed on copies of the model, which
+    stays as it is."""
     began = perf_counter()
     trial = lambda config: build_trainer(config, deepcopy(model), loss=loss)
     windows = inputs.windows(config, model.config.context_length)
@@ -61,35 +65,38 @@ def calibrated(
     if not config.time:
         return config, None
     limit = seconds(config.time)
-    planner = Planner(replace(config, time="", steps=1_000), windows, model.device, processes)
+    planner = Planner(config, windows, model.device, processes)
     long_enough = min(TRIAL_SECONDS, limit / 20)
     costs = measured_costs(config, trial(config), tokenizer, planner, inputs, sample, long_enough)
     forget({}, model.device)
     config, costs = fitted(config, costs, limit, perf_counter() - began, len(inputs.validation or ()))
-    return config, Budget(began + limit, costs)
+    return config, Budget.of(limit, perf_counter() - began, costs)
 
 
 def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: int) -> tuple[RunConfig, Costs]:
-    """The configuration with as many steps as fit into a limit of seconds, of which `spent` are gone, and its costs.
+    """The configuration for a limit of seconds, of which `spent` are gone, and the costs of its run.
 
-    Validations at the interval that was asked for, or else twenty of them, but at most a quarter of the time. Of the
-    `tokens` of the validation text, as many are evaluated as take a quarter of the time, unless their number was given.
-    A quarter of the time is for training even where the rest is gone.
+    Validations come at the interval that was asked for, or else twenty times, but in at most a twentieth of the time.
+    Of the `tokens` of the validation text, as many are evaluated at the end as take a twentieth of the time, unless
+    their number was given. The steps that fit determine the warm-up. A schedule that stays at the highest rate leaves
+    their number to the clock; another one fixes it now, and less time is planned then.
     """
-    evaluated = config.evaluation_tokens or tokens
-    if not config.evaluation_tokens and costs.evaluation > limit / 4:
-        evaluated = max(2, int(tokens * limit / 4 / costs.evaluation))
+    evaluated, by_clock = config.evaluation_tokens or tokens, config.schedule in ENDED_BY_CLOCK
+    if not config.evaluation_tokens and costs.end > limit / OPTIONAL:
+        evaluated = max(2, int(tokens * limit / OPTIONAL / costs.end))
         config = replace(config, evaluation_tokens=evaluated)
-    costs = replace(costs, evaluation=costs.evaluation * min(1.0, evaluated / max(1, tokens)))
-    left = SLACK * max(limit / 4, limit - spent - costs.evaluation) - costs.validation  # the sample before step 1
+    costs = replace(costs, end=costs.end * min(1.0, evaluated / max(1, tokens)) + REPORT, start=spent)
+    left = (1.0 if by_clock else SLACK) * max(limit / 4, limit - spent - costs.end) - costs.validation  # before step 1
     if every := config.validate_every:  # the last step is validated too
-        steps = (left - costs.validation) / (costs.step + costs.validation / every)
-        return replace(config, time="", steps=max(1, int(steps))), costs
-    count = 20
-    if costs.validation:
-        count = max(1, min(count, int(left / 4 / costs.validation)))
-    steps = max(1, int((left - count * costs.validation) / costs.step))
-    return replace(config, time="", steps=steps, validate_every=0 if count == 20 else -(-steps // count)), costs
+        steps = max(1, int((left - costs.validation) / (costs.step + costs.validation / every)))
+    else:
+        count = max(1, min(20, int(left / OPTIONAL / costs.validation))) if costs.validation else 20
+        steps = max(1, int((left - count * costs.validation) / costs.step))
+        every = -(-steps // count)
+    config = replace(config, validate_every=every)
+    if by_clock:
+        return replace(config, warmup=extent(config.warmup, steps)), costs
+    return replace(config, time="", steps=steps), costs
 
 
 def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindows) -> RunConfig:
@@ -134,7 +141,7 @@ def measured_costs(
 ) -> Costs:
     """The costs of a run by a clock in seconds. Steps are timed until they took `long_enough` seconds together."""
     taken: list[float] = []
-    with closing(planner.plans(0, 0)) as plans:
+    with closing(planner.plans(0)) as plans:
         start = clock()
         for _ in trainer.train(plans):
             taken.append(clock() - start)

@@ -17,6 +17,7 @@ from onward.training.track import TRACKERS
 
 NotNegative = Annotated[float, Range(0, 1e15)]
 Share = Annotated[float, Range(0, 1)]
+Extent = Annotated[float, Range(0, 1e15)]  # a share below 1, a number from 1 on
 Weight = Annotated[float, Range(1e-9, 1e9)]
 Tokens = Annotated[int, Range(1, 10**15)]
 BelowOne = Annotated[float, Range(0, 0.999999)]
@@ -43,9 +44,9 @@ class UpdateOptions:
 
     optimizer: str = "adamw"  # adamw, muon (for matrices, AdamW for the rest) or module:Class of a library
     learning_rate: NotNegative | None = None  # the highest, after the warm-up; none: 0.5 / d_model
-    schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"  # wsd: warm-up, stable, then linear decay
-    warmup: Share = 0.05  # share of the steps over which the learning rate rises
-    decay: Share = 0.2  # share of the steps over which it falls, with wsd
+    schedule: Literal["wsd", "cosine", "linear", "constant"] = "wsd"  # wsd: warm-up, stable, then linear decay
+    warmup: Extent = 0.05  # share of the steps, or from 1 on their number, over which the learning rate rises
+    decay: Extent = 0.35  # share of the steps, or from 1 on their number, over which it falls, with wsd
     min_lr_ratio: Share = 0.05  # factor of the learning rate at the last step
     weight_decay: NotNegative = 0.1  # of matrices; norms and biases have none
     beta1: Share = 0.9  # decay of the mean of gradients
@@ -96,7 +97,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
     imports: tuple[str, ...] = ()  # modules to import first, which define parts of your own
     steps: SizeOrZero = 0  # optimizer steps; 0: as many as --time or --epochs allow
-    time: str = ""  # how long to train, such as 100s, 5m or 2h; fixed to a number of steps after a short timing
+    time: str = ""  # how long to train, such as 100s, 5m or 2h; the clock fixes the number of steps, see schedule
     epochs: NotNegative = 0.0  # passes over the training text
     batch_size: Batches = 8  # windows of context_length tokens in one forward and backward
     accumulation: Batches = 1  # batches whose gradients make one step, divided among the processes
@@ -144,7 +145,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     @property
     def validation_interval(self) -> int:
         """Steps between validations and saves."""
-        return self.validate_every or -(-self.steps // 20)
+        return self.validate_every or max(1, -(-self.steps // 20))
 
 
 NUMBER = r"[0-9]+\.?[0-9]*"

@@ -61,8 +61,8 @@ def read_config(folder: Path) -> RunConfig:
         raise UserError(f"{file if folder.is_file() else there}: name the folder of a run")
     values = read_json(path := folder / "run.json")
     config = fields.build(config_class(values), values, str(path))
-    if config.steps < 1:
-        raise UserError(f"{path}.steps is {config.steps}: it must be at least 1")
+    if not (values.get("steps") or values.get("time")):
+        raise UserError(f"{path}.steps is 0, and {path}.time is empty: one of them must be set")
     return replace(config, out=str(folder))
 
 

@@ -18,16 +18,16 @@ class Planner:
     def __init__(self, config: RunConfig, windows: TrainingWindows, device: torch.device, processes: Processes) -> None:
         self.config, self.windows, self.device, self.processes = config, windows, device, processes
 
-    def plans(self, step: int, position: int, skipped: Sequence[tuple[int, int]] = ()) -> Generator[StepPlan]:
-        """The plans of the steps after `step`, prepared ahead in another thread, from the window number `position` on
-        and without those skipped."""
+    def plans(self, position: int, skipped: Sequence[tuple[int, int]] = ()) -> Generator[StepPlan]:
+        """Plans of steps without end, prepared ahead in another thread, from the window number `position` on and
+        without those skipped."""
         c, left_out = self.config, tuple(skipped)
 
         def prepare() -> Iterator[StepPlan]:
             where = position
-            for number in range(step + 1, c.steps + 1):
+            while True:
                 numbers, where = take(where, c.batch_size * c.accumulation, left_out)
-                yield StepPlan(self.batches(numbers), numbers, where, measure_update=self.due(number))
+                yield StepPlan(self.batches(numbers), numbers, where)
 
         return prefetch(prepare())
 

@@ -11,9 +11,9 @@ runs/mybook/
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from time import perf_counter
@@ -31,43 +31,28 @@ from onward.errors import UserError
 from onward.files import read_json, write_json
 from onward.hub import locate
 from onward.model.decoder import Decoder
-from onward.model.heads import add_head
 from onward.text.tokenizer import Tokenizer
 from onward.training.base import adapter_base, base_model, load_base
 from onward.training.budget import Budget
-from onward.training.build import build_trainer
-from onward.training.calibration import Sampler, calibrated
+from onward.training.build import build_trainer, learning_rate
+from onward.training.calibration import Sampler
 from onward.training.checks import Check, start_checks
-from onward.training.config import RunConfig
+from onward.training.config import RunConfig, seconds
 from onward.training.events import Event, EventLog, Notice, Rollback
 from onward.training.inputs import Inputs, check_inputs, read_config, read_record
 from onward.training.lock import run_lock
 from onward.training.loss import Loss
 from onward.training.optimizer import check_optimizer
 from onward.training.plans import Planner
+from onward.training.preparation import prepared
 from onward.training.processes import Processes
+from onward.training.run_state import RunProgress
 from onward.training.tasks import task_of
 from onward.training.track import check_trackers
 from onward.training.trainer import Step, StepPlan
 from onward.training.validation import validate
 
 MAX_FAILURES = 3  # steps that fail without a good save between them end a run
-
-
-@dataclass(frozen=True)
-class RunProgress:
-    """The content of a save's progress.json."""
-
-    step: int
-    frozen: tuple[str, ...]  # names of frozen parameters
-    losses: tuple[float, ...]  # that spikes are compared with
-    scaler: Mapping[str, Any]  # state of the GradScaler
-    averaged: int  # updates of the averaged weights
-    config: Mapping[str, Any]  # fields of RunConfig
-    position: int  # the number of the window to continue from
-    seconds: float  # that the run has trained
-    skipped: tuple[tuple[int, int], ...]  # half-open ranges of window numbers
-    failed_steps: tuple[int, ...]
 
 
 class Run:
@@ -95,6 +80,7 @@ class Run:
         self.loaded = 0  # the step of the save that was loaded last
         self.messages: list[str] = []  # for the user, yielded by `train`
         self.budget: Budget | None = None  # of a run of a given time, in the first process until it ends
+        self.unrecorded = False  # whether run.json lacks the number of steps
 
     @property
     def model(self) -> Decoder:
@@ -110,6 +96,22 @@ class Run:
     def step(self) -> int:
         """The number of steps made."""
         return self.trainer.step
+
+    @property
+    def expected_steps(self) -> int:
+        """The number of steps in all; in the first process, while the clock has not fixed it, how many fit."""
+        left = self.budget.steps_left(self.config.validation_interval) if self.budget else 0
+        return self.config.steps or self.step + left
+
+    @property
+    def steps_in_words(self) -> str:
+        """The number of steps in all, with `about` while the clock has not fixed it."""
+        return f"{'' if self.config.steps else 'about '}{self.expected_steps:,}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether all steps are made."""
+        return 0 < self.config.steps <= self.step
 
     @classmethod
     @checked
@@ -154,45 +156,19 @@ class Run:
             if saves(folder):  # of a process that was faster
                 raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
             try:
-                run = cls.prepare(config, folder, model, hf, loss, sample, progress)
+                p = prepared(config, folder, model, hf, loss, sample, progress)
+                run = cls(p.config, p.model, p.tokenizer, p.inputs, p.hf, p.loss)
+                run.fresh, run.budget, run.seconds = model is None, p.budget, p.seconds
+                write_json(folder / "run.json", fields.plain(run.config))
+                run.save()
+                run.saver.finish()
+                if failure := run.saver.pop_failure():
+                    raise failure
             except UserError:
                 if new and not (folder / "data.unfinished").exists():
                     shutil.rmtree(folder, ignore_errors=True)
                 raise
         processes.wait()
-        return run
-
-    @classmethod
-    def prepare(
-        cls,
-        config: RunConfig,
-        folder: Path,
-        model: Decoder | None,
-        hf: Mapping[str, Any],
-        loss: Loss | None,
-        sample: Sampler,
-        progress: Progress,
-    ) -> "Run":
-        """The work of `start`, in the first process."""
-        device = choose_device(config.device)
-        task = task_of(config)
-        tokenizer = task.prepare(config, folder, progress)
-        inputs = task.open(config, folder, "sha256")
-        torch.manual_seed(config.seed)
-        fresh = model is None
-        model = (model or Decoder(config.decoder(tokenizer.vocab_size))).to(device)
-        if inputs.labels:
-            add_head(model, inputs.labels)
-        hf = {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
-        config, loss = replace(config, device=str(device)), loss or task.loss(config)
-        config, budget = calibrated(config, model, tokenizer, inputs, sample, Processes.join(), loss)
-        run = cls(config, model, tokenizer, inputs, hf, loss)
-        run.fresh, run.budget = fresh, budget
-        write_json(folder / "run.json", fields.plain(run.config))
-        run.save()
-        run.saver.finish()
-        if failure := run.saver.pop_failure():
-            raise failure
         return run
 
     @classmethod
@@ -240,8 +216,11 @@ class Run:
         self.loaded = self.step
         self.position, self.seconds, self.failed_steps = progress.position, progress.seconds, [*progress.failed_steps]
         self.skipped = [*progress.skipped]
+        if self.config.time and not self.budget and progress.costs and not self.processes.rank:
+            self.budget = Budget.of(seconds(self.config.time), self.seconds, progress.costs)
         known, now = progress.config, fields.plain(self.config)
-        edited = [name for name in now if now[name] != known.get(name) and name != "out"]
+        by_clock = ("time", "steps", "decay") if known.get("time") and self.config.steps else ()
+        edited = [name for name in now if now[name] != known.get(name) and name not in ("out", *by_clock)]
         self.messages += state.messages
         if edited:
             self.messages.append(f"run.json has been edited: {', '.join(edited)} from here on")
@@ -268,11 +247,13 @@ class Run:
         began = perf_counter() - self.seconds
         self.check_ranks()
         yield from self.validations()  # a kill may have come between the save and its validation
-        stopping = bool(self.processes.sum([stop()])[0])
-        while self.step < self.config.steps and not stopping:
-            with closing(self.planner.plans(self.step, self.position, self.skipped)) as plans:
+        if self.budget:
+            self.budget.begin_step()
+        stopping = int(self.processes.sum([stop()])[0])
+        while not (self.ended or stopping):
+            with closing(self.planner.plans(self.position, self.skipped)) as plans:
                 for plan in plans:
-                    step = self.trainer.train_step(plan)
+                    step = self.trainer.train_step(replace(plan, measure_update=self.planner.due(self.step + 1)))
                     if self.planner.due(step.step) and not step.failure and not self.trainer.finite():
                         step = replace(step, failure="the weights are not finite")
                     if step.failure:
@@ -280,20 +261,42 @@ class Run:
                         yield from self.validations()
                         break  # other windows follow than those that were prepared ahead
                     self.position, self.seconds = plan.next_position, perf_counter() - began
-                    if self.budget:
-                        self.budget.note_step(step.seconds)
                     yield self.log.write(step)
                     if self.planner.due(self.step):
                         self.log.write_samples(self.step, getattr(self.trainer.loss, "samples", ()))
                     recovered = bool(self.failed_steps) and self.step >= self.failed_steps[-1]
-                    stopping, saving = map(bool, self.processes.sum([stop(), save()]))
+                    stopping, saving, steps = map(int, self.processes.sum([stop(), save(), self.last_step()]))
+                    if steps:
+                        self.fix_steps(steps)
                     if stopping or saving or recovered or self.planner.due(self.step):
                         self.check_ranks()
                         self.save()
                     yield from self.validations()
                     yield from (Notice(self.step, sentence) for sentence in self.pop_messages())
-                    if stopping:
+                    if stopping or self.ended:
                         break
+
+    def last_step(self) -> int:
+        """Take account of a step in the budget; the number of steps in all, if the clock fixes it now, else 0."""
+        if self.budget:
+            self.budget.note_step()
+        return self.budget.last_step(self.step, self.config) if self.budget and not self.config.steps else 0
+
+    def fix_steps(self, steps: int) -> None:
+        """Fix the number of steps, of which those to come are the decay, and record it in run.json."""
+        self.config = replace(self.config, time="", steps=steps, decay=steps - self.step)
+        self.planner.config = self.config
+        self.trainer.learning_rate = learning_rate(self.config, self.model)
+        self.unrecorded = not self.processes.rank
+        self.record()
+
+    def record(self) -> None:
+        """Write run.json, if it lacks the number of steps that the clock has fixed; the next save does, where the disk
+        is full."""
+        if self.unrecorded:
+            with suppress(UserError):
+                write_json(self.folder / "run.json", fields.plain(self.config))
+                self.unrecorded = False
 
     def check_ranks(self) -> None:
         """A UserError if a process trains another run than rank 0, such as one in a folder of another disk."""
@@ -310,7 +313,7 @@ class Run:
         """Validate, if the present step is one to validate at; one before the last, only if there is time for it."""
         if not self.step or not self.planner.due(self.step) or self.held_out is None:
             return
-        steps_left = self.config.steps - self.step
+        steps_left = max(0, self.config.steps - self.step)
         late = bool(self.budget and steps_left and not self.budget.affords_validation(steps_left))
         if any(self.processes.sum([late])):
             return
@@ -371,6 +374,7 @@ class Run:
             self.failed_steps = []
         if self.processes.rank or not self.trainer.finite():
             return
+        self.record()
         state = self.trainer.state_dict()
         progress = {
             "config": fields.plain(self.config),
@@ -378,6 +382,7 @@ class Run:
             "seconds": self.seconds,
             "skipped": self.skipped,
             "failed_steps": self.failed_steps,
+            "costs": fields.plain(self.budget.costs) if self.budget else None,
         }
         self.saver.save(self.model, replace(state, progress=state.progress | progress), self.hf)
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-Schedule = Literal["cosine", "wsd", "linear", "constant"]
+Schedule = Literal["wsd", "cosine", "linear", "constant"]
+ENDED_BY_CLOCK: tuple[Schedule, ...] = ("wsd", "constant")  # while they stay at 1, the number of steps may be open
 
 FALL: dict[Schedule, Callable[[float], float]] = {  # from 1 to 0 as the argument goes from 0 to 1
     "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
@@ -17,15 +18,23 @@ FALL: dict[Schedule, Callable[[float], float]] = {  # from 1 to 0 as the argumen
 def lr_factor(kind: Schedule, step: int, steps: int, warmup: float, min_ratio: float, decay: float) -> float:
     """The factor of the peak learning rate at a step (0 to steps - 1).
 
-    Every kind begins with a linear warm-up over the fraction `warmup` of the steps. Then "cosine" (Loshchilov and
-    Hutter 2017) and "linear" fall to `min_ratio`, "wsd" (warm-up, stable, decay; Hu et al. 2024) stays at 1 and falls
-    linearly over the last fraction `decay` of the steps, and "constant" stays at 1. A factor that falls is exactly
-    `min_ratio` at the last step, if any step is left after the warm-up.
+    Every kind begins with a linear warm-up over `warmup`. Then "cosine" (Loshchilov and Hutter 2017) and "linear" fall
+    to `min_ratio`, "wsd" (warm-up, stable, decay; Hu et al. 2024) stays at 1 and falls linearly over the last `decay`,
+    and "constant" stays at 1. `warmup` and `decay` are fractions of the steps, or from 1 on numbers of steps. A factor
+    that falls is exactly `min_ratio` at the last step, if any step is left after the warm-up. With 0 `steps`, for a
+    number that is still open, the factor stays at 1 after a warm-up of a number of steps.
     """
+    if not steps:
+        return min(1.0, (step + 1) / (extent(warmup, 0) + 1))
     last = steps - 1
-    rise = min(int(warmup * steps), last)
+    rise = min(extent(warmup, steps), last)
     if step < rise:
         return (step + 1) / (rise + 1)
-    start = max(rise, last - max(1, int(decay * steps))) if kind == "wsd" else rise
+    start = max(rise, last - max(1, extent(decay, steps))) if kind == "wsd" else rise
     progress = max(0, step - start) / max(1, last - start)
     return min_ratio + (1 - min_ratio) * FALL[kind](progress)
+
+
+def extent(part: float, steps: int) -> int:
+    """The number of steps that a fraction of them below 1, or a number from 1 on, stands for."""
+    return int(part * steps) if part < 1 else int(part)

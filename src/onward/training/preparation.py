@@ -1,0 +1,62 @@
+"""What a new run begins with: its tokens, its model, and the options left open, which are fixed here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from onward.data.progress import Progress
+from onward.device import choose_device
+from onward.model.decoder import Decoder
+from onward.model.heads import add_head
+from onward.text.tokenizer import Tokenizer
+from onward.training.budget import Budget
+from onward.training.calibration import Sampler, calibrated
+from onward.training.config import RunConfig
+from onward.training.inputs import Inputs
+from onward.training.loss import Loss
+from onward.training.processes import Processes
+from onward.training.tasks import task_of
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The parts of a new run."""
+
+    config: RunConfig
+    model: Decoder
+    tokenizer: Tokenizer
+    inputs: Inputs
+    hf: dict[str, Any]
+    loss: Loss
+    budget: Budget | None  # of a run of a given time
+    seconds: float  # of that time which are gone
+
+
+def prepared(
+    config: RunConfig,
+    folder: Path,
+    model: Decoder | None,
+    hf: Mapping[str, Any],
+    loss: Loss | None,
+    sample: Sampler,
+    progress: Progress,
+) -> Prepared:
+    """Prepare the tokens and the model of a run, in the first process, and fix its options."""
+    device = choose_device(config.device)
+    task = task_of(config)
+    tokenizer = task.prepare(config, folder, progress)
+    inputs = task.open(config, folder, "sha256")
+    torch.manual_seed(config.seed)
+    model = (model or Decoder(config.decoder(tokenizer.vocab_size))).to(device)
+    if inputs.labels:
+        add_head(model, inputs.labels)
+    hf = {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
+    config, loss = replace(config, device=str(device)), loss or task.loss(config)
+    began = perf_counter()
+    config, budget = calibrated(config, model, tokenizer, inputs, sample, Processes.join(), loss)
+    seconds = perf_counter() - began if config.time else 0.0
+    return Prepared(config, model, tokenizer, inputs, hf, loss, budget, seconds)
