@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -91,9 +92,11 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Make one update, with Nesterov momentum."""
+        """Make one update, with Nesterov momentum. Matrices of one shape, or its transpose, are made orthogonal
+        together."""
         for group in self.param_groups:
             rate, momentum = group["lr"], group["momentum"]
+            alike = defaultdict[tuple[int, ...], list[tuple[Tensor, Tensor]]](list)
             for p in group["params"]:
                 if p.grad is None:
                     continue
@@ -101,22 +104,25 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(p)
                 mean = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
-                update = orthogonal(p.grad.lerp(mean, momentum))
-                p.mul_(1 - rate * group["weight_decay"])
-                p.add_(update, alpha=-rate * 0.2 * math.sqrt(max(p.shape[-2:])))
+                update, weight = p.grad.lerp(mean, momentum), p
+                if p.size(-2) > p.size(-1):
+                    update, weight = update.mT, p.mT
+                alike[tuple(update.shape)].append((weight, update.bfloat16()))
+            for shape, pairs in alike.items():
+                weights, updates = zip(*pairs)
+                torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+                orthogonal = orthogonalized(torch.stack(updates).flatten(0, -3)).unflatten(0, (len(pairs), *shape[:-2]))
+                scale = -rate * 0.2 * math.sqrt(shape[-1])
+                torch._foreach_add_(weights, [u.to(w.dtype) for w, u in zip(weights, orthogonal)], alpha=scale)
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """Matrices (O, I) or (X, O, I) with their singular values moved near 1, in bf16.
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """Matrices (X, O, I), O at most I, with their singular values moved near 1, in bf16.
 
     Five steps of Newton-Schulz with the coefficients of Jordan et al., which leave values between about 0.7 and 1.2.
     """
-    x = matrices.bfloat16()
-    tall = x.size(-2) > x.size(-1)
-    x = x.mT if tall else x
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    add = torch.addmm if x.ndim == 2 else torch.baddbmm
+    x = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         gram = x @ x.mT
-        x = add(x, add(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
-    return x.mT if tall else x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return x
