@@ -51,8 +51,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def shortened(words: list[str]) -> list[str]:
-    """A training command with three steps of a tiny model instead of its own length, the last of them when resumed; an
-    inspection that trains, with one second."""
+    """A training command with three steps of a tiny model instead of its own length, the last of them when resumed; a
+    comparison with one seed of the same; an inspection that trains, with one second."""
     if "--resume" in words:
         run = Path(words[-1])  # as if it had been killed before its end
         (run / "result.json").unlink()
@@ -64,6 +64,12 @@ def shortened(words: list[str]) -> list[str]:
         words += ["--steps", "3"]
         if words[0] == "train" and "--from" not in words:
             words += ["--preset", "tiny", *([] if any(map(is_prepared, words)) else ["--tokenizer", "byte"])]
+    elif words[0] in ("compare", "sweep"):
+        for flag in "--time", "--tokens", "--steps":
+            if flag in words:
+                words[words.index(flag) : words.index(flag) + 2] = ["--steps", "3"]
+        words += ["--seeds", "1", "--preset", "tiny", "--tokenizer", "byte", "--validate-every", "3"]
+        words += ["--validation-tokens", "500", "--evaluation-tokens", "500"]
     elif words[0] == "inspect" and {"features", "--tuned"} & {*words}:
         words += ["--time", "1s"]
     return words

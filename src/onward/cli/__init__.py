@@ -23,6 +23,8 @@ COMMANDS = {
     "report": "curves, samples, attention and next tokens of a run or a model on one page",
     "inspect": "attention, next tokens, lens, heads and more of a model that reads a text",
     "runs": "the runs in a folder, with their figures",
+    "compare": "variants of a run side by side, and whether they differ by more than noise",
+    "sweep": "a run for each value of an option, and the valley of the loss",
     "quantize": "a model's linear layers as int8 or int4: smaller, faster, slightly less exact",
     "bench": "tokens per second of a model, and how near the machine's limits that is",
     "doctor": "the usual mistakes in any decoder: yours, or a tutorial's",
@@ -45,6 +47,7 @@ The way of the data, and the command for each step:
   text -> tokens -> windows -> logits -> loss -> weights       onward train mybook.txt --out runs/mybook
                                        what has it learned?    onward report runs/mybook
                                       which runs are there?    onward runs
+                                             what is better?   onward compare a.toml b.toml --time 60s --seeds 3
                                             how good is it?    onward evaluate runs/mybook other.txt
                                              look inside       onward inspect runs/mybook "Once upon a time" lens
                                             is it exact?       onward verify runs/mybook

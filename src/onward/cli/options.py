@@ -22,6 +22,10 @@ T = TypeVar("T")
 IMPORTS = "import this module first, which defines parts of your own"
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # in the texts of ESCAPED options, after a backslash
 ESCAPED = {"stop"}
+COMMON_OF_RUNS = (
+    *("preset", "tokenizer", "validation", "batch_size", "learning_rate", "optimizer", "schedule", "device"),
+    *("precision", "seed", "json", "model.d_model", "model.n_layers", "model.n_heads", "model.context_length"),
+)
 COMMON = {  # the options that `--help` shows, first and in this order; of the other commands it shows all
     "onward train": (
         *("out", "time", "steps", "epochs", "resume", "preset", "config", "tokenizer", "validation"),
@@ -29,6 +33,8 @@ COMMON = {  # the options that `--help` shows, first and in this order; of the o
         *("model.d_model", "model.n_layers", "model.n_heads", "model.context_length", "model.dropout"),
         *("model.position", "model.attention", "model.mlp"),
     ),
+    "onward compare": ("variant", "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON_OF_RUNS),
+    "onward sweep": ("sweep", "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON_OF_RUNS),
     "onward finetune": (
         *("method", "out", "time", "steps", "epochs", "resume", "show", "config", "template", "length", "too_long"),
         *("validation", "batch_size", "learning_rate", "lora", "dora", "quantize", "beta", "teacher"),

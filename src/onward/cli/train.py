@@ -90,15 +90,13 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
 
 def old_data(run: Path) -> dict[str, Any]:
     """The options by which a run trains on the tokens of another one."""
-    from onward.training.inputs import read_config, read_record
+    from onward.training.inputs import read_config, same_tokens
 
-    record, config = read_record(run), read_config(run)
+    config = read_config(run)
     if config.fixed:
         raise UserError(f"{run} was trained on examples, and onward train reads texts: name some")
-    validation = str(run / record.validation) if record.validation else config.validation
-    sources = dict.fromkeys(str(run / name) for name, _ in record.train)
-    again = {"validation": validation, "pack": config.pack, "seed": config.seed + 1}  # the windows in another order
-    return {"sources": [*sources], "out": f"{run}-longer", **again}
+    again = {"out": f"{run}-longer", "seed": config.seed + 1}  # the windows in another order
+    return same_tokens(run, config) | again
 
 
 def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
@@ -315,7 +313,7 @@ def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"there is no file {path}: give --config a TOML file") from None
+        raise UserError(f"there is no file {path}: name a TOML file") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as TOML: {error}") from None
     for name, kind in fields.hints(cls).items():

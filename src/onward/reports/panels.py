@@ -180,14 +180,17 @@ def curves(
     x_name: str,
     log: bool = False,
     marks: Mapping[str, float] = {},
+    ranges: Mapping[str, tuple[ArrayLike, ArrayLike]] = {},
     size: tuple[float, float] = (420, 250),
 ) -> Panel:
-    """Curves over the same x, with a logarithmic vertical axis where `log`, and named vertical lines at `marks`."""
+    """Curves over the same x, with a logarithmic vertical axis where `log`, and named vertical lines at `marks`.
+    `ranges` are the least and the greatest values around a curve, drawn as a band."""
     width, height = size
     domain = np.array([[min(x), max(x)]] * 3, float)
     frame = Frame(width, height, 48, width - 8, 34, height - 40, domain)
     numbers = {name: np.asarray(values, float) for name, values in series.items()}
-    every = np.concatenate([*numbers.values()])
+    bands = {name: [np.asarray(end, float) for end in ends] for name, ends in ranges.items()}
+    every = np.concatenate([*numbers.values(), *(end for ends in bands.values() for end in ends)])
     every = every[np.isfinite(every)]
     low, high = float(every.min()), float(every.max())
     margin = 0.05 * (high - low) or 1.0
@@ -208,10 +211,13 @@ def curves(
     around += f'<text x="{frame.right:g}" y="{height - 6:g}" text-anchor="end">{visible(x_name)}</text>'
     for name, at in marks.items():
         place = float(frame.x(np.array([[at]]))[0])
+        left = place > 0.7 * width  # of the mark, where its name has room
         around += (
             f'<path class="rollback" d="M{place:.1f} {frame.top:g}V{frame.bottom:g}"/>'
-            f'<text x="{place + 5:.1f}" y="{frame.top + 10:g}">{visible(name)}</text>'
+            f'<text x="{place + (-5 if left else 5):.1f}" y="{frame.top + 10:g}" '
+            f'text-anchor="{"end" if left else "start"}">{visible(name)}</text>'
         )
+    around += "".join(band(one, bands[one.name], places, y) for one in drawn if one.name in bands)
     svg, _ = plot(frame, drawn, around, visible(title), 6)
     inner = svg[svg.index(">") + 1 : -len("</svg>")]
     hit = (
@@ -227,6 +233,16 @@ def curves(
         "series": {name: finite(values) for name, values in numbers.items()},
     }
     return Panel(title, width, height, f'<g class="plot">{inner}{hit}</g>', lines, data)
+
+
+def band(curve: Series, ends: Sequence[np.ndarray], places: np.ndarray, y: Heights) -> str:
+    """The area between the ends of a range, in the color of its curve."""
+    there = np.isfinite(ends[0])
+    x = y.frame.x(places[:, there])
+    low, high = (y(end[there]) for end in ends)
+    around = zip(np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]]))
+    d = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in around) + "Z" if there.any() else ""
+    return f'<path class="{curve.style}-name" style="stroke:none;fill-opacity:{curve.opacity * 0.16:.2g}" d="{d}"/>'
 
 
 def curve_line(heights: np.ndarray, frame: Frame) -> str:

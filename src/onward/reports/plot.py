@@ -150,6 +150,9 @@ def rounded(values: np.ndarray) -> Any:
 
 def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tuple[float, str]]]:
     """The ticks (place, label) from first to last on one of AXES, for its linear and its logarithmic scale."""
+    if first < 0 or (axis == "step" and last < 2):  # no counts
+        linear = [t for t in ticks(first, last, most) if first <= t <= last]
+        return [[(t, f"{t:g}") for t in places] for places in (linear, log_ticks(max(first, 1), max(last, 1), most))]
     if axis == "seconds":
         gap: float = next((s for s in SECONDS if last / s <= most), 86400 * math.ceil(last / 86400 / most))
         gap = gap if last > 3 else 10.0 ** math.floor(math.log10(max(last, 1e-3)))
@@ -158,8 +161,6 @@ def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tup
         return [[(s, clock(s)) for s in places] for places in (linear, log)]
     linear = [t for t in ticks(0, last, most) if t >= max(first, 1) and t == int(t)]
     label: Callable[[float], str] = short if axis == "tokens" else lambda step: f"{step:,.0f}"
-    if axis == "step" and (first < 0 or last < 2):  # no counts
-        linear, label = [t for t in ticks(first, last, most) if first <= t <= last], lambda x: f"{x:g}"
     return [[(t, label(t)) for t in places] for places in (linear, log_ticks(max(first, 1), max(last, 1), most))]
 
 

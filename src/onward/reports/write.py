@@ -9,13 +9,13 @@ from onward.checkpoint.adapters import load_with_adapters
 from onward.checkpoint.folder import load_tokenizer
 from onward.device import choose_device
 from onward.errors import UserError
-from onward.files import write_json
 from onward.model.decoder import Decoder
 from onward.reports.curve import write_loss_svg
 from onward.reports.look import sentence_ends
 from onward.reports.record import Figures, Record
 from onward.reports.report import write_report
 from onward.text.tokenizer import Tokenizer
+from onward.training.result import evaluate_run
 from onward.training.run import Run
 from onward.training.tasks import inputs_of
 
@@ -51,9 +51,7 @@ def write_reports(
 def conclude(run: Run) -> dict[str, Any]:
     """Evaluate a run that has made its last step on its validation text; write result.json, and then the reports, which
     show the figures of result.json. Returns the figures; {} where the run has no validation text."""
-    model, _ = open_model(run.folder, run.device)
-    figures = run.inputs.evaluate(model, run.tokenizer, run.trainer.loss, run.config.evaluation_tokens)
-    write_json(run.folder / "result.json", figures | {"seconds": run.seconds, "step": run.step})
+    figures = evaluate_run(run)
     write_reports(run.folder, device=run.device)
     return figures
 

@@ -66,6 +66,14 @@ def read_config(folder: Path) -> RunConfig:
     return replace(config, out=str(folder))
 
 
+def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
+    """The options by which a run trains on the tokens that are prepared in a folder by a configuration."""
+    record = read_record(folder)
+    validation = str(folder / record.validation) if record.validation else config.validation
+    sources = dict.fromkeys(str(folder / name) for name, _ in record.train)
+    return {"sources": [*sources], "validation": validation, "pack": config.pack}
+
+
 class TrainingWindows(Protocol):
     """Windows, or rows of examples, to train on."""
 

@@ -55,6 +55,10 @@ from onward.training.validation import validate
 MAX_FAILURES = 3  # steps that fail without a good save between them end a run
 
 
+class Diverged(UserError):
+    """Steps failed again and again, on different windows."""
+
+
 class Run:
     """A run that can go on: `start` or `resume` makes it, `train` trains it."""
 
@@ -333,7 +337,7 @@ class Run:
         windows, failed = (plan.numbers[0], plan.next_position), step.step
         failed_steps = [*self.failed_steps, failed]
         if len(failed_steps) >= MAX_FAILURES:
-            raise UserError(
+            raise Diverged(
                 f"step {failed} failed, the {len(failed_steps)}rd failure in a row ({step.failure}), so not because of "
                 "the windows: start again with a lower learning rate, more warm-up or a smaller --clip"
             )

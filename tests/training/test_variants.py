@@ -1,0 +1,149 @@
+"""Variants are trained under equal conditions, none is trained twice, and noise is told from a difference."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onward.cli import main
+from onward.evaluation.significance import paired_difference, t_quantile
+from onward.reports.record import Record
+from onward.reports.variants import Result, Valley
+from onward.training.config import RunConfig
+from onward.training.variants import Length, Moment, Variant, prepare_variants, tokens_per_step, train_variants
+
+SMALL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "context_length": 16}
+FEW: dict[str, Any] = {"tokenizer": "char", "precision": "fp32", "batch_size": 2, "learning_rate": 1e-2}
+FEW |= {"validate_every": 3, "validation_tokens": 64, "evaluation_tokens": 200, "device": "cpu", "steps": 1}
+
+
+def variants(story_file: Path, out: Path) -> list[Variant]:
+    config = RunConfig(sources=(str(story_file),), out=str(out), model=SMALL, **FEW)
+    return [Variant("narrow", config), Variant("wide", replace(config, model=SMALL | {"d_model": 32}))]
+
+
+def words(story_file: Path, *more: str) -> list[str]:
+    model = [word for name, value in SMALL.items() for word in (f"--model.{name.replace('_', '-')}", str(value))]
+    few = [
+        f"--{name.replace('_', '-')}={value}" for name, value in FEW.items() if name not in ("steps", "learning_rate")
+    ]
+    return [str(story_file), *model, *few, *more]
+
+
+@pytest.mark.parametrize("length", [Length(tokens=640), Length(flops=1e9)])
+def test_variants_have_equal_tokens_or_operations(length: Length, story_file: Path, tmp_path: Path) -> None:
+    spent = []
+    for one in prepare_variants(variants(story_file, tmp_path), length):
+        tokens = one.config.steps * tokens_per_step(one.config, one.config.decoder(30))
+        spent.append(tokens if length.tokens else one.work)
+    assert spent == pytest.approx([length.tokens or length.flops] * 2, rel=0.05)
+    assert len([*tmp_path.glob("data-*")]) == 1, "both train on the same tokens"
+
+
+def test_runs_that_ended_are_not_repeated_and_one_that_was_stopped_goes_on(story_file: Path, tmp_path: Path) -> None:
+    ready = prepare_variants(variants(story_file, tmp_path), Length(steps=6))
+    seen: list[Moment] = []
+    assert train_variants(ready, 2, seen.append, stop=lambda: len(seen) > 9) is None
+    done = [path.parent for path in tmp_path.rglob("result.json")]
+    assert done == [tmp_path / "narrow/seed-0"]
+    before, count = (done[0] / "result.json").stat().st_mtime_ns, len(seen)
+    outcomes = train_variants(ready, 2, seen.append)
+    assert outcomes is not None
+    assert (done[0] / "result.json").stat().st_mtime_ns == before
+    assert seen[count].variant.name == "wide", "the run that was stopped is resumed"
+    assert seen[count].run.step > 1
+    assert [moment.share for moment in seen] == sorted(moment.share for moment in seen)
+    assert seen[-1].share == pytest.approx(1)
+    assert all(len(one.values("loss")) == 2 for one in outcomes)
+    assert {Record(run).figures().step for one in outcomes for run in one.runs} == {6}
+
+
+def test_command_compares_and_says_whether_the_difference_is_noise(
+    story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plain.toml").write_text("learning_rate = 1e-2")
+    command = [*words(story_file, "--steps", "6", "--seeds", "2", "--out", str(tmp_path / "runs"))]
+    command = ["compare", str(tmp_path / "plain.toml"), "--variant", "still: learning_rate=0", *command]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert "plain" in said.out
+    assert "worse" in said.out or "no more than noise" in said.out
+    assert "4 of 4: still, seed 1" in said.err
+    assert (tmp_path / "runs/compare.svg").read_text().startswith("<svg")
+    assert main([*command, "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["variants"]
+    assert second["mean"] > first["mean"]
+    assert second["difference"]["low"] < second["mean"] - first["mean"] < second["difference"]["high"]
+    assert main(["compare", *words(story_file, "--steps", "7"), *command[1:4], "--out", str(tmp_path / "runs")]) == 2
+    assert "holds plain with steps 6, not 7: choose another --out" in capsys.readouterr().err
+
+
+def test_command_sweeps_warns_at_the_edge_and_survives_a_run_that_diverges(
+    story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sweep", *words(story_file, "--steps", "6", "--out", str(tmp_path / "runs"))]
+    assert main([*command, "--learning-rate", "1e-3,1e-2,1e15"]) == 0
+    said = capsys.readouterr()
+    assert "best: learning_rate=1e-2" in said.out + said.err
+    assert "diverged" in said.out
+    assert "edge" not in said.err
+    assert main([*command, "--learning-rate", "1e-3,1e-2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["best"] == "learning_rate=1e-2"
+    assert "at the edge" in found["warning"]
+    assert "best: 1e-2" in (tmp_path / "runs/sweep.svg").read_text()
+
+
+WRONG = {
+    "compare {} --steps 3 --variant a": "1 variant given: compare at least two",
+    "compare {} --variant a --variant b": "it is not said how long to train",
+    "compare {} --steps 3 --tokens 9 --variant a --variant b": "--steps and --tokens are both given",
+    "compare {} --steps 0 --variant a --variant b": "--steps is '0': write a positive number",
+    "compare {} --tokens 3 --variant a --variant b": "a: tokens is 3, and one step takes",
+    "compare {} --steps 3 --variant a --variant b:lr=3": "lr is no option of `onward train`: did you mean",
+    "compare {} --steps 3 --variant a --variant b:model.n_heads=3": "b: d_model 128 is not divisible by n_heads 3",
+    "compare {} --steps 3 --variant a --variant a": "two variants have the name a",
+    "compare {} --steps 3 --variant a --variant b:validation=none": "b: validation is none",
+    "compare {} --steps 3 --variant a --variant b:sources=x.txt": "a and b differ in sources",
+    "compare {} --steps 3 --variant a --variant b:model.context_length=10000000": "b: the text has",
+    "compare {} nothing.toml --steps 3 --variant b": "there is no file nothing.toml",
+    "sweep {} --steps 3": "nothing to sweep",
+    "sweep {} --steps 3 --learning-rate 1e-3,x": "learning_rate is 'x': it takes a number",
+    "sweep {} --steps 3 --learning-rate 1e-3,1e-3": "give it at least two values, each once",
+    "sweep {} --steps 3 --sweep schedul=cosine,wsd": "schedul cannot be swept: did you mean schedule",
+    "sweep {} --time 10mb --learning-rate 1e-3,1e-2": "time is '10mb'",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_one_bad_variant_is_one_sentence_and_nothing_is_trained(
+    text: str, story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*text.format(story_file).split(), "--tokenizer", "char"]) == 2
+    said = capsys.readouterr().err
+    assert WRONG[text] in said
+    assert not [*tmp_path.rglob("seed-*")]
+
+
+def test_interval_of_paired_differences_is_that_of_student() -> None:
+    quantiles = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 30: 2.042}  # of 95 %, from any table
+    for freedom, expected in quantiles.items():
+        assert t_quantile(0.95, freedom) == pytest.approx(expected, abs=6e-4)
+    apart = paired_difference([1.1, 2.1, 3.2], [1.0, 2.0, 3.0])  # differences 0.1, 0.1 and 0.2
+    assert apart is not None
+    assert apart.mean == pytest.approx(0.4 / 3)
+    assert apart.high - apart.mean == pytest.approx(4.303 * 0.057735 / 3**0.5, rel=1e-3)
+    assert not apart.shown, "three seeds show no difference that varies this much"
+    assert paired_difference([1.1, 2.1, 3.11], [1.0, 2.0, 3.0]).shown  # type: ignore[union-attr]
+    assert paired_difference([1.0], [2.0]) is None
+
+
+@pytest.mark.parametrize(("losses", "warning"), [((3, 2, 1), "larger"), ((1, 2, 3), "smaller"), ((2, 1, 3), "")])
+def test_valley_warns_where_its_best_value_is_the_last(losses: tuple[float, ...], warning: str) -> None:
+    values = {value: Result(value, [loss], 1, 1, 1, 1.0) for value, loss in zip(("1e-4", "1e-3", "1e-2"), losses)}
+    valley = Valley("learning_rate", {"": values})
+    assert warning in valley.edge()
+    assert bool(warning) == bool(valley.edge())
