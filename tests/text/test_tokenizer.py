@@ -7,8 +7,6 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import tokenizers
@@ -17,7 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from onward.errors import UserError
-from onward.text.tokenizer import END, UNKNOWN, Tokenizer, learn, train_tokenizer
+from onward.text.learning import by_tokenizers, interruptible, learn_bpe
+from onward.text.patterns import BYTE_OF
+from onward.text.tokenizer import END, UNKNOWN, Tokenizer, train_tokenizer
 
 TEXT = "The cat sat.\n\n  The café\tsang — 猫 🐈! It's  12,345 o'clock.\r\n" * 8
 SPECS = ["char", "byte", "bpe:300"]
@@ -83,18 +83,42 @@ def test_bpe_has_the_vocabulary_that_was_asked_for() -> None:
     assert TRAINED["byte"].vocab_size == 257
 
 
+LEARNED: dict[str, list[str]] = {
+    "words": ["abab abc", "don't DON'T we'll"],
+    "nothing": [],
+    "empty texts": ["", ""],
+    "characters of every kind": ["".join(map(chr, random.Random(0).choices(range(0xD800), k=600))) * 2],
+    "control tokens": [f"a{END}b" * 9],
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_learned_merges_equal_those_of_tokenizers(name: str) -> None:
+    for size in 257, 258, 700:
+        ours = learn_bpe(iter(LEARNED[name]), size, END)
+        theirs = by_tokenizers(iter(LEARNED[name]), size, END, sorted(BYTE_OF))
+        assert ours.__getstate__() == theirs.__getstate__()
+
+
+def test_learning_stops_where_the_texts_break_off() -> None:
+    def texts() -> Iterator[str]:
+        yield "a"
+        raise UserError("cut off")
+
+    with pytest.raises(UserError, match="cut off"):
+        train_tokenizer("bpe:300", texts())
+
+
 def test_ctrl_c_does_not_wait_for_the_merges() -> None:
     end, ended = Event(), Event()
 
-    def train_from_iterator(texts: Iterator[str], _: object) -> None:
-        assert [*texts] == ["a", "b"]
+    def learn() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         end.wait(60)  # what learns merges, and ignores signals
         ended.set()
 
-    library: Any = SimpleNamespace(train_from_iterator=train_from_iterator)
     with pytest.raises(KeyboardInterrupt):
-        learn(library, ["a", "b"], library)
+        interruptible(learn)
     assert not ended.is_set()
     end.set()
 

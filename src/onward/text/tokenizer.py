@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from queue import Queue
-from threading import Event, Thread
 from typing import Annotated, Any
 
 import tokenizers
@@ -18,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from onward.arguments import Range, checked, explained, shown
 from onward.errors import UserError
 from onward.files import write_json, written_whole
+from onward.text.learning import learn_bpe
 from onward.text.patterns import BYTE_OF
 from onward.text.ranks import is_ranks, load_ranks, load_tekken
 from onward.text.sentencepiece import read_sentencepiece
@@ -331,11 +329,7 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
     elif spec == "byte":
         inner = byte_level(models.BPE({c: i for i, c in enumerate(alphabet)}, []), use_regex=False)
     elif kind == "bpe" and re.fullmatch("[0-9]{1,7}", size) and int(size) > len(alphabet):
-        inner = byte_level(models.BPE(), use_regex=True)
-        trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=int(size), special_tokens=[END], initial_alphabet=alphabet, show_progress=False
-        )
-        learn(inner, texts, trainer)
+        inner = byte_level(learn_bpe(map(utf8, texts), int(size), END), use_regex=True)
     elif kind == "bpe":
         raise UserError(f"tokenizer is {spec!r}: write bpe:N with N, the number of ids, above {len(alphabet)}")
     elif os.path.exists(spec):  # unlike Path.exists, never raises
@@ -343,38 +337,3 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
     else:
         raise UserError(f"tokenizer is {spec!r}: choose char, byte, bpe:4096 or a path to a tokenizer.json or folder")
     return Tokenizer(inner)
-
-
-def learn(inner: tokenizers.Tokenizer, texts: Iterable[str], trainer: tokenizers.trainers.Trainer) -> None:
-    """Train in a thread, so that Ctrl-C does not wait: the library ignores signals while it learns merges."""
-    queue: Queue[str | BaseException | None] = Queue(64)
-    taken, learned = Event(), Future[None]()
-
-    def arriving() -> Iterator[str]:
-        try:
-            while (text := queue.get()) is not None:
-                if isinstance(text, BaseException):
-                    raise text
-                yield text
-        finally:
-            taken.set()
-
-    def work() -> None:
-        try:
-            inner.train_from_iterator(arriving(), trainer)
-            learned.set_result(None)
-        except BaseException as error:
-            learned.set_exception(error)
-
-    thread = Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        for text in texts:
-            queue.put(utf8(text))  # the library must not fail here
-        queue.put(None)
-        learned.result()
-    except BaseException as error:
-        queue.put(error)
-        taken.wait()
-        thread.join(1.0)  # it ends now, or learns merges without Python and ends by itself
-        raise

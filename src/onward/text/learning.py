@@ -1,0 +1,60 @@
+"""Learns byte-level BPE from texts: by `ffbpe` where it is installed, else by `tokenizers`, which finds the same merges
+in several times as long. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
+
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+
+
+def learn_bpe(texts: Iterable[str], size: int, control: str) -> models.BPE:
+    """The merges of texts that are split by GPT-2's pattern (Radford et al. 2019), with at most `size` ids: the control
+    token, the 256 bytes, and a token for each merge, the most frequent pair first. The texts are iterated once."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    try:
+        import ffbpe
+    except ImportError:  # there is no wheel for every machine
+        return by_tokenizers(texts, size, control, alphabet)
+    counter = ffbpe.PreTokenizer([]).word_counter()
+    counter.add_source(texts)
+    trainer = ffbpe.BpeTrainer([control], initial_alphabet="byte_level", tie_break="smallest_pair_id")
+    trainer.add_word_counter(counter)
+    interruptible(lambda: trainer.train(size))
+    with TemporaryDirectory() as folder:
+        trainer.validate_model().save_merges_txt(file := Path(folder) / "merges.txt")
+        lines = file.read_text(encoding="utf-8").splitlines()  # such as: t he => 1234
+    merges = [(left, right) for left, right, *_ in (line.split(" ") for line in lines)]
+    tokens = dict.fromkeys([control, *alphabet, *map("".join, merges)])
+    return models.BPE({token: i for i, token in enumerate(tokens)}, merges)
+
+
+def by_tokenizers(texts: Iterable[str], size: int, control: str, alphabet: list[str]) -> models.BPE:
+    """The same by `tokenizers`, which notices Ctrl-C after the merges."""
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[control], initial_alphabet=alphabet, show_progress=False
+    )
+    inner.train_from_iterator(texts, trainer)
+    return inner.model
+
+
+def interruptible(work: Callable[[], object]) -> None:
+    """Run a function of a library that ignores signals in a thread, so that Ctrl-C does not wait for its end."""
+    done = Future[None]()
+
+    def run() -> None:
+        try:
+            work()
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    done.result()
