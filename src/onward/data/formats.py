@@ -31,11 +31,8 @@ STRINGS = "string", "large_string", "string_view"  # of pyarrow's types
 BATCH_ROWS, BATCH_BYTES = 64, 1 << 24  # the most rows of a table that are read at a time, and about the most bytes
 # Where a text may be split, best first. Tokens never cross a break of the first kind: see Tokenizer.pieces.
 BREAKS = [re.compile(p) for p in (r"(?<=\S)\r?\n(?=\S)", r"\n", r"\s")]
-SEARCH_CHARS = (
-    1 << 8,
-    1 << 12,
-    1 << 20,
-)  # characters before the end of a passage that are searched for a break, in this order
+# The characters before the end of a passage that are searched for a break, in this order.
+SEARCH_CHARS = 1 << 8, 1 << 12, 1 << 20
 
 
 @dataclass(frozen=True)
