@@ -11,8 +11,17 @@ from onward.cli import main
 from onward.evaluation.significance import paired_difference, t_quantile
 from onward.reports.record import Record
 from onward.reports.variants import Result, Valley
+from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
-from onward.training.variants import Length, Moment, Variant, prepare_variants, tokens_per_step, train_variants
+from onward.training.variants import (
+    Length,
+    Moment,
+    Variant,
+    flops_per_token,
+    prepare_variants,
+    tokens_per_step,
+    train_variants,
+)
 
 SMALL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "context_length": 16}
 FEW: dict[str, Any] = {"tokenizer": "char", "precision": "fp32", "batch_size": 2, "learning_rate": 1e-2}
@@ -36,8 +45,9 @@ def words(story_file: Path, *more: str) -> list[str]:
 def test_variants_have_equal_tokens_or_operations(length: Length, story_file: Path, tmp_path: Path) -> None:
     spent = []
     for one in prepare_variants(variants(story_file, tmp_path), length):
-        tokens = one.config.steps * tokens_per_step(one.config, one.config.decoder(30))
-        spent.append(tokens if length.tokens else one.work)
+        model = one.config.decoder(Tokenizer.load(tmp_path / "data-1").vocab_size)
+        tokens = one.config.steps * tokens_per_step(one.config, model)
+        spent.append(tokens * (1 if length.tokens else flops_per_token(model)))
     assert spent == pytest.approx([length.tokens or length.flops] * 2, rel=0.05)
     assert len([*tmp_path.glob("data-*")]) == 1, "both train on the same tokens"
 

@@ -15,6 +15,7 @@ from onward.training.balance import Balance
 from onward.training.config import RunConfig
 from onward.training.health import Spikes
 from onward.training.loss import CrossEntropy, Loss
+from onward.training.mup import factors_of
 from onward.training.optimizer import optimizers
 from onward.training.processes import Processes
 from onward.training.schedule import lr_factor
@@ -29,9 +30,10 @@ def build_trainer(
     c = config
     peak = c.peak_learning_rate(model.config.d_model)
     choose_backend(model, c.experts)
+    rates = {name: found.rate for name, found in factors_of(c, model.config).items()}
     trainer = Trainer(
         model,
-        optimizers(model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2)),
+        optimizers(model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2), rates),
         learning_rate(c, model),
         StepConfig(c.clip, c.precision),
         loss=loss or CrossEntropy(c.z_loss, c.label_smoothing, c.loss_chunk),

@@ -43,7 +43,8 @@ class UpdateOptions:
     """How weights are updated: the loss and the optimizer."""
 
     optimizer: str = "adamw"  # adamw, muon (for matrices, AdamW for the rest) or module:Class of a library
-    learning_rate: NotNegative | None = None  # the highest, after the warm-up; none: 0.5 / d_model
+    learning_rate: NotNegative | None = None  # the highest, after the warm-up; none: 0.5 / d_model, or 0.5 / mup
+    mup: SizeOrZero = 0  # the width from which the learning rate is carried over to any width (muP); 0: none
     schedule: Literal["wsd", "cosine", "linear", "constant"] = "wsd"  # wsd: warm-up, stable, then linear decay
     warmup: Extent = 0.05  # share of the steps, or from 1 on their number, over which the learning rate rises
     decay: Extent = 0.35  # share of the steps, or from 1 on their number, over which it falls, with wsd
@@ -123,6 +124,9 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         for name in "out", "validation", "tokenizer", "sources":
             if "\0" in "".join(getattr(self, name)):
                 raise UserError(f"{name} is {shown(getattr(self, name))}: no path holds a zero byte")
+        if self.mup and (self.base or ":" in self.optimizer):
+            reason = "a model to begin from has its weights" if self.base else f"it is not known of {self.optimizer}"
+            raise UserError(f"mup is {self.mup}, and {reason}: it is for new weights, with adamw or muon")
         if not self.sources:
             raise UserError("no text to train on: name files or folders, or the corpus `embedded`")
 
@@ -134,7 +138,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     @checked
     def peak_learning_rate(self, d_model: int) -> float:
         """The learning rate after the warm-up."""
-        return 0.5 / d_model if self.learning_rate is None else self.learning_rate
+        return 0.5 / (self.mup or d_model) if self.learning_rate is None else self.learning_rate
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ class MethodOptions:
 class FinetuneConfig(RunConfig, MethodOptions):
     """Everything that determines what fine-tuning computes. A UserError for values out of range."""
 
-    fixed: ClassVar[tuple[str, ...]] = ("weights", "tokenizer", "field", "encoding", "pack", "preset", "model")
+    fixed: ClassVar[tuple[str, ...]] = ("weights", "tokenizer", "field", "encoding", "pack", "preset", "model", "mup")
 
     weight_decay: NotNegative = 0.0  # of matrices; norms and biases have none
     out: str = ""  # folder of the run; "": runs/ and the names of the model and the method

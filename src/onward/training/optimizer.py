@@ -4,7 +4,7 @@ import importlib
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,42 +14,61 @@ from onward.errors import UserError
 
 
 def optimizers(
-    model: nn.Module, name: str, learning_rate: float, weight_decay: float, betas: tuple[float, float]
+    model: nn.Module,
+    name: str,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    rates: Mapping[str, float] = {},
 ) -> list[torch.optim.Optimizer]:
     """The optimizers that together train a decoder's trainable parameters.
 
     "adamw" (Loshchilov and Hutter 2019); "muon", with AdamW for embeddings, head and vectors; or "module:Class", any
     torch.optim.Optimizer of a library. Weight decay applies to matrices and stacks of matrices, not to vectors. A
-    UserError for any other name.
+    UserError for any other name. `rates` are factors of the learning rates of AdamW by the names of parameters, in the
+    groups as "rate"; those of Muon's matrices, whose updates grow with the root of the width where AdamW's grow with
+    the width, are their roots.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if name == "adamw":
-        return [adamw(trained, learning_rate, weight_decay, betas)]
+        return [adamw(trained, learning_rate, weight_decay, betas, rates)]
     if name == "muon":
         hidden = {n: p for n, p in trained.items() if n.startswith("blocks.") and is_matrix(n, p)}
         rest = {n: p for n, p in trained.items() if n not in hidden}
-        muon = Muon([{"params": list(hidden.values())}], learning_rate, weight_decay)
-        return [muon, adamw(rest, learning_rate, weight_decay, betas)]
+        roots = {name: rate**0.5 for name, rate in rates.items()}
+        muon = Muon(groups(hidden, weight_decay, roots), learning_rate, weight_decay)
+        return [muon, adamw(rest, learning_rate, weight_decay, betas, rates)]
     found = library_class(name)
     options: dict[str, Any] = {"betas": betas} if "betas" in inspect.signature(found).parameters else {}
     try:
-        return [found(groups(trained, weight_decay), lr=learning_rate, **options)]
+        return [found(groups(trained, weight_decay, rates), lr=learning_rate, **options)]
     except (TypeError, ValueError) as error:
         raise UserError(f"the optimizer {name} does not take the arguments (parameters, lr, betas): {error}") from None
 
 
 def adamw(
-    parameters: dict[str, nn.Parameter], learning_rate: float, weight_decay: float, betas: tuple[float, float]
+    parameters: dict[str, nn.Parameter],
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    rates: Mapping[str, float] = {},
 ) -> torch.optim.AdamW:
     """torch's AdamW, fused."""
-    return torch.optim.AdamW(groups(parameters, weight_decay), lr=learning_rate, betas=betas, fused=True)
+    return torch.optim.AdamW(groups(parameters, weight_decay, rates), lr=learning_rate, betas=betas, fused=True)
 
 
-def groups(parameters: dict[str, nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Two parameter groups: with weight decay, and without."""
-    matrices = [p for name, p in parameters.items() if is_matrix(name, p)]
-    vectors = [p for name, p in parameters.items() if not is_matrix(name, p)]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+def groups(
+    parameters: dict[str, nn.Parameter], weight_decay: float, rates: Mapping[str, float] = {}
+) -> list[dict[str, Any]]:
+    """Parameter groups by weight decay, which vectors do not have, and by `rate`, the factor of the learning rate. What
+    decays in a step, the product of learning rate and weight decay, does not depend on the factor."""
+    found = defaultdict[tuple[bool, float], list[nn.Parameter]](list)
+    for name, parameter in parameters.items():
+        found[is_matrix(name, parameter), rates.get(name, 1.0)].append(parameter)
+    return [
+        {"params": several, "weight_decay": weight_decay / rate if matrix else 0.0, "rate": rate}
+        for (matrix, rate), several in found.items()
+    ]
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:

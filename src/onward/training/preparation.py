@@ -18,6 +18,7 @@ from onward.training.calibration import Sampler, calibrated
 from onward.training.config import RunConfig
 from onward.training.inputs import Inputs
 from onward.training.loss import Loss
+from onward.training.mup import factors_of, scale_weights
 from onward.training.processes import Processes
 from onward.training.tasks import task_of
 
@@ -51,7 +52,10 @@ def prepared(
     tokenizer = task.prepare(config, folder, progress)
     inputs = task.open(config, folder, "sha256")
     torch.manual_seed(config.seed)
-    model = (model or Decoder(config.decoder(tokenizer.vocab_size))).to(device)
+    if model is None:
+        model = Decoder(config.decoder(tokenizer.vocab_size))
+        scale_weights(model, factors_of(config, model.config))
+    model = model.to(device)
     if inputs.labels:
         add_head(model, inputs.labels)
     hf = {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}

@@ -145,7 +145,7 @@ class Trainer:
         rate = self.learning_rate(self.step)
         for optimizer in [] if failure else self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("rate", 1.0)
             self.scaler.step(optimizer)
         self.scaler.update()
         figures = reported

@@ -32,6 +32,7 @@ from onward.training.run import Diverged, Run
 TEXTS = "sources", "weights", "field", "encoding", "validation"  # the options that choose texts
 TOKENS = *TEXTS, "tokenizer"  # and tokens
 RESULT, FAILURE = "result.json", "failure.json"  # in the folder of a run that has ended, or diverged
+OVERHEAD = 1e9  # operations that take as long as what a step does beside them, roughly
 Measure = Literal["loss", "bits_per_byte"]
 
 
@@ -178,7 +179,8 @@ def with_tokens(variant: Variant, tokens: Path, length: Length) -> Variant:
     if not config.weights:  # which are of the sources, and prepared together they are one
         config = replace(config, tokenizer="", **same_tokens(tokens, config))
     steps = length.steps_of(config, model)
-    work = steps * tokens_per_step(config, model) * flops_per_token(model) if steps else seconds(length.time)
+    per_step = tokens_per_step(config, model) * flops_per_token(model) + OVERHEAD
+    work = steps * per_step if steps else seconds(length.time)
     return Variant(variant.name, replace(config, steps=steps, time=length.time), work)
 
 
