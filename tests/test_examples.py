@@ -258,3 +258,23 @@ class TestExperts:
         best = {name: max(range(4), key=row.__getitem__) for name, row in rows.items()}
         assert min(max(rows[name]) for name in ("space", "digit", "vowel")) > 60
         assert len({best[name] for name in ("space", "digit", "vowel")}) == 3
+
+
+class TestArithmeticRl:
+    def test_accuracy_is_measured_before_and_after(self, tmp_path: Path) -> None:
+        out = tmp_path / "rl.json"
+        text = printed("arithmetic_rl", "--sft-steps", "5", "--steps", "2", "--sums", "4", "--out", str(out))
+        assert number("# parameters", text) < 1_000_000
+        (panel,) = json.loads(out.read_text())["panels"]
+        before, *during = panel["series"]["held-out sums"]
+        assert panel["x"] == [0, 1, 2]
+        assert 100 * before == pytest.approx(number("fine-tuning: #%", text))
+        assert [100 * share for share in during] == pytest.approx(numbers("samples, #%", text))
+        assert 100 * during[-1] == pytest.approx(number("after GRPO: #%", text))
+
+    @pytest.mark.long
+    def test_rewards_teach_what_examples_did_not(self) -> None:
+        text = printed("arithmetic_rl")
+        before, after = number("fine-tuning: #%", text), number("after GRPO: #%", text)
+        assert before < 60
+        assert after > 80

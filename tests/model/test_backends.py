@@ -85,7 +85,11 @@ def cached(
 @QUIET
 @pytest.mark.parametrize(
     ("backend", "kind"),
-    [("sdpa", kind) for kind in CACHES] + [("flex", kind) for kind in CACHES] + [("paged", "paged")],
+    [
+        *(("sdpa", kind) for kind in CACHES),
+        *(pytest.param("flex", kind, marks=pytest.mark.long if kind != "paged" else ()) for kind in CACHES),
+        ("paged", "paged"),
+    ],
 )
 @torch.inference_mode()
 def test_backend_equals_the_reference_with_a_cache(backend: str, kind: str) -> None:
