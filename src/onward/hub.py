@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from onward.errors import UserError
 from onward.files import read_json
+from onward.limits import memory_size
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -214,7 +215,7 @@ def announce(model: HubName, missing: dict[str, int], say: Say) -> None:
     from huggingface_hub import constants
 
     weights = sum(size for path, size in missing.items() if path.endswith((".safetensors", ".bin")))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else weights
+    memory = memory_size() or weights
     more = f"; the weights alone do not fit into the {size_of(memory)} of memory here" if weights > memory else ""
     files = f"{len(missing)} files" if len(missing) > 1 else next(iter(missing))
     size, folder = size_of(sum(missing.values())), constants.HF_HUB_CACHE

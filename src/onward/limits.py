@@ -1,9 +1,11 @@
-"""The limit of memory of a process that does what is not trusted."""
+"""The memory of this machine, and a limit of it for a process that does what is not trusted."""
 
+import os
 import resource
 from pathlib import Path
 
 STATM = Path("/proc/self/statm")
+CONTAINER = Path("/sys/fs/cgroup/memory.max")  # of a container; "max": no limit
 
 
 def limit_memory(more: int) -> None:
@@ -11,3 +13,14 @@ def limit_memory(more: int) -> None:
     if STATM.exists():
         most = int(STATM.read_text().split()[0]) * resource.getpagesize() + more
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def memory_size() -> int:
+    """The bytes of memory that this machine, or the container that the process is in, has; 0 where it does not say."""
+    names = os.sysconf_names if hasattr(os, "sysconf") else {}
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else 0
+    try:
+        limit = CONTAINER.read_text().strip()
+    except OSError:
+        limit = "max"
+    return min(whole or int(limit), int(limit)) if limit.isdecimal() else whole

@@ -106,6 +106,11 @@ class Attention(DecoderPart):
         """The width of the vectors to which a rotary position applies."""
         return config.d_head
 
+    def key_flops(self, config: DecoderConfig, decoding: bool = False) -> int:
+        """Floating-point operations of all heads for one query and one key with its value; `decoding`: there is one
+        query, and the keys are in a cache."""
+        return 4 * config.n_heads * config.d_head
+
 
 class FeedForward(DecoderPart):
     """A function that is applied to the vector of each token separately."""

@@ -194,6 +194,11 @@ class LatentAttention(Attention, kind="latent"):
     def rope_width(self, config: DecoderConfig) -> int:
         return self.d_rope
 
+    def key_flops(self, config: DecoderConfig, decoding: bool = False) -> int:
+        if decoding:  # latents serve as keys and values
+            return 2 * config.n_heads * (2 * self.d_latent + self.d_rope)
+        return 2 * config.n_heads * (self.d_nope + self.d_rope + self.d_value)
+
 
 # ---------------------------------------------------------------- feed-forward
 

@@ -1,15 +1,28 @@
-"""What well-known devices can compute, by their makers' data sheets."""
+"""What well-known devices can do, by their makers' data sheets (as of November 2025)."""
 
-FLOPS = {  # dense products per second in bf16, or in fp16 where there is no bf16
-    "b200": 2250e12,
-    "h200": 989e12,
-    "h100": 989e12,  # SXM
-    "mi300x": 1307e12,
-    "a100": 312e12,
-    "l40s": 362e12,
-    "l4": 121e12,
-    "v100": 125e12,
-    "t4": 65e12,
-    "rtx4090": 165e12,
-    "rtx3090": 71e12,
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Device:
+    """The limits of a device: bytes of memory, bytes read per second, and operations per second of dense products."""
+
+    memory: float
+    bandwidth: float
+    flops: float  # in bf16, or in fp16 where there is no bf16
+
+
+DEVICES = {
+    "b200": Device(180e9, 8.0e12, 2250e12),
+    "h200": Device(141e9, 4.8e12, 989e12),
+    "h100": Device(80e9, 3.35e12, 989e12),  # SXM
+    "mi300x": Device(192e9, 5.3e12, 1307e12),
+    "a100": Device(80e9, 2.039e12, 312e12),  # SXM
+    "l40s": Device(48e9, 864e9, 362e12),
+    "l4": Device(24e9, 300e9, 121e12),
+    "v100": Device(32e9, 900e9, 125e12),  # SXM2
+    "t4": Device(16e9, 320e9, 65e12),
+    "rtx4090": Device(24e9, 1008e9, 165e12),
+    "rtx3090": Device(24e9, 936e9, 71e12),
 }
+FLOPS = {name: device.flops for name, device in DEVICES.items()}

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from onward.generation.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.model.config import DecoderConfig, at
 from onward.model.decoder import Decoder
-from onward.planning.parameters import active_parameters, cache_bytes_per_token, idle
+from onward.planning.flops import attention_flops, causal_attention_flops, weight_flops
+from onward.planning.parameters import cache_bytes_per_token, idle
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 GREEDY = Sampling(temperature=0)
@@ -79,16 +79,6 @@ def read_bytes(model: nn.Module, embed: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in weights(model) if shared or id(tensor) not in tables)
 
 
-def flops_per_token(config: DecoderConfig, keys: float) -> float:
-    """Floating-point operations of the matrix products for one token that attends to `keys` keys, with its logits."""
-    table = 0 if config.tied else config.vocab_size * config.d_embed
-    attention = 0.0
-    for layer in range(config.n_layers):
-        window = at(config.attention, layer).window
-        attention += 4 * config.n_heads * config.d_head * (min(keys, window) if window else keys)
-    return 2 * (active_parameters(config) - table) + attention
-
-
 @dataclass(frozen=True)
 class Limits:
     """What the machine can do at most, as measured, in bytes and in floating-point operations per second."""
@@ -138,7 +128,7 @@ def measure(
         decode,
         read / batch,
         decode / batch * read / limits.bandwidth,
-        prefill * flops_per_token(config, prompt / 2) / limits.flops[model.dtype],
-        batch * flops_per_token(config, length) / read,
+        prefill * (weight_flops(config) + causal_attention_flops(config, prompt)) / limits.flops[model.dtype],
+        batch * (weight_flops(config) + attention_flops(config, length, decoding=True)) / read,
         engine.compile(batch),
     )

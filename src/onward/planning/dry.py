@@ -1,0 +1,174 @@
+"""A step of a decoder without its numbers: tensors of PyTorch's FakeTensorMode have shapes and no memory, so a model of
+any size passes through in a second, and every tensor that PyTorch would allocate is counted.
+
+Only two blocks of each kind are run; the others of a kind allocate what the second one does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from onward.checkpoint.folder import SizeLimit
+from onward.data.windows import Batch
+from onward.model.config import DecoderConfig, Experts, at
+from onward.model.decoder import Decoder
+from onward.model.recompute import recompute_blocks
+
+LAYERED = "block", "attention", "mlp", "norm", "position"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What a part of a step does to the memory, in bytes."""
+
+    kept: int  # more than before, at its end
+    peak: int  # more than before, at most
+
+
+def replay(segments: Iterable[Segment]) -> Segment:
+    """Segments one after the other as one."""
+    now = peak = 0
+    for segment in segments:
+        peak, now = max(peak, now + segment.peak), now + segment.kept
+    return Segment(now, peak)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that exist, from their making to their end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = self.start = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.add(tensor)
+        return result
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.known:
+            self.known.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self.drop, key, size)
+
+    def drop(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
+
+    def cut(self) -> Segment:
+        """What has happened since the last call."""
+        found = Segment(self.now - self.start, self.peak - self.start)
+        self.start = self.peak = self.now
+        return found
+
+
+@dataclass(frozen=True)
+class EvenSplit:
+    """The counts of a router that gives every expert the same number of tokens."""
+
+    assignments: int
+    experts: int
+
+    def tolist(self) -> list[int]:
+        each, rest = divmod(self.assignments, self.experts)
+        return [each + (expert < rest) for expert in range(self.experts)]
+
+
+class EvenRouting(TorchFunctionMode):
+    """Routers count no assignments, which have no numbers, but divide them evenly."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.bincount:
+            return EvenSplit(args[0].numel(), (kwargs or {})["minlength"])
+        return func(*args, **(kwargs or {}))
+
+
+def kinds_of_layers(config: DecoderConfig) -> list[int]:
+    """For each layer, the first layer that has the same parts."""
+    parts = [tuple(at(getattr(config, name), layer) for name in LAYERED) for layer in range(config.n_layers)]
+    return [parts.index(one) for one in parts]
+
+
+def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
+    """The decoder with copies of these layers, whose experts are computed one after the other."""
+
+    def part(name: str, layer: int) -> Any:
+        found = at(getattr(config, name), layer)
+        return replace(found, backend="loop") if isinstance(found, Experts) else found
+
+    parts: dict[str, Any] = {name: tuple(part(name, layer) for layer in layers) for name in LAYERED}
+    final = config.final_norm or at(config.norm, config.n_layers - 1)
+    return replace(config, n_layers=len(layers), final_norm=final, **parts)
+
+
+def dry_step(
+    config: DecoderConfig,
+    rows: int,
+    length: int,
+    *,
+    loss: Callable[[Any, Batch], Any] | None = None,
+    autocast: torch.dtype | None = None,
+    recompute: bool = False,
+) -> tuple[Segment, Segment]:
+    """The memory of the hidden states of `rows` texts of `length` tokens beside the weights, and that of the whole step
+    with its backward, if there is a `loss`, as of a Trainer. Weights are in fp32, products in `autocast`, if given."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    kinds = kinds_of_layers(config)
+    chosen = sorted({*kinds})
+    fake, live = FakeTensorMode(), LiveBytes()
+    cuts: list[Segment] = []
+    cut: Any = lambda *_: cuts.append(live.cut())
+    with fake, SizeLimit(1 << 62):
+        model: Any = Decoder(reduced(config, [layer for layer in chosen for _ in range(2)]))
+        for parameter in model.parameters():
+            live.add(parameter)
+        tokens = torch.zeros(rows, length, dtype=torch.int64)
+        batch = Batch(tokens, tokens.clone())
+    live.cut()
+    if recompute:
+        recompute_blocks(model)
+    model.blocks[0].register_forward_pre_hook(cut)
+    for block in model.blocks:
+        block.register_forward_hook(cut)
+        if loss:
+            block.register_full_backward_pre_hook(cut)
+    model.hidden = lambda tokens, positions: model.hidden_of_checked(tokens, None, None)
+    precision: AbstractContextManager[Any] = torch.autocast("cpu", autocast) if autocast else nullcontext()
+    with fake, live, EvenRouting(), precision, torch.set_grad_enabled(loss is not None):
+        if loss is None:
+            model.hidden(batch.tokens, None)
+        else:
+            model.train()
+            total, _ = loss(model, batch)
+    if loss:
+        with fake, live, EvenRouting():
+            total.backward()
+    cut()
+    # cuts: embedding; blocks forward; norm, head and loss; blocks backward, the first of them with the embedding's
+    count = 2 * len(chosen)
+    first = {kind: cuts[1 + 2 * place] for place, kind in enumerate(chosen)}  # with the masks that layers share
+    second = {kind: cuts[2 + 2 * place] for place, kind in enumerate(chosen)}
+    layers = [first[kind] if kind == layer else second[kind] for layer, kind in enumerate(kinds)]
+    forward = replay([cuts[0], *layers])
+    if not loss:
+        return forward, forward
+    backward = {kind: cuts[2 * count - 2 * place] for place, kind in enumerate(chosen)}
+    head, last = cuts[count + 1], cuts[-1]
+    return forward, replay([forward, head, *(backward[kind] for kind in reversed(kinds[1:])), last])

@@ -1,0 +1,107 @@
+"""Floating-point operations of a decoder, by part: a product of a vector with a weight (O, I) is 2 O I of them.
+
+Counted are products with weights, and those of queries with keys and of attention weights with values. Norms,
+activations and the softmax are left out: they take time by the memory that they read, not by their arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from onward.model.config import DecoderConfig, at
+from onward.model.experts import ExpertsModule
+from onward.planning.parameters import modules
+
+ORDER = "embedding", "positions", "attention", "feed-forward", "experts", "router", "shared expert", "norms", "head"
+
+
+@dataclass(frozen=True)
+class PartSize:
+    """A part of a decoder, in all of its layers."""
+
+    name: str
+    parameters: int  # trainable ones; those that parts share count once
+    active: int  # of them, that one token uses
+    flops: int  # for one token, of the products with the part's weights
+
+
+def part_sizes(config: DecoderConfig) -> list[PartSize]:
+    """The parts of a decoder, in the order in which a token passes through them. A head that is tied to the embedding
+    has no parameters of its own, but all of its operations."""
+    sums: dict[str, list[int]] = {}
+    for module, count in modules(config):
+        for name, numbers in sized(module):
+            total = sums.setdefault(name, [0, 0, 0])
+            sums[name] = [a + count * b for a, b in zip(total, numbers)]
+    order = {name: place for place, name in enumerate(ORDER)}
+    return [PartSize(name, *sums[name]) for name in sorted(sums, key=lambda name: order.get(name, len(order)))]
+
+
+def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """For each parameter of a block, or of a decoder without blocks: the part, parameters, active ones, operations."""
+    experts = {
+        id(stack): m.part for m in module.modules() if isinstance(m, ExpertsModule) for stack in m.parameters(False)
+    }
+    seen = set[int]()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        kind, size = part_of(name, id(parameter) in experts), parameter.numel()
+        if part := experts.get(id(parameter)):
+            size = size // part.count * part.top_k
+        is_matrix = parameter.ndim >= 2 and not name.endswith("bias") and not name.startswith(("embed.", "position."))
+        owned = parameter.requires_grad and id(parameter) not in seen
+        seen.add(id(parameter))
+        yield kind, (parameter.numel() * owned, size * owned, 2 * size * is_matrix)
+
+
+def part_of(name: str, in_stack: bool) -> str:
+    """The part that a parameter belongs to, by its name in a block or in a decoder without blocks."""
+    path = name.split(".")
+    if any(word.endswith("norm") for word in path):
+        return "norms"
+    if path[0] == "mlp":
+        inner = {"router": "router", "shared": "shared expert"}.get(path[1], "feed-forward")
+        return "experts" if in_stack else inner
+    known = {"attn": "attention", "head": "head", "position": "positions"}
+    return "embedding" if path[0].startswith("embed") else known.get(path[0], "other")
+
+
+def weight_flops(config: DecoderConfig) -> int:
+    """Operations for one token of the products with weights, its logits included."""
+    return sum(part.flops for part in part_sizes(config))
+
+
+def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) -> float:
+    """Operations for one token of the products with `keys` keys and values; a layer with a window has at most that
+    many. `decoding`: the keys are in a cache."""
+    parts = [at(config.attention, layer) for layer in range(config.n_layers)]
+    return sum(part.key_flops(config, decoding) * min(keys, part.window or keys) for part in parts)
+
+
+def flops_per_token(config: DecoderConfig, keys: float) -> float:
+    """Operations of the forward for one token that attends to `keys` keys, with its logits."""
+    return weight_flops(config) + attention_flops(config, keys)
+
+
+def causal_attention_flops(config: DecoderConfig, length: int) -> float:
+    """Operations for one token of attention, the mean over a text of `length` tokens that each attend to the tokens
+    before them and to themselves, as far as the window reaches."""
+    parts = [at(config.attention, layer) for layer in range(config.n_layers)]
+    return sum(part.key_flops(config) * mean_keys(length, part.window) for part in parts)
+
+
+def mean_keys(length: int, window: int = 0) -> float:
+    """The mean number of keys that the tokens of a text attend to: (length + 1) / 2 without a window (0)."""
+    most = min(window or length, length)
+    return most - most * (most - 1) / (2 * length)
+
+
+def training_flops(config: DecoderConfig, length: int, recompute: bool = False) -> float:
+    """Operations for one token of a training step with texts of `length` tokens: three times those of the forward,
+    since the backward makes a gradient of both factors of each product. Blocks that are recomputed have a second
+    forward."""
+    head = sum(part.flops for part in part_sizes(config) if part.name == "head")
+    forward = weight_flops(config) + causal_attention_flops(config, length)
+    return 3 * forward + (forward - head if recompute else 0)

@@ -1,0 +1,155 @@
+"""The memory that a decoder needs, in bytes, to generate and to be trained; and what fits into a given memory.
+
+Weights and caches follow from shapes, activations from a step without numbers (`dry.py`). On a CPU the allocator of the
+C library keeps holes between tensors, which makes the peak of a process larger than the sum of its tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onward.data.windows import Batch
+from onward.generation.engine import CHUNK
+from onward.model.config import DecoderConfig, at
+from onward.model.quantize import GROUP, choose_layers
+from onward.planning.dry import dry_step
+from onward.planning.parameters import modules, parameters
+
+HOLES = 0.28  # of activations, gradients and temporary tensors on a CPU: 0.14 to 0.41 were measured
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+ORTHOGONAL = 12  # bytes per element of the matrices that are made orthogonal together: those of one shape
+
+
+def weight_bytes(config: DecoderConfig, dtype: torch.dtype = torch.float32, quantize: str | None = None) -> int:
+    """The bytes of the weights; `quantize` as in `quantize_model`: int8 or int4."""
+    total = 0
+    for module, count in modules(config):
+        numbers = sum(parameter.numel() for parameter in module.parameters()) * dtype.itemsize
+        for name, kind in choose_layers(module, quantize)[0].items() if quantize else ():
+            layer: Any = module.get_submodule(name)
+            outputs, inputs = layer.weight.shape
+            numbers += outputs * (inputs + 4) if kind == "int8" else outputs * (inputs // 2 + inputs // GROUP * 2)
+            if not (config.tied and name == "head"):  # whose weight stays as the embedding
+                numbers -= outputs * inputs * dtype.itemsize
+        total += count * numbers
+    return total
+
+
+def cache_bytes(
+    config: DecoderConfig, rows: int, length: int, dtype: torch.dtype, *, quantized: bool = False, chunk: int = 0
+) -> int:
+    """The bytes of a KVCache for `rows` rows of `length` tokens: layers with a window keep that many tokens, latent
+    attention one latent for each, a quantized cache int8 with a scale for each vector."""
+    total = 0
+    for layer in range(config.n_layers):
+        part = at(config.attention, layer)
+        slots = chunk + (min(part.window, length) if part.window else length)
+        for shape in part.entries(config).values():
+            vectors = math.prod(shape[:-1])
+            total += slots * vectors * (shape[-1] + dtype.itemsize if quantized else shape[-1] * dtype.itemsize)
+    return rows * total
+
+
+@dataclass(frozen=True)
+class GenerationMemory:
+    """The bytes of generation. `activations` are those of a chunk of the prompt."""
+
+    weights: int
+    cache: int
+    activations: int
+
+    @property
+    def peak(self) -> int:
+        return self.weights + self.cache + self.activations
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """The bytes of training. The peak is less than the sum, since gradients come while activations go."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int  # that the forward keeps for the backward
+    beside: int  # the most of gradients, activations and temporary tensors at a time
+    holes: int
+
+    @property
+    def peak(self) -> int:
+        return self.weights + self.optimizer + self.beside + self.holes
+
+
+def generation_memory(
+    config: DecoderConfig,
+    rows: int,
+    length: int,
+    dtype: torch.dtype,
+    *,
+    quantize: str | None = None,
+    quantized_cache: bool = False,
+    holes: float = HOLES,
+) -> GenerationMemory:
+    """The memory of `rows` texts of `length` tokens together, as an Engine allocates it: each row of the cache has room
+    for one more chunk of a prompt, and prompts are read in chunks."""
+    chunk = min(CHUNK, length)
+    cache = cache_bytes(config, rows, length, dtype, quantized=quantized_cache, chunk=chunk)
+    activations = dry_step(config, 1, chunk)[1].peak * dtype.itemsize / 4
+    return GenerationMemory(weight_bytes(config, dtype, quantize), cache, int((1 + holes) * activations))
+
+
+def hidden_matrices(config: DecoderConfig) -> Counter[tuple[int, ...]]:
+    """The elements of the matrices inside the blocks, which Muon trains, by shape or its transpose."""
+    elements: Counter[tuple[int, ...]] = Counter()
+    *blocks, _ = modules(config)
+    for block, count in blocks:
+        for name, p in block.named_parameters():
+            if p.requires_grad and p.ndim >= 2 and not name.endswith("bias"):
+                elements[tuple(sorted(p.shape[-2:]))] += count * p.numel()
+    return elements
+
+
+def optimizer_bytes(config: DecoderConfig, optimizer: str) -> int:
+    """The state of an optimizer in fp32: two moments of each parameter for AdamW; of Muon, one of the matrices inside
+    the blocks."""
+    return 8 * parameters(config) - (4 * hidden_matrices(config).total() if optimizer == "muon" else 0)
+
+
+def training_memory(
+    config: DecoderConfig,
+    rows: int,
+    length: int,
+    loss: Callable[[Any, Batch], Any],
+    *,
+    precision: str = "fp32",
+    optimizer: str = "adamw",
+    recompute: bool = False,
+    holes: float = HOLES,
+) -> TrainingMemory:
+    """The memory of training on batches of `rows` windows of `length` tokens, as a Trainer does it with this loss."""
+    forward, step = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
+    gradients, beside = 4 * parameters(config), step.peak
+    if optimizer == "muon":
+        matrices = hidden_matrices(config)
+        beside = max(beside, gradients + 2 * matrices.total() + ORTHOGONAL * max(matrices.values(), default=0))
+    weights = weight_bytes(config)
+    state = optimizer_bytes(config, optimizer)
+    return TrainingMemory(weights, gradients, state, forward.kept, beside, int(holes * beside))
+
+
+def most(needed: Callable[[int], float], memory: float, limit: int = 1 << 40) -> int:
+    """The greatest number, from 0 to `limit`, whose need is within the memory; needs grow with the number."""
+    low, high = 0, 1
+    while high < limit and needed(high) <= memory:
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if needed(middle) <= memory else (low, middle)
+    return low

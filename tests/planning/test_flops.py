@@ -1,0 +1,88 @@
+"""Operations and parameters by part equal those that PyTorch counts and allocates."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from onward.families import presets
+from onward.model.cache import KVCache
+from onward.model.config import SelfAttention, at
+from onward.model.decoder import Decoder
+from onward.planning.flops import (
+    attention_flops,
+    causal_attention_flops,
+    flops_per_token,
+    mean_keys,
+    part_sizes,
+    training_flops,
+    weight_flops,
+)
+from onward.planning.parameters import active_parameters, parameters
+
+from support.decoders import DECODERS, config
+
+KERNEL = {  # PyTorch's counter does not know the kernel of the CPU
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * q.numel() * k[2]
+}
+
+
+def counted(model: Decoder, tokens: int, cache: KVCache | None = None) -> int:
+    """The operations that PyTorch counts in a call; it counts hidden keys as well."""
+    view = cache.view(length=cache.length) if cache else None
+    positions = torch.arange(cache.length - tokens, cache.length)[None] if cache else None
+    with FlopCounterMode(display=False, custom_mapping=KERNEL) as counter, torch.no_grad():
+        model(torch.zeros(1, tokens, dtype=torch.long), positions, view)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_operations_of_a_forward_are_those_counted(name: str) -> None:
+    decoder = DECODERS[name]
+    parts = [at(decoder.attention, layer) for layer in range(decoder.n_layers)]
+    attention = sum(8 * part.key_flops(decoder) for part in parts)  # all 8 keys, as the counter does
+    assert 8 * (weight_flops(decoder) + attention) == counted(Decoder(decoder).eval(), 8)
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek"])
+def test_operations_of_a_decoding_step_are_those_counted(name: str) -> None:
+    decoder = DECODERS[name]
+    cache = KVCache(decoder, rows=1, length=12, chunk=1)
+    found = weight_flops(decoder) + attention_flops(decoder, 12, decoding=True)
+    assert found == counted(Decoder(decoder).eval(), 1, cache)
+
+
+def test_a_step_of_training_has_three_forwards_and_recomputation_one_more_without_the_head() -> None:
+    decoder = config(attention=SelfAttention(window=3))
+    forward = weight_flops(decoder) + causal_attention_flops(decoder, 8)
+    head = 2 * decoder.vocab_size * decoder.d_model
+    assert training_flops(decoder, 8) == 3 * forward
+    assert training_flops(decoder, 8, recompute=True) == 4 * forward - head
+
+
+@pytest.mark.parametrize(("length", "window"), [(1, 0), (8, 0), (8, 3), (8, 8), (8, 20)])
+def test_mean_keys_is_the_mean_of_what_each_token_sees(length: int, window: int) -> None:
+    seen = [min(t + 1, window or length) for t in range(length)]
+    assert mean_keys(length, window) == pytest.approx(sum(seen) / length)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_parts_add_up_to_the_parameters(name: str) -> None:
+    parts = part_sizes(DECODERS[name])
+    assert sum(part.parameters for part in parts) == parameters(DECODERS[name])
+    assert sum(part.active for part in parts) == active_parameters(DECODERS[name])
+    assert "other" not in {part.name for part in parts}
+
+
+def test_parts_of_gpt2_are_its_published_sizes() -> None:
+    gpt2 = presets()["gpt2"].config
+    found = {part.name: part.parameters for part in part_sizes(gpt2)}
+    biases = 12 * (4 * 768), 12 * (5 * 768)  # of attention, of the feed-forward
+    assert found == {
+        "embedding": 50257 * 768,
+        "positions": 1024 * 768,
+        "attention": 12 * 4 * 768**2 + biases[0],
+        "feed-forward": 12 * 8 * 768**2 + biases[1],
+        "norms": 25 * 2 * 768,
+        "head": 0,
+    }
+    assert flops_per_token(gpt2, 0) == 2 * (12 * 12 * 768**2 + 50257 * 768)
