@@ -12,6 +12,7 @@ from onward.cli import streams
 
 COMMANDS = {
     "quickstart": "train a small decoder on the built-in text and watch it learn",
+    "plan": "memory, operations, speed and cost of a decoder before it is there, each with its formula",
     "scaling": "the best size and length of training for an amount of computation; laws of your runs",
     "models": "published decoders: their parts, and the changes from one to the next",
     "data": "texts of any size as tokens, prepared once; well-known corpora",
@@ -54,6 +55,7 @@ The way of the data, and the command for each step:
   examples of answers -> an assistant                          onward finetune runs/mybook answers.jsonl --lora 16
                                        smaller and faster      onward quantize runs/mybook runs/small
                                             how fast is it?    onward bench runs/mybook
+                                            will it fit?       onward plan llama-3.1-8b
   prompt -> logits -> next token -> text                       onward generate runs/mybook "Once upon"
                                           turn by turn         onward chat runs/mybook
   weights -> another program                                   onward convert runs/mybook mybook.gguf

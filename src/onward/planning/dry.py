@@ -24,6 +24,7 @@ from onward.model.config import DecoderConfig, Experts, at
 from onward.model.decoder import Decoder
 from onward.model.recompute import recompute_blocks
 
+CHUNKS = 3
 LAYERED = "block", "attention", "mlp", "norm", "position"
 
 
@@ -90,13 +91,15 @@ class EvenSplit:
         return [each + (expert < rest) for expert in range(self.experts)]
 
 
-class EvenRouting(TorchFunctionMode):
-    """Routers count no assignments, which have no numbers, but divide them evenly."""
+class Shortened(TorchFunctionMode):
+    """Routers count no assignments, which have no numbers, but divide them evenly; and of the chunks of a loss, whose
+    memory is that of one, only some are computed."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.bincount:
             return EvenSplit(args[0].numel(), (kwargs or {})["minlength"])
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        return result[:CHUNKS] if func is Tensor.chunk else result
 
 
 def kinds_of_layers(config: DecoderConfig) -> list[int]:
@@ -151,14 +154,14 @@ def dry_step(
             block.register_full_backward_pre_hook(cut)
     model.hidden = lambda tokens, positions: model.hidden_of_checked(tokens, None, None)
     precision: AbstractContextManager[Any] = torch.autocast("cpu", autocast) if autocast else nullcontext()
-    with fake, live, EvenRouting(), precision, torch.set_grad_enabled(loss is not None):
+    with fake, live, Shortened(), precision, torch.set_grad_enabled(loss is not None):
         if loss is None:
             model.hidden(batch.tokens, None)
         else:
             model.train()
             total, _ = loss(model, batch)
     if loss:
-        with fake, live, EvenRouting():
+        with fake, live, Shortened():
             total.backward()
     cut()
     # cuts: embedding; blocks forward; norm, head and loss; blocks backward, the first of them with the embedding's

@@ -64,6 +64,7 @@ class GenerationMemory:
     weights: int
     cache: int
     activations: int
+    chunk: int  # tokens of a prompt that are read at a time
 
     @property
     def peak(self) -> int:
@@ -101,7 +102,7 @@ def generation_memory(
     chunk = min(CHUNK, length)
     cache = cache_bytes(config, rows, length, dtype, quantized=quantized_cache, chunk=chunk)
     activations = dry_step(config, 1, chunk)[1].peak * dtype.itemsize / 4
-    return GenerationMemory(weight_bytes(config, dtype, quantize), cache, int((1 + holes) * activations))
+    return GenerationMemory(weight_bytes(config, dtype, quantize), cache, int((1 + holes) * activations), chunk)
 
 
 def hidden_matrices(config: DecoderConfig) -> Counter[tuple[int, ...]]:
@@ -143,12 +144,9 @@ def training_memory(
     return TrainingMemory(weights, gradients, state, forward.kept, beside, int(holes * beside))
 
 
-def most(needed: Callable[[int], float], memory: float, limit: int = 1 << 40) -> int:
-    """The greatest number, from 0 to `limit`, whose need is within the memory; needs grow with the number."""
-    low, high = 0, 1
-    while high < limit and needed(high) <= memory:
-        low, high = high, 2 * high
-    high = min(high, limit + 1)
+def most(needed: Callable[[int], float], memory: float, limit: int) -> int:
+    """The greatest number, from 0 to `limit`, whose need is within the memory; needs never fall with the number."""
+    low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if needed(middle) <= memory else (low, middle)

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from onward.checkpoint.folder import read_config
+from onward.checkpoint.gguf.header import is_gguf
+from onward.checkpoint.gguf.load import open_gguf
 from onward.families import modules, preset, presets, read
+from onward.files import read_json
 from onward.hub import locate
 from onward.model.config import DecoderConfig
 from onward.planning.descriptions import differences, sentence
@@ -22,6 +25,16 @@ def find(name: str) -> tuple[Any, DecoderConfig]:
         return read(read_config(locate(name, only="config")))
     found = preset(name)
     return modules()[found.family], found.config
+
+
+def decoder_of(name: str) -> DecoderConfig:
+    """The decoder of a release, a folder, a config.json, a GGUF file or a model on the hub; reads no weights."""
+    path = Path(name)
+    if is_gguf(path):
+        return open_gguf(path)[2]
+    if path.is_file() and path.suffix == ".json":
+        return read(read_json(path), name)[1]
+    return find(name)[1]
 
 
 def lineage(name: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,18 +51,31 @@ def of_row(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> Ru
     return Run(numbers["parameters"], tokens, numbers["loss"])
 
 
-UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
+BYTES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 
 def amount(text: str, name: str) -> float:
     """A number such as 1e9, 1.5B or 300M. Raises a UserError that names the option."""
-    number, unit = text.strip(), ""
-    if number[-1:].lower() in UNITS and number:
-        number, unit = number[:-1], number[-1:].lower()
-    try:
-        value = float(number) * UNITS[unit]
-    except ValueError:
-        value = math.nan
+    return number_with(text, UNITS, f"{name} is {text!r}: write a positive number, such as 1e9, 1.5B or 300M")
+
+
+def byte_count(text: str, name: str) -> float:
+    """Bytes, or bytes per second, such as 24GiB, 80GB or 3.35TB/s. Raises a UserError that names the option."""
+    plain = text.strip().lower().removesuffix("/s").removesuffix("b")
+    return number_with(plain, BYTES, f"{name} is {text!r}: write a positive number of bytes, such as 24GiB or 80GB")
+
+
+def operations(text: str, name: str) -> float:
+    """Operations per second such as 989T, 989TFLOPS or 9.89e14. Raises a UserError that names the option."""
+    plain = re.sub("flop(s|/s)?$", "", text.strip().lower())
+    return number_with(plain, UNITS, f"{name} is {text!r}: write operations per second, such as 989T or 9.89e14")
+
+
+def number_with(text: str, units: Mapping[str, float], message: str) -> float:
+    """A positive number with one of some units; else a UserError with the message."""
+    found = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)", text.strip().lower())
+    value = float(found[1]) * units.get(found[2], math.nan) if found else math.nan
     if not (math.isfinite(value) and value > 0):
-        raise UserError(f"{name} is {text!r}: write a positive number, such as 1e9, 1.5B or 300M")
+        raise UserError(message)
     return value

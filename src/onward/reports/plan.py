@@ -1,0 +1,231 @@
+"""The plan of a decoder, line by line: what it needs and how fast it will be, each with the formula that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+
+from onward.hub import size_of
+from onward.model.config import DecoderConfig, at
+from onward.planning.flops import (
+    attention_flops,
+    causal_attention_flops,
+    part_sizes,
+    training_flops,
+    weight_flops,
+)
+from onward.planning.machine import Machine
+from onward.planning.memory import (
+    DTYPES,
+    HOLES,
+    GenerationMemory,
+    TrainingMemory,
+    cache_bytes,
+    generation_memory,
+    most,
+    training_memory,
+)
+from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters
+from onward.training.loss import CrossEntropy
+
+BATCHES = 1 << 20  # the most rows that are looked for
+ROWS = 4  # more windows of a batch, whose memory says that of one
+
+
+@dataclass(frozen=True)
+class Line:
+    """A figure of a plan."""
+
+    section: str
+    what: str
+    value: float  # in bytes, operations, tokens, hours, ...
+    text: str  # the value for people
+    by: str  # the formula, or where the figure is from
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is planned: a decoder, how it is used, and on what."""
+
+    config: DecoderConfig
+    machine: Machine
+    context: int  # tokens of a text
+    batch: int = 1  # texts at a time
+    dtype: str = "bfloat16"  # of the weights in generation
+    quantize: str | None = None
+    quantized_cache: bool = False
+    precision: str = "bf16"  # of products in training
+    optimizer: str = "adamw"
+    recompute: bool = False
+    tokens: float = 0.0  # of the whole training
+    price: float = 0.0  # of an hour of a machine
+    count: int = 1  # machines that train
+
+    @property
+    def holes(self) -> float:
+        return HOLES if self.machine.is_cpu else 0.0
+
+    def generation(self, batch: int, context: int) -> GenerationMemory:
+        options = {"quantize": self.quantize, "quantized_cache": self.quantized_cache}
+        return generation_memory(self.config, batch, context, DTYPES[self.dtype], holes=self.holes, **options)  # type: ignore[arg-type]
+
+    @cached_property
+    def trained(self) -> DecoderConfig:
+        """The decoder in training: off a CPU, kernels drop attention weights without keeping them."""
+        return self.config if self.machine.is_cpu else replace(self.config, dropout=0.0)
+
+    def training(self, batch: int) -> TrainingMemory:
+        return training_memory(
+            self.trained,
+            batch,
+            self.context,
+            CrossEntropy(),
+            precision=self.precision,
+            optimizer=self.optimizer,
+            recompute=self.recompute,
+            holes=self.holes,
+        )
+
+    @cached_property
+    def here(self) -> GenerationMemory:
+        return self.generation(self.batch, self.context)
+
+    def cache(self, batch: int, context: int) -> int:
+        chunk = self.here.chunk
+        return cache_bytes(
+            self.config, batch, context, DTYPES[self.dtype], quantized=self.quantized_cache, chunk=min(chunk, context)
+        )
+
+    def lines(self) -> Iterator[Line]:
+        """All lines, section by section."""
+        yield from self.operations()
+        yield from self.generation_lines()
+        yield from self.training_lines()
+        yield from self.speeds()
+
+    def operations(self) -> Iterator[Line]:
+        line = partial(number, "operations per token")
+        config, count, active = self.config, parameters(self.config), active_parameters(self.config)
+        products, attention = weight_flops(config), causal_attention_flops(config, self.context)
+        yield line("forward, products with weights", products, "2 x inputs x outputs of each matrix that a token uses")
+        yield line("forward, attention", attention, f"4 x heads x d_head x mean keys of {self.context:,} tokens")
+        yield line("forward", products + attention, "their sum")
+        again = (
+            "4 x forward - head: blocks are recomputed" if self.recompute else "3 x forward: a gradient of each factor"
+        )
+        yield line("training", training_flops(config, self.context, self.recompute), again)
+        yield line("training by the rule 6 N", 6 * active, "6 x parameters" + ", active ones" * (active != count))
+        rest = active - sum(part.active for part in part_sizes(config) if part.name in ("embedding", "positions"))
+        yield line("6 N without embeddings", 6 * rest, "6 x parameters of layers and untied head (Kaplan)")
+
+    def generation_lines(self) -> Iterator[Line]:
+        section = f"memory of generation, {self.batch} x {self.context:,} tokens"
+        line, config, memory = partial(size, section), self.config, self.here
+        dtype = DTYPES[self.dtype]
+        kept = self.quantize or self.dtype
+        yield line("weights", memory.weights, f"parameters x bytes in {kept}")
+        one = cache_bytes(config, 1, 1, dtype, quantized=self.quantized_cache)
+        how = "int8 and a scale for each vector" if self.quantized_cache else f"{dtype.itemsize} bytes"
+        yield line("KV cache per token", one, f"numbers that each layer keeps x {how}")
+        if any(0 < at(config.attention, layer).window < self.context for layer in range(config.n_layers)):
+            last = cache_bytes_per_token(config, dtype.itemsize, self.context)
+            yield line("KV cache per token, windows full", last, "layers with a window overwrite their oldest token")
+        yield line(
+            "KV cache", memory.cache, f"per token x (tokens + {memory.chunk} of a chunk) x rows, windows counted"
+        )
+        yield line("activations", memory.activations, f"dry run of {memory.chunk} tokens of a prompt{self.allocator}")
+        yield from self.fit(line, memory.peak, "weights + KV cache + activations")
+        fixed = memory.weights + memory.activations
+        if fixed < self.machine.memory:
+            limit = self.config.context_length
+            longest = most(lambda n: fixed + self.cache(self.batch, n), self.machine.memory, limit)
+            all_of = " (all of the model's)" if longest == limit else ""
+            yield Line(
+                section, "longest context", longest, f"{longest:,} tokens{all_of}", "memory left / KV cache per token"
+            )
+            rows = most(lambda n: fixed + self.cache(n, self.context), self.machine.memory, BATCHES)
+            yield Line(section, "largest batch", rows, f"{rows:,} rows", "memory left / KV cache of a row")
+
+    @property
+    def allocator(self) -> str:
+        return f", and {HOLES:.0%} of holes in a CPU's memory" if self.holes else ""
+
+    def fit(self, line: partial[Line], peak: int, by: str) -> Iterator[Line]:
+        """The peak, and what it is beside the memory of the machine."""
+        yield line("peak", peak, by)
+        left = self.machine.memory - peak
+        what = "left" if left >= 0 else "does not fit, too much by"
+        yield line(what, abs(left), f"{size_of(int(self.machine.memory))} of {self.machine.name}")
+
+    def training_lines(self) -> Iterator[Line]:
+        section = f"memory of training, {self.batch} x {self.context:,} tokens in {self.precision}"
+        line, memory = partial(size, section), self.training(self.batch)
+        yield line("weights", memory.weights, "4 bytes x parameters")
+        yield line("gradients", memory.gradients, "4 bytes x parameters")
+        per = {"adamw": "8 bytes x parameters: two moments", "muon": "4 bytes x matrices of blocks, 8 bytes x the rest"}
+        yield line("optimizer", memory.optimizer, per[self.optimizer])
+        yield line("activations", memory.activations, "dry run: what the forward keeps for the backward")
+        if memory.holes:
+            yield line("allocator", memory.holes, f"{HOLES:.0%} of gradients and activations: holes in a CPU's memory")
+        yield from self.fit(line, memory.peak, "most at a time: gradients come while activations go")
+        if memory.peak < self.machine.memory:
+            each = (self.training(self.batch + ROWS).peak - memory.peak) / ROWS
+            windows = self.batch + int((self.machine.memory - memory.peak) / each)
+            yield Line(
+                section, "largest batch", windows, f"{windows:,} windows", f"memory left / {size_of(int(each))} each"
+            )
+
+    def speeds(self) -> Iterator[Line]:
+        section = f"speed on {self.machine.name} ({self.machine.source})"
+        machine, config, memory = self.machine, self.config, self.here
+        line = partial(Line, section)
+        keys, dtype = self.context / 2, DTYPES[self.dtype]
+        prompt = weight_flops(config) + causal_attention_flops(config, self.context)
+        prefill = machine.prefill_share * machine.peak(self.dtype) / prompt
+        yield line(
+            "prefill", prefill, f"{prefill:,.0f} tokens/s", f"{machine.prefill_share:.0%} of arithmetic / forward"
+        )
+        read = memory.weights - unread(config, dtype)
+        read += cache_bytes(config, self.batch, int(keys) or 1, dtype, quantized=self.quantized_cache)
+        step = read / machine.bandwidth + self.batch * (
+            weight_flops(config) + attention_flops(config, keys, decoding=True)
+        ) / machine.peak(self.dtype)
+        step = step / machine.decode_share + machine.step_overhead * config.n_layers
+        how = "bytes of weights and of half the cache / bandwidth + operations / arithmetic"
+        how += f", {machine.decode_share:.0%} of it"
+        how += f", and {1e6 * machine.step_overhead:,.0f} us per layer" if machine.step_overhead else ""
+        yield line("decode", self.batch / step, f"{self.batch / step:,.1f} tokens/s", how)
+        per_token = training_flops(config, self.context)
+        trained = machine.training_share * machine.peak(self.precision) * self.count / per_token
+        how = (
+            f"{machine.training_share:.0%} of arithmetic{f' of {self.count}' * (self.count > 1)} / training operations"
+        )
+        yield line("training", trained, f"{trained:,.0f} tokens/s", how)
+        if self.tokens:
+            hours = self.tokens / trained / 3600
+            yield line(
+                "hours", hours, f"{hours:,.2f} h" if hours < 100 else f"{hours:,.0f} h", "tokens / training tokens/s"
+            )
+            if self.price:
+                cost = hours * self.price * self.count
+                yield line(
+                    "cost", cost, f"{cost:,.2f}", f"hours x {self.price:g}{f' x {self.count}' * (self.count > 1)}"
+                )
+
+
+def unread(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """The bytes of weights that a decoding step of one row does not read: a table of embeddings, unless it is the head
+    too, and experts that the token is not assigned to."""
+    table = 0 if config.tied else config.vocab_size * config.d_embed
+    return (table + parameters(config) - active_parameters(config)) * dtype.itemsize
+
+
+def number(section: str, what: str, value: float, by: str) -> Line:
+    return Line(section, what, value, f"{value:.4g}" if value >= 1e6 else f"{value:,.0f}", by)
+
+
+def size(section: str, what: str, value: int, by: str) -> Line:
+    return Line(section, what, value, size_of(int(value)), by)

@@ -1,0 +1,103 @@
+"""onward plan: every figure with its formula, what fits, and mistakes in one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onward
+from onward.cli import main
+from onward.families import presets
+from onward.planning.devices import DEVICES
+from onward.planning.flops import training_flops
+from onward.planning.machine import Machine, same_flops
+from onward.planning.memory import cache_bytes, weight_bytes
+from onward.planning.parameters import parameters
+from onward.reports.plan import Planned
+
+TINY = onward.DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=64, context_length=64)
+H100 = Machine("h100", "data sheet", 80e9, 3.35e12, same_flops(989e12, 494e12))
+
+
+def planned(capsys: Any, *words: str) -> dict[str, float]:
+    """The lines of `onward plan WORDS --json`, by their sections and what they say."""
+    assert main(["plan", *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert all(line["by"] for line in found["lines"])
+    names = (line["section"].split(",")[0].split(" on ")[0] for line in found["lines"])
+    return {f"{name}: {line['what']}": line["value"] for name, line in zip(names, found["lines"])}
+
+
+def test_plan_of_a_release_has_its_operations_memory_speed_and_cost(capsys: Any) -> None:
+    config = presets()["gpt2"].config
+    found = planned(capsys, "gpt2", "--device", "a100", "--tokens", "10B", "--price", "2.5", "--count", "4")
+    assert found["operations per token: training"] == training_flops(config, 1024)
+    assert found["operations per token: training by the rule 6 N"] == 6 * parameters(config)
+    assert found["speed: training"] == pytest.approx(0.4 * 4 * 312e12 / training_flops(config, 1024), rel=1e-6)
+    hours = 10e9 / found["speed: training"] / 3600
+    assert found["speed: hours"] == pytest.approx(hours)
+    assert found["speed: cost"] == pytest.approx(hours * 2.5 * 4)
+    assert found["memory of generation: longest context"] == 1024
+
+
+def test_quantized_plan_of_windows_fits_the_longest_context_exactly() -> None:
+    config = presets()["gemma-2-2b"].config
+    small = Machine("m", "as given", 3.4e9, 1e11, H100.flops)
+    plan = Planned(config, small, 4096, 2, quantize="int4", quantized_cache=True)
+    found = {line.what: line.value for line in plan.generation_lines()}
+    assert found["weights"] == weight_bytes(config, torch.bfloat16, "int4")
+    longest = int(found["longest context"])
+    assert 0 < longest < config.context_length
+    fixed = plan.here.weights + plan.here.activations
+    assert fixed + plan.cache(2, longest) <= 3.4e9 < fixed + plan.cache(2, longest + 1)
+    assert plan.cache(2, 4096) == cache_bytes(config, 2, 4096, torch.bfloat16, quantized=True, chunk=512)
+
+
+def test_decoding_is_limited_by_memory_for_one_row_and_shares_weights_among_many() -> None:
+    config = presets()["llama-3.1-8b"].config
+    speed = lambda rows: {line.what: line.value for line in Planned(config, H100, 4096, rows).speeds()}["decode"]
+    assert speed(1) == pytest.approx(0.8 * 3.35e12 / 15.3e9, rel=0.1)
+    assert 8 < speed(16) / speed(1) < 16
+
+
+def test_plan_of_a_run_is_that_of_its_config_json(tiny_run: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_run / "config.json").read_bytes())
+    here = [planned(capsys, str(where), "--device", "t4") for where in (tiny_run, tmp_path / "config.json")]
+    assert here[0] == here[1]
+    assert main(["plan", "tiny", "--vocab", "99", "--memory", "1GB", "--bandwidth", "40GB/s", "--flops", "180G"]) == 0
+    out = capsys.readouterr().out
+    assert "as given" in out
+    assert "training by the rule 6 N" in out
+
+
+def test_plan_says_by_how_much_a_model_does_not_fit(capsys: Any) -> None:
+    words = ["llama-3.1-70b", "--device", "rtx4090", "--context", "2048"]
+    found = planned(capsys, *words)
+    for use in "generation", "training":
+        over = found[f"memory of {use}: peak"] - DEVICES["rtx4090"].memory
+        assert found[f"memory of {use}: does not fit, too much by"] == over
+    assert "memory of generation: longest context" not in found
+    assert "memory of training: largest batch" not in found
+
+
+REFUSED = {
+    "gpt3 --device t4": "did you mean",
+    "gpt2 --device h10": "--device is 'h10': did you mean h100",
+    "gpt2 --context 2000": "--context is 2,000, and the model's is 1,024 tokens",
+    "gpt2 --memory 10x": "--memory is '10x': write a positive number of bytes, such as 24GiB",
+    "gpt2 --device t4 --flops fast": "--flops is 'fast': write operations per second",
+    "gpt2 --device t4 --tokens -3": "tokens is '-3': write a positive number",
+    "gpt2 --device t4 --price 3": "--price is 3 for no hours: give --tokens",
+    "nowhere/config.json": "there is no folder nowhere/config.json",
+    "gpt2 --batch 0": "--batch is 0",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_mistakes_are_one_sentence(words: str, capsys: Any) -> None:
+    assert main(["plan", *words.split()]) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("onward: ")
+    assert REFUSED[words] in message
