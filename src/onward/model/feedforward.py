@@ -6,6 +6,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from onward.model import fused
 from onward.model.config import Activation
 from onward.model.linear import Linear
 
@@ -36,7 +37,10 @@ class GatedFeedForwardModule(PlainFeedForwardModule):
 
     def __init__(self, width: int, d_ff: int, act: Activation, bias: bool, dropout: float) -> None:
         super().__init__(width, d_ff, act, bias, dropout)
+        self.activation = act
         self.gate = Linear(width, d_ff, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.down(self.act(self.gate(x)) * self.up(x)))
+        gate, up = self.gate(x), self.up(x)
+        y = fused.gate(gate, up, self.activation)
+        return self.dropout(self.down(self.act(gate) * up if y is None else y))

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from onward.model import fused
+
 
 def working_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which matmuls with x are computed: autocast's where it is enabled, else that of x."""
@@ -30,6 +32,8 @@ class RMSNormModule(nn.Module):
         self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
 
     def forward(self, x: Tensor) -> Tensor:
+        if (y := fused.rms_norm(x, self.weight, self.eps, self.offset)) is not None:
+            return y
         exact = torch.promote_types(x.dtype, torch.float32)
         weight = self.weight.to(exact)
         y = F.rms_norm(x.to(exact), weight.shape, weight + self.offset if self.offset else weight, self.eps)

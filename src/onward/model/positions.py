@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from onward.model import fused
 from onward.model.scaling import Scaling
 
 
@@ -61,6 +62,8 @@ def rotation(
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first rope_dim numbers of each head of x (B, T, H, E), number i with number i + rope_dim / 2."""
+    if (y := fused.rotate(x, cos, sin)) is not None:
+        return y
     half = cos.size(-1)
     a, b, still = x.split([half, half, x.size(-1) - 2 * half], -1)
     turned = [(a * cos - b * sin).type_as(x), (b * cos + a * sin).type_as(x)]

@@ -118,19 +118,30 @@ class Code(ir.IRBuilder):
     def put(self, value: ir.Value, pointer: ir.Value, dtype: str, index: Any) -> None:
         """Write an fp32 number, or a vector of them, from element `index` on; rounded to bf16 half to even."""
         if dtype == "bfloat16":
-            count = getattr(value.type, "count", 0)
-            word, short = ir.IntType(32), ir.IntType(16)
-            kind = ir.VectorType(word, count) if count else word
-
-            def constant(number: int) -> ir.Constant:
-                return ir.Constant(kind, [number] * count if count else number)
-
-            bits = self.bitcast(value, kind)
-            odd = self.and_(self.lshr(bits, constant(16)), constant(1))
-            rounded = self.add(self.add(bits, constant(0x7FFF)), odd)
-            rounded = self.select(self.fcmp_unordered("uno", value, value), self.or_(bits, constant(0x400000)), rounded)
-            value = self.trunc(self.lshr(rounded, constant(16)), ir.VectorType(short, count) if count else short)
+            bits, short = self.bfloat16(value), ir.IntType(16)
+            value = self.trunc(bits, ir.VectorType(short, bits.type.count) if value.type != FLOAT else short)
         self.store(value, self.bitcast(self.at(pointer, dtype, index), value.type.as_pointer()), align=1)
+
+    def bfloat16(self, value: ir.Value) -> ir.Value:
+        """The bits of an fp32 number, or of a vector of them, in bf16, as int32; rounded half to even."""
+        count, word = getattr(value.type, "count", 0), ir.IntType(32)
+        kind = ir.VectorType(word, count) if count else word
+
+        def constant(number: int) -> ir.Constant:
+            return ir.Constant(kind, [number] * count if count else number)
+
+        bits = self.bitcast(value, kind)
+        odd = self.and_(self.lshr(bits, constant(16)), constant(1))
+        rounded = self.add(self.add(bits, constant(0x7FFF)), odd)
+        rounded = self.select(self.fcmp_unordered("uno", value, value), self.or_(bits, constant(0x400000)), rounded)
+        return self.lshr(rounded, constant(16))
+
+    def rounded(self, value: ir.Value, dtype: str) -> ir.Value:
+        """A vector of LANES fp32 numbers, or one, rounded to a dtype."""
+        if dtype == "float32":
+            return value
+        shift = integers(16) if value.type == FLOATS else ir.IntType(32)(16)
+        return self.bitcast(self.shl(self.bfloat16(value), shift), value.type)
 
     def prefetch(self, pointer: ir.Value) -> None:
         """Move a line of memory to the second level of cache."""

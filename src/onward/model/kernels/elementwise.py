@@ -7,7 +7,7 @@ result once, as PyTorch does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +116,14 @@ def row_sum(
     return sums[0]
 
 
+def spans(code: Code, width: int) -> Iterator[tuple[Value, Callable[..., Value]]]:
+    """The indices of `width` numbers, with the method of Code that reads there: LANES at once, then one by one."""
+    whole = width - width % LANES
+    for start, stop, step, read in (0, whole, LANES, code.floats), (whole, width, 1, code.scalar):
+        with code.loop(start, stop, step) as (index, _):
+            yield index, read
+
+
 def layer_norm(x: Layout, eps: float, weight: bool, bias: bool) -> Emit:
     """The kernel `(out, x, weight, bias)` of a layer norm over the last dimension of x; an item is a row."""
     width = x.shape[-1]
@@ -132,16 +140,14 @@ def layer_norm(x: Layout, eps: float, weight: bool, bias: bool) -> Emit:
 
             variance = code.fmul(row_sum(code, source, x.dtype, start, width, square), FLOAT(1 / width))
             factor = code.fdiv(FLOAT(1.0), root(code, code.fadd(variance, FLOAT(eps))))
-            for begin, stop, count in (0, width - width % LANES, LANES), (width - width % LANES, width, 1):
-                read = code.floats if count > 1 else code.scalar
-                with code.loop(begin, stop, count) as (index, _):
-                    value = read(source, x.dtype, code.add(start, index))
-                    value = code.fmul(code.fsub(value, like(code, value, average)), like(code, value, factor))
-                    if weight:
-                        value = code.fmul(value, read(scale, x.dtype, index))
-                    if bias:
-                        value = code.fadd(value, read(shift, x.dtype, index))
-                    code.put(value, out, x.dtype, code.add(start, index))
+            for index, read in spans(code, width):
+                value = read(source, x.dtype, code.add(start, index))
+                value = code.fmul(code.fsub(value, like(code, value, average)), like(code, value, factor))
+                if weight:
+                    value = code.fmul(value, read(scale, x.dtype, index))
+                if bias:
+                    value = code.fadd(value, read(shift, x.dtype, index))
+                code.put(value, out, x.dtype, code.add(start, index))
 
     return emit
 
@@ -155,11 +161,8 @@ def gather(rows: Layout, index_dtype: str) -> Emit:
         with code.loop(first, end) as (item, _):
             start = code.mul(code.scalar(ids, index_dtype, item), INT(width))
             target = code.mul(item, INT(width))
-            for begin, stop, count in (0, width - width % LANES, LANES), (width - width % LANES, width, 1):
-                read = code.floats if count > 1 else code.scalar
-                with code.loop(begin, stop, count) as (index, _):
-                    value = read(weight, rows.dtype, code.add(start, index))
-                    code.put(value, out, rows.dtype, code.add(target, index))
+            for index, read in spans(code, width):
+                code.put(read(weight, rows.dtype, code.add(start, index)), out, rows.dtype, code.add(target, index))
 
     return emit
 
