@@ -1,15 +1,17 @@
-"""onward bench: how fast a model generates, and how near this machine's limits that is."""
+"""onward bench: how fast a model generates or is trained, and how near this machine's limits that is."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from onward.arguments import Range
 from onward.cli.options import parse
 from onward.cli.output import console, print_json, print_next, print_table
+from onward.cli.plan import check_context
 from onward.errors import UserError
+from onward.model.part_types import Size
 
 if TYPE_CHECKING:
     from onward.model.decoder import Decoder
@@ -20,12 +22,18 @@ Measure how fast a model reads prompts and decodes, for numbers of rows and prec
 that decoding a token reads, this machine's bandwidth and arithmetic, and the shares of both that are reached. Other
 programs that run meanwhile slow it down.
 
+With --train the model is trained on random tokens, and not saved: tokens per second, the operations that a token needs,
+the share of the arithmetic that is reached (MFU), and the milliseconds of each part of a step.
+
 examples:
   onward bench runs/mybook
   onward bench runs/mybook --batch 1,4,16 --precision bfloat16,int8 --json
   onward bench pythia-160m --out roofline.svg      a published release, with random weights
+  onward bench small --train --batch 4,12          a preset of onward train, with 4,096 tokens in its vocabulary
 """
 MILLION, BILLION = 1e6, 1e9
+TRAINED = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes in which training computes products
+VOCABULARY = 4096  # tokens of a preset of training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +42,11 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: str  # folder of the model, its name on the hub, or a published release, which gets random weights
-    batch: str = "1,16"  # numbers of rows that decode together
-    precision: str = "float32,bfloat16,int8,int4"  # of the weights
+    batch: str = ""  # numbers of rows that decode together, by default 1,16; with --train of windows, by default 8
+    precision: str = ""  # of the weights, by default float32,bfloat16,int8,int4; with --train float32,bfloat16
+    train: bool = False  # measure training
+    context: Size | None = None  # tokens of a window, with --train; none: all of the model's context
+    optimizer: Literal["adamw", "muon"] = "adamw"  # with --train
     prompt: Annotated[int, Range(1, 1 << 20)] | None = None  # tokens of each prompt; none: 128, or half the context
     new: Annotated[int, Range(8, 1 << 20)] | None = None  # new tokens of each answer; none: 128, or half the context
     seconds: Annotated[float, Range(0, 3600)] = 10.0  # for each number of rows and precision; the first run ends always
@@ -48,23 +59,26 @@ class Options:
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward bench", about=ABOUT)
-    batches = numbers(options.batch)
+    batches = numbers(options.batch or ("8" if options.train else "1,16"))
+    if options.train:
+        train(options, batches)
+        return
     import torch
 
+    from onward.cli.plan import decoder_of
     from onward.device import choose_device
     from onward.planning.machine import peak_flops, read_bandwidth
-    from onward.planning.releases import find
     from onward.planning.speed import Limits, Precision, measure
     from onward.reports.picture import FORMATS
     from onward.reports.roofline import roofline
 
-    precisions = words(options.precision, get_args(Precision), "precision")
+    precisions = words(options.precision or ",".join(get_args(Precision)), get_args(Precision), "precision")
     if options.out and Path(options.out).suffix not in FORMATS:
         raise UserError(f"out is {options.out}: name a file that ends in {', '.join(FORMATS)}")
     if options.threads:
         torch.set_num_threads(options.threads)
     device = choose_device(options.device)
-    room = find(options.model)[1].context_length
+    room = decoder_of(options.model, VOCABULARY).context_length
     prompt, new = options.prompt or min(128, room // 2), options.new or min(128, room // 2)
     if prompt + new > room:
         raise UserError(f"prompt is {prompt} and new {new}: together at most the context, {room} tokens")
@@ -126,6 +140,56 @@ def main(argv: Sequence[str]) -> None:
     print_next(f"onward quantize {quote(options.model)} OUT" if Path(options.model).exists() else "onward models")
 
 
+def train(options: Options, batches: Sequence[int]) -> None:
+    """Measure training."""
+    import torch
+
+    from onward.device import choose_device
+    from onward.planning.machine import peak_flops
+    from onward.training.speed import measure_training
+
+    if options.out:
+        raise UserError("out draws a roofline of decoding: leave it out, or --train")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device, found, peaks = choose_device(options.device), [], {}
+    precisions = [name.strip() for name in (options.precision or "float32,bfloat16").split(",")]
+    for name in precisions:
+        if name not in TRAINED:
+            raise UserError(f"precision has {name!r}, which is not trained: choose {' or '.join(TRAINED)}")
+    with console.status("arithmetic of this machine") as status:
+        for name in precisions:
+            peaks[name] = peak_flops(getattr(torch, name), device)
+            for batch in batches:
+                status.update(f"{name}, batch {batch}")
+                model = next(models(options, ["float32"], device))[1]
+                context = options.context or model.config.context_length
+                check_context(model.config, context)
+                keys = {"peak": peaks[name], "seconds": options.seconds, "optimizer": options.optimizer}
+                found.append(measure_training(model, TRAINED[name], batch, context, **keys))  # type: ignore[arg-type]
+    if options.json:
+        machine = {"device": str(device), "threads": torch.get_num_threads(), "flops": peaks}
+        print_json({"model": options.model, **machine, "training": [asdict(speed) for speed in found]})
+        return
+    print_table(
+        [
+            {
+                "precision": speed.precision,
+                "batch": f"{speed.batch} x {speed.context:,}",
+                "tokens/s": f"{speed.tokens_per_second:,.0f}",
+                "GFLOP per token": f"{speed.flops_per_token / BILLION:,.3g}",
+                "of the arithmetic": f"{speed.flops_share:.0%}",
+                "ms per step": f"{1000 * speed.step:,.1f}",
+                **{part: f"{1000 * spent:,.1f}" for part, spent in speed.seconds.items()},
+            }
+            for speed in found
+        ]
+    )
+    arithmetic = ", ".join(f"{flops / BILLION:,.0f} GFLOP/s in {name}" for name, flops in peaks.items())
+    console.print(f"\nthis machine, measured: {arithmetic}; device {device}, {torch.get_num_threads()} threads")
+    print_next(f"onward plan {quote(options.model)}")
+
+
 def plain_cases(found: Sequence[Any]) -> dict[str, str]:
     """The cases whose steps are not compiled, by the reason."""
     cases: dict[str, list[str]] = {}
@@ -140,15 +204,19 @@ def models(options: Options, precisions: "Sequence[Precision]", device: Any) -> 
     import torch
 
     import onward
-    from onward.families import presets
+    from onward.families import preset, presets
     from onward.model.quantize import quantize_model
+    from onward.training.presets import PRESETS, decoder
 
     for precision in precisions:
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
         quantize = precision if precision in ("int8", "int4") else None
-        if options.model in presets():
+        if options.model in presets() or options.model in PRESETS:
             torch.manual_seed(0)
-            model = onward.Decoder(presets()[options.model].config).to(device, dtype).eval()
+            config = (
+                decoder(options.model, VOCABULARY, {}) if options.model in PRESETS else preset(options.model).config
+            )
+            model = onward.Decoder(config).to(device, dtype).eval()
             if quantize is not None:
                 quantize_model(model, quantize)
         else:

@@ -22,7 +22,7 @@ Plan a decoder before it is downloaded, trained or paid for: parameters and oper
 of training, what fits, and the speed to expect, each with its formula. No weights are read.
 
 examples:
-  onward plan gpt2                                            on this machine, whose speed is measured for a second
+  onward plan gpt2                                            on this machine, whose speed is measured for some seconds
   onward plan llama-3.1-8b --device h100 --context 8192 --batch 16
   onward plan llama-3.1-8b --memory 24GiB --quantize int4 --quantized-cache
   onward plan gpt2 --device a100 --tokens 10B --price 2.50    hours and cost of a training
@@ -51,7 +51,7 @@ class Options:
     memory: str = ""  # of the device, such as 24GiB
     bandwidth: str = ""  # of its memory, such as 3.35TB/s
     flops: str = ""  # operations per second, such as 989T
-    share: Annotated[float, Range(0.01, 1)] = 0.4  # of the arithmetic that training reaches
+    share: Annotated[float, Range(0.01, 1)] | None = None  # of the arithmetic in training; none: 0.4, here measured
     tokens: str = ""  # of the whole training, such as 10B: hours
     price: Annotated[float, Range(0, 1e9)] = 0.0  # of an hour of a device: cost
     json: bool = False  # print the result as JSON
@@ -76,22 +76,17 @@ def main(argv: Sequence[str]) -> None:
 
 def plan(options: Options) -> "Planned":
     """What the options ask for."""
-    from onward.planning.releases import decoder_of
     from onward.planning.tables import amount
     from onward.reports.plan import Planned
-    from onward.training import presets
 
-    if options.model in presets.PRESETS:
-        config = presets.decoder(options.model, options.vocab, {})
-    else:
-        config = decoder_of(options.model)
+    config = decoder_of(options.model, options.vocab)
     context = options.context or config.context_length
     check_context(config, context)
     if options.price and not options.tokens:
         raise UserError(f"price is {options.price:g} for no hours: give --tokens, the length of the training")
     return Planned(
         config,
-        machine(options),
+        machine(options, config, context),
         context,
         options.batch,
         options.dtype,
@@ -106,20 +101,32 @@ def plan(options: Options) -> "Planned":
     )
 
 
+def decoder_of(model: str, vocab_size: int) -> "DecoderConfig":
+    """The decoder of a model by any name; of a preset of training, with a vocabulary."""
+    from onward.planning import releases
+    from onward.training import presets
+
+    if model in presets.PRESETS:
+        return presets.decoder(model, vocab_size, {})
+    return releases.decoder_of(model)
+
+
 def check_context(config: "DecoderConfig", context: int) -> None:
     """A UserError for a context that the model does not have."""
     if context > config.context_length:
         raise UserError(f"context is {context:,}, and the model's is {config.context_length:,} tokens: lower it")
 
 
-def machine(options: Options) -> "Machine":
+def machine(options: Options, config: "DecoderConfig", context: int) -> "Machine":
     """The device of the options, or this machine, as measured; with those of its figures that are given."""
     from dataclasses import replace
 
     from onward.fields import nearest
     from onward.planning.devices import DEVICES
     from onward.planning.machine import Machine, measured_machine, same_flops
+    from onward.planning.speed import step_overhead
     from onward.planning.tables import byte_count, operations
+    from onward.training.speed import trial_share
 
     memory = byte_count(options.memory, "memory") if options.memory else 0.0
     bandwidth = byte_count(options.bandwidth, "bandwidth") if options.bandwidth else 0.0
@@ -133,9 +140,14 @@ def machine(options: Options) -> "Machine":
     elif memory and bandwidth and flops:
         found = Machine("a machine", "as given", memory, bandwidth, {})
     else:
-        with console.status("bandwidth and arithmetic of this machine"):
+        with console.status("speed of this machine"):
             found = measured_machine()
-    found = replace(found, training_share=options.share)
+            overhead = step_overhead()
+            peak = found.flops[options.precision]
+            share = options.share or trial_share(config, options.precision, context, peak)
+            found = replace(found, step_overhead=overhead, training_share=share)
+    if options.share:
+        found = replace(found, training_share=options.share)
     if memory:
         found = replace(found, memory=memory)
     if bandwidth:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from onward.generation.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
+from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.planning.flops import attention_flops, causal_attention_flops, weight_flops
 from onward.planning.parameters import cache_bytes_per_token, idle
@@ -132,3 +133,12 @@ def measure(
         batch * (weight_flops(config) + attention_flops(config, length, decoding=True)) / read,
         engine.compile(batch),
     )
+
+
+def step_overhead() -> float:
+    """Seconds per layer of a decoding step beside its arithmetic and its memory: those of a decoder that is so small
+    that it has nearly none of both."""
+    config = DecoderConfig(vocab_size=256, d_model=64, n_layers=4, n_heads=4, context_length=128)
+    limits = Limits(1.0, {torch.float32: 1.0})
+    speed = measure(Decoder(config).eval(), "float32", 1, prompt=8, new=64, seconds=0.5, limits=limits)
+    return 1 / speed.decode / config.n_layers
