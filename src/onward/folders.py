@@ -67,12 +67,12 @@ def load(
     device = choose_device(device)
     folder = locate(model, revision)
     adapters = [Path(adapter)] if isinstance(adapter, str | Path) else list(map(Path, adapter))
-    decoder, hf, folder = load_with_adapters(
+    decoder, hf, source = load_with_adapters(
         folder, adapters, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize
     )
     if rope is not None:
         decoder.config = extended(decoder.config, rope)
-    return LanguageModel(decoder, load_tokenizer(folder), hf)
+    return LanguageModel(decoder, load_tokenizer(source), hf)
 
 
 @checked

@@ -31,6 +31,7 @@ from onward.checkpoint.bases import (
     is_adapter,
 )
 from onward.checkpoint.folder import describe, load_model
+from onward.checkpoint.gguf.header import Header, opened
 from onward.checkpoint.weights import fill, read_tensors
 from onward.errors import UserError
 from onward.families import HF, Family, family
@@ -60,15 +61,16 @@ def load_with_adapters(
     *,
     allow_nonfinite: bool = False,
     quantize: str | None = None,
-) -> tuple[Decoder, dict[str, Any], Path]:
+) -> tuple[Decoder, dict[str, Any], Path | Header]:
     """The decoder in a folder with adapters, each named after its folder; the first is in use. Of a folder that holds
-    an adapter, its base with it. Also the base's config.json, and the folder of the tokenizer.
+    an adapter, its base with it. Also the base's config.json, and what `load_tokenizer` takes.
 
     Arguments as of `load_model`. A UserError for an adapter of another base.
     """
     if is_adapter(folder):
         adapters, folder = [folder, *adapters], base_folder(folder)
-    model, hf = load_model(folder, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
+    source = opened(folder)
+    model, hf = load_model(source, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
     names = [adapter.resolve().name for adapter in adapters]
     for name, adapter in zip(names, adapters):
         check_base(adapter, folder)
@@ -76,7 +78,7 @@ def load_with_adapters(
     if names:
         selection(model).name = names[0]
     trained = adapters and (adapters[0] / "tokenizer.json").exists()  # perhaps with another chat template
-    return model, hf, adapters[0] if trained else folder
+    return model, hf, adapters[0] if trained else source
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from onward.checkpoint.gguf.header import is_gguf, read_header
-from onward.checkpoint.gguf.load import open_gguf
+from onward.checkpoint.gguf.header import Header, opened
+from onward.checkpoint.gguf.load import read_model
 from onward.checkpoint.gguf.vocabulary import read_tokenizer
 from onward.checkpoint.names import head_differs, layers_of, packable, to_ours, to_theirs
 from onward.checkpoint.packed import quantization_config
@@ -65,14 +65,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def load_model(
-    folder: Path,
+    folder: Path | Header,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     *,
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """The decoder in a folder or a GGUF file, with its config.json, or what GGUF has of it.
+    """The decoder in a folder or a GGUF file, which may be `opened`, with its config.json, or what GGUF has of it.
 
     Its dtype is that of its files (bf16 where they are dequantized, that of most elements where they are mixed) unless
     `dtype` is given.
@@ -86,14 +86,15 @@ def load_model(
     raise a UserError unless `allow_nonfinite`.
     """
     where = torch.device(device or "cpu")
+    path = folder.path if isinstance(folder, Header) else folder
     try:
-        if is_gguf(folder):
-            hf, kind, config, stored = open_gguf(folder)
+        if isinstance(source := opened(folder), Header):
+            hf, kind, config, stored = read_model(source)
             model = allocated(config, stored)
         else:
-            hf = read_config(folder)
-            stored = dequantized(hf, stored_tensors(folder))
-            kind, config, model = outline(hf, stored, str(folder / "config.json"))
+            hf = read_config(source)
+            stored = dequantized(hf, stored_tensors(source))
+            kind, config, model = outline(hf, stored, str(source / "config.json"))
         add_stored_head(model, stored, hf)
         wanted = dict(model.named_parameters())  # a tied head is not among them
         chosen: dict[str, Precision] = {}
@@ -115,7 +116,7 @@ def load_model(
             precisions={f"{name}.weight": precision for name, precision in chosen.items()},
         )
     except UserError as error:
-        raise error if str(folder) in str(error) else UserError(f"{folder}: {error}") from None
+        raise error if str(path) in str(error) else UserError(f"{path}: {error}") from None
     if config.tied and "head" in chosen:
         quantized["head.weight"] = quantize_tensor(ours["embed.weight"], chosen["head"])
     for name, (codes, scales) in quantized.items():
@@ -150,25 +151,26 @@ def label_keys(model: Decoder) -> dict[str, Any]:
     }
 
 
-def load_tokenizer(path: Path) -> Tokenizer | None:
-    """The tokenizer in a model's folder or GGUF file; None where it has none."""
-    if is_gguf(path):
-        return read_tokenizer(read_header(path))
-    return Tokenizer.load(path) if tokenizer_file(path) else None
+def load_tokenizer(path: Path | Header) -> Tokenizer | None:
+    """The tokenizer in a model's folder or GGUF file, which may be `opened`; None where it has none."""
+    if isinstance(source := opened(path), Header):
+        return read_tokenizer(source)
+    return Tokenizer.load(source) if tokenizer_file(source) else None
 
 
 def required_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer in a model's folder or GGUF file; a UserError where it has none."""
-    if not is_gguf(path):
-        return Tokenizer.load(path)
-    if (found := read_tokenizer(read_header(path))) is None:
+    if not isinstance(source := opened(path), Header):
+        return Tokenizer.load(source)
+    if (found := read_tokenizer(source)) is None:
         raise UserError(f"{path} has no tokenizer: name a file or folder that holds one")
     return found
 
 
 def stored_weights(path: Path) -> Mapping[str, StoredTensor]:
     """The tensors of the model in a folder or a GGUF file, by name; reads headers only."""
-    return open_gguf(path)[3] if is_gguf(path) else stored_tensors(path)
+    source = opened(path)
+    return read_model(source)[3] if isinstance(source, Header) else stored_tensors(source)
 
 
 def outline(hf: HF, stored: Mapping[str, StoredTensor], where: str) -> tuple[Any, DecoderConfig, Decoder]:

@@ -283,7 +283,14 @@ def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
     end = start + rope_dim
     order = [*range(start), *range(start, end, 2), *range(start + 1, end, 2), *range(end, d_head)]
     back = sorted(range(d_head), key=order.__getitem__)
-    reorder = lambda t, rows: t.unflatten(0, (-1, d_head))[:, rows].flatten(0, 1)
+
+    def reorder(t: Tensor, rows: list[int]) -> Tensor:
+        if t.is_meta:  # the shape stays, and an index on the meta device takes half a second of imports
+            return t
+        import torch
+
+        return t.unflatten(0, (-1, d_head)).index_select(1, torch.tensor(rows, device=t.device)).flatten(0, 1)
+
     return lambda t: reorder(t, order), lambda t: reorder(t, back)
 
 

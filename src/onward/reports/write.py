@@ -58,8 +58,8 @@ def conclude(run: Run) -> dict[str, Any]:
 
 def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
     """The model of a folder, and its tokenizer where there is one."""
-    model, _, folder = load_with_adapters(folder, device=choose_device(device))
-    return model.eval(), load_tokenizer(folder)
+    model, _, source = load_with_adapters(folder, device=choose_device(device))
+    return model.eval(), load_tokenizer(source)
 
 
 def opening(folder: Path, tokenizer: Tokenizer | None) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from onward.checkpoint.gguf.architectures import Architecture, architecture
-from onward.checkpoint.gguf.header import read_header
+from onward.checkpoint.gguf.header import Header
 from onward.checkpoint.gguf.tensors import stored_tensors
 from onward.checkpoint.weights import StoredTensor
 from onward.model.config import DecoderConfig
@@ -15,9 +14,8 @@ from onward.model.config import DecoderConfig
 VECTORS = "ffn_gate_inp_shexp.weight"  # some files have a matrix of one row
 
 
-def open_gguf(path: Path) -> tuple[dict[str, Any], Architecture, DecoderConfig, dict[str, StoredTensor]]:
+def read_model(header: Header) -> tuple[dict[str, Any], Architecture, DecoderConfig, dict[str, StoredTensor]]:
     """The keys for a config.json (ids of control tokens), the architecture, the decoder and the stored tensors."""
-    header = read_header(path)
     kind = architecture(header)
     config = kind.config(header)
     ids = {name: header.keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}

@@ -124,7 +124,8 @@ def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, i
         inner = char_level(single)
         add_tokens(inner, [(token, kind) for token, kind in typed if kind == CONTROL])
         return inner
-    known = [(a, b) for a, b in map(cut, merges) if a in vocab and b in vocab and a + b in vocab]
+    pairs = ((a, b) for a, _, b in (str(merge).partition(" ") for merge in merges))
+    known = [(a, b) for a, b in pairs if a in vocab and b in vocab and a + b in vocab]
     inner = byte_level_bpe(models.BPE(vocab, known, ignore_merges=pre in WHOLE_FIRST), PRE[pre])
     add_tokens(inner, typed)
     return inner
@@ -141,13 +142,6 @@ def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
                 return {}
             found[text] = i
     return found if UNKNOWN_CHARACTER in found else {}
-
-
-def cut(merge: Any) -> tuple[str, str]:
-    """A merge at its first space after the first character."""
-    text = str(merge)
-    at = text.find(" ", 1)
-    return text[:at], text[at + 1 :]
 
 
 def special(keys: Mapping[str, Any], name: str, tokens: list[str]) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from onward.checkpoint.gguf.blocks import CODES, TYPES, BlockType
@@ -19,6 +20,7 @@ from onward.files import written_whole
 
 FILLER = {"onward.alignment": 64}  # a key of 32 bytes, with which the tensors begin at a multiple of 64
 PIECE = 1 << 22  # numbers that are encoded at a time
+HALF = torch.finfo(torch.float16).max  # below it every type holds a number
 SCALAR = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}  # the types of a key by those of Python
 ELEMENT = {bool: (7, np.bool_), int: (5, np.int32), float: (6, np.float32)}
 
@@ -77,7 +79,8 @@ def header_of(keys: Mapping[str, Any], count: int) -> bytes:
 def encoded(piece: Tensor, kind: BlockType, name: str) -> np.ndarray:
     """The bytes of numbers; a UserError if a number is too large for the type."""
     raw = kind.encode(piece)
-    if kind.name != "F32" and not kind.decode(raw).isfinite().all() and piece.isfinite().all():
+    small = not piece.numel() or max(map(abs, torch.stack(piece.aminmax()).tolist())) < HALF  # and not NaN
+    if not (small or kind.name == "F32" or kind.decode(raw).isfinite().all()) and piece.isfinite().all():
         raise UserError(
             f"tensor {name} has a number as large as {piece.abs().max().item():.3g}, which {kind.name} cannot hold: "
             "write --dtype bf16 or f32"
