@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from onward.checkpoint.folder import read_config
-from onward.checkpoint.gguf.header import is_gguf
-from onward.checkpoint.gguf.load import open_gguf
+from onward.checkpoint.gguf.header import Header, opened
+from onward.checkpoint.gguf.load import read_model
 from onward.families import modules, preset, presets, read
 from onward.files import read_json
 from onward.hub import locate
@@ -30,8 +30,8 @@ def find(name: str) -> tuple[Any, DecoderConfig]:
 def decoder_of(name: str) -> DecoderConfig:
     """The decoder of a release, a folder, a config.json, a GGUF file or a model on the hub; reads no weights."""
     path = Path(name)
-    if is_gguf(path):
-        return open_gguf(path)[2]
+    if isinstance(source := opened(path), Header):
+        return read_model(source)[2]
     if path.is_file() and path.suffix == ".json":
         return read(read_json(path), name)[1]
     return find(name)[1]
