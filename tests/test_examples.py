@@ -209,6 +209,7 @@ class TestKvCache:
     def test_cache_gives_the_same_logits_for_a_hundredth_of_the_arithmetic(self, tmp_path: Path) -> None:
         text = printed("kv_cache", "--length", "256", "--rounds", "1", "--out", str(tmp_path / "cache.svg"))
         assert number("differ by # at most", text) < 1e-5
+        assert number("counted by #%", text) < 1
         rows = re.findall(rf"^ +(\d+) +{NUMBER} MFLOP.*?ms +{NUMBER} MFLOP", text, re.M)
         without, cached = ([float(row[i].replace(",", "")) for row in rows] for i in (1, 2))
         assert without[-1] / without[0] > 256 / 32  # attention makes it more than proportional to the length
@@ -278,3 +279,59 @@ class TestArithmeticRl:
         before, after = number("fine-tuning: #%", text), number("after GRPO: #%", text)
         assert before < 60
         assert after > 80
+
+
+class TestCacheMemory:
+    def test_windows_and_latents_keep_the_cache_small(self, tmp_path: Path) -> None:
+        text = printed("cache_memory", "--out", str(tmp_path / "memory.json"))
+        rows = {line.split()[0]: [float(x) for x in re.findall(r"\d+\.\d+", line)[-3:]] for line in text.splitlines()}
+        assert rows["gpt2"] == [0.038, 0.302, 4.832]
+        assert rows["llama-3-8b"][2] == pytest.approx(rows["llama-7b"][2] / 4, abs=0.01)
+        assert rows["mistral-7b"][2] == rows["mistral-7b"][1]
+        (panel,) = json.loads((tmp_path / "memory.json").read_text())["panels"]
+        assert len(panel["series"]) == 7
+
+
+class TestDoubleContext:
+    def test_doubling_costs_twice_at_first_and_almost_four_times_in_the_end(self, tmp_path: Path) -> None:
+        text = printed("double_context", "--out", str(tmp_path / "context.json"))
+        factors = [float(found) for found in re.findall(r"(\d\.\d\d)x", text)]
+        assert factors == sorted(factors)
+        assert 2 < factors[0] < 2.1
+        assert 3.7 < factors[-1] < 4
+        assert "From 65,536 tokens on attention takes more" in text
+        assert (tmp_path / "context.json").exists()
+
+
+class TestChinchilla:
+    def test_table_has_the_published_optima_and_the_refit_near_20_tokens(self, tmp_path: Path) -> None:
+        row = next(
+            line for line in printed("chinchilla", "--out", str(tmp_path / "c.json")).splitlines() if "10.0 B" in line
+        )
+        flops, tokens = re.findall(r"\de\+\d\d|\d\.\d\de\+\d\d", row), re.findall(r"([\d,.]+) B", row)[1:]
+        assert [float(tokens[0]), float(tokens[1])] == pytest.approx([205.1, 219.5], rel=0.01)  # table 3, table A3
+        assert float(tokens[2]) / 10 > 40
+        assert 17 < float(tokens[3]) / 10 < 26
+        assert len(flops) == 4
+        assert len(json.loads((tmp_path / "c.json").read_text())["panels"]) == 3
+
+
+class TestForecast:
+    def test_last_run_is_forecast_from_the_first_three_within_one_percent(self, tmp_path: Path) -> None:
+        text = printed("forecast", "--out", str(tmp_path / "forecast.json"))
+        assert abs(number("off by #%", text)) < 1
+        with_floor, without = number(": # bits per byte", text), number("without a floor: #,", text)
+        assert 0.7 < without < with_floor < 0.8
+        assert (tmp_path / "forecast.json").exists()
+
+
+class TestGptSizes:
+    def test_parts_of_each_model_add_up_to_its_published_size(self, tmp_path: Path) -> None:
+        text = printed("gpt_sizes", "--out", str(tmp_path / "sizes.json"))
+        published = {"gpt": 116_534_784, "gpt2": 124_439_808, "gpt2-xl": 1_557_611_200, "gpt3-175b": 174_604_259_328}
+        for line in text.splitlines()[1:]:
+            name, *cells = line.split()
+            *parts, total, rule = (int(cell.replace(",", "")) for cell in cells)
+            assert sum(parts) == total == published.get(name, total)
+            assert rule < total
+        assert len(json.loads((tmp_path / "sizes.json").read_text())["panels"]) == 6

@@ -1,0 +1,46 @@
+"""The memory of the KV cache by context, from GPT-2 to Llama 3.
+
+Each token of a text keeps a key and a value in every layer: 2 x layers x key/value heads x width of a head numbers.
+GPT-2 and the first Llamas have as many key/value heads as query heads; Llama 2 70B and Llama 3 share each among eight
+or four (grouped-query attention), Mistral 7B keeps the last 4,096 tokens only, and DeepSeek-V3 one latent for all
+heads. With --out the curves become a picture (.svg, .png, .html).
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from onward.families import presets
+from onward.planning.memory import cache_bytes, weight_bytes
+from onward.planning.parameters import cache_bytes_per_token
+from onward.reports.panels import curves
+from onward.reports.picture import Picture
+
+MODELS = "gpt2", "gpt2-xl", "llama-7b", "llama-2-70b", "llama-3-8b", "mistral-7b", "deepseek-v3"
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--out", default="", help="file of the picture (default: the terminal)")
+options = parser.parse_args()
+
+contexts = [2**power for power in range(7, 18)]
+gigabytes: dict[str, list[float]] = {}
+print("model         kB per token   GB at 1,024   at 8,192   at 131,072   of the weights")
+for name in MODELS:
+    config = presets()[name].config  # sizes alone: the cache of a context that the model was not made for counts too
+    bytes_at = {length: cache_bytes(config, 1, length, torch.bfloat16) for length in contexts}
+    gigabytes[name] = [count / 1e9 for count in bytes_at.values()]
+    shown = "".join(f"{bytes_at[length] / 1e9:13.3f}" for length in (1024, 8192, 131072))
+    share = bytes_at[131072] / weight_bytes(config, torch.bfloat16)
+    print(f"{name:12}{cache_bytes_per_token(config) / 1e3:14.1f}{shown}{share:14.0%}")
+
+picture = Picture(
+    "The memory of the KV cache",
+    "Keys and values of one text in bf16. A cache grows with the context; fewer key/value heads lower the line, a "
+    "window ends it, a latent replaces all heads by one vector.",
+    [curves("GB", [*range(7, 18)], gigabytes, x_name="tokens of context, as a power of two", log=True)],
+)
+if options.out:
+    picture.write(Path(options.out))
+else:
+    print(f"\n{picture.text()}")
