@@ -52,7 +52,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def shortened(words: list[str]) -> list[str]:
     """A training command with three steps of a tiny model instead of its own length, the last of them when resumed; a
-    comparison with one seed of the same; an inspection that trains, with one second."""
+    comparison with one seed of the same; a grid of the smallest runs; an inspection that trains, with one second."""
     if "--resume" in words:
         run = Path(words[-1])  # as if it had been killed before its end
         (run / "result.json").unlink()
@@ -70,6 +70,10 @@ def shortened(words: list[str]) -> list[str]:
                 words[words.index(flag) : words.index(flag) + 2] = ["--steps", "3"]
         words += ["--seeds", "1", "--preset", "tiny", "--tokenizer", "byte", "--validate-every", "3"]
         words += ["--validation-tokens", "500", "--evaluation-tokens", "500"]
+    elif words[:2] == ["scaling", "run"]:
+        at = words.index("--budget")
+        words[at : at + 2] = ["--grid-flops", "1.2e10", "--model.n-layers", "1", "--model.context-length", "16"]
+        words += ["--validation-tokens", "64", "--evaluation-tokens", "500", "--precision", "fp32"]
     elif words[0] == "inspect" and {"features", "--tuned"} & {*words}:
         words += ["--time", "1s"]
     return words

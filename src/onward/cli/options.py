@@ -35,6 +35,10 @@ COMMON = {  # the options that `--help` shows, first and in this order; of the o
     ),
     "onward compare": ("variant", "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON_OF_RUNS),
     "onward sweep": ("sweep", "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON_OF_RUNS),
+    "onward scaling run": (
+        *("budget", "grid_flops", "check", "out", "config", "mup", *COMMON_OF_RUNS),
+        *("evaluation_tokens", "validation_tokens"),
+    ),
     "onward finetune": (
         *("method", "out", "time", "steps", "epochs", "resume", "show", "config", "template", "length", "too_long"),
         *("validation", "batch_size", "learning_rate", "lora", "dora", "quantize", "beta", "teacher"),

@@ -4,17 +4,21 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from onward.arguments import Range
 from onward.cli.options import parse
 from onward.cli.output import console, print_json, print_next, print_table
 from onward.errors import UserError
 
+if TYPE_CHECKING:
+    from onward.planning.fits import LossFit, Run
+
 ABOUT = """\
 Scaling laws. `optimum`: how large a model, and how many tokens, give the least loss for an amount of computation, by
 the published laws. `fit`: the law of runs of your own, from a folder of runs or a table with the columns parameters,
-tokens (or flops) and loss.
+tokens (or flops) and loss. `run`: plans and trains small runs, fits their law and forecasts a larger one; its
+options are those of onward scaling run --help.
 
 examples:
   onward scaling optimum --flops 1e21
@@ -23,6 +27,7 @@ examples:
   onward scaling optimum --params 7B --requests 1e9           smaller models cost more to train and less to use
   onward scaling fit runs/                                    finished runs of several sizes and lengths
   onward scaling fit mine.csv --json
+  onward scaling run mybook.txt --budget 10m --check
 """
 
 
@@ -31,7 +36,7 @@ class Options:
     """What is given, and how it is shown."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "runs")
-    action: Literal["optimum", "fit"]  # of published laws, or a law fitted to RUNS
+    action: Literal["optimum", "fit", "run"]  # of published laws; a law fitted to RUNS; runs, and then their law
     runs: str = ""  # fit: a folder of runs, or a table (.csv, .tsv)
     flops: str = ""  # optimum: operations of the whole training, such as 1e21
     params: str = ""  # optimum: parameters, such as 7B
@@ -45,11 +50,18 @@ class Options:
     json: bool = False  # print the result as JSON
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> int | None:
+    if argv[:1] == ["run"]:
+        from onward.cli import scaling_run
+
+        return scaling_run.main(argv[1:])
     options = parse(Options, argv, prog="onward scaling", about=ABOUT)
+    if options.action == "run":
+        raise UserError("the word run comes first: onward scaling run DATA --budget 10m")
     result = optimum(options) if options.action == "optimum" else fit(options)
     if options.json:
         print_json(result)
+    return None
 
 
 def optimum(options: Options) -> dict[str, Any]:
@@ -154,9 +166,8 @@ def show_optimum(result: dict[str, Any], options: Options) -> None:
 
 def fit(options: Options) -> dict[str, Any]:
     """A law of runs."""
-    from onward.planning.fits import Run, fit_frontier, fit_loss, fit_power, parabolas
+    from onward.planning.fits import Run
     from onward.planning.tables import read_table
-    from onward.reports.laws import fit_picture
     from onward.reports.record import Record, find_runs
 
     if not options.runs:
@@ -167,6 +178,18 @@ def fit(options: Options) -> dict[str, Any]:
         runs = [Run(f.parameters, f.tokens, f.validation_loss) for f in figures if f.parameters and f.validation_loss]
     else:
         runs = read_table(path)
+    result, _ = fitted(runs, options.out)
+    if not options.json:
+        show_fit(result, options.out)
+        print_next(f"onward scaling optimum --flops {10 * max(run.flops for run in runs):.2g}")
+    return result
+
+
+def fitted(runs: "Sequence[Run]", out: str) -> "tuple[dict[str, Any], LossFit]":
+    """The law of runs as plain values, and itself; with its picture, where `out` names a file."""
+    from onward.planning.fits import fit_frontier, fit_loss, fit_power, parabolas
+    from onward.reports.laws import fit_picture
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with console.status(f"fitting {len(runs)} runs"):
@@ -179,7 +202,7 @@ def fit(options: Options) -> dict[str, Any]:
         budgets = [(parabola.flops, min(parabola.losses)) for parabola in found]
         power = fit_power(*zip(*budgets)) if len(budgets) >= 4 else None  # type: ignore[arg-type]
     largest = max(run.flops for run in runs)
-    forecast = law.law.loss(*law.law.optimum(10 * largest))
+    forecast = law.forecast(*law.law.optimum(10 * largest)) if law.determined else None
     result = {
         "runs": len(runs),
         "law": asdict(law.law),
@@ -187,17 +210,15 @@ def fit(options: Options) -> dict[str, Any]:
         "objective": law.objective,
         "exponent_of_parabolas": frontier and frontier.exponent,
         "power": power and asdict(power),
-        "forecast": {"flops": 10 * largest, "loss": forecast},
+        "forecast": forecast and {"flops": 10 * largest, **asdict(forecast)},
         "warnings": [str(warning.message) for warning in caught],
     }
-    if options.out:
-        fit_picture(law, runs, found, frontier).write(Path(options.out))
-    if not options.json:
-        show_fit(result, options)
-    return result
+    if out:
+        fit_picture(law, runs, found, frontier).write(Path(out))
+    return result, law
 
 
-def show_fit(result: dict[str, Any], options: Options) -> None:
+def show_fit(result: dict[str, Any], out: str) -> None:
     law, intervals = result["law"], result["intervals"]
     law = {**law, "a": law["beta"] / (law["alpha"] + law["beta"])}
     between = "{:.4g} to {:.4g}".format
@@ -208,10 +229,14 @@ def show_fit(result: dict[str, Any], options: Options) -> None:
     if power := result["power"]:
         curve = f"{power['scale']:.3g} C^-{power['exponent']:.3f} + {power['floor']:.3g}"
         console.print(f"loss of the best run of each budget: {curve}", soft_wrap=True)
-    forecast = result["forecast"]
-    console.print(f"forecast for {forecast['flops']:.3g} FLOPs, ten times the largest run: {forecast['loss']:.3f}")
+    if forecast := result["forecast"]:
+        console.print(
+            f"forecast for {forecast['flops']:.3g} FLOPs, ten times the largest run: {forecast['loss']:.3f} "
+            f"({forecast['low']:.3f} to {forecast['high']:.3f}), with {forecast['parameters']:.3g} parameters and "
+            f"{forecast['tokens']:.3g} tokens; an extrapolation",
+            soft_wrap=True,
+        )
     for warning in result["warnings"]:
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
-    if options.out:
-        console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
-    print_next(f"onward scaling optimum --flops {forecast['flops']:.2g}")
+    if out:
+        console.print(f"picture: {out}", markup=False, soft_wrap=True)

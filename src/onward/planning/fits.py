@@ -52,6 +52,33 @@ class LossFit:
     objective: float  # the sum of the Huber losses
     intervals: dict[str, tuple[float, float]]
     residuals: list[float]  # log of the loss, less that of the fit
+    resampled: list[Loss]  # the laws of resampled runs
+
+    @property
+    def determined(self) -> bool:
+        """Whether the law is one: loss falls with size and length, no faster than any law that was measured."""
+        return 0 < self.law.alpha < 2 and 0 < self.law.beta < 2
+
+    def forecast(self, parameters: float, tokens: float, seed: int = 0) -> Forecast:
+        """The loss of a run that was not made. The interval of 95 % is that of the laws of resampled runs, each with
+        the residual of a run, since a new run scatters about its law as the others do."""
+        noise = np.random.default_rng(seed).choice(self.residuals, len(self.resampled))
+        n, d = np.float64(parameters), np.float64(tokens)
+        with np.errstate(over="ignore"):  # of resampled laws that their runs do not determine
+            losses = [law.loss(n, d) * np.exp(one) for law, one in zip(self.resampled, noise)]
+            low, high = np.percentile(losses, [2.5, 97.5], method="nearest") if losses else (np.nan, np.nan)
+            return Forecast(parameters, tokens, float(self.law.loss(n, d)), float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The loss that a law gives a run, and its interval."""
+
+    parameters: float
+    tokens: float
+    loss: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -159,11 +186,18 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
     counts = choose.multinomial(len(runs), [1 / len(runs)] * len(runs), size=resamples).astype(float)
     found, _ = minima(np.repeat(best[None], resamples, 0), counts, LAST, *numbers)
     law = law_of(best)
-    if not (0 < law.alpha < 2 and 0 < law.beta < 2):
+    residuals = numbers[2] - np.log([law.loss(run.parameters, run.tokens) for run in runs])
+    fit = LossFit(
+        law,
+        float(values.min()),
+        intervals([constants(one) for one in found]),
+        residuals.tolist(),
+        [law_of(one) for one in found],
+    )
+    if not fit.determined:
         message = f"alpha {law.alpha:.3g} and beta {law.beta:.3g}: the runs do not determine a law"
         warnings.warn(message, Unreliable, stacklevel=2)
-    residuals = numbers[2] - np.log([law.loss(run.parameters, run.tokens) for run in runs])
-    return LossFit(law, float(values.min()), intervals([constants(one) for one in found]), residuals.tolist())
+    return fit
 
 
 def law_of(x: Array) -> Loss:

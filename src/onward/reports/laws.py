@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onward.planning.fits import LossFit, Parabola, Run
-from onward.planning.laws import FITTED, LAWS, Frontier, Loss
+from onward.planning.laws import FITTED, LAWS, REFIT, Frontier, Loss
 from onward.reports.panels import curves
 from onward.reports.picture import Panel, Picture
 
@@ -34,6 +34,7 @@ def optimum_picture(flops: float) -> Picture:
         curves("tokens", powers.tolist(), tokens, x_name=x_name, log=True, marks=mark),
         curves("tokens per parameter", powers.tolist(), ratios, x_name=x_name, log=True, marks=mark),
         curves("loss", powers.tolist(), losses, x_name=x_name, marks=mark),
+        profiles(REFIT, flops),
     ]
     return Picture(f"The best model for {flops:.3g} FLOPs", caption, panels)
 
@@ -47,24 +48,44 @@ def profiles(law: Loss, flops: float) -> Panel:
     return curves("IsoFLOP curves", np.log10(sizes).tolist(), series, x_name="parameters, as a power of ten")
 
 
+def isoflops(law: Loss, runs: Sequence[Run], found: Sequence[Parabola]) -> Panel:
+    """The loss by size for each budget with several sizes, by the law and as the runs have it."""
+    sizes = np.log10([run.parameters for run in runs])
+    x = np.linspace(sizes.min() - 0.1, sizes.max() + 0.1, POINTS)
+    series = {f"{one.flops:.1e} FLOPs": [law.loss(n, one.flops / 6 / n) for n in 10**x] for one in found}
+    dots = [point for one in found for point in zip(np.log10(one.sizes), one.losses)]
+    return curves("IsoFLOP curves, and runs", x.tolist(), series, x_name="parameters, as a power of ten", dots=dots)
+
+
 def fit_picture(fit: LossFit, runs: Sequence[Run], found: Sequence[Parabola], frontier: Frontier | None) -> Picture:
-    """A fitted law: its IsoFLOP curves, the frontier, and what the fit misses of each run."""
+    """A fitted law: the frontier with the runs above it, its IsoFLOP curves, the best N and D, and what the fit misses
+    of each run."""
     low, high = min(run.flops for run in runs), max(run.flops for run in runs)
     budgets = np.logspace(np.log10(low), np.log10(high) + 1, POINTS)
     powers, mark = np.log10(budgets).tolist(), {"largest run": float(np.log10(high))}
-    best = np.array([fit.law.optimum(c) for c in budgets])
-    sizes = {"L(N, D)": best[:, 0]}
+    best = {"L(N, D)": np.array([fit.law.optimum(c) for c in budgets])}
     if frontier:
-        sizes["parabolas"] = np.array([frontier.optimum(c)[0] for c in budgets])
-    order = np.argsort([run.flops for run in runs])
-    residuals = {"log loss less the fit": np.array(fit.residuals)[order]}
+        best["parabolas"] = np.array([frontier.optimum(c) for c in budgets])
+    made = np.log10([run.flops for run in runs])
     x_name = "FLOPs, as a power of ten"
+    losses = [fit.law.loss(*n) for n in best["L(N, D)"]]
     panels = [
-        curves("loss of the best model", powers, {"": [fit.law.loss(*n) for n in best]}, x_name=x_name, marks=mark),
-        profiles(fit.law, float(np.sqrt(low * high))),
-        curves("parameters of the best model", powers, sizes, x_name=x_name, log=True, marks=mark),
-        curves("residuals", np.log10([runs[i].flops for i in order]).tolist(), residuals, x_name=x_name),
+        curves(
+            "loss: runs, and the best model",
+            powers,
+            {"best": losses},
+            x_name=x_name,
+            marks=mark,
+            dots=[*zip(made, (run.loss for run in runs))],
+        ),
+        isoflops(fit.law, runs, found) if found else profiles(fit.law, float(np.sqrt(low * high))),
     ]
+    for place, name in enumerate(("parameters", "tokens")):
+        series = {way: sizes[:, place] for way, sizes in best.items()}
+        panels.append(curves(f"{name} of the best model", powers, series, x_name=x_name, log=True, marks=mark))
+    zero, dots = {"the law": np.zeros(2)}, [*zip(made, fit.residuals)]
+    ends = [float(made.min()), float(made.max())]
+    panels.append(curves("residuals: log loss less the law's", ends, zero, x_name=x_name, dots=dots))
     caption = (
         f"A law fitted to {len(runs)} runs, drawn up to ten times the largest: right of the mark it is a forecast. "
         "Residuals without a trend say that the form of the law fits."

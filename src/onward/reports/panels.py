@@ -181,16 +181,18 @@ def curves(
     log: bool = False,
     marks: Mapping[str, float] = {},
     ranges: Mapping[str, tuple[ArrayLike, ArrayLike]] = {},
+    dots: Sequence[tuple[float, float]] = (),
     size: tuple[float, float] = (420, 250),
 ) -> Panel:
     """Curves over the same x, with a logarithmic vertical axis where `log`, and named vertical lines at `marks`.
-    `ranges` are the least and the greatest values around a curve, drawn as a band."""
+    `ranges` are the least and the greatest values around a curve, drawn as a band; `dots` are single points (x, y)."""
     width, height = size
     domain = np.array([[min(x), max(x)]] * 3, float)
     frame = Frame(width, height, 48, width - 8, 34, height - 40, domain)
     numbers = {name: np.asarray(values, float) for name, values in series.items()}
     bands = {name: [np.asarray(end, float) for end in ends] for name, ends in ranges.items()}
-    every = np.concatenate([*numbers.values(), *(end for ends in bands.values() for end in ends)])
+    points = np.array(dots, float).reshape(-1, 2)
+    every = np.concatenate([points[:, 1], *numbers.values(), *(end for ends in bands.values() for end in ends)])
     every = every[np.isfinite(every)]
     low, high = float(every.min()), float(every.max())
     margin = 0.05 * (high - low) or 1.0
@@ -218,6 +220,7 @@ def curves(
             f'text-anchor="{"end" if left else "start"}">{visible(name)}</text>'
         )
     around += "".join(band(one, bands[one.name], places, y) for one in drawn if one.name in bands)
+    drawn.append(Series("dots", "dots", np.stack([points[:, 0]] * 3), y(points[:, 1])))
     svg, _ = plot(frame, drawn, around, visible(title), 6)
     inner = svg[svg.index(">") + 1 : -len("</svg>")]
     hit = (
@@ -231,7 +234,7 @@ def curves(
         "x": rounded(places[0]),
         "x_name": x_name,
         "series": {name: finite(values) for name, values in numbers.items()},
-    }
+    } | ({"dots": points.tolist()} if dots else {})
     return Panel(title, width, height, f'<g class="plot">{inner}{hit}</g>', lines, data)
 
 

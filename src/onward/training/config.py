@@ -159,9 +159,10 @@ UNITS |= dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60)
 UNITS |= dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600)
 
 
-def seconds(text: str) -> float:
-    """A duration such as 100s, "5 minutes" or 2h, in seconds; a number without a unit is in seconds."""
+def seconds(text: str, name: str = "time") -> float:
+    """A duration such as 100s, "5 minutes" or 2h, in seconds; a number without a unit is in seconds. A UserError names
+    the option."""
     match = re.fullmatch(rf"({NUMBER})\s*([a-z]*)", text.strip().lower())
     if not match or match[2] not in UNITS or float(match[1]) <= 0:
-        raise UserError(f"time is {text!r}: write a number with s, m or h (or sec, minutes, hours, ...), like 100s")
+        raise UserError(f"{name} is {text!r}: write a number with s, m or h (or sec, minutes, hours, ...), like 100s")
     return float(match[1]) * UNITS[match[2]]

@@ -6,6 +6,7 @@ FOLDER/
   NAME/seed-S/       a run for each variant and seed
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -141,9 +142,14 @@ def check_variants(variants: Sequence[Variant]) -> None:
             )
 
 
-def prepare_variants(variants: Sequence[Variant], length: Length, progress: Progress = silent) -> list[Variant]:
-    """The variants with their length and shared tokens, ready to be trained. A UserError, before anything is trained,
-    where one cannot be, and where the folder holds a variant of the same name with other options."""
+def prepare_variants(
+    variants: Sequence[Variant], length: Length | None = None, progress: Progress = silent
+) -> list[Variant]:
+    """The variants with their length (None: their own steps) and shared tokens, ready to be trained.
+
+    A UserError, before anything is trained, where one cannot be, and where the folder holds a variant of the same name
+    with other options.
+    """
     check_variants(variants)
     folder = Path(variants[0].config.out)
     try:
@@ -152,7 +158,8 @@ def prepare_variants(variants: Sequence[Variant], length: Length, progress: Prog
         raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another --out") from None
     record = folder / "variants.json"
     earlier = read_json(record) if record.exists() else {}
-    asked = {one.name: {**fields.plain(one.config), **vars(length), "out": ""} for one in variants}
+    extent = vars(length) if length else {}
+    asked = {one.name: {**fields.plain(one.config), **extent, "out": "", "seed": 0} for one in variants}
     for name, options in asked.items():
         known = {**options, **earlier.get(name, {})}
         if differ := next((key for key in options if options[key] != known[key]), None):
@@ -171,13 +178,14 @@ def prepare_variants(variants: Sequence[Variant], length: Length, progress: Prog
     return ready
 
 
-def with_tokens(variant: Variant, tokens: Path, length: Length) -> Variant:
-    """A variant that trains on prepared tokens for a length."""
+def with_tokens(variant: Variant, tokens: Path, length: Length | None) -> Variant:
+    """A variant that trains on prepared tokens for a length (None: its own steps)."""
     config = variant.config
     inputs, model = open_inputs(config, tokens, "size"), config.decoder(Tokenizer.load(tokens).vocab_size)
     inputs.windows(config, model.context_length)
     if not config.weights:  # which are of the sources, and prepared together they are one
         config = replace(config, tokenizer="", **same_tokens(tokens, config))
+    length = length or Length(steps=config.steps)
     steps = length.steps_of(config, model)
     per_step = tokens_per_step(config, model) * flops_per_token(model) + OVERHEAD
     work = steps * per_step if steps else seconds(length.time)
@@ -189,19 +197,21 @@ def train_variants(
     seeds: int,
     watch: Callable[[Moment], None] = lambda moment: None,
     stop: Callable[[], bool] = lambda: False,
+    limit: float = math.inf,
 ) -> list[Outcome] | None:
     """Train variants that are prepared, all with the first seed, then all with the next. Runs that have ended are not
     repeated, and one that was left is resumed, exactly as if it had never stopped.
 
     `watch` is called with each event. None if `stop()` became true: the present run is then saved. A run that diverges
-    does not stop the others.
+    does not stop the others. A run that would not end within `limit` seconds, by those before it, is left out.
     """
     first = variants[0].config.seed
     order = [(variant, seed) for seed in range(first, first + seeds) for variant in variants]
     total, behind, worked, began = sum(variant.work for variant, _ in order), 0.0, 0.0, perf_counter()
     for number, (variant, seed) in enumerate(order, 1):
-        folder, work = variant.folder(seed), variant.work
-        if not any((folder / name).exists() for name in (RESULT, FAILURE)):
+        folder, work, spent = variant.folder(seed), variant.work, perf_counter() - began
+        late = worked > 0 and spent + spent / worked * work > limit
+        if not late and not any((folder / name).exists() for name in (RESULT, FAILURE)):
             with naming(variant):
                 run = begin(variants, variant, seed)
             resumed = share_done(run)
