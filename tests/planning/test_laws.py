@@ -137,6 +137,26 @@ def test_command_fits_a_table_and_writes_pictures(tmp_path: Path, capsys: pytest
     assert (tmp_path / "fit.svg").read_text().startswith("<svg")
 
 
+def test_runs_that_determine_no_law_are_fitted_with_a_warning_and_without_a_forecast(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{n},{d},{3 + 1e-7 * n + 1e4 / d}" for n in (1e5, 2e5, 4e5, 8e5) for d in (1e5, 2e5, 4e5)]
+    (path := tmp_path / "runs.csv").write_text("\n".join(["n,d,loss", *rows]))
+    assert main(["scaling", "fit", str(path), "--json", "--out", str(tmp_path / "fit.svg")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["forecast"] is None
+    assert any("do not determine a law" in warning for warning in found["warnings"])
+    assert "residuals" in (tmp_path / "fit.svg").read_text()
+
+
+def test_forecast_has_an_interval_that_holds_the_truth() -> None:
+    some = runs(noise=5e-3)[::3]
+    forecast = fit_loss(some, resamples=100).forecast(*LAW.optimum(1e22))
+    assert forecast.low < LAW.loss(*LAW.optimum(1e22)) < forecast.high
+    assert forecast.low < forecast.loss < forecast.high
+    assert forecast.high - forecast.low < 0.1
+
+
 def test_command_tells_the_optima(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["scaling", "optimum", "--hours", "24", "--device", "h100", "--out", str(tmp_path / "o.svg")]
     assert main([*words, "--requests", "1e12"]) == 0

@@ -151,7 +151,8 @@ def run(config: RunConfig, limit: float | None, given: dict[str, Any]) -> dict[s
     if missing := len(cells) - len(runs):
         result["warnings"].append(f"{fields.counted(missing, 'run')} of the grid diverged or had no time")
     flops = LARGER * max(one.flops for one in runs)
-    large = larger(sizes, flops, law.law.optimum(flops)[0], cells)
+    size = law.law.optimum(flops)[0] if law.determined else max(one.parameters for one in runs)
+    large = larger(sizes, flops, size, cells)
     forecast = law.forecast(large.parameters, large.tokens)
     result["forecast"] = {"flops": large.flops, **vars(forecast)}
     if not given["json"]:

@@ -59,30 +59,24 @@ def isoflops(law: Loss, runs: Sequence[Run], found: Sequence[Parabola]) -> Panel
 
 def fit_picture(fit: LossFit, runs: Sequence[Run], found: Sequence[Parabola], frontier: Frontier | None) -> Picture:
     """A fitted law: the frontier with the runs above it, its IsoFLOP curves, the best N and D, and what the fit misses
-    of each run."""
+    of each run. A law that its runs do not determine has no best N and D."""
     low, high = min(run.flops for run in runs), max(run.flops for run in runs)
-    budgets = np.logspace(np.log10(low), np.log10(high) + 1, POINTS)
-    powers, mark = np.log10(budgets).tolist(), {"largest run": float(np.log10(high))}
-    best = {"L(N, D)": np.array([fit.law.optimum(c) for c in budgets])}
-    if frontier:
-        best["parabolas"] = np.array([frontier.optimum(c) for c in budgets])
-    made = np.log10([run.flops for run in runs])
-    x_name = "FLOPs, as a power of ten"
-    losses = [fit.law.loss(*n) for n in best["L(N, D)"]]
-    panels = [
-        curves(
-            "loss: runs, and the best model",
-            powers,
-            {"best": losses},
-            x_name=x_name,
-            marks=mark,
-            dots=[*zip(made, (run.loss for run in runs))],
-        ),
-        isoflops(fit.law, runs, found) if found else profiles(fit.law, float(np.sqrt(low * high))),
-    ]
-    for place, name in enumerate(("parameters", "tokens")):
-        series = {way: sizes[:, place] for way, sizes in best.items()}
-        panels.append(curves(f"{name} of the best model", powers, series, x_name=x_name, log=True, marks=mark))
+    made, x_name = np.log10([run.flops for run in runs]), "FLOPs, as a power of ten"
+    panels = [isoflops(fit.law, runs, found)] if found else []
+    if fit.determined:
+        budgets = np.logspace(np.log10(low), np.log10(high) + 1, POINTS)
+        powers, marks = np.log10(budgets).tolist(), {"largest run": float(np.log10(high))}
+        best = {"L(N, D)": np.array([fit.law.optimum(c) for c in budgets])}
+        losses = {"best": [fit.law.loss(*n) for n in best["L(N, D)"]]}
+        if frontier:
+            best["parabolas"] = np.array([frontier.optimum(c) for c in budgets])
+        dots = [*zip(made, (run.loss for run in runs))]
+        title = "loss: runs, and the best model"
+        panels = panels or [profiles(fit.law, float(np.sqrt(low * high)))]
+        panels.insert(0, curves(title, powers, losses, x_name=x_name, marks=marks, dots=dots))
+        for place, name in enumerate(("parameters", "tokens")):
+            series = {way: sizes[:, place] for way, sizes in best.items()}
+            panels.append(curves(f"{name} of the best model", powers, series, x_name=x_name, log=True, marks=marks))
     zero, dots = {"the law": np.zeros(2)}, [*zip(made, fit.residuals)]
     ends = [float(made.min()), float(made.max())]
     panels.append(curves("residuals: log loss less the law's", ends, zero, x_name=x_name, dots=dots))
