@@ -12,7 +12,7 @@ from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console, print_json, print_next, print_table
 from onward.cli.progress import progress_bars
-from onward.cli.scaling import fitted, show_fit
+from onward.cli.scaling_fit import fitted, show_fit
 from onward.cli.train import Requests, default_name, from_toml, signals
 from onward.cli.variants import Shown, time_in_words
 from onward.errors import UserError
