@@ -82,7 +82,33 @@ def test_plan_says_by_how_much_a_model_does_not_fit(capsys: Any) -> None:
     assert "memory of training: largest batch" not in found
 
 
+def test_plan_of_a_mesh_has_the_memory_and_the_bytes_sent_of_one_device(capsys: Any) -> None:
+    words = [
+        "gpt2-medium",
+        "--device",
+        "h100",
+        "--context",
+        "128",
+        "--batch",
+        "2",
+        "--mesh",
+        "8x4",
+        "--inside",
+        "shards",
+    ]
+    found = planned(capsys, *words)
+    count = parameters(presets()["gpt2-medium"].config)
+    device = "one device of 8 groups of 4 (weights"
+    assert found[f"{device}: optimizer"] == 2 * count
+    assert found[f"{device}: windows of a step"] == 2 * 32
+    assert found[f"{device}: sent between groups"] == pytest.approx(2 * 7 / 8 * count)
+    assert found["speed: training"] > 0
+
+
 REFUSED = {
+    "gpt2 --device t4 --mesh 8": "--mesh is '8': write groups x devices of a group, such as 8x4",
+    "gpt2 --device t4 --mesh 8x5": "mesh has 5 devices in a group",
+    "gpt2 --device t4 --mesh 2x2 --count 3": "--count and --mesh both say",
     "gpt3 --device t4": "did you mean",
     "gpt2 --device h10": "--device is 'h10': did you mean h100",
     "gpt2 --context 2000": "--context is 2,000, and the model's is 1,024 tokens",

@@ -55,15 +55,15 @@ def test_bytes_of_optimizer_state_are_those_allocated(name: str) -> None:
 
 def test_gradients_are_what_a_dry_step_leaves() -> None:
     for decoder in (config(), config(mlp=Experts(count=4)), config(tied=True, n_layers=5)):
-        _, step = dry_step(decoder, 2, 12, loss=CrossEntropy())
+        step = dry_step(decoder, 2, 12, loss=CrossEntropy()).step
         gradients = 4 * sum(p.numel() for p in Decoder(decoder).parameters())
         assert step.kept == pytest.approx(gradients, abs=2000)  # the loss and its inputs are there as well
 
 
 def test_layers_of_a_kind_add_the_same_and_recomputation_keeps_their_inputs() -> None:
-    kept = [dry_step(config(n_layers=n), 4, 12, loss=CrossEntropy())[0].kept for n in (2, 3, 40)]
+    kept = [dry_step(config(n_layers=n), 4, 12, loss=CrossEntropy()).forward.kept for n in (2, 3, 40)]
     assert kept[2] - kept[0] == 38 * (kept[1] - kept[0])
-    less = dry_step(config(n_layers=40), 4, 12, loss=CrossEntropy(), recompute=True)[0].kept
+    less = dry_step(config(n_layers=40), 4, 12, loss=CrossEntropy(), recompute=True).forward.kept
     assert less < kept[2] / 5
 
 

@@ -26,6 +26,7 @@ examples:
   onward plan llama-3.1-8b --device h100 --context 8192 --batch 16
   onward plan llama-3.1-8b --memory 24GiB --quantize int4 --quantized-cache
   onward plan gpt2 --device a100 --tokens 10B --price 2.50    hours and cost of a training
+  onward plan llama-3.1-8b --device h100 --mesh 8x4 --context 8192    one of 32 devices, and what it sends in a step
   onward plan small --vocab 4096 --batch 12                   a preset of onward train
   onward plan runs/mybook --json                              a run, a folder, a config.json or a GGUF file
 """
@@ -48,6 +49,8 @@ class Options:
     vocab: Annotated[int, Range(2, 1 << 24)] = 4096  # tokens of the vocabulary, of tiny, mini, small and medium
     device: str = "here"  # here: this machine, measured; or b200, h200, h100, mi300x, a100, l40s, l4, v100, t4, rtx4090
     count: Annotated[int, Range(1, 1 << 24)] = 1  # devices that train together
+    mesh: str = ""  # groups of devices that train on different windows x devices of a group, such as 8x4
+    inside: Literal["tensor", "shards"] = "tensor"  # a group divides each matrix, or gathers weights that are divided
     memory: str = ""  # of the device, such as 24GiB
     bandwidth: str = ""  # of its memory, such as 3.35TB/s
     flops: str = ""  # operations per second, such as 989T
@@ -76,12 +79,18 @@ def main(argv: Sequence[str]) -> None:
 
 def plan(options: Options) -> "Planned":
     """What the options ask for."""
+    from onward.planning.mesh import Mesh
     from onward.planning.tables import amount
     from onward.reports.plan import Planned
 
     config = decoder_of(options.model, options.vocab)
     context = options.context or config.context_length
     check_context(config, context)
+    mesh = Mesh.of(options.mesh, options.inside) if options.mesh else None
+    if mesh and options.count > 1:
+        raise UserError(
+            f"count and mesh both say how many devices train: the mesh has {mesh.count:,}, leave out --count"
+        )
     if options.price and not options.tokens:
         raise UserError(f"price is {options.price:g} for no hours: give --tokens, the length of the training")
     return Planned(
@@ -97,7 +106,8 @@ def plan(options: Options) -> "Planned":
         options.recompute,
         amount(options.tokens, "tokens") if options.tokens else 0.0,
         options.price,
-        options.count,
+        mesh.count if mesh else options.count,
+        mesh,
     )
 
 

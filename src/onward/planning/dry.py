@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -120,6 +120,14 @@ def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
     return replace(config, n_layers=len(layers), final_norm=final, **parts)
 
 
+class DryStep(NamedTuple):
+    """The memory beside the weights up to three points of a step; without a loss, all are the first."""
+
+    forward: Segment  # the hidden states
+    loss: Segment  # the loss, and the backward of the head
+    step: Segment  # the whole backward
+
+
 def dry_step(
     config: DecoderConfig,
     rows: int,
@@ -128,9 +136,9 @@ def dry_step(
     loss: Callable[[Any, Batch], Any] | None = None,
     autocast: torch.dtype | None = None,
     recompute: bool = False,
-) -> tuple[Segment, Segment]:
-    """The memory of the hidden states of `rows` texts of `length` tokens beside the weights, and that of the whole step
-    with its backward, if there is a `loss`, as of a Trainer. Weights are in fp32, products in `autocast`, if given."""
+) -> DryStep:
+    """The memory of `rows` texts of `length` tokens, with the backward if there is a `loss`, as of a Trainer.
+    Weights are in fp32, products in `autocast`, if given."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
@@ -171,7 +179,8 @@ def dry_step(
     layers = [first[kind] if kind == layer else second[kind] for layer, kind in enumerate(kinds)]
     forward = replay([cuts[0], *layers])
     if not loss:
-        return forward, forward
+        return DryStep(forward, forward, forward)
     backward = {kind: cuts[2 * count - 2 * place] for place, kind in enumerate(chosen)}
-    head, last = cuts[count + 1], cuts[-1]
-    return forward, replay([forward, head, *(backward[kind] for kind in reversed(kinds[1:])), last])
+    loss_made = replay([forward, cuts[count + 1]])
+    step = replay([loss_made, *(backward[kind] for kind in reversed(kinds[1:])), cuts[-1]])
+    return DryStep(forward, loss_made, step)

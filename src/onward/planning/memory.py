@@ -79,6 +79,7 @@ class TrainingMemory:
     gradients: int
     optimizer: int
     activations: int  # that the forward keeps for the backward
+    at_loss: int  # activations and temporary tensors, until the backward of the blocks begins
     beside: int  # the most of gradients, activations and temporary tensors at a time
     holes: int
 
@@ -101,7 +102,7 @@ def generation_memory(
     for one more chunk of a prompt, and prompts are read in chunks."""
     chunk = min(CHUNK, length)
     cache = cache_bytes(config, rows, length, dtype, quantized=quantized_cache, chunk=chunk)
-    activations = dry_step(config, 1, chunk)[1].peak * dtype.itemsize / 4
+    activations = dry_step(config, 1, chunk).forward.peak * dtype.itemsize / 4
     return GenerationMemory(weight_bytes(config, dtype, quantize), cache, int((1 + holes) * activations), chunk)
 
 
@@ -134,14 +135,14 @@ def training_memory(
     holes: float = HOLES,
 ) -> TrainingMemory:
     """The memory of training on batches of `rows` windows of `length` tokens, as a Trainer does it with this loss."""
-    forward, step = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
-    gradients, beside = 4 * parameters(config), step.peak
+    found = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
+    gradients, beside = 4 * parameters(config), found.step.peak
     if optimizer == "muon":
         matrices = hidden_matrices(config)
         beside = max(beside, gradients + 2 * matrices.total() + ORTHOGONAL * max(matrices.values(), default=0))
     weights = weight_bytes(config)
     state = optimizer_bytes(config, optimizer)
-    return TrainingMemory(weights, gradients, state, forward.kept, beside, int(holes * beside))
+    return TrainingMemory(weights, gradients, state, found.forward.kept, found.loss.peak, beside, int(holes * beside))
 
 
 def most(needed: Callable[[int], float], memory: float, limit: int) -> int:

@@ -28,6 +28,7 @@ from onward.planning.memory import (
     most,
     training_memory,
 )
+from onward.planning.mesh import Mesh, device_memory, traffic
 from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters
 from onward.training.loss import CrossEntropy
 
@@ -63,6 +64,7 @@ class Planned:
     tokens: float = 0.0  # of the whole training
     price: float = 0.0  # of an hour of a machine
     count: int = 1  # machines that train
+    mesh: Mesh | None = None  # their groups
 
     @property
     def holes(self) -> float:
@@ -104,6 +106,8 @@ class Planned:
         yield from self.operations()
         yield from self.generation_lines()
         yield from self.training_lines()
+        if self.mesh:
+            yield from self.mesh_lines(self.mesh)
         yield from self.speeds()
 
     def operations(self) -> Iterator[Line]:
@@ -177,6 +181,34 @@ class Planned:
             yield Line(
                 section, "largest batch", windows, f"{windows:,} windows", f"memory left / {size_of(int(each))} each"
             )
+
+    def mesh_lines(self, mesh: Mesh) -> Iterator[Line]:
+        how = "matrices divided" if mesh.inside == "tensor" else "weights, gradients and state divided"
+        section = f"one device of {mesh.groups} groups of {mesh.devices} ({how}), training in {self.precision}"
+        line, n, rows = partial(size, section), mesh.devices, self.batch
+        memory = device_memory(
+            self.trained,
+            mesh,
+            rows,
+            self.context,
+            CrossEntropy(),
+            precision=self.precision,
+            optimizer=self.optimizer,
+            recompute=self.recompute,
+            holes=self.holes,
+        )
+        gathered = " + two blocks that are gathered" * (mesh.inside == "shards" and n > 1)
+        yield line("weights", memory.weights, f"4 bytes x its share of the parameters, 1 / {n}{gathered}")
+        yield line("gradients", memory.gradients, "4 bytes x its share")
+        yield line("optimizer", memory.optimizer, "state of its share")
+        yield line("activations", memory.activations, "dry run of its share" if mesh.inside == "tensor" else "dry run")
+        yield from self.fit(line, memory.peak, "most at a time, of all of these and temporary tensors")
+        windows = rows * mesh.batches
+        which = f"{mesh.batches} {'devices' if mesh.inside == 'shards' else 'groups'} with windows of their own"
+        yield Line(section, "windows of a step", windows, f"{windows:,} windows", f"batch x {which}")
+        sent = traffic(self.config, mesh, rows, self.context, self.precision)
+        yield line("sent inside its group", round(sent.inside), sent.formula_inside)
+        yield line("sent between groups", round(sent.between), sent.formula_between)
 
     def speeds(self) -> Iterator[Line]:
         section = f"speed on {self.machine.name} ({self.machine.source})"

@@ -1,0 +1,146 @@
+"""Training on many devices: the memory of one, and the bytes that it sends and receives in a step.
+
+A mesh "8x4" has 8 groups of 4 devices. The groups are copies that train on different windows and sum their gradients
+(data parallel). Inside a group either each matrix is divided by heads and by the width of the feed-forward, and all
+devices work on the same windows (tensor parallel, Shoeybi et al. 2019, Megatron-LM); or weights, gradients and
+optimizer state are divided, each device trains on windows of its own, and weights are gathered block by block when they
+are used (sharded data parallel, Rajbhandari et al. 2020, ZeRO stage 3; torch's FSDP). Nothing here runs on several.
+
+Summing x bytes over n devices in a ring sends 2 (n - 1) / n x from each, gathering or scattering x half of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from onward.data.windows import Batch
+from onward.errors import UserError
+from onward.model.config import DecoderConfig, Experts, at, each
+from onward.planning.memory import TrainingMemory, training_memory
+from onward.planning.parameters import modules, parameters, size
+
+Inside = Literal["tensor", "shards"]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Groups of devices, the devices of a group, and how a group divides its work."""
+
+    groups: int
+    devices: int
+    inside: Inside = "tensor"
+
+    @classmethod
+    def of(cls, text: str, inside: Inside) -> Mesh:
+        """The mesh of a text such as 8x4."""
+        found = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,6})", text.strip())
+        if not found:
+            raise UserError(f"mesh is {text!r}: write groups x devices of a group, such as 8x4")
+        return cls(int(found[1]), int(found[2]), inside)
+
+    @property
+    def count(self) -> int:
+        return self.groups * self.devices
+
+    @property
+    def batches(self) -> int:
+        """Batches of different windows in a step."""
+        return self.groups * (self.devices if self.inside == "shards" else 1)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one device sends in a step."""
+
+    inside: float  # to the devices of its group
+    between: float  # to other groups
+    formula_inside: str
+    formula_between: str
+
+
+def divided(config: DecoderConfig, devices: int) -> DecoderConfig:
+    """The decoder that one device of a tensor-parallel group computes: its share of the heads, of the feed-forward and
+    of the vocabulary. Key/value heads that are fewer than the devices are repeated. A UserError where sizes do not
+    divide."""
+
+    def share(name: str, number: int) -> int:
+        if number % devices:
+            raise UserError(
+                f"mesh has {devices} devices in a group, which do not divide {name} {number:,}: choose others"
+            )
+        return number // devices
+
+    def experts(part: Any) -> Any:
+        if not isinstance(part, Experts):
+            return part
+        shared = share("d_shared", part.d_shared) if part.d_shared else 0
+        return replace(part, d_ff=share("d_ff of experts", part.d_ff) if part.d_ff else 0, d_shared=shared)
+
+    if config.n_kv_heads % devices and devices % config.n_kv_heads:
+        raise UserError(f"mesh has {devices} devices in a group for {config.n_kv_heads} key/value heads: choose others")
+    return replace(
+        config,
+        vocab_size=-(-config.vocab_size // devices),  # padded
+        n_heads=share("n_heads", config.n_heads),
+        n_kv_heads=max(1, config.n_kv_heads // devices),
+        d_head=config.d_head,
+        d_ff=share("d_ff", config.d_ff),
+        mlp=tuple(map(experts, each(config.mlp))),
+    )
+
+
+def device_memory(
+    config: DecoderConfig,
+    mesh: Mesh,
+    rows: int,
+    length: int,
+    loss: Callable[[Any, Batch], Any],
+    *,
+    precision: str = "bf16",
+    **options: Any,
+) -> TrainingMemory:
+    """The memory of training on one device, with `rows` windows for each group or, with shards, for each device;
+    options are those of `training_memory`."""
+    if mesh.inside == "tensor":
+        return training_memory(divided(config, mesh.devices), rows, length, loss, precision=precision, **options)
+    whole = training_memory(config, rows, length, loss, precision=precision, **options)
+    n = mesh.devices
+    if n == 1:
+        return whole
+    gathered = 2 * max(size(block) for block, _ in modules(config)[:-1]) * width(precision)  # one in use, and the next
+    beside = whole.at_loss + whole.gradients // n
+    return TrainingMemory(
+        whole.weights // n + gathered,
+        whole.gradients // n,
+        whole.optimizer // n,
+        whole.activations,
+        whole.at_loss,
+        beside,
+        whole.holes * beside // whole.beside,
+    )
+
+
+def width(precision: str) -> int:
+    """Bytes of a number that is sent in this precision."""
+    return 4 if precision == "fp32" else 2
+
+
+def traffic(config: DecoderConfig, mesh: Mesh, rows: int, length: int, precision: str = "bf16") -> Traffic:
+    """The bytes that a device sends in one step: gradients are summed in fp32, all else is sent in the precision of the
+    products."""
+    n, share, total = mesh.devices, (mesh.devices - 1) / mesh.devices, 4 * parameters(config)
+    between = 2 * (mesh.groups - 1) / mesh.groups * total / n
+    ring = f"2 ({mesh.groups} - 1) / {mesh.groups} x 4 bytes x parameters / {n}: sum of gradients"
+    if mesh.inside == "shards":
+        inside = share * (2 * parameters(config) * width(precision) + total)
+        return Traffic(
+            inside, between, f"({n} - 1) / {n} x parameters x (2 gathers of {width(precision)} bytes + 4 bytes)", ring
+        )
+    vectors = rows * length * config.d_model * width(precision)
+    additions = sum(at(config.block, layer).additions for layer in range(config.n_layers))
+    inside = 2 * share * vectors * (2 * additions + 2)
+    how = f"2 ({n} - 1) / {n} x hidden states x (2 x {additions} additions to the residual stream + embedding and head)"
+    return Traffic(inside, between, how, ring)
