@@ -278,7 +278,7 @@ class TestArithmeticRl:
         text = printed("arithmetic_rl")
         before, after = number("fine-tuning: #%", text), number("after GRPO: #%", text)
         assert before < 60
-        assert after > 80
+        assert after > before + 20
 
 
 class TestCacheMemory:
