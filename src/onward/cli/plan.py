@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
 
 def plan(options: Options) -> "Planned":
     """What the options ask for."""
-    from onward.planning.mesh import Mesh
+    from onward.planning.mesh import Mesh, divided
     from onward.planning.tables import amount
     from onward.reports.plan import Planned
 
@@ -87,6 +87,8 @@ def plan(options: Options) -> "Planned":
     context = options.context or config.context_length
     check_context(config, context)
     mesh = Mesh.of(options.mesh, options.inside) if options.mesh else None
+    if mesh and mesh.inside == "tensor":
+        divided(config, mesh.devices)  # sizes that do not divide are refused before anything is computed
     if mesh and options.count > 1:
         raise UserError(
             f"count and mesh both say how many devices train: the mesh has {mesh.count:,}, leave out --count"
