@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from onward.data.windows import Batch
 from onward.errors import UserError
@@ -30,12 +31,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def moved(width: int, changes: dict[str, Any], **options: Any) -> dict[str, float]:
-    """The root mean square of each activation's change in STEPS steps."""
+def new(width: int, changes: dict[str, Any], **options: Any) -> tuple[RunConfig, Decoder]:
+    """A configuration and its decoder."""
     config = RunConfig(**OPTIONS | {"model": {"d_model": width, **changes}} | options)
     torch.manual_seed(0)
     model = Decoder(config.decoder(64))
     scale_weights(model, factors_of(config, model.config))
+    return config, model
+
+
+def moved(width: int, changes: dict[str, Any], **options: Any) -> dict[str, float]:
+    """The root mean square of each activation's change in STEPS steps."""
+    config, model = new(width, changes, **options)
     chain = torch.randperm(64, generator=torch.Generator().manual_seed(0))  # the token that follows each token
     text = [torch.randint(64, (8, 1), generator=torch.Generator().manual_seed(1))]
     for _ in range(32):
@@ -56,6 +63,27 @@ def moved(width: int, changes: dict[str, Any], **options: Any) -> dict[str, floa
     return {name: float((now - before[name]).square().mean().sqrt()) for name, now in activations().items()}
 
 
+def walks(seed: int, rows: int = 8, length: int = 33) -> Batch:
+    """Random walks, in which each of 64 tokens is followed by one of four."""
+    follow = torch.randint(64, (64, 4), generator=torch.Generator().manual_seed(0))
+    random = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(64, (rows, length), generator=random)
+    for i in range(1, length):
+        tokens[:, i] = follow[tokens[:, i - 1], torch.randint(4, (rows,), generator=random)]
+    return Batch(tokens[:, :-1], tokens[:, 1:])
+
+
+def loss_after(width: int, rate: float, steps: int = 30, **options: Any) -> float:
+    """The loss on new walks after some steps, each on other walks."""
+    options |= {"learning_rate": rate, "steps": steps, "schedule": "linear", "warmup": 0.1, "clip": 1.0}
+    config, model = new(width, {"n_layers": 1}, **options)
+    for _ in build_trainer(config, model).train(StepPlan([walks(step)]) for step in range(1, steps + 1)):
+        pass
+    held_out = walks(0, rows=64)
+    with torch.no_grad():
+        return float(cross_entropy(model.eval()(held_out.tokens).flatten(0, 1), held_out.targets.flatten()))
+
+
 def growth(widths: list[int], changes: dict[str, Any], **options: Any) -> list[float]:
     """The largest change of each activation over widths, by its smallest."""
     found = [moved(width, changes, **options) for width in widths]
@@ -72,6 +100,20 @@ def test_changes_of_activations_do_not_grow_with_the_width() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_changes_of_activations_are_flat_from_width_64_to_512(shape: str, optimizer: str) -> None:
     assert max(growth([64, 128, 256, 512], SHAPES[shape], optimizer=optimizer)) < 1.7
+
+
+@pytest.mark.long
+def test_best_learning_rate_stays_within_one_grid_step_from_width_64_to_512() -> None:
+    rates = [2.0**power for power in range(-9, -2)]
+
+    def best(width: int, base: int) -> int:
+        losses = [loss_after(width, rate, mup=base) for rate in rates]
+        return losses.index(min(losses))
+
+    at_64 = best(64, 64)
+    assert 0 < at_64 < len(rates) - 1
+    assert all(abs(best(width, 64) - at_64) <= 1 for width in (128, 256, 512))
+    assert best(512, 0) <= at_64 - 2, "without muP, it falls"
 
 
 @pytest.mark.parametrize("width", [64, 128])
