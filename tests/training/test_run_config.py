@@ -40,7 +40,7 @@ BAD = [
     {"steps": 3, "time": "5s"},
     {"steps": 3, "epochs": 1.0},
     {"steps": -1},
-    {"batch_size": 0},
+    {"batch_size": -1},
     {"batch_size": 10**39},
     {"accumulation": 100_000_000},
     {"accumulation": 0},

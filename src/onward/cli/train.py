@@ -212,7 +212,10 @@ def describe(run: "Run", say: Say) -> None:
         f"{'step' if run.expected_steps == 1 else 'steps'}, "
         f"{run.config.precision} on {run.device}, into {folder}"
     )
-    if unnamed := unnamed_changes(run.config.preset, run.model.config, run.config.model):
+    if run.choice:
+        say(str(run.choice))
+    preset = run.config.preset
+    if preset != "auto" and (unnamed := unnamed_changes(preset, run.model.config, run.config.model)):
         say(f"beside your changes, the preset is changed in: {'; '.join(unnamed)}")
     for check in run.checks():
         say(Text.assemble(OK if check.ok else LOOK, check.sentence))

@@ -84,7 +84,7 @@ def variant(name: str, values: Mapping[str, Any]) -> "Variant":
 
     plain = re.sub(r"[^\w.=+,()-]+", "-", name).strip(".-") or "variant"
     try:
-        config = fields.build(RunConfig, {**values, "steps": 1})  # until the length is known
+        config = fields.build(RunConfig, {"preset": "mini", **values, "steps": 1})  # until the length is known
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     return Variant(plain, config)

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -51,12 +51,13 @@ def calibrated(
     sample: Sampler = lambda model, tokenizer: None,
     processes: Processes = ALONE,
     loss: Loss | None = None,
+    began: float | None = None,
 ) -> tuple[RunConfig, Budget | None]:
     """The configuration with precision, backend of experts and number of steps fixed, or for a run of a given time the
-    steps of its warm-up and between validations, and the budget of that time, which begins with this call. Steps, a
+    steps of its warm-up and between validations, and the budget of that time, by default from this call on. Steps, a
     validation, a save and a call of `sample`, which comes with each validation, are timed on copies of the model, which
     stays as it is."""
-    began = perf_counter()
+    began = perf_counter() if began is None else began
     trial = lambda config: build_trainer(config, deepcopy(model), loss=loss)
     windows = inputs.windows(config, model.config.context_length)
     forget = getattr(loss, "load_state", lambda tensors, device: None)
@@ -114,7 +115,7 @@ def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindow
     return replace(config, **chosen)
 
 
-def precisions_of(device: torch.device) -> list[str]:
+def precisions_of(device: torch.device) -> list[Literal["fp32", "bf16", "fp16"]]:
     """fp32, and bf16 or fp16 if the device computes matrix products in it."""
     if device.type == "cuda":
         return ["fp32", "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"]

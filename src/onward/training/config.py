@@ -22,6 +22,7 @@ Weight = Annotated[float, Range(1e-9, 1e9)]
 Tokens = Annotated[int, Range(1, 10**15)]
 BelowOne = Annotated[float, Range(0, 0.999999)]
 Batches = Annotated[int, Range(1, 1 << 20)]  # windows of a batch, and batches of a step
+BatchesOrZero = Annotated[int, Range(0, 1 << 20)]
 Seed = Annotated[int, Range(1 - (1 << 63), (1 << 63) - 1)]
 
 
@@ -42,8 +43,8 @@ class DataOptions:
 class UpdateOptions:
     """How weights are updated: the loss and the optimizer."""
 
-    optimizer: str = "adamw"  # adamw, muon (for matrices, AdamW for the rest) or module:Class of a library
-    learning_rate: NotNegative | None = None  # the highest, after the warm-up; none: 0.5 / d_model, or 0.5 / mup
+    optimizer: str = ""  # adamw, muon (for matrices, AdamW for the rest) or module:Class; "": see preset, else adamw
+    learning_rate: NotNegative | None = None  # the highest; none: 0.5 / d_model, twice that of muon (mup for d_model)
     mup: SizeOrZero = 0  # the width from which the learning rate is carried over to any width (muP); 0: none
     schedule: Literal["wsd", "cosine", "linear", "constant"] = "wsd"  # wsd: warm-up, stable, then linear decay
     warmup: Extent = 0.05  # share of the steps, or from 1 on their number, over which the learning rate rises
@@ -94,13 +95,13 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     out: str = ""  # folder of the run; "": runs/ and the name of the first source
     base: str = ""  # a model to begin from: its folder or its name on the hub; "": new weights
-    preset: str = "mini"  # tiny, mini, small, medium or a release (see `onward models`); --model.* changes its fields
+    preset: str = "auto"  # tiny, mini, small, medium or a release; auto: what --time allows, without it mini
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
     imports: tuple[str, ...] = ()  # modules to import first, which define parts of your own
     steps: SizeOrZero = 0  # optimizer steps; 0: as many as --time or --epochs allow
     time: str = ""  # how long to train, such as 100s, 5m or 2h; the clock fixes the number of steps, see schedule
     epochs: NotNegative = 0.0  # passes over the training text
-    batch_size: Batches = 8  # windows of context_length tokens in one forward and backward
+    batch_size: BatchesOrZero = 0  # windows of context_length tokens in one forward and backward; 0: see preset, else 8
     accumulation: Batches = 1  # batches whose gradients make one step, divided among the processes
     seed: Seed = 0  # of the weights, the order of windows and dropout
 
@@ -112,12 +113,15 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
             raise UserError(f"{' and '.join(chosen)} are both given: choose one of steps, time and epochs")
         if not chosen:
             object.__setattr__(self, "time", "5m")
-        if self.time:
-            seconds(self.time)
+        if self.time and seconds(self.time) < 1:
+            raise UserError(f"time is {self.time!r}, and no model can be trained in less than a second: give it more")
         if self.weights and len(self.weights) != len(self.sources):
             raise UserError(f"there are {len(self.weights)} weights for {len(self.sources)} sources: give one for each")
         if unknown := [name for name in self.track if name not in TRACKERS]:
             raise UserError(f"track is {unknown[0]!r}: {fields.nearest(unknown[0], TRACKERS)}")
+        if not self.dialed:
+            object.__setattr__(self, "optimizer", self.optimizer or "adamw")
+            object.__setattr__(self, "batch_size", self.batch_size or 8)
         if self.preset not in presets.PRESETS and self.preset not in (known := families.presets()):
             close = fields.nearest(self.preset, {*presets.PRESETS, *known})
             raise UserError(f"preset is {self.preset!r}, which `onward models` does not list: {close}")
@@ -138,7 +142,13 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     @checked
     def peak_learning_rate(self, d_model: int) -> float:
         """The learning rate after the warm-up."""
-        return 0.5 / (self.mup or d_model) if self.learning_rate is None else self.learning_rate
+        usual = (1.0 if self.optimizer == "muon" else 0.5) / (self.mup or d_model)
+        return usual if self.learning_rate is None else self.learning_rate
+
+    @property
+    def dialed(self) -> bool:
+        """Whether the size of the model, and what goes with it, are chosen for the time of the run."""
+        return self.preset == "auto" and bool(self.time) and not self.base
 
     @property
     def modules(self) -> tuple[str, ...]:

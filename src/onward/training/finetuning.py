@@ -84,6 +84,7 @@ class FinetuneConfig(RunConfig, MethodOptions):
 
     fixed: ClassVar[tuple[str, ...]] = ("weights", "tokenizer", "field", "encoding", "pack", "preset", "model", "mup")
 
+    optimizer: str = "adamw"  # adamw, muon (for matrices, AdamW for the rest) or module:Class of a library
     weight_decay: NotNegative = 0.0  # of matrices; norms and biases have none
     out: str = ""  # folder of the run; "": runs/ and the names of the model and the method
 

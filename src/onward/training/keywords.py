@@ -58,6 +58,7 @@ class RunKeywords(CommonKeywords, total=False):
     pack: Literal["stream", "documents"]
     preset: str
     model: Mapping[str, Any]
+    mup: int
 
 
 class FinetuneKeywords(CommonKeywords, total=False):

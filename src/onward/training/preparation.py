@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 
+from onward import fields
 from onward.data.progress import Progress
 from onward.device import choose_device
+from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.model.heads import add_head
 from onward.text.tokenizer import Tokenizer
 from onward.training.budget import Budget
 from onward.training.calibration import Sampler, calibrated
-from onward.training.config import RunConfig
+from onward.training.config import RunConfig, seconds
+from onward.training.dial import Choice, dial
 from onward.training.inputs import Inputs
 from onward.training.loss import Loss
 from onward.training.mup import factors_of, scale_weights
@@ -34,6 +37,7 @@ class Prepared:
     hf: dict[str, Any]
     loss: Loss
     budget: Budget | None  # of a run of a given time
+    choice: Choice | None  # of the size, where it was left open
     seconds: float  # of that time which are gone
 
 
@@ -51,6 +55,11 @@ def prepared(
     task = task_of(config)
     tokenizer = task.prepare(config, folder, progress)
     inputs = task.open(config, folder, "sha256")
+    began, choice = perf_counter(), None
+    if config.dialed and model is None:
+        config, choice = dial(config, tokenizer, inputs, device, seconds(config.time), loss or task.loss(config))
+        record = read_json(folder / "inputs.json")
+        write_json(folder / "inputs.json", record | {"model": fields.plain(config.decoder(tokenizer.vocab_size))})
     torch.manual_seed(config.seed)
     if model is None:
         model = Decoder(config.decoder(tokenizer.vocab_size))
@@ -60,7 +69,6 @@ def prepared(
         add_head(model, inputs.labels)
     hf = {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
     config, loss = replace(config, device=str(device)), loss or task.loss(config)
-    began = perf_counter()
-    config, budget = calibrated(config, model, tokenizer, inputs, sample, Processes.join(), loss)
-    seconds = perf_counter() - began if config.time else 0.0
-    return Prepared(config, model, tokenizer, inputs, hf, loss, budget, seconds)
+    config, budget = calibrated(config, model, tokenizer, inputs, sample, Processes.join(), loss, began)
+    spent = perf_counter() - began if config.time else 0.0
+    return Prepared(config, model, tokenizer, inputs, hf, loss, budget, choice, spent)

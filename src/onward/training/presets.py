@@ -10,9 +10,11 @@ from onward import families, fields
 from onward.errors import UserError
 from onward.model.config import DecoderConfig, RMSNorm, SelfAttention
 
+MINI = {"d_model": 128, "n_layers": 3, "n_heads": 4, "context_length": 128}
 PRESETS: dict[str, dict[str, Any]] = {
+    "auto": MINI,
     "tiny": {"d_model": 64, "n_layers": 2, "n_heads": 4, "context_length": 128},
-    "mini": {"d_model": 128, "n_layers": 3, "n_heads": 4, "context_length": 128},
+    "mini": MINI,
     "small": {"d_model": 384, "n_layers": 6, "n_heads": 6, "context_length": 256},
     "medium": {"d_model": 768, "n_layers": 12, "n_heads": 12, "n_kv_heads": 4, "context_length": 1024},
 }

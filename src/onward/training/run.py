@@ -38,6 +38,7 @@ from onward.training.build import build_trainer, learning_rate
 from onward.training.calibration import Sampler
 from onward.training.checks import Check, start_checks
 from onward.training.config import RunConfig, seconds
+from onward.training.dial import Choice
 from onward.training.events import Event, EventLog, Notice, Rollback
 from onward.training.inputs import Inputs, check_inputs, read_config, read_record
 from onward.training.lock import run_lock
@@ -84,6 +85,7 @@ class Run:
         self.loaded = 0  # the step of the save that was loaded last
         self.messages: list[str] = []  # for the user, yielded by `train`
         self.budget: Budget | None = None  # of a run of a given time, in the first process until it ends
+        self.choice: Choice | None = None  # of the size, in a run that began in this process
         self.unrecorded = False  # whether run.json lacks the number of steps
 
     @property
@@ -144,9 +146,9 @@ class Run:
         if model is None and config.base:
             model, hf = load_base(config)
         if model is not None:
-            config = replace(config, model=fields.plain(model.config))
+            config = replace(config, preset="mini", model=fields.plain(model.config))
         config.decoder(1)  # an impossible model is refused before any text is read
-        check_optimizer(config.optimizer)
+        check_optimizer(config.optimizer or "adamw")
         processes.check_batches(config.accumulation)
         check_trackers(config.track)
         if processes.rank:
@@ -162,7 +164,7 @@ class Run:
             try:
                 p = prepared(config, folder, model, hf, loss, sample, progress)
                 run = cls(p.config, p.model, p.tokenizer, p.inputs, p.hf, p.loss)
-                run.fresh, run.budget, run.seconds = model is None, p.budget, p.seconds
+                run.fresh, run.budget, run.seconds, run.choice = model is None, p.budget, p.seconds, p.choice
                 write_json(folder / "run.json", fields.plain(run.config))
                 run.save()
                 run.saver.finish()

@@ -1,0 +1,98 @@
+"""The constants of `onward train --time`: small runs on two texts, and the law of the loss that is fitted to them.
+
+    python -m benchmarks.dial
+    python -m benchmarks.dial --shakespeare FILE --out points.json
+
+Each run is one of `onward train --steps` with a size of onward/training/dial.py. Its loss, in bits per byte over those
+of bz2, is fitted as f (E + A / N^alpha + B / D^beta): N are the parameters of the blocks, D the bytes that it was
+trained on, f is a factor of the text, whose geometric mean is 1. E, which small runs do not determine, is held. Prints
+the runs, the constants to write into dial.py, the factors, and how far the law misses the runs. Takes about ten minutes
+of one core.
+"""
+
+import argparse
+import math
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from benchmarks.text import SHARED, machine
+from onward.planning.fits import Run as Point
+from onward.planning.laws import Loss
+from onward.training.config import RunConfig
+from onward.training.dial import SIZES, compression, effective
+from onward.training.run import Run
+
+WIDTHS = {size["d_model"]: size for size in SIZES}
+STEPS = {  # by text and width
+    "embedded": {64: (150, 600), 128: (150, 500, 1200), 256: (80,)},
+    "shakespeare": {64: (400, 1600), 128: (400, 1200), 256: (120,)},
+}
+FLOOR = 0.5  # E
+TOKENIZERS = {"embedded": "bpe:4096", "shakespeare": "char"}
+
+
+def point(source: str, tokenizer: str, width: int, steps: int, folder: Path) -> tuple[Point, float]:
+    """A run's parameters in blocks, effective bytes and bits per byte over those of bz2; and its bits per byte."""
+    config = RunConfig(
+        sources=(source,),
+        tokenizer=tokenizer,
+        out=str(folder),
+        steps=steps,
+        validate_every=steps,
+        model=WIDTHS[width],
+        optimizer="muon",
+    )
+    run = Run.start(config)
+    for _ in run.train():
+        pass
+    bits = run.inputs.evaluate(run.model, run.tokenizer, run.trainer.loss, 32_768)["bits_per_byte"]
+    parameters = sum(p.numel() for p in run.model.blocks.parameters())
+    seen = steps * config.batch_size * run.model.config.context_length
+    compressed = compression(run.tokenizer, run.inputs)
+    read = effective(seen, run.inputs.tokens) * compressed.bytes_per_token
+    return Point(parameters, read, bits / compressed.bits_per_byte), bits
+
+
+def fitted(points: dict[str, list[Point]]) -> tuple[Loss, float, float]:
+    """The law of the runs on two texts, the ratio of the factors of the texts, and the largest error of log L."""
+    rows = [(*p, place - 0.5) for place, found in enumerate(points.values()) for p in found]
+    n, d, loss, side = np.array(rows).T
+    best = (math.inf, Loss(FLOOR, 0, 0, 0, 0), 0.0, 0.0)
+    for alpha, beta, ratio in product(
+        np.linspace(0.1, 0.6, 26), np.linspace(0.1, 0.6, 51), np.linspace(-0.15, 0.15, 31)
+    ):
+        level = loss * np.exp(side * ratio)
+        terms = np.stack([n**-alpha, d**-beta], 1)
+        scales = np.linalg.lstsq(terms / level[:, None], (level - FLOOR) / level)[0]
+        if min(scales) > 0:
+            error = np.log(terms @ scales + FLOOR) - np.log(level)
+            law = Loss(FLOOR, float(scales[0]), float(scales[1]), float(alpha), float(beta))
+            best = min(best, (float(error @ error), law, float(ratio), float(abs(error).max())), key=lambda one: one[0])
+    return best[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shakespeare", default=str(SHARED / "tinyshakespeare.txt"), help="the text tinyshakespeare")
+    options = parser.parse_args()
+    sources = {"embedded": "embedded", "shakespeare": options.shakespeare}
+    print(machine())
+    points: dict[str, list[Point]] = {text: [] for text in STEPS}
+    print(f"{'text':14}{'width':>6}{'steps':>7}{'in blocks':>12}{'bytes':>12}{'bits/byte':>11}{'of bz2':>8}")
+    for text, widths in STEPS.items():
+        for width, steps in ((width, steps) for width, lengths in widths.items() for steps in lengths):
+            with TemporaryDirectory() as folder:
+                found, bits = point(sources[text], TOKENIZERS[text], width, steps, Path(folder) / "run")
+            points[text].append(found)
+            numbers = f"{found.parameters:12,.0f}{found.tokens:12,.0f}{bits:11.4f}{found.loss:8.4f}"
+            print(f"{text:14}{width:6}{steps:7}{numbers}", flush=True)
+    law, ratio, error = fitted(points)
+    print(f"\nLAW = Loss(E={law.E:g}, A={law.A:.3g}, B={law.B:.3g}, alpha={law.alpha:.2g}, beta={law.beta:.2g})")
+    print(f"the factors of the texts are {math.exp(ratio):.3f} apart; no run is more than {error:.1%} from the law")
+
+
+if __name__ == "__main__":
+    main()
