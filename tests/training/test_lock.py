@@ -76,6 +76,7 @@ def test_second_start_into_one_folder_names_the_process_that_started_first(story
     assert "holds a run already" in refusal(str(story_file), *words)
 
 
+@pytest.mark.long
 def test_second_resume_names_the_first_whose_lock_dies_with_it(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", steps=100_000, validate_every=50_000)).folder
     with subprocess.Popen([*ONWARD, "--resume", str(run)], stderr=subprocess.DEVNULL) as first:

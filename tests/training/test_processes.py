@@ -102,6 +102,7 @@ def test_number_of_processes_changes_neither_windows_nor_weights(
         torch.testing.assert_close(second[name], tensor, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long
 def test_processes_roll_back_together(story_file: Path, tmp_path: Path) -> None:
     settings = SETTINGS | {"sources": [str(story_file)], "model": TINY, "new": True, "harmful": 38}  # of step 7
     for count in 1, 2:
@@ -130,7 +131,8 @@ def difference(settings: dict[str, Any], model: Decoder, dtype: torch.dtype, fol
     return max((two[name] - tensor).abs().max().item() for name, tensor in one.items())
 
 
-@pytest.mark.parametrize("steps", [8, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("steps", [8, 200])
 def test_one_process_and_two_differ_only_by_rounding(steps: int, story_file: Path, tmp_path: Path) -> None:
     """A difference in the arithmetic would be as large in fp64; rounding is smaller by the ratio of the dtypes' eps."""
     settings = SETTINGS | {"sources": [str(story_file)], "model": TINY | {"n_layers": 1}, "accumulation": 4}

@@ -143,16 +143,15 @@ def to_ours(
                 plain = partial(rows_of, into(copy()[0]))
             read = lambda *span, plain=plain, kind=precisions[names[0]]: quantize_weight(plain(*span), kind)
         else:
-            whole = mapped(source, kept) if not stacked and device.type == "cpu" else None
+            stays = not stacked and into is same and device.type == "cpu"
+            whole = mapped(source, kept) if stays else None
             if whole is None:
                 stack = copy()
-                whole = stack if stacked else stack[0]
+                whole = into(stack if stacked else stack[0])
             else:
                 check(whole, pieces[0], allow_nonfinite)
-            changed = into(whole)
-            moved = len(names) == 1 and changed.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
-            for name, part in zip(names, changed.split(sizes)):
-                own = (into is same or moved) and aligned(part)
+            for name, part in zip(names, whole.split(sizes)):
+                own = into is same and aligned(part)
                 found[name] = part if own else part.clone(memory_format=torch.contiguous_format)
             continue
         for name, end in zip(names, accumulate(sizes)):
