@@ -79,6 +79,7 @@ def test_attention_maps_of_a_training_model_have_no_dropout() -> None:
     assert model.training
 
 
+@pytest.mark.long
 def test_attention_of_compiled_blocks_is_captured() -> None:
     model = decoder()
     expected = attention_maps(model, TOKENS)

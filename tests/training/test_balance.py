@@ -143,7 +143,7 @@ def loads_in_training(model: Decoder, balance: Balance, steps: int) -> list[floa
     return loads
 
 
-@pytest.mark.parametrize("way", ["as it is", "compiled, recomputed"])
+@pytest.mark.parametrize("way", ["as it is", pytest.param("compiled, recomputed", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("router", "skewed"),
     [(SigmoidRouting(), "routing_bias"), (SoftmaxRouting(bias=True), "bias")],

@@ -121,6 +121,8 @@ def connect(self, address):
     return real(self, address)
 socket.socket.connect = connect
 from onward.training.track import Trackers, check_trackers
+
+from support.grids import first
 run = Path(sys.argv[1])
 trackers = Trackers(["wandb"], run, {"steps": 3, "sources": ("a.txt",)})
 for line in sys.argv[2:]:
@@ -162,9 +164,7 @@ def from_wandb(folder: Path) -> list[Row]:
 NOBODY = {"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
 
 
-@pytest.mark.parametrize(
-    "environment", [{}, {"WANDB_MODE": "online"}, pytest.param(NOBODY, marks=pytest.mark.long)], ids=str
-)
+@pytest.mark.parametrize("environment", first(1, [{"WANDB_MODE": "online"}, {}, NOBODY]), ids=str)
 def test_wandb_works_offline_without_a_key_and_keeps_its_id(tmp_path: Path, environment: dict[str, str]) -> None:
     pytest.importorskip("wandb")
     first = offline(
