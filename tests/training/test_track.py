@@ -17,6 +17,8 @@ import pytest
 from onward.errors import UserError
 from onward.training.track import Trackers, check_trackers
 
+from support.grids import first
+
 CONFIG = {"steps": 40, "model": {"n_layers": 2}, "sources": ("play.txt",)}
 Row = dict[str, Any]
 
@@ -121,8 +123,6 @@ def connect(self, address):
     return real(self, address)
 socket.socket.connect = connect
 from onward.training.track import Trackers, check_trackers
-
-from support.grids import first
 run = Path(sys.argv[1])
 trackers = Trackers(["wandb"], run, {"steps": 3, "sources": ("a.txt",)})
 for line in sys.argv[2:]:
