@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
@@ -79,17 +80,14 @@ class Planned:
         """The decoder in training: off a CPU, kernels drop attention weights without keeping them."""
         return self.config if self.machine.is_cpu else replace(self.config, dropout=0.0)
 
+    @property
+    def step_options(self) -> dict[str, Any]:
+        """How a step of training is made, for the functions of its memory."""
+        options = {"precision": self.precision, "optimizer": self.optimizer, "recompute": self.recompute}
+        return {**options, "holes": self.holes}
+
     def training(self, batch: int) -> TrainingMemory:
-        return training_memory(
-            self.trained,
-            batch,
-            self.context,
-            CrossEntropy(),
-            precision=self.precision,
-            optimizer=self.optimizer,
-            recompute=self.recompute,
-            holes=self.holes,
-        )
+        return training_memory(self.trained, batch, self.context, CrossEntropy(), **self.step_options)
 
     @cached_property
     def here(self) -> GenerationMemory:
@@ -186,17 +184,7 @@ class Planned:
         how = "matrices divided" if mesh.inside == "tensor" else "weights, gradients and state divided"
         section = f"one device of {mesh.groups} groups of {mesh.devices} ({how}), training in {self.precision}"
         line, n, rows = partial(size, section), mesh.devices, self.batch
-        memory = device_memory(
-            self.trained,
-            mesh,
-            rows,
-            self.context,
-            CrossEntropy(),
-            precision=self.precision,
-            optimizer=self.optimizer,
-            recompute=self.recompute,
-            holes=self.holes,
-        )
+        memory = device_memory(self.trained, mesh, rows, self.context, CrossEntropy(), **self.step_options)
         gathered = " + two blocks that are gathered" * (mesh.inside == "shards" and n > 1)
         yield line("weights", memory.weights, f"4 bytes x its share of the parameters, 1 / {n}{gathered}")
         yield line("gradients", memory.gradients, "4 bytes x its share")

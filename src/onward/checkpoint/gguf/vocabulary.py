@@ -124,7 +124,8 @@ def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, i
         inner = char_level(single)
         add_tokens(inner, [(token, kind) for token, kind in typed if kind == CONTROL])
         return inner
-    pairs = ((a, b) for a, _, b in (str(merge).partition(" ") for merge in merges))
+    cut = ((merge[:1], merge[1:].partition(" ")) for merge in map(str, merges))  # a token may begin with a space
+    pairs = ((start + a, b) for start, (a, _, b) in cut)
     known = [(a, b) for a, b in pairs if a in vocab and b in vocab and a + b in vocab]
     inner = byte_level_bpe(models.BPE(vocab, known, ignore_merges=pre in WHOLE_FIRST), PRE[pre])
     add_tokens(inner, typed)
