@@ -112,6 +112,10 @@ TABLES = {
     "no column": ("n,d\n1e6,1e7\n", "has no column loss"),
     "a text": ("n,d,loss\n1e6,1e7,much\n", "line 2: loss is 'much', which is no number"),
     "NaN": ("n,d,loss\n1e6,1e7,3\n2e6,1e7,nan\n", "line 3: loss is nan: leave out runs without a result"),
+    "an empty cell": ("n,d,loss\n1e6,,3\n", "line 2 has no d: leave out runs without a result"),
+    "a short row": ("n,d,loss\n\n1e6,1e7,3\n1e6,1e7\n", "line 4 has no loss: leave out runs without a result"),
+    "a long row": ("n,d,loss\n1,000,1e7,3\n", "line 2 has more cells than the first line names columns"),
+    "nothing": ("", "has no column parameters \\(it has none\\)"),
     "too few": ("n,d,loss\n1e6,1e7,3\n2e6,1e7,2.9\n", "2 runs determine no law"),
     "one size": ("n,d,loss\n" + "1e6,1e7,3\n1e6,2e7,2.9\n" * 3, "all runs have the same size"),
 }

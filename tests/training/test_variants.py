@@ -138,6 +138,16 @@ def test_one_bad_variant_is_one_sentence_and_nothing_is_trained(
     assert not [*tmp_path.rglob("seed-*")]
 
 
+@pytest.mark.parametrize("command", ["compare a.txt", "sweep a.txt", "scaling run a.txt"])
+def test_several_processes_are_refused(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(command.split()) == 2
+    expected = f"onward {command.removesuffix(' a.txt')} trains in one process, and torchrun started 2"
+    assert expected in capsys.readouterr().err
+
+
 def test_interval_of_paired_differences_is_that_of_student() -> None:
     quantiles = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 30: 2.042}  # of 95 %, from any table
     for freedom, expected in quantiles.items():

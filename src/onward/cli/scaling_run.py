@@ -14,7 +14,7 @@ from onward.cli.output import console, print_json, print_next, print_table
 from onward.cli.progress import progress_bars
 from onward.cli.scaling_fit import fitted, show_fit
 from onward.cli.train import Requests, default_name, from_toml, signals
-from onward.cli.variants import Shown, time_in_words
+from onward.cli.variants import Shown, in_one_process, time_in_words
 from onward.errors import UserError
 from onward.files import read_json, write_json
 from onward.model.part_types import SizeOrZero
@@ -65,6 +65,7 @@ class Options(RunConfig):
 
 def main(argv: Sequence[str]) -> int:
     values = read(Options, argv, prog="onward scaling run", about=ABOUT)
+    in_one_process("onward scaling run")
     given = {name: values.pop(name, None) for name in ("budget", "grid_flops", "check", "json", "config")}
     if not values.get("sources"):
         raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")

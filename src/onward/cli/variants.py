@@ -1,5 +1,6 @@
 """Options and progress that `onward compare`, `onward sweep` and `onward scaling run` share."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,9 +38,16 @@ class VariantOptions(RunConfig):
     json: bool = False  # print the result as JSON
 
 
+def in_one_process(command: str) -> None:
+    """A UserError where torchrun has started several processes."""
+    if (count := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise UserError(f"{command} trains in one process, and torchrun started {count}: call it without torchrun")
+
+
 def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
     """The options that are given, those of a TOML file included, as plain values."""
     values = read(cls, join_duration(argv), prog=prog, about=about)
+    in_one_process(prog)
     toml = values.pop("config", "")
     shared = from_toml(Path(toml), RunConfig) if toml else {}
     if not values.get("sources"):

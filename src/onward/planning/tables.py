@@ -35,15 +35,19 @@ def read_table(path: Path) -> list[Run]:
     for what, others in (("parameters", ""), ("tokens", "flops"), ("loss", "")):
         if not {what, others} & set(found):
             raise UserError(f"{path} has no column {what} (it has {', '.join(names) or 'none'}): name one so")
-    return [of_row(row, found, f"{path}, line {line}") for line, row in enumerate(rows, 2)]
+    return [of_row(row, found, f"{path}, line {rows.line_num}") for row in rows]
 
 
-def of_row(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> Run:
+def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> Run:
+    if None in row:
+        raise UserError(f"{where} has more cells than the first line names columns: write numbers without commas")
     numbers = {}
     for what, column in columns.items():
+        if not (row[column] or "").strip():
+            raise UserError(f"{where} has no {column}: leave out runs without a result")
         try:
             numbers[what] = float(row[column])
-        except (TypeError, ValueError):
+        except ValueError:
             raise UserError(f"{where}: {column} is {row[column]!r:.40}, which is no number") from None
         if not (math.isfinite(numbers[what]) and numbers[what] > 0):
             raise UserError(f"{where}: {column} is {row[column]}: leave out runs without a result")
