@@ -23,6 +23,7 @@ from onward.training.base import base_tokenizer, load_base
 from onward.training.finetuning import FinetuneConfig
 
 from support.decoders import DECODERS, decoder
+from support.gguf_files import split_in_two, tensor
 from support.limits import limited
 
 READ = {kind.name: kind for kind in TYPES.values() if kind.dequantize}
@@ -124,27 +125,14 @@ def test_weights_that_need_no_change_stay_mapped_and_files_unchanged(file: Path)
 
 
 def test_parts_of_a_split_file_are_one_model(file: Path, tmp_path: Path) -> None:
-    header = read_header(file)
-    names = list(header.tensors)
-    tensors = {name: onward_tensor(file, name) for name in names}
-    for number, part in enumerate((names[:5], names[5:]), 1):
-        keys = dict(header.keys) if number == 1 else {}
-        outlines = {name: Outline(header.tensors[name].shape, header.tensors[name].type) for name in part}
-        path = tmp_path / f"m-{number:05}-of-00002.gguf"
-        write_gguf(path, keys | {"split.count": 2}, outlines, [(name, tensors[name]) for name in part])
-    one, other = load_model(file)[0], load_model(tmp_path / "m-00001-of-00002.gguf")[0]
+    first = split_in_two(file, tmp_path)
+    one, other = load_model(file)[0], load_model(first)[0]
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters()))
     with pytest.raises(UserError, match="name the first, which ends in -00001"):
-        load_model(tmp_path / "m-00002-of-00002.gguf")
-    (tmp_path / "m-00002-of-00002.gguf").unlink()
-    with pytest.raises(UserError, match="there is no m-00002-of-00002"):
-        load_model(tmp_path / "m-00001-of-00002.gguf")
-
-
-def onward_tensor(file: Path, name: str) -> torch.Tensor:
-    info = read_header(file).tensors[name]
-    raw = np.fromfile(file, np.uint8, info.nbytes, offset=info.offset)
-    return info.type.decode(raw).view(info.shape)
+        load_model(tmp_path / "llama-00002-of-00002.gguf")
+    (tmp_path / "llama-00002-of-00002.gguf").unlink()
+    with pytest.raises(UserError, match="there is no llama-00002-of-00002"):
+        load_model(first)
 
 
 def header_of(*counts: int, rest: bytes = b"", version: int = 3) -> bytes:
@@ -251,7 +239,7 @@ def test_keys_that_cannot_be_are_refused_in_a_sentence(case: str, file: Path, tm
     harm, message = DAMAGES[case]
     header = read_header(file)
     outlines = {name: Outline(info.shape, info.type) for name, info in header.tensors.items()}
-    tensors = [(name, onward_tensor(file, name)) for name in outlines]
+    tensors = [(name, tensor(file, name)) for name in outlines]
     write_gguf(tmp_path / "x.gguf", change(file, harm), outlines, tensors)
     with limited(5, ROOM), pytest.raises(UserError) as error:
         onward.load(tmp_path / "x.gguf")

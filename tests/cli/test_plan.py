@@ -9,6 +9,7 @@ import torch
 
 import onward
 from onward.cli import main
+from onward.cli.plan import decoder_of
 from onward.families import presets
 from onward.planning.devices import DEVICES
 from onward.planning.flops import training_flops
@@ -16,6 +17,9 @@ from onward.planning.machine import Machine, same_flops
 from onward.planning.memory import cache_bytes, weight_bytes
 from onward.planning.parameters import parameters
 from onward.reports.plan import Planned
+
+from support.gguf_files import split_in_two
+from support.hub import put_in_cache
 
 TINY = onward.DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=64, context_length=64)
 H100 = Machine("h100", "data sheet", 80e9, 3.35e12, same_flops(989e12, 494e12))
@@ -62,10 +66,20 @@ def test_decoding_is_limited_by_memory_for_one_row_and_shares_weights_among_many
     assert 8 < speed(16) / speed(1) < 16
 
 
-def test_plan_of_a_run_is_that_of_its_config_json(tiny_run: Path, tmp_path: Path, capsys: Any) -> None:
+def test_plan_of_a_run_is_the_same_by_each_of_its_names(tiny_run: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "config.json").write_bytes((tiny_run / "config.json").read_bytes())
-    here = [planned(capsys, str(where), "--device", "t4") for where in (tiny_run, tmp_path / "config.json")]
-    assert here[0] == here[1]
+    onward.save(onward.load(tiny_run), tmp_path / "m.gguf")
+    put_in_cache("org/planned", tmp_path)
+    first = split_in_two(tmp_path / "m.gguf", tmp_path)
+    names = tmp_path, tmp_path / "config.json", tmp_path / "m.gguf", first, "org/planned", "hf://org/planned"
+    config = decoder_of(str(tiny_run), 0)
+    assert [name for name in names if decoder_of(str(name), 0) != config] == []
+    files = [planned(capsys, str(name), "--device", "t4") for name in (tiny_run, first)]
+    assert files[0] == files[1]
+
+
+def test_plan_of_a_preset_of_training_has_the_vocabulary_and_the_machine_that_are_given(capsys: Any) -> None:
+    assert decoder_of("tiny", 99).vocab_size == 99
     assert main(["plan", "tiny", "--vocab", "99", "--memory", "1GB", "--bandwidth", "40GB/s", "--flops", "180G"]) == 0
     out = capsys.readouterr().out
     assert "as given" in out
@@ -116,7 +130,8 @@ REFUSED = {
     "gpt2 --device t4 --flops fast": "--flops is 'fast': write operations per second",
     "gpt2 --device t4 --tokens -3": "tokens is '-3': write a positive number",
     "gpt2 --device t4 --price 3": "--price is 3 for no hours: give --tokens",
-    "nowhere/config.json": "there is no folder nowhere/config.json",
+    "nowhere/config.json": "there is no file nowhere/config.json",
+    "nowhere.gguf": "there is no file nowhere.gguf",
     "gpt2 --batch 0": "--batch is 0",
 }
 

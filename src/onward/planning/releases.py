@@ -9,6 +9,7 @@ from typing import Any
 from onward.checkpoint.folder import read_config
 from onward.checkpoint.gguf.header import Header, opened
 from onward.checkpoint.gguf.load import read_model
+from onward.errors import UserError
 from onward.families import modules, preset, presets, read
 from onward.files import read_json
 from onward.hub import locate
@@ -32,6 +33,8 @@ def decoder_of(name: str) -> DecoderConfig:
     path = Path(name)
     if isinstance(source := opened(path), Header):
         return read_model(source)[2]
+    if path.suffix in (".gguf", ".json") and not path.exists():
+        raise UserError(f"there is no file {path}: name a model's GGUF file, its config.json or its folder")
     if path.is_file() and path.suffix == ".json":
         return read(read_json(path), name)[1]
     return find(name)[1]

@@ -1,0 +1,27 @@
+"""GGUF files in parts."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from onward.checkpoint.gguf.header import read_header
+from onward.checkpoint.gguf.writer import Outline, write_gguf
+
+
+def tensor(file: Path, name: str) -> torch.Tensor:
+    """A tensor of a GGUF file, as numbers."""
+    info = read_header(file).tensors[name]
+    raw = np.fromfile(file, np.uint8, info.nbytes, offset=info.offset)
+    return info.type.decode(raw).view(info.shape)
+
+
+def split_in_two(file: Path, folder: Path) -> Path:
+    """Write the tensors of a GGUF file as two files, of which the first has the keys; the path of the first."""
+    header = read_header(file)
+    names = list(header.tensors)
+    paths = [folder / f"{file.stem}-{number:05}-of-00002.gguf" for number in (1, 2)]
+    for path, part, keys in zip(paths, (names[:5], names[5:]), (dict(header.keys), {})):
+        outlines = {name: Outline(header.tensors[name].shape, header.tensors[name].type) for name in part}
+        write_gguf(path, keys | {"split.count": 2}, outlines, [(name, tensor(file, name)) for name in part])
+    return paths[0]
