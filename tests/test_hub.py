@@ -1,11 +1,17 @@
 """A model is found by its name on the hub; nothing half-written is taken for whole, and no token goes elsewhere."""
 
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import onward
 from onward.cli import main
@@ -13,6 +19,7 @@ from onward.hub import HubName, locate
 
 from support.decoders import DECODERS, decoder
 from support.hub import CUT, Hub, Lookups, Repo, put_in_cache
+from support.llama_cpp import logprobs
 
 FILES = {
     "config.json": b'{"model_type": "llama"}',
@@ -258,3 +265,36 @@ def test_a_cached_model_generates_and_is_listed(tmp_path: Path, capsys: pytest.C
     assert main(["models", "cached", "--json"]) == 0
     [tiny] = [model for model in json.loads(capsys.readouterr().out) if model["name"] == "org/tiny"]
     assert (tiny["revision"], tiny["files"]) == ("main", 4)
+
+
+def run_onward(words: list[str], folder: Path, **environment: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "onward", *words], cwd=folder, env=os.environ | environment, capture_output=True
+    )
+    assert done.returncode == 0, (words, done.stderr.decode())
+
+
+@pytest.mark.long
+def test_the_page_takes_a_model_of_the_hub_to_llama_cpp_and_back(hub: Hub, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = onward.DecoderConfig(257, d_model=32, n_layers=2, n_heads=2, context_length=64)
+    onward.save(onward.LanguageModel(onward.Decoder(config), onward.train_tokenizer("byte", [])), tmp_path / "saved")
+    REPOS["gpt2"] = Repo({path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}, "b" * 40)
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_right"}
+    own |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    page = (Path(__file__).parents[1] / "docs/interchange.md").read_text(encoding="utf-8")
+    section = page.split("## From a published model")[1].split("\n## ")[0]
+    for kind, block in re.findall(r"^```(\w+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
+        if kind == "python":
+            exec(block, {"onward": onward})
+        for line in block.splitlines() if kind == "sh" else ():
+            command, *words = shlex.split(line.replace("--epochs 3", "--steps 3"))
+            if command == "onward":
+                run_onward(words, tmp_path, **own)
+    run_onward(["push", "sums-again", "me/sums", "--license", "mit"], tmp_path, **own)
+    run_onward(["generate", "me/sums", "Once", "--max-new-tokens", "2"], tmp_path, **own)
+    assert REPOS["me/sums"].files["model.safetensors"] == (tmp_path / "sums-again/model.safetensors").read_bytes()
+    ours = onward.load("sums.gguf")
+    tokens = ours.tokenizer.encode("2 + 3?")
+    wanted = ours.model.logits(ours.model.hidden(torch.tensor([tokens])))[0].log_softmax(-1)
+    assert (logprobs(tmp_path / "sums.gguf", tokens) - wanted).abs().max() < 1e-4

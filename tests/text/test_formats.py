@@ -5,9 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiktoken
 
+from onward.data.tokens import encode
 from onward.errors import UserError
 from onward.text.patterns import CL100K, GPT2, LLAMA3, O200K, QWEN2, TEKKEN
 from onward.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece
@@ -117,8 +119,8 @@ def test_sentencepiece_file_equals_the_tokenizer_json_of_its_model(shared: Path,
         assert tokenizer.encode(text) == reference.encode(text, special=False)
 
 
-@pytest.mark.parametrize("kind", ["prefix", "no prefix", "user-defined", "normalized"])
-def test_sentencepiece_gives_the_ids_of_its_library(kind: str, tmp_path: Path) -> None:
+def trained_by_library(kind: str, folder: Path) -> tuple[Tokenizer, Any]:
+    """A vocabulary of sentencepiece, in Onward and in the library; the test skips where it is not installed."""
     library = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed: its ids are not compared")
     plain: dict[str, Any] = {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}
     options: dict[str, Any] = {
@@ -132,12 +134,26 @@ def test_sentencepiece_gives_the_ids_of_its_library(kind: str, tmp_path: Path) -
     library.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=model, character_coverage=0.98, **settings, **options
     )
-    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
-    reference = library.SentencePieceProcessor(model_proto=model.getvalue())
-    tokenizer = Tokenizer.load(tmp_path)
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    return Tokenizer.load(folder), library.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+@pytest.mark.parametrize("kind", ["prefix", "no prefix", "user-defined", "normalized"])
+def test_sentencepiece_gives_the_ids_of_its_library(kind: str, tmp_path: Path) -> None:
+    tokenizer, reference = trained_by_library(kind, tmp_path)
     wanted = [reference.encode(text) for text in TEXTS]
     assert [tokenizer.encode(text) for text in TEXTS] == wanted
     assert [tokenizer.decode(ids) for ids in wanted] == [reference.decode(ids) for ids in wanted]
+
+
+@pytest.mark.long
+def test_cached_ids_of_ten_megabytes_are_those_of_sentencepiece(shared: Path, tmp_path: Path) -> None:
+    tokenizer, reference = trained_by_library("prefix", tmp_path)
+    story = (shared / "tinyshakespeare.txt").read_text()
+    documents = [text + story[i * 300 : (i + 7) * 300] for i, text in enumerate(awkward_texts(8000))]
+    assert sum(len(text.encode()) for text in documents) >= 10_000_000
+    ids, _ = encode(tokenizer, documents)
+    assert np.array_equal(ids, [i for text in documents for i in [*reference.encode(text), tokenizer.eos_id]])
 
 
 def test_tokens_and_bos_of_the_configuration_are_added(tmp_path: Path) -> None:
