@@ -150,7 +150,7 @@ def test_sentencepiece_gives_the_ids_of_its_library(kind: str, tmp_path: Path) -
 def test_cached_ids_of_ten_megabytes_are_those_of_sentencepiece(shared: Path, tmp_path: Path) -> None:
     tokenizer, reference = trained_by_library("prefix", tmp_path)
     story = (shared / "tinyshakespeare.txt").read_text()
-    documents = [text + story[i * 300 : (i + 7) * 300] for i, text in enumerate(awkward_texts(8000))]
+    documents = [text + story[i * 130 : i * 130 + 2100] for i, text in enumerate(awkward_texts(8000))]
     assert sum(len(text.encode()) for text in documents) >= 10_000_000
     ids, _ = encode(tokenizer, documents)
     assert np.array_equal(ids, [i for text in documents for i in [*reference.encode(text), tokenizer.eos_id]])
