@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from onward.arguments import check_fields, checked, explained, named
 from onward.checkpoint.training import LOSS, TrainerState, restore, training_tensors
 from onward.data.windows import Batch
+from onward.limits import keep_freed_memory
 from onward.training.average import Average
 from onward.training.balance import Balance
 from onward.training.health import Spikes, matrices, update_ratio
@@ -112,6 +113,8 @@ class Trainer:
         self.spikes = spikes or Spikes(0.0)
         self.loss: Loss = loss or CrossEntropy()
         self.device = next(model.parameters()).device
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.scaler = scaler or grad_scaler(config.precision, self.device)
         self.module = wrap(LossModule(model, self.loss, balance))
         self.step = 0  # steps made
