@@ -1,6 +1,7 @@
 """Vocabularies of SentencePiece, tiktoken and tekken give the ids of their reference libraries, both ways."""
 
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,17 @@ from onward.text.ranks import PUBLISHED, load_ranks
 from onward.text.tokenizer import Tokenizer
 
 from support.llama_cpp import PARTS, awkward_texts
-from support.vocabularies import BYTES, PIECES, message, small_ranks, write_pieces, write_ranks, write_tekken
+from support.vocabularies import (
+    BYTES,
+    CONTROLS,
+    PIECES,
+    WORDS,
+    message,
+    small_ranks,
+    write_pieces,
+    write_ranks,
+    write_tekken,
+)
 
 TEXTS = awkward_texts(600)
 OPENAI = (  # cl100k's pattern in tiktoken 0.14
@@ -85,6 +96,7 @@ def test_tekken_puts_control_tokens_first_and_cuts_the_vocabulary(ranks: dict[by
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (1, 2, 520)
 
 
+SYMBOL = Piece("<tag>", 0, USER_DEFINED)
 SPELLED = {
     "ab": ["\u2581ab"],
     "ab ab": ["\u2581ab", "\u2581ab"],
@@ -119,6 +131,19 @@ def test_sentencepiece_file_equals_the_tokenizer_json_of_its_model(shared: Path,
         assert tokenizer.encode(text) == reference.encode(text, special=False)
 
 
+@pytest.mark.parametrize(("text", "tokens"), [
+    ("<tag>", ["\u2581", "<tag>"]),
+    ("ab<tag>ab", ["\u2581ab", "<tag>", "ab"]),
+    ("<tag> <tag>", ["\u2581", "<tag>", "\u2581", "<tag>"]),
+    ("<tag></s>", ["\u2581", "<tag>", *[f"<0x{byte:02X}>" for byte in b"</s>"]]),
+])  # fmt: skip
+def test_symbols_are_found_behind_the_space_before_a_text(text: str, tokens: list[str], tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_pieces(tmp_path / "tokenizer.model", [*PIECES, SYMBOL]))
+    ids = tokenizer.encode(text)
+    assert [tokenizer.inner.id_to_token(i) for i in ids] == tokens
+    assert tokenizer.decode(ids) == text
+
+
 def trained_by_library(kind: str, folder: Path) -> tuple[Tokenizer, Any]:
     """A vocabulary of sentencepiece, in Onward and in the library; the test skips where it is not installed."""
     library = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed: its ids are not compared")
@@ -127,7 +152,12 @@ def trained_by_library(kind: str, folder: Path) -> tuple[Tokenizer, Any]:
         "prefix": plain,
         "no prefix": plain | {"add_dummy_prefix": False},
         "user-defined": plain | {"add_dummy_prefix": False, "user_defined_symbols": ["<tag>", "ab", "\u2581\u2581"]},
+        "user-defined with prefix": plain | {"user_defined_symbols": ["<tag>", "ab", "\u2581\u2581"]},
         "normalized": {"normalization_rule_name": "nmt_nfkc"},
+        "user-defined that are normalized": {"user_defined_symbols": ["\uff21"]},
+        "user-defined and normalized": {"user_defined_symbols": ["<tag>", "ab", "aab"]},
+        "squeezed": {"normalization_rule_name": "identity"},
+        "squeezed without prefix": {"normalization_rule_name": "identity", "add_dummy_prefix": False},
     }[kind]
     model, lines = io.BytesIO(), [part for part in PARTS if part.strip()] * 3
     settings: dict[str, Any] = {"vocab_size": 450, "model_type": "bpe", "byte_fallback": True, "minloglevel": 2}
@@ -138,12 +168,24 @@ def trained_by_library(kind: str, folder: Path) -> tuple[Tokenizer, Any]:
     return Tokenizer.load(folder), library.SentencePieceProcessor(model_proto=model.getvalue())
 
 
-@pytest.mark.parametrize("kind", ["prefix", "no prefix", "user-defined", "normalized"])
+OF_LIBRARY = ["prefix", "no prefix", "normalized", "squeezed", "squeezed without prefix"]
+OF_LIBRARY += ["user-defined", "user-defined with prefix", "user-defined and normalized"]
+SYMBOLS = ["<tag>", "ab", "aab", "\u2581\u2581", " ", "\u2581", "</s>", "<0x41>", "<unk>", "cat"]
+WITH_SYMBOLS = [*SYMBOLS, *map("".join, itertools.product(SYMBOLS, SYMBOLS)), "<tag></s><tag>", "ab<0x41>ab"]
+
+
+@pytest.mark.parametrize("kind", OF_LIBRARY)
 def test_sentencepiece_gives_the_ids_of_its_library(kind: str, tmp_path: Path) -> None:
     tokenizer, reference = trained_by_library(kind, tmp_path)
-    wanted = [reference.encode(text) for text in TEXTS]
-    assert [tokenizer.encode(text) for text in TEXTS] == wanted
+    texts = [*TEXTS, *WITH_SYMBOLS]
+    wanted = [reference.encode(text) for text in texts]
+    assert [tokenizer.encode(text) for text in texts] == wanted
     assert [tokenizer.decode(ids) for ids in wanted] == [reference.decode(ids) for ids in wanted]
+
+
+def test_a_symbol_that_its_own_file_would_normalize_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="normalizes its own symbol"):
+        trained_by_library("user-defined that are normalized", tmp_path)
 
 
 @pytest.mark.long
@@ -199,7 +241,7 @@ def test_a_file_that_is_none_is_refused_in_a_sentence(case: str, tmp_path: Path)
 @pytest.mark.parametrize(("kind", "pieces", "words"), [
     (1, PIECES, "is of kind unigram, and Onward reads bpe"),
     (2, [*PIECES, PIECES[-1]], "one twice"),
-    (2, [*PIECES, Piece("<tag>", 0, USER_DEFINED)], "has user-defined symbols and puts a space before texts"),
+    (2, [*CONTROLS, *WORDS, SYMBOL], "has symbols that Onward would not find in all texts"),
 ])  # fmt: skip
 def test_pieces_that_would_not_be_equal_are_refused(kind: int, pieces, words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):

@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
 SPACE = "\u2581"  # stands for a space in pieces
+MANY = 1 << 30
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
@@ -50,12 +51,14 @@ def bpe_of_pieces(
     )
     steps: list[normalizers.Normalizer] = []
     if squeeze:
-        steps += [normalizers.Replace(tokenizers.Regex(p), to) for p, to in (("^ +| +$", ""), (" {2,}", " "))]
+        patterns = (rf"\A +|[ {SPACE}]+\z", ""), (" {2,}", " ")
+        steps += [normalizers.Replace(tokenizers.Regex(pattern), to) for pattern, to in patterns]
     if prefix:
         steps.append(normalizers.Prepend(SPACE))
     inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     undo = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    inner.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)] if prefix else undo)
+    leading = MANY if squeeze else int(prefix)  # spaces at the beginning, which the text did not have
+    inner.decoder = decoders.Sequence([*undo, decoders.Strip(" ", leading, 0)] if leading else undo)
     add_tokens(inner, [(piece.text, piece.type) for piece in pieces], normalized=normalized)
     return inner
 
