@@ -12,21 +12,27 @@ import onward
 from onward.checkpoint.adapters import load_adapter, save_adapter
 from onward.checkpoint.bases import BaseModel, check_base, weights_checksum
 from onward.checkpoint.folder import load_model, save_model
+from onward.checkpoint.weights import write_tensors
 from onward.cli import main
 from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.model.lora import LoRA, add_lora, merge_lora
 
-from support.decoders import assert_close, token_ids
+from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.families import CASES
 from support.parity import publish
 
-FAMILIES = "bloom", "cohere", "gpt2", "gpt_neox", "llama", "mixtral", "openai_gpt", "opt", "phi3", "qwen3_moe"
-PUBLISHED = {
-    name: next(hf for hf in CASES.values() if hf.model_type == name.replace("_", "-"))
-    if name == "openai_gpt"
-    else next(hf for hf in CASES.values() if hf.model_type == name)
-    for name in FAMILIES
+FAMILIES = "bloom", "cohere", "gpt2", "gpt_neox", "llama", "openai_gpt", "opt", "phi3"
+PUBLISHED = {name: next(hf for hf in CASES.values() if hf.model_type.replace("-", "_") == name) for name in FAMILIES}
+EXPERTS = {
+    case.partition(":")[0]: CASES[case]
+    for case in (
+        "deepseek_v2: groups, a dense layer first, queries from x",
+        "gpt_oss: as published",
+        "mixtral: two of eight",
+        "qwen2_moe: shared expert",
+        "qwen3_moe: some layers dense, experts as wide",
+    )
 }
 KINDS = {
     "LoRA": LoRA(rank=3, alpha=7.0, targets=("blocks",)),
@@ -34,7 +40,12 @@ KINDS = {
     "DoRA, a part of a fused tensor, a whole norm": LoRA(
         rank=3, targets=("attn.k", "attn.out"), dora=True, full=("norm",)
     ),
+    "rsLoRA, a part of fused stacks": LoRA(rank=2, targets=("mlp.gate", "attn.q"), rslora=True, dropout=0.1),
 }
+PAIRS = [
+    (f, k) for i, f in enumerate(FAMILIES) for j, k in enumerate(KINDS) if j < 3 and ((i + j) % 3 == 0 or f == "gpt2")
+]
+PAIRS += [(f, "LoRA") for f in EXPERTS] + [(f, "rsLoRA, a part of fused stacks") for f in ("gpt_oss", "qwen3_moe")]
 
 
 def trained(folder: Path, lora: LoRA) -> tuple[Decoder, dict[str, Any]]:
@@ -48,18 +59,16 @@ def trained(folder: Path, lora: LoRA) -> tuple[Decoder, dict[str, Any]]:
     return model, hf
 
 
-@pytest.mark.parametrize(
-    ("family", "kind"),
-    [(f, k) for i, f in enumerate(FAMILIES) for j, k in enumerate(KINDS) if (i + j) % 3 == 0 or f == "gpt2"],
-)
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
 @torch.no_grad()
 def test_an_adapter_has_the_logits_of_peft_whichever_of_the_two_wrote_it(
     family: str, kind: str, tmp_path: Path
 ) -> None:
     peft = pytest.importorskip("peft", reason="install peft to compare adapters with it")
     base, written = tmp_path / "base", tmp_path / "adapter"
-    publish(PUBLISHED[family], base)
+    publish((PUBLISHED | EXPERTS)[family], base)
     ours, hf = trained(base, KINDS[kind])
+    ours.eval()
     save_adapter(ours, written, hf, BaseModel(str(base), weights_checksum(base)))
     theirs = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), written).eval()
     tokens = token_ids(ours.config)
@@ -69,14 +78,90 @@ def test_an_adapter_has_the_logits_of_peft_whichever_of_the_two_wrote_it(
         assert (theirs(tokens).logits - wanted).abs().max() > 0.01
 
     theirs.save_pretrained(tmp_path / "theirs")
-    folders = [written] if "moe" in family or family == "mixtral" else [written, tmp_path / "theirs"]
-    for folder in folders:  # PEFT fuses adapters of experts, in names that only it reads
+    for folder in written, tmp_path / "theirs":
         back, _ = load_model(base)
         load_adapter(back, folder, hf)
+        back.eval()
         assert_close(back(tokens), wanted)
         merge_lora(back)
         assert_close(back(tokens), wanted)
         assert not any("_lora." in name for name, _ in back.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("gpt_oss", ["mlp.experts.gate_up_proj", "experts.down_proj"]),
+        ("mixtral", ["gate_up_proj"]),
+        ("qwen3_moe", ["model.layers.0.mlp.experts.gate_up_proj", "down_proj"]),
+    ],
+)
+@torch.no_grad()
+def test_target_parameters_of_peft_have_its_logits(family: str, targets: list[str], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="install peft to compare adapters with it")
+    base = publish(EXPERTS[family], tmp_path / "base")
+    config = peft.LoraConfig(
+        r=3, lora_alpha=5, target_modules=[], target_parameters=targets, rank_pattern={r".*\.gate_up_proj": 2}
+    )
+    theirs = peft.get_peft_model(base, config).eval()
+    torch.manual_seed(1)
+    for name, parameter in theirs.named_parameters():
+        if "lora_" in name:
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours, hf = load_model(tmp_path / "base")
+    plain = ours(token_ids(ours.config))
+    load_adapter(ours, tmp_path / "theirs", hf)
+    logits = ours(token_ids(ours.config))
+    assert_close(logits, theirs(token_ids(ours.config)).logits)
+    assert (logits - plain).abs().max() > 0.01
+
+
+def per_expert(base: Path, folder: Path, ranks: tuple[int, int] = (2, 2), **keys: Any) -> Path:
+    """An adapter of Mixtral that adapts each expert's layers, as before transformers 5; of two ranks in turn."""
+    _, hf = load_model(base)
+    tensors = {}
+    torch.manual_seed(2)
+    for layer in range(hf["num_hidden_layers"]):
+        for expert in range(hf["num_local_experts"]):
+            for name, shape in {"w1": (1, 0), "w2": (0, 1), "w3": (1, 0)}.items():
+                sizes, rank = (hf["hidden_size"], hf["intermediate_size"]), ranks[expert % 2]
+                module = f"base_model.model.model.layers.{layer}.block_sparse_moe.experts.{expert}.{name}"
+                tensors[f"{module}.lora_A.weight"] = torch.randn(rank, sizes[shape[1]]) * 0.2
+                tensors[f"{module}.lora_B.weight"] = torch.randn(sizes[shape[0]], rank) * 0.2
+                if keys.get("use_dora"):
+                    tensors[f"{module}.lora_magnitude_vector"] = torch.ones(sizes[shape[0]])
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": ["w1", "w2", "w3"],
+    }
+    folder.mkdir()
+    write_tensors(folder / "adapter_model.safetensors", tensors)
+    (folder / "adapter_config.json").write_text(json.dumps(config | keys))
+    return folder
+
+
+@torch.no_grad()
+def test_an_adapter_of_each_experts_layers_has_the_logits_of_peft(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="install peft to compare adapters with it")
+    base = publish(EXPERTS["mixtral"], tmp_path / "base")
+    theirs = peft.PeftModel.from_pretrained(base, per_expert(tmp_path / "base", tmp_path / "theirs")).eval()
+    ours, hf = load_model(tmp_path / "base")
+    load_adapter(ours, tmp_path / "theirs", hf)
+    assert_close(ours(token_ids(ours.config)), theirs(token_ids(ours.config)).logits)
+
+
+@torch.no_grad()
+def test_an_adapter_of_experts_that_no_family_has_is_saved_and_loaded(tmp_path: Path) -> None:
+    save_model(decoder(DECODERS["deepseek"]), tmp_path / "base", {})
+    made, hf = trained(tmp_path / "base", LoRA(rank=2))
+    save_adapter(made, tmp_path / "adapter", hf, BaseModel("base", ""))
+    back, _ = load_model(tmp_path / "base")
+    load_adapter(back, tmp_path / "adapter", hf)
+    assert_close(back(token_ids(made.config)), made(token_ids(made.config)))
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +235,17 @@ def test_an_adapter_that_does_not_fit_is_one_sentence(lm: Path, poems: Path, tmp
     for message, folder in wrong.items():
         with pytest.raises(UserError, match=message):
             load_adapter(load_model(lm)[0], folder, hf)
+    publish(EXPERTS["mixtral"], tmp_path / "mixtral")
+    routed = {"base_model.model.model.layers.0.mlp.gate.lora_A.weight": torch.ones(2, 2)}
+    write_tensors(changed(poems, tmp_path / "router") / "adapter_model.safetensors", routed)
+    for message, folder in {
+        "ranks or factors differ": per_expert(tmp_path / "mixtral", tmp_path / "ranks", ranks=(2, 3)),
+        "DoRA, which is not for stacks": per_expert(tmp_path / "mixtral", tmp_path / "dora", use_dora=True),
+        "layers.0.mlp.gate, which is no layer or stack of experts": tmp_path / "router",
+    }.items():
+        mixtral, published = load_model(tmp_path / "mixtral")
+        with pytest.raises(UserError, match=message):
+            load_adapter(mixtral, folder, published)
     small = onward.DecoderConfig(vocab_size=9, d_model=16, n_layers=1, n_heads=2)
     with pytest.raises(UserError, match="does not fit this model: its shape is"):
         load_adapter(Decoder(small), poems, {})

@@ -16,6 +16,8 @@ from onward.checkpoint.training import saves
 from onward.checkpoint.weights import read_tensors
 from onward.cli import main
 from onward.errors import UserError
+from onward.model.config import Experts, Gated
+from onward.model.part_types import FeedForward
 from onward.training.run import Run
 
 from support.finetuning import base_model, config
@@ -68,9 +70,15 @@ def test_a_killed_run_of_adapters_resumes_exactly(whole: Path, base: Path, chats
     assert_same_adapters(run, whole)
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_a_quantized_base_is_trained_on_and_resumed(quantize: str, chats: Path, tmp_path: Path) -> None:
-    base = base_model(tmp_path / "base", d_model=32, d_ff=64)
+@pytest.mark.parametrize(
+    ("part", "quantize"),
+    [(Gated(), "int8"), (Gated(), "int4"), (Experts(count=4, d_ff=8, backend="loop"), "")],
+    ids=["int8", "int4", "experts"],
+)
+def test_a_base_of_each_kind_is_trained_on_and_resumed(
+    part: FeedForward, quantize: str, chats: Path, tmp_path: Path
+) -> None:
+    base = base_model(tmp_path / "base", d_model=32, d_ff=64, mlp=part)
     settings = LORA | {"quantize": quantize, "steps": 4}
     list(Run.start(config(base, chats, tmp_path / "whole", **settings)).train())
     run = Run.start(config(base, chats, tmp_path / "run", **settings))
@@ -78,6 +86,7 @@ def test_a_quantized_base_is_trained_on_and_resumed(quantize: str, chats: Path, 
         pass
     list(Run.resume(tmp_path / "run").train())
     assert_same_adapters(tmp_path / "run", tmp_path / "whole")
+    assert isinstance(onward.load(tmp_path / "run").chat("2 + 3?", 5), str)
 
 
 def test_another_base_under_a_run_is_refused_with_both_checksums(base: Path, chats: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Adapters on disk, as PEFT writes and reads them: adapter_config.json and adapter_model.safetensors.
 
-Tensors have the names of the base's family, through its table: base_model.model.MODULE.lora_A.weight (R, I) and
+Tensors have the names of the base's family, see `places.py`: base_model.model.MODULE.lora_A.weight (R, I) and
 lora_B.weight (O, R); lora_embedding_A (R, V) and lora_embedding_B (D, R); lora_magnitude_vector (O,) with DoRA; modules
 that are trained whole under their own names, and so is a head of outputs. base.json is that of `bases.py`.
 """
@@ -8,10 +8,9 @@ that are trained whole under their own names, and so is a head of outputs. base.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +31,17 @@ from onward.checkpoint.bases import (
 )
 from onward.checkpoint.folder import describe, load_model
 from onward.checkpoint.gguf.header import Header, opened
+from onward.checkpoint.places import (
+    EMBEDDING,
+    LAYER,
+    MAGNITUDE,
+    joined,
+    matches,
+    places,
+    split,
+    stacked,
+    tensor_names,
+)
 from onward.checkpoint.weights import fill, read_tensors
 from onward.errors import UserError
 from onward.families import HF, Family, family
@@ -39,18 +49,17 @@ from onward.files import flush, read_json, written_whole
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
 from onward.model.heads import NAME, add_head, head_labels
-from onward.model.lora import Target, adapter_names, adapters_of, add_adapter, check_adapter, selection, untie, weights
+from onward.model.lora import adapter_names, adapters_of, add_adapter, check_adapter, selection, untie, weights
 
 TENSORS = "adapter_model.safetensors"
 ADAPTER_FILES = TENSORS, BASE, CONFIG
 PREFIX = "base_model.model."
 HARMLESS = re.compile(  # keys of adapter_config.json that change no output, or are read from the tensors
     "peft_type|task_type|inference_mode|base_model_name_or_path|revision|auto_mapping|peft_version|fan_in_fan_out|"
-    "r|lora_alpha|lora_dropout|use_rslora|use_dora|target_modules|exclude_modules|modules_to_save|rank_pattern|"
-    "alpha_pattern|init_lora_weights|layers_to_transform|layers_pattern|loftq_config|eva_config|corda_config|"
-    "lora_ga_config|runtime_config|megatron_core|qalora_group_size|ensure_weight_tying"
+    "r|lora_alpha|lora_dropout|use_rslora|use_dora|target_modules|target_parameters|exclude_modules|modules_to_save|"
+    "rank_pattern|alpha_pattern|init_lora_weights|layers_to_transform|layers_pattern|loftq_config|eva_config|"
+    "corda_config|lora_ga_config|runtime_config|megatron_core|qalora_group_size|ensure_weight_tying"
 )
-OURS = "lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"
 
 
 def load_with_adapters(
@@ -82,45 +91,6 @@ def load_with_adapters(
 
 
 @dataclass(frozen=True)
-class Place:
-    """A module of the family that has an adapter: its name, our weights that it joins along its rows, and for a stack
-    of experts the index in it. `order` has the row of ours for each of its rows."""
-
-    module: str
-    ours: Sequence[str]
-    expert: int | None
-    order: Tensor
-
-
-def places(kind: Family, model: Decoder, targets: Mapping[str, Target]) -> Iterator[Place]:
-    """The modules of the family of a model that hold its weights, by the family's table; others keep our names."""
-    named = set()
-    for their, our, *fix in kind.names(model.config):
-        ours = [name.removesuffix(".weight") for name in ([our] if isinstance(our, str) else our)]
-        if not all(name in targets for name in ours):
-            continue
-        named.update(ours)
-        if isinstance(their, list):
-            for expert, one in enumerate(their):
-                yield Place(one.removesuffix(".weight"), ours, expert, torch.empty(0))
-        elif targets[ours[0]].weight.ndim == 2:
-            yield Place(their.removesuffix(".weight"), ours, None, row_order(fix, rows_of(ours, targets)))
-    for name, target in targets.items():
-        if name not in named and name != "head" and target.weight.ndim == 2:
-            yield Place(name, [name], None, torch.arange(len(target.weight)))
-
-
-def rows_of(ours: Sequence[str], targets: Mapping[str, Target]) -> int:
-    return sum(targets[name].weight.size(0) for name in ours)
-
-
-def row_order(fix: Sequence[Any], rows: int) -> Tensor:
-    """For each row of their weight, the row of ours; their weight may be transposed as well."""
-    numbers = torch.arange(rows)
-    return fix[0][1](numbers[:, None]).flatten() if fix else numbers
-
-
-@dataclass(frozen=True)
 class AdapterFiles:
     """The content of an adapter's folder."""
 
@@ -141,56 +111,28 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
     """
     check_adapter(name, adapter_names(model))
     kind = family(describe(model.config, hf)["model_type"])
-    tensors, ranks, alphas, found = dict[str, Tensor](), dict[str, int](), dict[str, float](), dict[str, Adapter]()
     targets = weights(model)
-    for weight, _, adapter in adapters_of(model, name):
-        found[weight] = adapter
-    left = dict(found)
-    for place in places(kind, model, targets):
-        if not any(one in found for one in place.ours):
-            continue
-        for one in place.ours:
-            left.pop(one, None)
-        a, b, magnitude = joined(place, found, targets)
-        scaling = next(found[one].scaling for one in place.ours if one in found)
-        rslora = next(iter(found.values())).rslora
-        ranks[place.module] = len(a)
-        alphas[place.module] = scaling * (math.sqrt(len(a)) if rslora else len(a))
-        embedding = isinstance(targets[place.ours[0]].module, nn.Embedding)
-        leaves = OURS[2:4] if embedding else OURS[:2]
-        tensors |= {f"{PREFIX}{place.module}.{leaf}": t for leaf, t in zip(leaves, (a, b))}
-        if magnitude is not None:
-            tensors[f"{PREFIX}{place.module}.{OURS[4]}"] = magnitude
-    if left:
-        raise UserError(f"PEFT has no names for adapters of {next(iter(left))} in this family: merge them instead")
+    found = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
+    chosen = [
+        place
+        for place in places(kind, model, targets)
+        if place.expert is None and any(one in found for one in place.ours)
+    ]
+    if left := found.keys() - {one for place in chosen for one in place.ours}:
+        raise UserError(f"PEFT has no names for adapters of {min(left)} in this family: merge them instead")
+    tensors, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
+    for module, place in tensor_names(chosen).items():
+        kept = joined(place, found, targets)
+        ranks[place.key], alphas[place.key] = kept.rank, kept.alpha
+        leaves = EMBEDDING if isinstance(targets[place.ours[0]].module, nn.Embedding) else LAYER
+        tensors |= {f"{PREFIX}{module}.{leaf}": t for leaf, t in zip(leaves, (kept.a, kept.b))}
+        if kept.magnitude is not None:
+            tensors[f"{PREFIX}{module}.{MAGNITUDE}"] = kept.magnitude
     whole = dict(whole_modules(kind, model))
     tensors |= {PREFIX + one: t for one, t in whole.items()}
-    config = peft_config(found, ranks, alphas, sorted({one.rpartition(".")[0] for one in whole}), base.folder)
+    modules = {place.key for place in chosen if place.key == place.module}
+    config = peft_config(found, ranks, alphas, modules, sorted({one.rpartition(".")[0] for one in whole}), base.folder)
     return AdapterFiles(tensors, config, replace(base, labels=head_labels(model)))
-
-
-def joined(
-    place: Place, found: Mapping[str, Adapter], targets: Mapping[str, Target]
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A, B and the magnitude of a module, from the adapters of our weights that it joins."""
-    if place.expert is not None:
-        adapter = found[place.ours[0]]
-        return adapter.a[place.expert], adapter.b[place.expert], None
-    present = [found[one] for one in place.ours if one in found]
-    scaling, shared = present[0].scaling, all(torch.equal(one.a, present[0].a) for one in present)
-    a = present[0].a if shared else torch.cat([one.a for one in present])
-    rows, magnitudes, start = [], [], 0
-    for one in place.ours:
-        outputs = targets[one].weight.size(0)
-        b = a.new_zeros(outputs, len(a))
-        if one in found:
-            columns = slice(0, len(a)) if shared else slice(start, start := start + found[one].rank)
-            b[:, columns] = found[one].b.detach() * (found[one].scaling / scaling)
-        rows.append(b)
-        if present[0].magnitude is not None:
-            magnitudes.append(found[one].magnitude if one in found else targets[one].weight.to(a.dtype).norm(dim=1))
-    magnitude = torch.cat([m.detach() for m in magnitudes])[place.order] if magnitudes else None  # type: ignore[union-attr]
-    return a, torch.cat(rows)[place.order], magnitude
 
 
 def whole_modules(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
@@ -206,9 +148,16 @@ def whole_modules(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def peft_config(
-    found: Mapping[str, Adapter], ranks: Mapping[str, int], alphas: Mapping[str, float], whole: list[str], base: str
+    found: Mapping[str, Adapter],
+    ranks: Mapping[str, int],
+    alphas: Mapping[str, float],
+    modules: Set[str],
+    whole: list[str],
+    base: str,
 ) -> dict[str, Any]:
-    """The content of adapter_config.json; ranks and alphas are by the names of their modules."""
+    """The content of adapter_config.json; ranks and alphas are by the names of modules and of other parameters. With
+    parameters, PEFT accepts no dropout."""
+    parameters = sorted(ranks.keys() - modules)
     rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 8
     alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 8
     first = next(iter(found.values()), None)
@@ -219,12 +168,13 @@ def peft_config(
         "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": alpha,
-        "lora_dropout": first.dropout.p if first else 0.0,
+        "lora_dropout": first.dropout.p if first and not parameters else 0.0,
         "use_rslora": bool(first and first.rslora),
         "use_dora": bool(first and first.magnitude is not None),
         "fan_in_fan_out": False,
         "bias": "none",
-        "target_modules": sorted(ranks),
+        "target_modules": sorted(modules),
+        "target_parameters": parameters or None,
         "modules_to_save": whole or None,
         "rank_pattern": {one: r for one, r in ranks.items() if r != rank},
         "alpha_pattern": {one: a for one, a in alphas.items() if a != alpha},
@@ -254,26 +204,30 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
     kind = family(describe(model.config, hf)["model_type"])
     targets = weights(model)
     model.requires_grad_(False)
-    stacks: dict[str, list[Adapter]] = {}
-    for place in places(kind, model, targets):
-        if (given := parts.pop(place.module, None)) is None:
+    targeted = config.get("target_parameters") or ()
+    found = places(kind, model, targets)
+    present = [place for place in found if not place.stack or any(matches(one, place.key) for one in targeted)]
+    experts: dict[str, dict[int, Adapter]] = {}
+    for module, place in tensor_names(present).items():
+        if (given := parts.pop(module, None)) is None:
             continue
         try:
             pieces = split(place, given, config, targets)
         except (KeyError, RuntimeError, ValueError) as error:
-            raise UserError(f"{folder}: the adapter of {place.module} does not fit this model: {error}") from None
+            raise UserError(f"{folder}: the adapter of {place.key} does not fit this model: {error}") from None
         for one, adapter in zip(place.ours, pieces):
             if place.expert is None:
                 add_adapter(model, targets[one], name, adapter)
             else:
-                stacks.setdefault(one, []).append(adapter)
-    for one, several in stacks.items():
-        stacked = several[0]
-        stacked.a = nn.Parameter(torch.stack([adapter.a.detach() for adapter in several]))
-        stacked.b = nn.Parameter(torch.stack([adapter.b.detach() for adapter in several]))
-        add_adapter(model, targets[one], name, stacked)
+                experts.setdefault(one, {})[place.expert] = adapter
+    for one, by_expert in experts.items():
+        try:
+            adapter = stacked(targets[one].weight, by_expert)
+        except ValueError as error:
+            raise UserError(f"{folder}: the adapters of the experts in {one} do not fit this model: {error}") from None
+        add_adapter(model, targets[one], name, adapter)
     if parts:
-        raise UserError(f"{folder} has an adapter of {min(parts)}, which this model does not have: load its own base")
+        raise UserError(f"{folder} has an adapter of {min(parts)}, which is no layer or stack of experts of this model")
     if (weight := whole.get(f"{NAME}.weight")) is not None:
         add_head(model, base_of(folder).labels or [str(i) for i in range(len(weight))])
     load_whole(model, kind, whole, folder)
@@ -300,56 +254,15 @@ def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str
     """The tensors of an adapter's file: those of adapters by module and kind, and those of whole modules by name."""
     parts: dict[str, dict[str, Tensor]] = {}
     whole = {}
+    leaves = (*LAYER, *EMBEDDING, MAGNITUDE, f"{MAGNITUDE}.weight")
     for key, tensor in read_tensors(folder / TENSORS).items():
         name = key.removeprefix(PREFIX).removesuffix(".default")
-        leaf = next((one for one in (*OURS, f"{OURS[4]}.weight") if name.endswith(f".{one}")), None)
+        leaf = next((one for one in leaves if name.endswith(f".{one}")), None)
         if leaf:
             parts.setdefault(name.removesuffix(f".{leaf}"), {})[leaf.removesuffix(".weight")] = tensor
         elif not name.endswith(".base_layer.weight"):  # of the base, which PEFT writes where embeddings are adapted
             whole[name] = tensor
     return parts, whole
-
-
-def split(place: Place, given: Mapping[str, Tensor], config: HF, targets: Mapping[str, Target]) -> list[Adapter]:
-    """The adapters of our weights that a module joins, from its tensors."""
-    embedding = isinstance(targets[place.ours[0]].module, nn.Embedding)
-    a, b = (given[leaf.removesuffix(".weight")] for leaf in (OURS[2:4] if embedding else OURS[:2]))
-    magnitude, rank = given.get(OURS[4]), len(a)
-    alpha = next((v for key, v in (config.get("alpha_pattern") or {}).items() if matches(key, place.module)), None)
-    alpha = float(config.get("lora_alpha", 8) if alpha is None else alpha)
-    rslora = bool(config.get("use_rslora"))
-    scaling = alpha / (math.sqrt(rank) if rslora else rank)
-    if place.expert is None:
-        back = place.order.argsort()
-        b, magnitude = b[back], None if magnitude is None else magnitude[back]
-    found, start = [], 0
-    for one in place.ours:
-        weight = targets[one].weight
-        shape = weight if place.expert is None else weight[0]
-        end = start + shape.size(0)
-        adapter = Adapter(
-            shape,
-            rank,
-            scaling,
-            dropout=float(config.get("lora_dropout", 0)),
-            rslora=rslora,
-            dora=magnitude is not None,
-        )
-        pairs = [(adapter.a, a), (adapter.b, b[start:end])]
-        if adapter.magnitude is not None and magnitude is not None:
-            pairs.append((adapter.magnitude, magnitude[start:end]))
-        for parameter, tensor in pairs:
-            if parameter.shape != tensor.shape:
-                raise ValueError(f"its shape is {tuple(tensor.shape)}, and the model asks for {tuple(parameter.shape)}")
-            parameter.data.copy_(tensor)
-        found.append(adapter)
-        start = end
-    return found
-
-
-def matches(pattern: str, module: str) -> bool:
-    """Whether a key of rank_pattern or alpha_pattern is for a module."""
-    return re.fullmatch(rf"(.*\.)?({pattern})", module) is not None
 
 
 def load_whole(model: Decoder, kind: Family, whole: dict[str, Tensor], folder: Path) -> None:

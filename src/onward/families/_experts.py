@@ -5,6 +5,12 @@ from collections.abc import Iterator
 from onward.families import Row
 
 LLAMA = "gate_proj", "up_proj", "down_proj"
+FUSED = {"gate": ("gate_up_proj", "gate", "up"), "down": ("down_proj", "down")}  # a stack of transformers 5, of ours
+
+
+def stack_module(matrices: list[str]) -> str:
+    """The module in which transformers 5 keeps these matrices of experts as stacks."""
+    return matrices[0].partition(".experts.")[0].replace(".block_sparse_moe", ".mlp") + ".experts"
 
 
 def experts(their: str, our: str, count: int, names: tuple[str, str, str] = LLAMA) -> Iterator[Row]:
