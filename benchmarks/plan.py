@@ -1,44 +1,68 @@
 """What `onward plan` expects of this machine beside what it does: `python -m benchmarks.plan [MODEL ...]`.
 
-For each model, with random weights, in one process: the tokens per second of decoding and of training that the plan
-says after its calibration, those measured, and their ratio. Decoding is expected within a factor of 1.5.
+For each model, with random weights, in one process: the tokens per second of decoding, in each precision and for one
+row and several, and of training, that the plan says after its calibration, those measured, and their ratio. Decoding is
+expected within a factor of 1.5. Takes about two minutes.
 """
 
 import sys
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
+from itertools import chain, product
+from typing import get_args
 
 import torch
 
 from onward.cli.plan import decoder_of
 from onward.model.decoder import Decoder
-from onward.planning.machine import measured_machine
-from onward.planning.speed import Limits, measure, step_overhead
+from onward.model.quantize import quantize_model
+from onward.planning.machine import Machine, measured_machine
+from onward.planning.speed import Limits, Precision, measure, step_seconds
 from onward.reports.plan import Planned
 from onward.training.speed import measure_training, trial_share
 
-MODELS = "mini", "small", "pythia-70m", "gpt2"
+MODELS = "mini", "small", "gpt2"  # the first two are run to calibrate, the last one is not
+BATCHES = 1, 8
+CPU = torch.device("cpu")
 PROMPT, NEW, CONTEXT = 64, 64, 128
+SECONDS = 1.5  # of a case
 
 
-def compare(name: str) -> dict[str, tuple[float, float]]:
-    """Expected and measured tokens per second, for decoding and training in fp32."""
+def decoding(name: str, machine: Machine) -> Iterator[tuple[str, float, float]]:
+    """Expected and measured tokens per second of decoding in each precision, for some numbers of rows."""
     config = decoder_of(name, 4096)
-    machine = replace(measured_machine(), step_overhead=step_overhead())
-    peak = machine.flops["fp32"]
-    machine = replace(machine, training_share=trial_share(config, "fp32", CONTEXT, peak, seconds=1))
-    planned = Planned(config, machine, CONTEXT, dtype="float32", precision="fp32")
-    expected = {line.what: line.value for line in planned.speeds()}
-    limits = Limits(machine.bandwidth, {torch.float32: peak})
-    decoding = measure(Decoder(config).eval(), "float32", 1, prompt=PROMPT, new=NEW, seconds=4, limits=limits).decode
-    training = measure_training(Decoder(config), "fp32", 4, CONTEXT, peak=peak, seconds=4).tokens_per_second
-    return {"decoding": (expected["decode"], decoding), "training": (expected["training"], training)}
+    whole = Decoder(config).eval()
+    for precision, batch in product(get_args(Precision), BATCHES):
+        dtype = "float32" if precision == "float32" else "bfloat16"
+        quantize = precision if precision in ("int8", "int4") else None
+        model = deepcopy(whole).to(getattr(torch, dtype))
+        if quantize:
+            quantize_model(model, quantize)
+        here = replace(machine, step_seconds=step_seconds(config, precision, batch, CPU))
+        planned = Planned(config, here, CONTEXT, batch, dtype, quantize, precision="fp32")
+        expected = {line.what: line.value for line in planned.speeds()}["decode"]
+        limits = Limits(machine.bandwidth, {model.dtype: machine.peak(dtype)})
+        found = measure(model, precision, batch, prompt=PROMPT, new=NEW, seconds=SECONDS, limits=limits)
+        yield f"{precision}, batch {batch}", expected, found.decode
+
+
+def training(name: str, machine: Machine) -> Iterator[tuple[str, float, float]]:
+    """Expected and measured tokens per second of training in fp32."""
+    config, peak = decoder_of(name, 4096), machine.flops["fp32"]
+    machine = replace(machine, training_share=trial_share(config, "fp32", CONTEXT, peak, CPU))
+    expected = {line.what: line.value for line in Planned(config, machine, CONTEXT, precision="fp32").speeds()}
+    found = measure_training(Decoder(config), "fp32", 4, CONTEXT, peak=peak, seconds=4)
+    yield "training, fp32", expected["training"], found.tokens_per_second
 
 
 def main() -> None:
-    print("model         what        expected   measured    ratio")
+    machine = measured_machine(("float32", "bfloat16", "fp32"))
+    print(f"reads {machine.bandwidth / 1e9:.1f} GB/s")
+    print("model         what                  expected   measured    ratio")
     for name in sys.argv[1:] or MODELS:
-        for what, (expected, measured) in compare(name).items():
-            print(f"{name:13} {what:9}{expected:11,.0f}{measured:11,.0f}{expected / measured:9.2f}", flush=True)
+        for what, expected, found in chain(decoding(name, machine), training(name, machine)):
+            print(f"{name:13} {what:19}{expected:11,.0f}{found:11,.0f}{expected / found:9.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 
 import onward
 from onward.cli import main
-from onward.cli.plan import decoder_of
+from onward.cli.plan import Options, decoder_of, machine
 from onward.families import presets
 from onward.planning.devices import DEVICES
 from onward.planning.flops import training_flops
@@ -76,6 +76,11 @@ def test_plan_of_a_run_is_the_same_by_each_of_its_names(tiny_run: Path, tmp_path
     assert [name for name in names if decoder_of(str(name), 0) != config] == []
     files = [planned(capsys, str(name), "--device", "t4") for name in (tiny_run, first)]
     assert files[0] == files[1]
+
+
+def test_a_device_without_tf32_multiplies_in_fp32_by_its_data_sheet() -> None:
+    peaks = {name: machine(Options(model="gpt2", device=name), TINY, 64).peak("fp32") for name in ("v100", "a100")}
+    assert peaks == {"v100": 15.7e12, "a100": 156e12}
 
 
 def test_plan_of_a_preset_of_training_has_the_vocabulary_and_the_machine_that_are_given(capsys: Any) -> None:

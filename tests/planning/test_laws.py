@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -141,6 +142,16 @@ def test_command_fits_a_table_and_writes_pictures(tmp_path: Path, capsys: pytest
     assert (tmp_path / "fit.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.skipif("ONWARD_CHINCHILLA_POINTS" not in os.environ, reason="docs/planning.md says where the table is")
+def test_the_fit_of_2024_is_reproduced_from_its_points() -> None:
+    points = sorted(read_table(Path(os.environ["ONWARD_CHINCHILLA_POINTS"])), key=lambda run: run.loss)
+    fit = fit_loss(points[:-5])
+    published = {"A": (482.006, 124.522), "B": (2085.434, 1293.284), "E": (1.817, 0.026), "alpha": (0.348, 0.015)}
+    for name, (value, error) in (published | {"beta": (0.366, 0.021)}).items():  # with standard errors
+        assert abs(getattr(fit.law, name) - value) < error, name
+    assert fit.objective < 0.00101828
+
+
 def test_runs_that_determine_no_law_are_fitted_with_a_warning_and_without_a_forecast(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +160,7 @@ def test_runs_that_determine_no_law_are_fitted_with_a_warning_and_without_a_fore
     assert main(["scaling", "fit", str(path), "--json", "--out", str(tmp_path / "fit.svg")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["forecast"] is None
+    assert len({*found["warnings"]}) == len(found["warnings"]), "none is said twice"
     assert any("do not determine a law" in warning for warning in found["warnings"])
     assert "residuals" in (tmp_path / "fit.svg").read_text()
 

@@ -133,10 +133,11 @@ def machine(options: Options, config: "DecoderConfig", context: int) -> "Machine
     """The device of the options, or this machine, as measured; with those of its figures that are given."""
     from dataclasses import replace
 
+    from onward.device import choose_device
     from onward.fields import nearest
     from onward.planning.devices import DEVICES
     from onward.planning.machine import Machine, measured_machine, same_flops
-    from onward.planning.speed import step_overhead
+    from onward.planning.speed import step_seconds
     from onward.planning.tables import byte_count, operations
     from onward.training.speed import trial_share
 
@@ -145,7 +146,7 @@ def machine(options: Options, config: "DecoderConfig", context: int) -> "Machine
     flops = operations(options.flops, "flops") if options.flops else 0.0
     if options.device in DEVICES:
         known = DEVICES[options.device]
-        sheet = same_flops(known.flops, known.flops / 2)
+        sheet = same_flops(known.flops, known.fp32 or known.flops / 2)
         found = Machine(options.device, "data sheet", known.memory, known.bandwidth, sheet)
     elif options.device != "here":
         raise UserError(f"device is {options.device!r}: {nearest(options.device, ('here', *DEVICES))}")
@@ -153,17 +154,19 @@ def machine(options: Options, config: "DecoderConfig", context: int) -> "Machine
         found = Machine("a machine", "as given", memory, bandwidth, {})
     else:
         with console.status("speed of this machine"):
-            found = measured_machine()
-            overhead = step_overhead()
+            device = choose_device()
+            found = measured_machine((options.dtype, options.precision), device)
+            precision = options.dtype if options.quantize == "none" else options.quantize
+            step = step_seconds(config, precision, options.batch, device)
             peak = found.flops[options.precision]
-            share = options.share or trial_share(config, options.precision, context, peak)
-            found = replace(found, step_overhead=overhead, training_share=share)
+            share = options.share or trial_share(config, options.precision, context, peak, device)
+            found = replace(found, step_seconds=step, training_share=share)
     if options.share:
         found = replace(found, training_share=options.share)
     if memory:
         found = replace(found, memory=memory)
     if bandwidth:
-        found = replace(found, bandwidth=bandwidth, step_overhead=0.0)
+        found = replace(found, bandwidth=bandwidth, step_seconds=0.0)
     if flops:
         found = replace(found, flops=same_flops(flops, flops))
     if options.memory or options.bandwidth or options.flops:

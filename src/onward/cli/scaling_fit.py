@@ -39,7 +39,7 @@ def fitted(runs: "Sequence[Run]", out: str) -> "tuple[dict[str, Any], LossFit]":
         "exponent_of_parabolas": frontier and frontier.exponent,
         "power": power and asdict(power),
         "forecast": forecast and {"flops": 10 * largest, **asdict(forecast)},
-        "warnings": [str(warning.message) for warning in caught],
+        "warnings": [*dict.fromkeys(str(warning.message) for warning in caught)],
     }
     if out:
         fit_picture(law, runs, found, frontier).write(Path(out))

@@ -1,4 +1,9 @@
-"""What well-known devices can do, by their makers' data sheets (as of November 2025)."""
+"""What well-known devices can do, by their makers' data sheets.
+
+Compared in November 2026 with copies of these sheets, since the makers' own pages were not at hand: b200 to a100 and
+l40s with S. Bekman, Machine Learning Engineering, compute/accelerator (August 2026), which links the sheets; l4, v100
+and t4 with tables of dealers; the two GeForce cards with cards of the same chips, scaled by units and clock.
+"""
 
 from dataclasses import dataclass
 
@@ -10,6 +15,7 @@ class Device:
     memory: float
     bandwidth: float
     flops: float  # in bf16, or in fp16 where there is no bf16
+    fp32: float = 0.0  # 0: half of that, as TF32
 
 
 DEVICES = {
@@ -20,8 +26,8 @@ DEVICES = {
     "a100": Device(80e9, 2.039e12, 312e12),  # SXM
     "l40s": Device(48e9, 864e9, 362e12),
     "l4": Device(24e9, 300e9, 121e12),
-    "v100": Device(32e9, 900e9, 125e12),  # SXM2
-    "t4": Device(16e9, 320e9, 65e12),
+    "v100": Device(32e9, 900e9, 125e12, 15.7e12),  # SXM2
+    "t4": Device(16e9, 320e9, 65e12, 8.1e12),
     "rtx4090": Device(24e9, 1008e9, 165e12),
     "rtx3090": Device(24e9, 936e9, 71e12),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -10,18 +10,23 @@ import torch
 
 from onward.limits import memory_size
 from onward.model.linear import linear
+from onward.planning.memory import DTYPES
 
 READ = 1 << 28  # bytes of an array that no processor's cache holds
-SIDE = 1024  # rows and columns of the matrices that are multiplied
-ROUNDS = 8
+READ_BY_GPU = 1 << 31  # and one beside whose reading the start of a kernel takes no time
+SIDES = [1 << i for i in range(8, 14)]  # rows and columns of the matrices that are multiplied, up to
+LONG = 0.1  # seconds of a product
+ROUNDS, ENOUGH = 8, 0.2  # calls that are timed, and seconds after which no other begins
 
 
 def best_seconds(run: Callable[[], object], device: torch.device, rounds: int = ROUNDS) -> float:
-    """The shortest of several calls, after one to warm up."""
-    best = float("inf")
+    """The shortest of several calls, after one to warm up; of fewer where they are slow."""
+    best, began = float("inf"), perf_counter()
     for turn in range(rounds + 1):
         wait(device)
         start = perf_counter()
+        if turn > 1 and start - began > ENOUGH:
+            break
         run()
         wait(device)
         best = min(best, perf_counter() - start) if turn else best
@@ -35,10 +40,12 @@ def wait(device: torch.device) -> None:
 
 
 @torch.inference_mode()
-def read_bandwidth(device: torch.device | None = None, size: int = READ) -> float:
-    """Bytes per second at which all threads, or a device, read an array of `size` bytes: the best of several passes of
-    a reduction and of a product with a vector. Other work on the machine changes it at any time."""
+def read_bandwidth(device: torch.device | None = None, size: int = 0) -> float:
+    """Bytes per second at which all threads, or a device, read an array of `size` bytes (0: one that no cache holds):
+    the best of several passes of a reduction and of a product with a vector. Other work on the machine changes it at
+    any time."""
     device = device or torch.device("cpu")
+    size = size or (READ if device.type == "cpu" else READ_BY_GPU)
     array = torch.ones(size // 4096, 1024, device=device)
     x = torch.ones(1, 1024, device=device)
     ways = (lambda: array.amax(1)), (lambda: linear(x, array))
@@ -46,14 +53,20 @@ def read_bandwidth(device: torch.device | None = None, size: int = READ) -> floa
 
 
 @torch.inference_mode()
-def peak_flops(dtype: torch.dtype, device: torch.device | None = None, side: int = SIDE) -> float:
-    """Floating-point operations per second of a product of two square matrices: the best of several."""
-    device = device or torch.device("cpu")
-    a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
-    return 2 * side**3 / best_seconds(lambda: a @ b, device)
+def peak_flops(dtype: torch.dtype, device: torch.device | None = None) -> float:
+    """Floating-point operations per second of a product of two square matrices: the best of several, of the largest
+    side whose product takes at most LONG seconds, as expected from the side before."""
+    device, best = device or torch.device("cpu"), 0.0
+    for side in SIDES:
+        a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
+        seconds = best_seconds(lambda a=a, b=b: a @ b, device)  # type: ignore[misc]
+        best = max(best, 2 * side**3 / seconds)
+        if 8 * seconds > LONG:
+            break
+    return best
 
 
-BF16, FP32 = ("bfloat16", "float16", "bf16", "fp16"), ("float32", "fp32")
+NAMES = DTYPES | {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,7 @@ class Machine:
     training_share: float = 0.4
     prefill_share: float = 0.6
     decode_share: float = 0.8
-    step_overhead: float = 0.0  # seconds per layer of a decoding step beside its arithmetic and memory
+    step_seconds: float = 0.0  # of a decoding step of the model with few keys, where it was measured
 
     def peak(self, dtype: str) -> float:
         return self.flops[dtype]
@@ -77,14 +90,15 @@ class Machine:
 
 def same_flops(bf16: float, fp32: float) -> dict[str, float]:
     """The operations per second of each dtype and precision."""
-    return dict.fromkeys(BF16, bf16) | dict.fromkeys(FP32, fp32)
+    return {name: fp32 if dtype == torch.float32 else bf16 for name, dtype in NAMES.items()}
 
 
-def measured_machine(device: torch.device | None = None) -> Machine:
-    """This machine, or one of its devices, by products and reductions of a second."""
-    device = device or torch.device("cpu")
-    cpu = device.type == "cpu"
-    memory = memory_size() if cpu else torch.cuda.get_device_properties(device).total_memory
-    fp32, bf16, fp16 = (peak_flops(dtype, device) for dtype in (torch.float32, torch.bfloat16, torch.float16))
-    flops = same_flops(bf16, fp32) | {"float16": fp16, "fp16": fp16}
-    return Machine("this machine", "measured", memory, read_bandwidth(device), flops, cpu)
+def measured_machine(dtypes: Iterable[str], device: torch.device | None = None) -> Machine:
+    """This machine, or a GPU of it, by products in some dtypes or precisions, and reductions, of a second."""
+    device, name, memory = device or torch.device("cpu"), "this machine", memory_size()
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        name, memory = found.name, found.total_memory
+    peaks = {dtype: peak_flops(dtype, device) for dtype in {NAMES[name] for name in dtypes}}
+    flops = {name: peaks[dtype] for name, dtype in NAMES.items() if dtype in peaks}
+    return Machine(name, "measured", memory, read_bandwidth(device), flops, device.type == "cpu")

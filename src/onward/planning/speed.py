@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +21,20 @@ from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
+from onward.model.linear import linear
+from onward.model.quantize import QuantizedLinear, quantize_model, quantize_weight
 from onward.planning.flops import attention_flops, causal_attention_flops, weight_flops
-from onward.planning.parameters import cache_bytes_per_token, idle
+from onward.planning.machine import best_seconds
+from onward.planning.memory import DTYPES
+from onward.planning.parameters import cache_bytes_per_token, idle, parameters
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 GREEDY = Sampling(temperature=0)
 ROUNDS = 5  # the most runs of a case, of which the median counts
 LEAST = 4  # decoding steps that are measured in any case
+LARGEST = 30_000_000  # parameters of a decoder that is run to calibrate
+ROWS, PROMPT, NEW = 8, 8, 64  # rows, tokens of a prompt and new tokens that calibrate
+MOST = 1 << 26  # weights of a layer that calibrates, which no cache of a processor holds
 
 
 @dataclass(frozen=True)
@@ -135,10 +143,37 @@ def measure(
     )
 
 
-def step_overhead() -> float:
-    """Seconds per layer of a decoding step beside its arithmetic and its memory: those of a decoder that is so small
-    that it has nearly none of both."""
-    config = DecoderConfig(vocab_size=256, d_model=64, n_layers=4, n_heads=4, context_length=128)
-    limits = Limits(1.0, {torch.float32: 1.0})
-    speed = measure(Decoder(config).eval(), "float32", 1, prompt=8, new=64, seconds=0.5, limits=limits)
-    return 1 / speed.decode / config.n_layers
+def step_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
+    """Seconds of a decoding step with few keys, in a dtype, int8 or int4: of the decoder itself or, where it is large,
+    of its linear layers, and for each layer and row what a decoder takes whose linear layers take nearly nothing."""
+    if parameters(config) <= LARGEST:
+        return rows / trial(config, precision, rows, device)
+    tiny = DecoderConfig(vocab_size=256, d_model=64, n_layers=4, n_heads=4, context_length=128)
+    one, several = 1 / trial(tiny, "float32", 1, device), ROWS / trial(tiny, "float32", ROWS, device)
+    beside = one / tiny.n_layers * config.n_layers + (several - one) / (ROWS - 1) * (rows - 1)
+    return linear_seconds(config, precision, rows, device) + beside
+
+
+def trial(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
+    """Tokens per second of a decoder with random weights."""
+    dtype = DTYPES.get(precision, torch.bfloat16)
+    model = Decoder(config).eval().to(device, dtype)
+    if precision not in DTYPES:
+        quantize_model(model, precision)
+    new = min(NEW, config.context_length // 2)
+    keys: dict[str, Any] = {"prompt": min(PROMPT, config.context_length // 2), "new": new, "seconds": 0.3}
+    return measure(model, "float32", rows, limits=Limits(1.0, {dtype: 1.0}), **keys).decode
+
+
+@torch.inference_mode()
+def linear_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
+    """Seconds that the linear layers of a decoder take in a decoding step: by one layer with as many weights as they
+    have together, or MOST."""
+    weights, inputs = weight_flops(config) / 2, -(-config.d_model // 32) * 32
+    outputs = min(int(weights), MOST) // inputs // 32 * 32
+    dtype = DTYPES.get(precision, torch.bfloat16)
+    few, x = torch.randn(32, inputs, dtype=dtype, device=device), torch.randn(rows, inputs, dtype=dtype, device=device)
+    parts = (few,) if precision in DTYPES else quantize_weight(few, precision)  # type: ignore[arg-type]
+    whole = [part.repeat(outputs // 32, *[1] * (part.dim() - 1)) for part in parts]
+    run = partial(linear, x, *whole) if precision in DTYPES else partial(QuantizedLinear(*whole, None), x)
+    return best_seconds(run, device) * weights / (outputs * inputs)

@@ -208,15 +208,17 @@ class Planned:
         yield line(
             "prefill", prefill, f"{prefill:,.0f} tokens/s", f"{machine.prefill_share:.0%} of arithmetic / forward"
         )
-        read = memory.weights - unread(config, dtype)
-        read += cache_bytes(config, self.batch, int(keys) or 1, dtype, quantized=self.quantized_cache)
-        step = read / machine.bandwidth + self.batch * (
-            weight_flops(config) + attention_flops(config, keys, decoding=True)
-        ) / machine.peak(self.dtype)
-        step = step / machine.decode_share + machine.step_overhead * config.n_layers
-        how = "bytes of weights and of half the cache / bandwidth + operations / arithmetic"
-        how += f", {machine.decode_share:.0%} of it"
-        how += f", and {1e6 * machine.step_overhead:,.0f} us per layer" if machine.step_overhead else ""
+        cache = cache_bytes(config, self.batch, int(keys) or 1, dtype, quantized=self.quantized_cache)
+        read, products = cache, self.batch * attention_flops(config, keys, decoding=True)
+        how = "bytes of weights and of half the cache"
+        if machine.step_seconds:
+            how = f"{1e3 * machine.step_seconds:,.3g} ms measured with few keys, and bytes of half the cache"
+        else:
+            read += memory.weights - unread(config, dtype)
+            products += self.batch * weight_flops(config)
+        step = (read / machine.bandwidth + products / machine.peak(self.dtype)) / machine.decode_share
+        step += machine.step_seconds
+        how += f" / bandwidth + operations / arithmetic, {machine.decode_share:.0%} of it"
         yield line("decode", self.batch / step, f"{self.batch / step:,.1f} tokens/s", how)
         per_token = training_flops(config, self.context)
         trained = machine.training_share * machine.peak(self.precision) * self.count / per_token

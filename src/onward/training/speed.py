@@ -22,6 +22,7 @@ from onward.model.decoder import Decoder
 from onward.planning.flops import training_flops
 from onward.planning.machine import wait
 from onward.planning.parameters import parameters
+from onward.planning.speed import LARGEST
 from onward.training.optimizer import optimizers
 from onward.training.presets import decoder
 from onward.training.processes import Processes
@@ -29,7 +30,6 @@ from onward.training.trainer import StepConfig, StepPlan, Trainer
 
 WARM_UP = 2  # steps that are not counted
 LEAST = 3  # steps that are counted in any case
-LARGEST = 30_000_000  # parameters of a decoder that is trained to calibrate; a larger one is represented by `small`
 TRIAL_TOKENS = 1024  # of a step that calibrates
 
 
@@ -97,9 +97,11 @@ def measure_training(
     peak: float,
     seconds: float = 5.0,
     optimizer: str = "adamw",
+    warm_up: int = WARM_UP,
+    least: int = LEAST,
 ) -> TrainingSpeed:
-    """Train a model on random windows for about `seconds` seconds, which changes its weights. `peak` is that of the
-    device in this precision, in operations per second."""
+    """Train a model on random windows for about `seconds` seconds, which changes its weights; at least `least` steps
+    after `warm_up` that are not counted. `peak` is that of the device in this precision, in operations per second."""
     config, watch = model.config, Watch(model.device)
     parts = optimizers(model, optimizer, 1e-5, 0.1, (0.9, 0.99))
     for part in parts:
@@ -116,8 +118,8 @@ def measure_training(
     ids = np.random.default_rng(0).integers(config.vocab_size, size=16 * batch * context + 1)
     windows = Windows([Tokens.of(ids)], context, seed=0)
     steps, begin = 0, perf_counter()
-    while steps < WARM_UP + LEAST or perf_counter() - begin < seconds:
-        if steps == WARM_UP:
+    while steps < warm_up + least or perf_counter() - begin < seconds:
+        if steps == warm_up:
             watch.seconds.clear()
         watch.note("other")
         plan = StepPlan([windows.read(range(steps * batch, (steps + 1) * batch)).to(model.device)])
@@ -125,17 +127,20 @@ def measure_training(
         trainer.train_step(plan)
         watch.note("other")
         steps += 1
-    taken = {part: spent / (steps - WARM_UP) for part, spent in watch.seconds.items()}
+    taken = {part: spent / (steps - warm_up) for part, spent in watch.seconds.items()}
     speed = batch * context / sum(taken.values())
     operations = training_flops(config, context)
     return TrainingSpeed(precision, batch, context, speed, operations, speed * operations / peak, taken)
 
 
-def trial_share(config: DecoderConfig, precision: str, context: int, peak: float, seconds: float = 2.0) -> float:
-    """The share of the arithmetic that training reaches here: of the decoder itself or, where it is large, of the
-    preset `small` with its vocabulary, for some seconds."""
+def trial_share(
+    config: DecoderConfig, precision: str, context: int, peak: float, device: torch.device, seconds: float = 1.0
+) -> float:
+    """The share of the arithmetic that training reaches on a device: of the decoder itself or, where it is large, of
+    the preset `small` with its vocabulary, for some seconds, and one step to warm up."""
     context = min(context, TRIAL_TOKENS)
     if parameters(config) > LARGEST:
         config = replace(decoder("small", min(config.vocab_size, 8192), {}), context_length=context)
-    model, batch = Decoder(config).train(), max(1, TRIAL_TOKENS // context)
-    return measure_training(model, precision, batch, context, peak=peak, seconds=seconds).flops_share
+    model, batch = Decoder(config).train().to(device), max(1, TRIAL_TOKENS // context)
+    found = measure_training(model, precision, batch, context, peak=peak, seconds=seconds, warm_up=1, least=1)
+    return found.flops_share
