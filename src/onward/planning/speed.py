@@ -22,7 +22,7 @@ from onward.generation.sampling import Sampling
 from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.model.linear import linear
-from onward.model.quantize import QuantizedLinear, quantize_model, quantize_weight
+from onward.model.quantize import quantize_model, quantize_weight
 from onward.planning.flops import attention_flops, causal_attention_flops, weight_flops
 from onward.planning.machine import best_seconds
 from onward.planning.memory import DTYPES
@@ -175,5 +175,6 @@ def linear_seconds(config: DecoderConfig, precision: str, rows: int, device: tor
     few, x = torch.randn(32, inputs, dtype=dtype, device=device), torch.randn(rows, inputs, dtype=dtype, device=device)
     parts = (few,) if precision in DTYPES else quantize_weight(few, precision)  # type: ignore[arg-type]
     whole = [part.repeat(outputs // 32, *[1] * (part.dim() - 1)) for part in parts]
-    run = partial(linear, x, *whole) if precision in DTYPES else partial(QuantizedLinear(*whole, None), x)
+    multiply = linear if precision in DTYPES else torch.ops.onward.quantized_linear
+    run = partial(multiply, x, *whole, *[None] * (precision not in DTYPES))
     return best_seconds(run, device) * weights / (outputs * inputs)
