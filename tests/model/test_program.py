@@ -48,7 +48,7 @@ def test_compiled_steps_equal_plain_ones_and_rows_do_not_meet(name: str, dtype: 
     with torch.inference_mode():
         for step in steps:
             tokens, positions = torch.randint(0, model.config.vocab_size, (3,)), torch.tensor([step, step + 1, step])
-            logits = program.run(tokens, positions, caches[0])[:, 0]
+            logits = program.run(tokens, positions, caches[0], 12)[:, 0]
             plain = model(tokens[:, None], positions[:, None], caches[1])[:, 0]
             assert (logits - plain).abs().max() <= BOUND[dtype] * plain.abs().max()
 

@@ -59,7 +59,7 @@ def test_a_quantized_model_is_compiled_and_equals_its_plain_steps(precision: Pre
         for step in range(6):
             tokens, positions = torch.randint(0, model.config.vocab_size, (2,)), torch.full((2,), step)
             plain = model(tokens[:, None], positions[:, None], caches[1])[:, 0]
-            assert torch.allclose(program.run(tokens, positions, caches[0])[:, 0], plain, atol=1e-5)
+            assert torch.allclose(program.run(tokens, positions, caches[0], 12)[:, 0], plain, atol=1e-5)
 
 
 def test_an_unknown_precision_is_refused():

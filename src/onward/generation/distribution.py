@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from onward.arguments import checked
+from onward.device import tensor_on
 from onward.errors import UserError
 from onward.generation import processors as p
 from onward.generation.sampling import Sampling, check_vocabulary
@@ -105,7 +106,8 @@ def process_logits(
         z = z.clone()
         for row, sampling in enumerate(rows):
             if sampling.logit_bias:
-                z[row, list(sampling.logit_bias)] += z.new_tensor(list(sampling.logit_bias.values()))
+                tokens = tensor_on(z.device, list(sampling.logit_bias))
+                z[row, tokens] += tensor_on(z.device, list(sampling.logit_bias.values()), z.dtype)
     if is_set("repetition_penalty"):
         z = p.penalize_repetition(z, each("repetition_penalty"), history.seen(z))
     if is_set("frequency_penalty") or is_set("presence_penalty"):
@@ -164,8 +166,8 @@ def is_broken(logits: Tensor) -> bool:
 
 def counts(like: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
     """The number of times that each token is in each text, (B, V), with the dtype and device of `like` (B, V)."""
-    rows = torch.tensor([row for row, text in enumerate(texts) for _ in text], dtype=torch.long, device=like.device)
-    tokens = torch.tensor([token for text in texts for token in text], dtype=torch.long, device=like.device)
+    rows = tensor_on(like.device, [row for row, text in enumerate(texts) for _ in text], torch.long)
+    tokens = tensor_on(like.device, [token for text in texts for token in text], torch.long)
     return torch.zeros_like(like).index_put_((rows, tokens), like.new_ones(()), accumulate=True)
 
 

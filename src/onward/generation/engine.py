@@ -49,8 +49,8 @@ class Engine:
     tokens that the model then verifies together (speculative decoding). Prefilled prompts are saved in `files` and
     loaded from there. At most `rows` requests are active at a time, by default 16 or as many as the `cache` has, which
     by default is contiguous and grows; with a draft its chunk must exceed `draft.num_draft_tokens`.
-    On a CPU a decoding step is compiled after `compile_after` plain ones with as many rows (None: never), which takes
-    about a second for a model.
+    A decoding step is compiled after `compile_after` plain ones with as many rows (None: never): on a CPU, which takes
+    about a second for a model; on CUDA it is captured as a graph.
     """
 
     @checked
@@ -102,10 +102,13 @@ class Engine:
     @checked
     def compile(self, rows: Annotated[int, Range(1, 1 << 20)] = 1, folder: str | Path | None = None) -> str:
         """Compile decoding steps of this many rows now, rather than after `compile_after` plain ones; a `folder` keeps
-        the machine code for the next start. Returns why they cannot be compiled, so that steps stay plain; "" if they
-        are."""
+        the machine code for the next start. On CUDA torch.compile makes the kernels; no request may be active there.
+        Returns why they cannot be compiled, so that steps stay plain; "" if they are."""
+        if self.model.device.type == "cuda" and self.scheduler.active:
+            raise UserError("requests are active: compile steps before they are added")
         try:
-            self.runner.steps.compile(rows, None if folder is None else Path(folder))
+            with torch.inference_mode(), without_dropout(self.model):
+                self.runner.steps.compile(rows, None if folder is None else Path(folder))
         except NotCompilable as reason:
             return str(reason)
         return ""

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from onward.device import tensor_on
 from onward.generation.distribution import History, counts
 from onward.generation.request import Request
 
@@ -100,7 +101,7 @@ class RequestHistory(History):
 
     def rows(self, like: Tensor) -> Tensor:
         """The row of each place's request, (N,)."""
-        return torch.tensor([i for i, _ in self.places], device=like.device)
+        return tensor_on(like.device, [i for i, _ in self.places])
 
     def repeats(self, row: int, size: int) -> Iterable[int]:
         if not size:

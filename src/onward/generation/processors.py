@@ -11,12 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from onward.device import tensor_on
+
 MIN_TEMPERATURE = 1e-6  # lower temperatures count as 0: logits divided by them could overflow fp32
 
 
 def column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """One value per row as (B, 1)."""
-    return torch.tensor(values, dtype=dtype, device=like.device)[:, None]
+    return tensor_on(like.device, values, dtype)[:, None]
 
 
 def penalize_repetition(logits: Tensor, penalty: Sequence[float], seen: Tensor) -> Tensor:
@@ -43,13 +45,13 @@ def ban(logits: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
     """Logits with -inf for these tokens of each row."""
     rows = [row for row, ids in enumerate(tokens) for _ in ids]
     logits = logits.clone()
-    logits[rows, [i for ids in tokens for i in ids]] = -math.inf
-    return logits
+    places = tensor_on(logits.device, [rows, [i for ids in tokens for i in ids]], torch.long)
+    return logits.index_put_(tuple(places), logits.new_full((), -math.inf))
 
 
 def force(logits: Tensor, token: Sequence[int | None]) -> Tensor:
     """Logits with 0 for this token and -inf for all others, in each row that has one."""
-    forced = torch.tensor([-1 if t is None else t for t in token], device=logits.device)[:, None]
+    forced = tensor_on(logits.device, [-1 if t is None else t for t in token])[:, None]
     keep = (forced < 0) | (torch.arange(logits.size(1), device=logits.device) == forced)
     return torch.where((forced >= 0) & keep, 0.0, logits).masked_fill(~keep, -math.inf)
 

@@ -1,6 +1,7 @@
 """Compiled decoding steps of models: when a step is compiled, and what it may be used for.
 
-A Program has memory of its own, so one runner at a time uses it; a runner that is done gives it back.
+On a CPU it is a Program of kernels of our own (`model/kernels/program.py`), on CUDA a GraphStep (`graphs.py`). Either
+has memory of its own, so one runner at a time uses it; a runner that is done gives it back.
 """
 
 from __future__ import annotations
@@ -8,30 +9,40 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from onward.model.cache import CacheView, KVCache
+from onward.generation.graphs import GraphStep, decoding_step, fused_step
+from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.recording import NotCompilable, is_plain, record_step
 from onward.tracing.names import Uncompiled, is_traced
 
-if TYPE_CHECKING:
-    from onward.model.kernels.program import Program
-
+COMPILED = ("cpu", "cuda")  # types of devices on which steps are compiled
 COMPILE_AFTER = 16  # steps with the same number of rows, after which a step is compiled
+
+
+class CompiledStep(Protocol):
+    """A decoding step for the first rows of a cache."""
+
+    def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
+        """The logits (B, 1, V) for tokens (B,) at positions (B,), all below `length`; the next run overwrites them."""
+        ...
 
 
 class Programs:
     """The compiled steps of a model that no runner uses now, by the number of rows."""
 
     def __init__(self) -> None:
-        self.free: defaultdict[tuple[int, torch.dtype, type], list[Program]] = defaultdict(list)  # and kind of cache
+        self.free: defaultdict[tuple[int, torch.dtype, type], list[CompiledStep]] = defaultdict(
+            list
+        )  # and kind of cache
         self.steps: defaultdict[int, int] = defaultdict(int)  # plain steps so far, by the number of rows
         self.fingerprint: tuple[object, ...] = ()
         self.refusal = ""  # why the steps of this model cannot be compiled
@@ -43,8 +54,8 @@ class Programs:
             self.free.clear()
             self.fingerprint, self.refusal = fingerprint, ""
 
-    def take(self, model: Decoder, cache: KVCache, rows: int, dtype: torch.dtype) -> Program | None:
-        """A program for the first `rows` rows of a cache; None where the step cannot be compiled."""
+    def take(self, model: Decoder, cache: KVCache, rows: int, dtype: torch.dtype) -> CompiledStep | None:
+        """A step for the first `rows` rows of a cache; None where the step cannot be compiled."""
         if free := self.free[rows, dtype, type(cache)]:
             return free.pop()
         if self.refusal:
@@ -69,14 +80,11 @@ def fingerprint_of(model: nn.Module) -> Iterator[object]:
                 yield tensor.data_ptr(), tensor.dtype
 
 
-def compile_step(model: Decoder, cache: KVCache, rows: int, folder: Path | None = None) -> Program:
-    """The program of a decoding step: tokens (B,) at positions (B,) -> logits (B, 1, V). A `folder` keeps its machine
-    code. Raises NotCompilable."""
-
-    def run(tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
-        return model.logits(model.hidden_of_checked(tokens, positions, view))
-
-    recording = record_step(run, cache, rows)
+def compile_step(model: Decoder, cache: KVCache, rows: int, folder: Path | None = None) -> CompiledStep:
+    """A compiled decoding step. A `folder` keeps its machine code. Raises NotCompilable."""
+    if model.device.type == "cuda":
+        return GraphStep(model, rows)
+    recording = record_step(partial(decoding_step, model), cache, rows)
     try:
         from onward.model.kernels.program import Program
 
@@ -88,24 +96,29 @@ def compile_step(model: Decoder, cache: KVCache, rows: int, folder: Path | None 
 class Steps:
     """The compiled steps that a runner uses: one for each number of rows of which `compile_after` steps were decoded.
 
-    A hook on a module, a mode of PyTorch that watches operations, a quantized cache, and a device other than the CPU
-    keep the plain path.
+    A hook on a module, a mode of PyTorch that watches operations, a quantized cache, and a device other than a CPU or
+    CUDA keep the plain path.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, compile_after: int | None = COMPILE_AFTER) -> None:
         self.model, self.cache = model, cache
         self.compile_after = compile_after if is_plain(cache, model.dtype) else None
         self.programs = OF_MODELS.setdefault(model, Programs())
-        self.used: dict[int, Program | None] = {}
+        self.used: dict[int, CompiledStep | None] = {}
         self.hooks: list[object] = []
         self.any_hook, self.last_hook = False, -1
 
-    def run(self, tokens: Tensor, positions: Tensor) -> Tensor | None:
-        """The logits (B, V) after tokens (B,) at positions (B,), or None where the step is not compiled."""
+    def run(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
+        """The logits (B, V) after tokens (B,) at positions (B,), all below `length`, or None where the step is not
+        compiled."""
         rows = tokens.size(0)
         if rows not in self.used:
             self.programs.steps[rows] += 1
-            if self.compile_after is None or self.programs.steps[rows] <= self.compile_after or not tokens.is_cpu:
+            if (
+                self.compile_after is None
+                or self.programs.steps[rows] <= self.compile_after
+                or tokens.device.type not in COMPILED
+            ):
                 return None
             if not self.used:
                 self.programs.refresh(self.model)
@@ -118,16 +131,22 @@ class Steps:
         program = self.used[rows]
         if program is None or self.hooked() or torch._C._len_torch_dispatch_stack():
             return None
-        return program.run(tokens, positions, self.cache)[:, 0]
+        try:
+            return program.run(tokens, positions, self.cache, length)[:, 0]
+        except NotCompilable as reason:
+            self.used[rows], self.programs.refusal = None, str(reason)
+            return None
 
     def compile(self, rows: int, folder: Path | None) -> None:
-        """Compile steps of this many rows now rather than after some plain ones. Raises NotCompilable."""
+        """Compile steps of this many rows, which are empty, now rather than after some plain ones. Raises
+        NotCompilable."""
         if self.compile_after is None:
             raise NotCompilable("a quantized cache")
-        if self.model.device.type != "cpu":
+        if self.model.device.type not in COMPILED:
             raise NotCompilable(f"the model is on {self.model.device.type}")
         self.programs.refresh(self.model)
-        program = compile_step(self.model, self.cache, rows, folder)
+        make = fused_step if self.model.device.type == "cuda" else compile_step
+        program = make(self.model, self.cache, rows, folder)
         self.programs.free[rows, self.model.dtype, type(self.cache)].append(program)
         self.programs.steps[rows] = max(self.programs.steps[rows], self.compile_after)
 

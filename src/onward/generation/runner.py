@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from onward.device import tensor_on
 from onward.generation.programs import COMPILE_AFTER, Steps
 from onward.generation.request import Request
 from onward.model.adapters import Selection
@@ -68,8 +69,8 @@ class Runner:
         Shorter pieces are padded with their own last token: NaN from a token never reaches another row.
         """
         width, device = max(map(len, pieces)), self.model.device
-        tokens = torch.tensor([[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces], device=device)
-        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
+        tokens = tensor_on(device, [[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces])
+        positions = tensor_on(device, starts)[:, None] + torch.arange(width, device=device)
         view = self.view(first, first + len(pieces), max(starts) + width)
         with self.using(adapters):
             return self.model.hidden(tokens, positions, view)
@@ -91,10 +92,10 @@ class Runner:
             return self.logits(torch.cat([row[: 1 + len(p)] for row, p in zip(hidden, proposals)]), places)
         if not self.follows(requests, starts):
             device = self.model.device
-            self.sampled = torch.tensor([request.last_token for request in requests], device=device)
-            self.positions = torch.tensor(starts, device=device)
+            self.sampled = tensor_on(device, [request.last_token for request in requests])
+            self.positions = tensor_on(device, starts)
         self.decoding, self.starts = list(requests), starts
-        logits = self.steps.run(self.sampled, self.positions)
+        logits = self.steps.run(self.sampled, self.positions, max(starts) + 1)
         if logits is None:
             view = self.view(0, len(requests), max(starts) + 1)
             with self.using(adapters):

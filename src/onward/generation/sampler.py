@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from onward.device import tensor_on
 from onward.errors import UserError
 from onward.generation.distribution import process_logits
 from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
@@ -58,7 +59,7 @@ class Sampler:
         p = p.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)  # bans may have replaced NaN
         device = torch.device("cpu") if p.device.type == "mps" else p.device  # fp64, of random numbers, is not on mps
         p = p.to(device)
-        seeds, index = torch.tensor([[r.seed, len(r.tokens)] for r in requests], device=device).unbind(1)
+        seeds, index = tensor_on(device, [[r.seed, len(r.tokens)] for r in requests]).unbind(1)
         kept, last, place = verify(p, proposals, seeds, index)
         finite = p[place].isfinite().all(-1)
         result: list[list[int] | Exception] = []

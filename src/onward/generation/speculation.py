@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from onward.device import tensor_on
 from onward.generation.distribution import draw, uniform
 
 LEAST = 8  # steps without proposals whose mean time is believed
@@ -35,7 +36,7 @@ def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tenso
     refused one is replaced by a draw from max(p - q, 0), normalized, and after the last one a token is drawn from p.
     `seeds` (B,) and `index` (B,), the number of tokens of each answer, determine all draws.
     """
-    lengths = torch.tensor([len(proposal.tokens) for proposal in proposals], device=p.device)
+    lengths = tensor_on(p.device, [len(proposal.tokens) for proposal in proposals])
     first = torch.cumsum(lengths + 1, 0) - lengths - 1  # the place after a request's last token
     if not any(proposal.tokens for proposal in proposals):
         return lengths, draw(p, seeds, index, DRAW), first
@@ -51,8 +52,8 @@ def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Ten
     each."""
     width = max(len(proposal.tokens) for proposal in proposals)
     padded = [[*proposal.tokens, *[0] * (width - len(proposal.tokens))] for proposal in proposals]
-    tokens, column = torch.tensor(padded, device=p.device), torch.arange(width, device=p.device)
-    valid = torch.tensor([[j < len(proposal.tokens) for j in range(width)] for proposal in proposals], device=p.device)
+    tokens, column = tensor_on(p.device, padded), torch.arange(width, device=p.device)
+    valid = tensor_on(p.device, [[j < len(proposal.tokens) for j in range(width)] for proposal in proposals])
     place = (first[:, None] + column).clamp(max=len(p) - 1)
     p_of = p[place].gather(2, tokens[:, :, None])[:, :, 0].double()  # (B, K)
     q_of = torch.ones_like(p_of)
@@ -70,7 +71,7 @@ def residual(p: Tensor, proposal: Proposal, kept: Tensor) -> Tensor:
         return p
     at = kept.clamp(max=len(proposal.tokens) - 1)[None]  # an index of no dimension would be read by the host
     if proposal.distributions is None:
-        q = torch.zeros_like(p).index_fill_(0, torch.tensor(proposal.tokens, device=p.device)[at], 1)
+        q = torch.zeros_like(p).index_fill_(0, tensor_on(p.device, proposal.tokens)[at], 1)
     else:
         q = proposal.distributions.to(p.device)[at][0]
     rest = (p - q).clamp(min=0)

@@ -66,8 +66,9 @@ class Program:
         self.table = (ctypes.c_int64 * len(table))(*table)
         self.layers: Sequence[object] = []
 
-    def run(self, tokens: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
-        """The result for tokens (B,) at positions (B,); the next run overwrites it."""
+    def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
+        """The result for tokens (B,) at positions (B,), from which the kernels know what to read; the next run
+        overwrites it."""
         self.tokens.copy_(tokens)
         self.positions.copy_(positions)
         if self.uses_rope_length:
