@@ -45,13 +45,28 @@ def paged(config: DecoderConfig) -> CacheManager:
 def test_graphs_of_all_lengths_give_the_logits_of_plain_steps(
     name: str, manager: Callable[[DecoderConfig], CacheManager]
 ):
+    check_graphs(name, manager, fused=False)
+
+
+@pytest.mark.long
+def test_fused_steps_give_the_logits_of_plain_ones_and_are_compiled_as_a_whole():
+    from torch._dynamo.utils import counters  # which takes a second to import
+
+    counters.clear()
+    check_graphs("llama", contiguous, fused=True)
+    assert counters["stats"]["calls_captured"]
+    assert not counters["graph_break"]
+
+
+def check_graphs(name: str, manager: Callable[[DecoderConfig], CacheManager], *, fused: bool) -> None:
+    """Decode beyond the slots of the first graph."""
     torch.manual_seed(0)
     model = on_device(Decoder(replace(DECODERS[name], context_length=600)).eval())
     managers = [manager(model.config) for _ in range(2)]
     for each, row in product(managers, range(2)):
         each.allocate(row, [1] * 600, 600)
     cache, other = (each.cache for each in managers)
-    step = GraphStep(model, 2, capture=captured if device().type == "cuda" else repeated)
+    step = GraphStep(model, 2, fused=fused, capture=captured if device().type == "cuda" else repeated)
     with torch.inference_mode():
         for position in range(260):
             for each, row in product(managers, range(2)):

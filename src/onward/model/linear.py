@@ -38,7 +38,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def kernel_for(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., None] | None:
     """The kernel for x (..., I) and a plain weight, or None where PyTorch computes the product."""
     dtype = x.dtype
-    if dtype is not weight.dtype or not fits(x, weight, max_rows(dtype)):
+    if dtype is not weight.dtype or not fits(x, weight):
         return None
     return compiled("float32" if dtype is torch.float32 else "bfloat16", dtype, bias is not None)
 
@@ -52,9 +52,10 @@ def max_rows(dtype: torch.dtype) -> int:
     return {torch.float32: 32, torch.bfloat16: 4}.get(dtype, 0)
 
 
-def fits(x: Tensor, weight: Tensor, max_rows: int) -> bool:
-    """Whether x (..., I) has at most `max_rows` rows, and a kernel may multiply it with a weight."""
-    return 0 < x.numel() <= max_rows * x.size(-1) and weight.is_cpu and weight.is_contiguous() and takes_kernels(x)
+def fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether a kernel may multiply x (..., I) with a weight, and x has at most `max_rows` rows."""
+    may = takes_kernels(x) and weight.is_cpu and weight.is_contiguous()
+    return may and 0 < x.numel() <= max_rows(x.dtype) * x.size(-1)
 
 
 def takes_kernels(x: Tensor) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.errors import UserError
-from onward.model.linear import Linear, compiled, fits, max_rows, run
+from onward.model.linear import Linear, compiled, fits, run
 
 Precision = Literal["int8", "int4"]
 GROUP = 32  # int4 weights with the same scale
@@ -138,7 +138,7 @@ class QuantizedLinear(nn.Module):
 
 def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """x (..., I) times the weight of codes and scales, plus a bias (O,): (..., O)."""
-    if fits(x, codes, max_rows(x.dtype)) and x.dtype in (torch.float32, torch.bfloat16):
+    if fits(x, codes) and x.dtype in (torch.float32, torch.bfloat16):
         kernel = compiled("int8" if codes.dtype == torch.int8 else "int4", x.dtype, bias is not None)
         if kernel is not None:
             return run(kernel, x, codes, scales, bias, len(codes))
