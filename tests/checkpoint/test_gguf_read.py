@@ -1,6 +1,7 @@
 """GGUF files are read: every type of block to the bit, large headers, parts; hostile files give a sentence."""
 
 import hashlib
+import json
 import random
 import struct
 from collections.abc import Callable
@@ -16,9 +17,11 @@ from onward.checkpoint.bases import weights_checksum
 from onward.checkpoint.folder import load_model
 from onward.checkpoint.gguf.blocks import CODES, TYPES
 from onward.checkpoint.gguf.header import read_header
+from onward.checkpoint.gguf.vocabulary import read_tokenizer
 from onward.checkpoint.gguf.writer import Outline, text, typed, write_gguf
 from onward.errors import UserError
 from onward.model.lora import adapter_names
+from onward.text.patterns import BYTE_OF
 from onward.training.base import base_tokenizer, load_base
 from onward.training.finetuning import FinetuneConfig
 
@@ -113,6 +116,17 @@ def test_header_with_a_large_vocabulary_takes_little_time_and_memory(tmp_path: P
     write_gguf(tmp_path / "x.gguf", keys, {}, [])
     with limited(1, ROOM):
         assert len(read_header(tmp_path / "x.gguf").keys["merges"]) == 280_000
+
+
+def test_the_first_token_of_a_merge_may_begin_with_a_space(tmp_path: Path) -> None:
+    tokens = [*BYTE_OF, " ", " a", "ab", " b", " ba"]
+    merges = ["  a", "a b", "  b", " b a", "no merge", "alone"]
+    keys = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": merges}
+    write_gguf(tmp_path / "x.gguf", {f"tokenizer.ggml.{name}": value for name, value in keys.items()}, {}, [])
+    tokenizer = read_tokenizer(read_header(tmp_path / "x.gguf"))
+    assert tokenizer is not None
+    found = json.loads(tokenizer.inner.to_str())["model"]["merges"]
+    assert found == [[" ", "a"], ["a", "b"], [" ", "b"], [" b", "a"]]
 
 
 def test_weights_that_need_no_change_stay_mapped_and_files_unchanged(file: Path) -> None:

@@ -151,7 +151,7 @@ def to_ours(
             else:
                 check(whole, pieces[0], allow_nonfinite)
             for name, part in zip(names, whole.split(sizes)):
-                own = into is same and aligned(part)
+                own = aligned(part) and not buffer.holds(part)
                 found[name] = part if own else part.clone(memory_format=torch.contiguous_format)
             continue
         for name, end in zip(names, accumulate(sizes)):
@@ -204,6 +204,10 @@ class ScratchBuffer:
             self.bytes = torch.empty(0)
             self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
         return self.bytes[:size].view(dtype).view(shape)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in this memory."""
+        return tensor.untyped_storage().data_ptr() == self.bytes.untyped_storage().data_ptr()
 
 
 class MixedDtypes(UserWarning):

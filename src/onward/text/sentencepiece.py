@@ -100,7 +100,7 @@ def split_at(inner: tokenizers.Tokenizer, symbols: Sequence[str]) -> bool:
     stays text.
     """
     model = inner.model
-    parts = {text: model.tokenize(text) for text in inner.get_vocab() if text not in symbols}
+    parts = {text: model.tokenize(text) for text in inner.get_vocab().keys() - {*symbols}}
     unformed = {text for text, found in parts.items() if [token.value for token in found] != [text]}
     firsts = []
     for text in unformed:

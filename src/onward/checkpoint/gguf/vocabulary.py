@@ -124,9 +124,12 @@ def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, i
         inner = char_level(single)
         add_tokens(inner, [(token, kind) for token, kind in typed if kind == CONTROL])
         return inner
-    cut = ((merge[:1], merge[1:].partition(" ")) for merge in map(str, merges))  # a token may begin with a space
-    pairs = ((start + a, b) for start, (a, _, b) in cut)
-    known = [(a, b) for a, b in pairs if a in vocab and b in vocab and a + b in vocab]
+    cuts = ((merge, merge.find(" ", 1)) for merge in map(str, merges))  # a token may begin with a space
+    known = [
+        (left, right)
+        for merge, cut in cuts
+        if (left := merge[:cut]) in vocab and (right := merge[cut + 1 :]) in vocab and left + right in vocab
+    ]
     inner = byte_level_bpe(models.BPE(vocab, known, ignore_merges=pre in WHOLE_FIRST), PRE[pre])
     add_tokens(inner, typed)
     return inner
