@@ -2,16 +2,19 @@
 
 import shutil
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from onward.checkpoint.training import TrainerState, saves
 from onward.data.tokens import Tokens
 from onward.data.windows import Windows
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import train_tokenizer
+from onward.timing import fastest
 from onward.training.budget import Budget, Costs
 from onward.training.calibration import fitted, measured_costs
 from onward.training.config import RunConfig
@@ -125,10 +128,53 @@ def test_a_validation_is_timed_with_its_sample_and_its_save(tmp_path: Path) -> N
     samples = iter([100, 4])  # the first of a process, which compiles kernels, is not one that is paid again
     planner = Planner(given, windows, model.device, Processes())
     costs = measured_costs(
-        given, trainer, tokenizer, planner, inputs, lambda *_: tick(next(samples)), 5.0, lambda: seconds
+        given, trainer, tokenizer, planner, inputs, lambda *_: tick(next(samples)), 200.0, lambda: seconds
     )
-    assert (trainer.step, costs.step, costs.validation) == (21, 0.25, 7.0)
+    assert (trainer.step, costs.step, costs.validation) == pytest.approx((9, 0.25, 7.0), rel=1e-3)
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def costs_by_simulation(limit: float, folder: Path) -> tuple[Costs, float]:
+    """The costs of a run of a given time that are measured where each token takes 0.1 ms, and how long that takes."""
+    now = 0.0
+
+    def spend(module: object, arguments: tuple[torch.Tensor, ...]) -> None:
+        nonlocal now
+        now += 1e-4 * arguments[0].numel()
+
+    model, text = decoder(decoder_config()), Tokens.of(np.arange(40_000, dtype=np.uint16) % 13)
+    model.embed.register_forward_pre_hook(spend)
+    trainer = Trainer(model, optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.99)), lambda step: 1e-3)
+    given, inputs = config(folder, folder, batch_size=40), Inputs((text,), text, 0)
+    planner = Planner(given, Windows([text], LENGTH, seed=0), model.device, Processes())
+    tokenizer = train_tokenizer("char", ["abcdefghijklm"])
+    costs = measured_costs(given, trainer, tokenizer, planner, inputs, lambda *_: None, limit, lambda: now)
+    return costs, now
+
+
+def test_costs_of_a_short_run_are_measured_in_a_tenth_of_its_time(tmp_path: Path) -> None:
+    of_long, _ = costs_by_simulation(1000.0, tmp_path / "long")
+    for limit in (10.0, 30.0):
+        costs, spent = costs_by_simulation(limit, tmp_path / str(limit))
+        assert spent < limit / 10
+        assert (costs.step, costs.validation, costs.end) == pytest.approx(
+            (of_long.step, of_long.validation, of_long.end), rel=0.25
+        )
+
+
+def test_options_are_timed_once_where_time_is_short() -> None:
+    now, calls = 0.0, list[str]()
+
+    def call(name: str, seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        calls.append(name)
+
+    trials = {"slow": partial(call, "slow", 2.0), "fast": partial(call, "fast", 1.0)}
+    assert fastest(trials, 3, limit=1.0, clock=lambda: now) == "fast"
+    assert len(calls) == 4, "once to warm up, and once"
+    assert fastest(trials, 3, clock=lambda: now) == "fast"
+    assert len(calls) == 4 + 8
 
 
 def test_a_run_of_a_given_time_samples_to_know_how_long_it_takes(story_file: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Options that a run leaves open are fixed once, by timing, before it starts."""
 
+import math
 import statistics
 from collections.abc import Callable
 from contextlib import closing
@@ -36,11 +37,12 @@ from onward.training.validation import validate
 Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a run will do at each validation
 
 ALONE = Processes()
-TRIAL_SECONDS = 2.0  # of steps that are timed
+TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # of steps that are timed, at most, and this part of the time
+WHOLE = 40.0  # seconds of a run below which validation and evaluation are timed on less text
 SLACK = 0.95  # share of the time that steps fixed at the start take, as machines are not equally fast all the time
 OPTIONAL = 20  # validations and the evaluation at the end each take at most this part of the time, unless asked for
 REPORT = 1.0  # seconds that the report takes at the end
-TIMED_TOKENS = 4096  # of the validation text, whose evaluation is timed
+TIMED_TOKENS = 4096  # of the validation text, at most, whose evaluation is timed
 
 
 def calibrated(
@@ -61,14 +63,13 @@ def calibrated(
     trial = lambda config: build_trainer(config, deepcopy(model), loss=loss)
     windows = inputs.windows(config, model.config.context_length)
     forget = getattr(loss, "load_state", lambda tensors, device: None)
-    config = fastest_options(config, trial(config), windows)
+    limit = seconds(config.time) if config.time else math.inf
+    config = fastest_options(config, trial(config), windows, limit / TRIAL_PART)
     forget({}, model.device)  # what the loss kept of trial steps
     if not config.time:
         return config, None
-    limit = seconds(config.time)
     planner = Planner(config, windows, model.device, processes)
-    long_enough = min(TRIAL_SECONDS, limit / 20)
-    costs = measured_costs(config, trial(config), tokenizer, planner, inputs, sample, long_enough)
+    costs = measured_costs(config, trial(config), tokenizer, planner, inputs, sample, limit)
     forget({}, model.device)
     config, costs = fitted(config, costs, limit, perf_counter() - began, len(inputs.validation or ()))
     return config, Budget.of(limit, perf_counter() - began, costs)
@@ -100,15 +101,16 @@ def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: 
     return replace(config, time="", steps=steps), costs
 
 
-def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindows) -> RunConfig:
-    """The configuration with precision and backend of experts fixed, and epochs as steps."""
+def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindows, limit: float) -> RunConfig:
+    """The configuration with precision and backend of experts fixed, in little more than `limit` seconds, and epochs as
+    steps."""
     precisions = precisions_of(trainer.model.device) if config.precision == "auto" else [config.precision]
     backends = list(BACKENDS) if config.experts == "auto" and open_experts(trainer.model) else [config.experts]
     chosen: dict[str, Any] = {"precision": precisions[0], "experts": backends[0]}
     if len(precisions) * len(backends) > 1:
         plan = StepPlan([windows.read(range(config.batch_size)).to(trainer.model.device)])
         trials = {f"{p} {b}": partial(one_step, trainer, plan, p, b) for p, b in product(precisions, backends)}
-        chosen = dict(zip(chosen, fastest(trials, rounds=3).split()))
+        chosen = dict(zip(chosen, fastest(trials, rounds=3, limit=limit).split()))
     if config.epochs:
         per_step = config.batch_size * config.accumulation
         chosen |= {"epochs": 0.0, "steps": max(1, round(config.epochs * len(windows) / per_step))}
@@ -137,16 +139,17 @@ def measured_costs(
     planner: Planner,
     inputs: Inputs,
     sample: Sampler,
-    long_enough: float,
+    limit: float,
     clock: Callable[[], float] = perf_counter,
 ) -> Costs:
-    """The costs of a run by a clock in seconds. Steps are timed until they took `long_enough` seconds together."""
+    """The costs of a run of `limit` seconds, by a clock in seconds."""
     taken: list[float] = []
+    long_enough, part = min(TRIAL_SECONDS, limit / TRIAL_PART), min(1.0, limit / WHOLE)
     with closing(planner.plans(0)) as plans:
         start = clock()
         for _ in trainer.train(plans):
             taken.append(clock() - start)
-            if sum(taken) > long_enough and len(taken) > 3:
+            if sum(taken) > long_enough and len(taken) > 2:
                 break
             start = clock()
     step = statistics.median(taken[1:])
@@ -156,13 +159,15 @@ def measured_costs(
     validation = inputs.validation_windows(config, trainer.model.config.context_length)
     if validation is None:
         return Costs(step, save)
-    validate(trainer, tokenizer, validation, config, inputs.measure(trainer.loss))
-    once = clock() - start
+    less = replace(config, validation_tokens=max(2, int(part * config.validation_tokens)))
+    found = validate(trainer, tokenizer, validation, less, inputs.measure(trainer.loss))
+    usual = min(config.validation_tokens, validation.num_tokens)
+    once = (clock() - start) * max(1.0, usual / max(1, found.tokens))
     sample(trainer.model, tokenizer)  # the first one may compile kernels
     start = clock()
     sample(trainer.model, tokenizer)
     once, start = once + clock() - start, clock()
-    evaluated = inputs.evaluate(trainer.model, tokenizer, trainer.loss, TIMED_TOKENS)["tokens"]
+    evaluated = inputs.evaluate(trainer.model, tokenizer, trainer.loss, int(part * TIMED_TOKENS))["tokens"]
     return Costs(step, save + once, (clock() - start) * validation.num_tokens / max(1, evaluated))
 
 

