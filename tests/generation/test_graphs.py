@@ -66,14 +66,14 @@ def check_graphs(name: str, manager: Callable[[DecoderConfig], CacheManager], *,
     for each, row in product(managers, range(2)):
         each.allocate(row, [1] * 600, 600)
     cache, other = (each.cache for each in managers)
-    step = GraphStep(model, 2, fused=fused, capture=captured if device().type == "cuda" else repeated)
+    step = GraphStep(model, (2, 1), fused=fused, capture=captured if device().type == "cuda" else repeated)
     with torch.inference_mode():
         for position in range(260):
             for each, row in product(managers, range(2)):
                 each.reserve(row, position, position + 1)
-            tokens = torch.randint(0, model.config.vocab_size, (2,), device=device())
-            positions = torch.full((2,), position, device=device())
-            plain = model(tokens[:, None], positions[:, None], other.view(0, 2))
+            tokens = torch.randint(0, model.config.vocab_size, (2, 1), device=device())
+            positions = torch.full((2, 1), position, device=device())
+            plain = model(tokens, positions, other.view(0, 2))
             assert torch.allclose(step.run(tokens, positions, cache, position + 1), plain, atol=1e-5)
     assert sorted(step.graphs) == [256, 512]
 

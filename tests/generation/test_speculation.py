@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from onward.generation import speculation
 from onward.generation.distribution import draw, next_token_distribution
-from onward.generation.drafts import LookupDraft, LookupIndex
+from onward.generation.drafts import LookupDraft, LookupIndex, ModelDraft
 from onward.generation.engine import Engine
+from onward.generation.programs import OF_MODELS
 from onward.generation.request import Request
 from onward.generation.sampler import Sampler
 from onward.generation.sampling import Sampling
@@ -177,3 +179,21 @@ def test_engine_times_its_steps_with_and_without_proposals() -> None:
     assert found.steps > 0
     assert 0 < found.drafting < found.seconds
     assert found.tokens_per_row >= found.steps
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_drafts_and_verification_by_compiled_steps_give_the_same_tokens(rows: int) -> None:
+    torch.manual_seed(0)
+    model = Decoder(replace(DECODERS["llama"], context_length=300)).eval()
+    found: list[list[list[int]]] = []
+    for compile_after, draft in (None, None), (0, ModelDraft(model, 3)):
+        engine = Engine(model, rows=rows, draft=draft, compile_after=compile_after)
+        requests = [Request([1, 2, 3 + i], Sampling(temperature=0.0), max_new_tokens=90, seed=i) for i in range(rows)]
+        for request in requests:
+            engine.add(request)
+        for _ in engine.run():
+            pass
+        found.append([request.tokens for request in requests])
+    assert found[0] == found[1]
+    shapes = {shape for (shape, *_), free in OF_MODELS[model].free.items() if free}
+    assert {(rows, 1), (rows, 4)} <= shapes

@@ -42,14 +42,15 @@ def model_of(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decod
 @pytest.mark.parametrize("name", [name for name in DECODERS if name not in REFUSED])
 def test_compiled_steps_equal_plain_ones_and_rows_do_not_meet(name: str, dtype: torch.dtype):
     model = model_of(DECODERS[name], dtype)
-    caches = [KVCache(model.config, 3, 24, dtype=dtype) for _ in range(2)]
-    program = compile_step(model, caches[0], 3)
-    steps = [*range(11), 10, 5, 6]  # the last ones go back
+    caches = [KVCache(model.config, 3, 24, 3, dtype=dtype) for _ in range(2)]
+    programs = {width: compile_step(model, caches[0], (3, width)) for width in (1, 3)}
+    steps = [*((n, 1) for n in range(7)), (7, 3), (10, 1), (10, 1), (8, 3), (5, 1), (6, 1)]  # some go back
     with torch.inference_mode():
-        for step in steps:
-            tokens, positions = torch.randint(0, model.config.vocab_size, (3,)), torch.tensor([step, step + 1, step])
-            logits = program.run(tokens, positions, caches[0], 12)[:, 0]
-            plain = model(tokens[:, None], positions[:, None], caches[1])[:, 0]
+        for step, width in steps:
+            tokens = torch.randint(0, model.config.vocab_size, (3, width))
+            positions = torch.tensor([[step], [step + 1], [step]]) + torch.arange(width)
+            logits = programs[width].run(tokens, positions, caches[0], 12)
+            plain = model(tokens, positions, caches[1])
             assert (logits - plain).abs().max() <= BOUND[dtype] * plain.abs().max()
 
 
@@ -57,7 +58,7 @@ def test_compiled_steps_equal_plain_ones_and_rows_do_not_meet(name: str, dtype: 
 def test_a_step_that_cannot_be_compiled_names_the_operation(name: str):
     model = model_of(DECODERS[name])
     with pytest.raises(NotCompilable, match=REFUSED[name]):
-        compile_step(model, KVCache(model.config, 1, 8), 1)
+        compile_step(model, KVCache(model.config, 1, 8), (1, 1))
 
 
 def answers(model: Decoder, compile_after: int | None, seeds: int = 5) -> list[list[int]]:

@@ -54,12 +54,12 @@ def test_a_quantized_model_is_compiled_and_equals_its_plain_steps(precision: Pre
     kept = quantize_model(model, precision)
     assert kept if precision == "int4" else not kept  # its layers are narrower than a group
     caches = [KVCache(model.config, 2, 12) for _ in range(2)]
-    program = compile_step(model, caches[0], 2)
+    program = compile_step(model, caches[0], (2, 1))
     with torch.inference_mode():
         for step in range(6):
-            tokens, positions = torch.randint(0, model.config.vocab_size, (2,)), torch.full((2,), step)
-            plain = model(tokens[:, None], positions[:, None], caches[1])[:, 0]
-            assert torch.allclose(program.run(tokens, positions, caches[0], 12)[:, 0], plain, atol=1e-5)
+            tokens, positions = torch.randint(0, model.config.vocab_size, (2, 1)), torch.full((2, 1), step)
+            plain = model(tokens, positions, caches[1])
+            assert torch.allclose(program.run(tokens, positions, caches[0], 12), plain, atol=1e-5)
 
 
 def test_an_unknown_precision_is_refused():

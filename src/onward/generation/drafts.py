@@ -97,6 +97,7 @@ class ModelDraft:
             raise UserError(f"a draft of {num_draft_tokens} tokens: it must be at least 1")
         self.model, self.num_draft_tokens, self.vocab_size = model, num_draft_tokens, model.config.vocab_size
         self.manager: CacheManager | None = None
+        self.runner: Runner | None = None
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
         model, limit = self.model, at(self.model.config.position, 0).limit(self.model.config)
@@ -104,6 +105,8 @@ class ModelDraft:
             raise UserError(f"the draft has {limit} positions and the model {length}: take one with as many")
         self.vocab_size = vocab_size
         self.manager = CacheManager(KVCache(model.config, rows, length, chunk, device=model.device, dtype=model.dtype))
+        if self.runner:
+            self.runner.steps.release()
         self.runner = Runner(model, self.manager.cache)
         self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
 
@@ -134,32 +137,39 @@ class ModelDraft:
             for i, (new, most) in enumerate(zip(tokens, room))
         ]
 
-    def distribution(self, last: Tensor, requests: Sequence[Request], proposed: Sequence[Sequence[int]]) -> Tensor:
-        """The draft's distributions (B, V) from hidden states (B, 1, D), after each request's Sampling."""
-        logits = self.model.logits(last)[:, 0, : self.vocab_size]  # vocabularies differ in their padding
+    def distribution(self, logits: Tensor, requests: Sequence[Request], proposed: Sequence[Sequence[int]]) -> Tensor:
+        """The draft's distributions (B, V) from logits, after each request's Sampling."""
+        logits = logits[:, : self.vocab_size]  # vocabularies differ in their padding
         logits = F.pad(logits, (0, self.vocab_size - logits.size(1)), value=-math.inf)
         history = RequestHistory(requests, list(enumerate(proposed)), self.counts, self.ngrams)
         errors: dict[int, Exception] = {}  # a processor that fails here fails again when proposals are verified
         return process_logits(logits, [r.sampling for r in requests], history, None, errors).softmax(-1).cpu()
 
     def catch_up(self, requests: Sequence[Request]) -> Tensor:
-        """Feed the tokens that the draft's cache lacks; returns the hidden states (B, 1, D) of the last tokens."""
+        """Feed the tokens that the draft's cache lacks; returns the logits (B, V) after the last tokens."""
         assert self.manager is not None
         cached = [min(r.num_draft_cached, r.num_cached) for r in requests]  # refused proposals are rolled back
-        last: list[Tensor] = []
-        while not last or any(n < r.num_context_tokens for r, n in zip(requests, cached)):
+        logits: Tensor | None = None
+        while logits is None or any(n < r.num_context_tokens for r, n in zip(requests, cached)):
             # at least the last token is fed
             starts = [min(n, r.num_context_tokens - 1) for r, n in zip(requests, cached)]
             pieces = [r.context_from(n)[: self.manager.cache.chunk] for r, n in zip(requests, starts)]
-            hidden = self.forward(pieces, starts)
-            last = [hidden[row, len(piece) - 1] for row, piece in enumerate(pieces)]
+            if max(map(len, pieces)) == 2:  # after all proposals were accepted: two compiled steps are faster
+                pieces = [piece[:1] for piece in pieces]
+            logits = self.forward(pieces, starts)
             cached = [n + len(piece) for n, piece in zip(starts, pieces)]
-        return torch.stack(last)[:, None]
+        return logits
 
     def forward(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """The hidden states (B, T, D) of tokens; ids outside the draft's vocabulary are replaced by its last id."""
+        """The logits (B, V) after the last token of each piece; ids outside the draft's vocabulary are replaced by its
+        last id."""
         assert self.manager is not None
+        assert self.runner is not None
         last_id = self.model.config.vocab_size - 1
         for row, (piece, start) in enumerate(zip(pieces, starts)):
             self.manager.reserve(row, start, start + len(piece))
-        return self.runner.forward_rows(0, [[min(token, last_id) for token in p] for p in pieces], starts)
+        pieces = [[min(token, last_id) for token in piece] for piece in pieces]
+        if (logits := self.runner.compiled(pieces, starts)) is not None:
+            return logits[:, -1]
+        hidden = self.runner.forward_rows(0, pieces, starts)
+        return self.runner.logits(torch.stack([row[len(piece) - 1] for row, piece in zip(hidden, pieces)]))

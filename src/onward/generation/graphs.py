@@ -1,6 +1,6 @@
 """Decoding steps on CUDA: the kernels of a step are captured once as a CUDA graph, and then launched together.
 
-Shapes: B rows, V vocabulary.
+Shapes: B rows, T tokens of each, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Replay = Callable[[], Tensor]
 
 
 def decoding_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
-    """The logits (B, 1, V) for tokens (B, 1) at positions (B, 1)."""
+    """The logits (B, T, V) for tokens (B, T) at positions (B, T)."""
     return model.logits(model.hidden_of_checked(tokens, positions, view))
 
 
@@ -48,7 +48,7 @@ def captured(step: Callable[[], Tensor]) -> Replay:
 
 
 class GraphStep:
-    """A decoding step of B rows as graphs, one for each number of slots that is read.
+    """A decoding step of T tokens in B rows as graphs, one for each number of slots that is read.
 
     Tokens and positions are copied into memory that the graphs read. Graphs are captured again where the cache is
     another one or has grown. A step that needs a value of a tensor on the host, as mixtures of experts do, cannot be
@@ -58,28 +58,28 @@ class GraphStep:
     def __init__(
         self,
         model: Decoder,
-        rows: int,
+        shape: tuple[int, int],
         *,
         fused: bool = False,
         capture: Callable[[Callable[[], Tensor]], Replay] = captured,
     ) -> None:
         self.model, self.capture = ref(model), capture  # which keeps these steps, and is not kept by them
         self.step = torch.compile(decoding_step) if fused else decoding_step
-        self.tokens, self.positions = (torch.zeros(rows, 1, dtype=torch.int64, device=model.device) for _ in range(2))
+        self.tokens, self.positions = (torch.zeros(shape, dtype=torch.int64, device=model.device) for _ in range(2))
         self.graphs: dict[int, Replay] = {}  # by the number of slots
         self.cache: Callable[[], KVCache | None] = lambda: None
         self.capacity = 0  # of the cache when they were captured
 
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
-        """The logits (B, 1, V) for tokens (B,) at positions (B,), all below `length`; the next run overwrites them.
+        """The logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`; the next run overwrites them.
         Raises NotCompilable."""
         if self.cache() is not cache or self.capacity != cache.capacity:
             self.graphs.clear()
             self.cache, self.capacity = ref(cache), cache.capacity
         model = self.model()
         assert model is not None, "a step is run for a model that is there"
-        self.tokens.copy_(tokens[:, None])
-        self.positions.copy_(positions[:, None])
+        self.tokens.copy_(tokens)
+        self.positions.copy_(positions)
         slots = max(LEAST, 1 << (length - 1).bit_length())
         if slots not in self.graphs:
             view = cache.view(0, len(tokens), slots)
@@ -87,11 +87,11 @@ class GraphStep:
         return self.graphs[slots]()
 
 
-def fused_step(model: Decoder, cache: KVCache, rows: int, folder: Path | None = None) -> GraphStep:
+def fused_step(model: Decoder, cache: KVCache, shape: tuple[int, int], folder: Path | None = None) -> GraphStep:
     """A step whose kernels torch.compile makes, now; a `folder` keeps them for the next start. The step is run at
-    position 0 of the first `rows` rows of the cache, which must be empty. Raises NotCompilable."""
+    position 0 of the first B rows of the cache, which must be empty. Raises NotCompilable."""
     if folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    step, zeros = GraphStep(model, rows, fused=True), torch.zeros(rows, dtype=torch.int64, device=model.device)
-    step.run(zeros, zeros, cache, 1)
+    step, zeros = GraphStep(model, shape, fused=True), torch.zeros(shape, dtype=torch.int64, device=model.device)
+    step.run(zeros, zeros, cache, shape[1])
     return step

@@ -21,6 +21,7 @@ from onward.model.lora import adapter_names, check_adapter, selection
 
 BUCKET = 64  # cache lengths are rounded up to a multiple of it, so that the same view serves many steps
 MAX_VIEWS = 64  # views that are kept
+MAX_COMPILED = 16  # the most tokens of a row in a compiled step
 
 
 class Runner:
@@ -68,12 +69,26 @@ class Runner:
 
         Shorter pieces are padded with their own last token: NaN from a token never reaches another row.
         """
-        width, device = max(map(len, pieces)), self.model.device
-        tokens = tensor_on(device, [[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces])
-        positions = tensor_on(device, starts)[:, None] + torch.arange(width, device=device)
+        width = max(map(len, pieces))
+        tokens, positions = self.inputs([[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces], starts)
         view = self.view(first, first + len(pieces), max(starts) + width)
         with self.using(adapters):
             return self.model.hidden(tokens, positions, view)
+
+    def inputs(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Tokens and positions, each (B, T), of pieces of one length that begin at these positions."""
+        tokens = tensor_on(self.model.device, pieces)
+        return tokens, tensor_on(self.model.device, starts)[:, None] + torch.arange(
+            tokens.size(1), device=tokens.device
+        )
+
+    def compiled(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor | None:
+        """The logits (B, T, V) after each token of pieces in the rows from 0 on, by a compiled step; None where there
+        is none, as for pieces of several lengths."""
+        width = len(pieces[0])
+        if width > MAX_COMPILED or any(len(piece) != width for piece in pieces):
+            return None
+        return self.steps.run(*self.inputs(pieces, starts), max(starts) + width)
 
     def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
         """A context in which each row uses its adapter; none given: the one in use."""
@@ -87,7 +102,10 @@ class Runner:
         starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
         if any(proposals):
             self.decoding = []
-            hidden = self.forward_rows(0, [[r.last_token, *p] for r, p in zip(requests, proposals)], starts, adapters)
+            pieces = [[r.last_token, *p] for r, p in zip(requests, proposals)]
+            if (logits := self.compiled(pieces, starts)) is not None:
+                return logits.flatten(0, 1)
+            hidden = self.forward_rows(0, pieces, starts, adapters)
             places = [adapter for adapter, p in zip(adapters, proposals) for _ in range(1 + len(p))]
             return self.logits(torch.cat([row[: 1 + len(p)] for row, p in zip(hidden, proposals)]), places)
         if not self.follows(requests, starts):
@@ -95,13 +113,12 @@ class Runner:
             self.sampled = tensor_on(device, [request.last_token for request in requests])
             self.positions = tensor_on(device, starts)
         self.decoding, self.starts = list(requests), starts
-        logits = self.steps.run(self.sampled, self.positions, max(starts) + 1)
-        if logits is None:
-            view = self.view(0, len(requests), max(starts) + 1)
-            with self.using(adapters):
-                hidden = self.model.hidden(self.sampled[:, None], self.positions[:, None], view)
-                logits = self.logits(hidden.flatten(0, 1), adapters)
-        return logits
+        tokens, positions, length = self.sampled[:, None], self.positions[:, None], max(starts) + 1
+        if (logits := self.steps.run(tokens, positions, length)) is not None:
+            return logits[:, 0]
+        with self.using(adapters):
+            hidden = self.model.hidden(tokens, positions, self.view(0, len(requests), length))
+            return self.logits(hidden.flatten(0, 1), adapters)
 
     def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
         """The logits (N, V) of hidden states (N, D), each by its adapter."""

@@ -2,7 +2,7 @@
 
 The model runs as always, over a cache whose layers record what is written and attended to. A recorded tensor keeps its
 memory, so the operations can be repeated in place, on new tokens and positions.
-Shapes: B rows, S slots.
+Shapes: B rows, T tokens in a step, S slots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NotCompilable(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """Vectors (B, 1, ...) are written to an entry of a layer's cache."""
+    """Vectors (B, T, ...) are written to an entry of a layer's cache."""
 
     layer: int
     name: str
@@ -37,7 +37,7 @@ class Write:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Queries (B, 1, H, E) attend to the entries `key` and `value` of a layer's cache; the result is `y`."""
+    """Queries (B, T, H, E) attend to the entries `key` and `value` of a layer's cache; the result is `y`."""
 
     layer: int
     key: str
@@ -119,7 +119,7 @@ class RecordedEntry(CacheEntry):
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Record the attention of q (B, 1, H, E) to this entry and the values v; returns (B, 1, H, F), not computed."""
+        """Record the attention of q (B, T, H, E) to this entry and the values v; returns (B, T, H, F), not computed."""
         assert self.cache.recorder is not None
         if mask.slopes is not None:
             raise NotCompilable("a bias of the scores")
@@ -136,8 +136,8 @@ class Recording:
     """The records of a step, and the tensors that they read and write."""
 
     records: list[Record]
-    tokens: Tensor  # (B, 1)
-    positions: Tensor  # (B, 1)
+    tokens: Tensor  # (B, T)
+    positions: Tensor  # (B, T)
     rope_length: Tensor  # (B,)
     result: Tensor
 
@@ -150,10 +150,13 @@ def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
 
 
 @torch.inference_mode(False)  # in which composed operations are not recorded by their parts
-def record_step(run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, rows: int) -> Recording:
-    """Record `run(tokens, positions, view)` for a new token in each of the first `rows` rows of a cache."""
-    tokens, positions = (torch.zeros(rows, 1, dtype=torch.int64) for _ in range(2))
-    recorder, view = Recorder(), cache.view(0, rows)
+def record_step(
+    run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: tuple[int, int]
+) -> Recording:
+    """Record `run(tokens, positions, view)` for T new tokens in each of the first B rows of a cache; `shape` is
+    (B, T)."""
+    tokens, positions = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
+    recorder, view = Recorder(), cache.view(0, shape[0])
     layers = list[LayerCache]()
     for index, layer in enumerate(view.layers):
         layers.append(RecordedLayer(layer.entries, layer.window, layer.wraps, index, recorder))

@@ -22,18 +22,18 @@ from onward.model.kernels.units import shuffle, sums, unit_for
 
 
 def write(width: int, dtype: str, paged: bool) -> Emit:
-    """The kernel `(entry, vectors, positions, S, table, P)` that writes the vectors (B, width) of the tokens at
-    `positions` (B,) to the slots of an entry (B, S, width) or, paged, (blocks, S, width); an item is a row."""
+    """The kernel `(entry, vectors, positions, T, S, table, P)` that writes the vectors (B, T, width) of the tokens at
+    `positions` (B, T) to the slots of an entry (B, S, width) or, paged, (blocks, S, width); an item is a token."""
 
     def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        entry, vectors, positions, slots, table, columns = arguments
-        with code.loop(first, end) as (row, _):
-            position = code.scalar(positions, "int64", row)
-            block = row
+        entry, vectors, positions, tokens, slots, table, columns = arguments
+        with code.loop(first, end) as (token, _):
+            position = code.scalar(positions, "int64", token)
+            block = row = code.udiv(token, tokens)
             if paged:
                 block = block_of(code, table, columns, row, code.udiv(position, slots))
             slot = code.add(code.mul(block, slots), code.urem(position, slots))
-            target, source = code.mul(slot, INT(width)), code.mul(row, INT(width))
+            target, source = code.mul(slot, INT(width)), code.mul(token, INT(width))
             for begin, stop, count in (0, width - width % LANES, LANES), (width - width % LANES, width, 1):
                 read = code.floats if count > 1 else code.scalar
                 with code.loop(begin, stop, count) as (index, _):

@@ -55,7 +55,6 @@ class Program:
         self, recording: Recording, cache: KVCache, weights: Sequence[Tensor], folder: Path | None = None
     ) -> None:
         self.recording = recording
-        self.tokens, self.positions = recording.tokens.flatten(), recording.positions.flatten()  # the same memory
         variable = [recording.tokens, recording.positions, recording.rope_length, *weights]
         records = needed(recording.records, variable, recording.result)
         self.uses_rope_length = any(memory(recording.rope_length) & reads_and_writes(record)[0] for record in records)
@@ -67,10 +66,10 @@ class Program:
         self.layers: Sequence[object] = []
 
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
-        """The result for tokens (B,) at positions (B,), from which the kernels know what to read; the next run
+        """The result for tokens (B, T) at positions (B, T), from which the kernels know what to read; the next run
         overwrites it."""
-        self.tokens.copy_(tokens)
-        self.positions.copy_(positions)
+        self.recording.tokens.copy_(tokens)
+        self.recording.positions.copy_(positions)
         if self.uses_rope_length:
             self.recording.rope_length.copy_(cache.rope_length[: tokens.size(0)])
         if self.layers != cache.layers:
@@ -93,7 +92,7 @@ class Program:
             table = (layer.table.data_ptr(), layer.table.size(1)) if is_paged(layer) else (0, 0)
             if isinstance(record, Write):
                 entry = layer.entries[record.name]
-                fields[0], fields[3:6] = entry.data_ptr(), [entry.size(1), *table]
+                fields[0], fields[4:7] = entry.data_ptr(), [entry.size(1), *table]
             else:
                 key, value = layer.entries[record.key], layer.entries[record.value]
                 fields[2:4] = [key.data_ptr(), value.data_ptr()]
@@ -209,13 +208,13 @@ def lower(record: Record, kv_cache: KVCache, positions: Tensor) -> list[Call]:
             raise NotCompilable(f"{label(record)} in {str(tensor.dtype).removeprefix('torch.')}")
     threads = torch.get_num_threads()
     if isinstance(record, Write):
-        width, dtype = record.vectors[0].numel(), DTYPES[record.vectors.dtype]
-        fields = [0, record.vectors.data_ptr(), positions.data_ptr(), 0, 0, 0]
+        width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
+        fields = [0, record.vectors.data_ptr(), positions.data_ptr(), positions.size(1), 0, 0, 0]
         paged = is_paged(kv_cache.layers[record.layer])
         emitted = attention.write(width, dtype, paged)
-        return [Call(("write", width, dtype, paged), emitted, fields, len(positions), record=record)]
+        return [Call(("write", width, dtype, paged), emitted, fields, positions.numel(), record=record)]
     if isinstance(record, Attention):
-        rows, _, heads, d_head = record.q.shape
+        rows, tokens, heads, d_head = record.q.shape
         key = kv_cache.layers[record.layer].entries[record.key]
         if key.dtype != record.q.dtype or key.dim() != 4:
             raise NotCompilable("attention to a cache of another form")
@@ -228,14 +227,16 @@ def lower(record: Record, kv_cache: KVCache, positions: Tensor) -> list[Call]:
             0,
             address(record.sinks),
             address(positions),
-            rows,
-            1,
+            rows * tokens,
+            tokens,
             *[0] * 6,
         ]
         paged = is_paged(kv_cache.layers[record.layer])
         parallel = threads if heads * d_head >= MIN_PARALLEL_HEADS else 1
         emitted = attention.attend(*shape, options, paged)
-        return [Call(("attend", *shape, options, paged), emitted, fields, rows * key.size(2), parallel, record)]
+        return [
+            Call(("attend", *shape, options, paged), emitted, fields, rows * tokens * key.size(2), parallel, record)
+        ]
     return OPERATIONS.get(name_of(record).removesuffix("_"), unknown)(record)
 
 
