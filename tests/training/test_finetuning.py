@@ -220,6 +220,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {  # a record, further op
     "no reward": (PROMPT, "--method ppo", "reward is missing, which ppo needs"),
     "a model without rewards": (PROMPT, "--method ppo --reward {base}", "a model without rewards"),
     "another vocabulary": ({"text": "2"}, "--method distill --teacher other", "another vocabulary"),
+    "no texts or messages": ({"prompt": 2, "completion": None}, "", "prompt and answer are int and NoneType: give"),
+    "an adapter": ({"text": "2"}, "--method distill --teacher adapter", "adapter holds an adapter: onward merge"),
+    "no schema": (PROMPT, "--method grpo --reward json:schema.json", "there is no file schema.json: give --reward"),
+    "a reward for sft": (PROMPT, "--reward exact", "--reward is given, which only the methods grpo, rloo, ppo use"),
     "no label": ({"text": "2"}, "--method classify", "needs text and label"),
     "unfit options": ({"text": "2"}, "--full --lora 2", "--full and --lora are both given"),
 }
@@ -239,6 +243,9 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
     )
     if case == "another vocabulary":
         onward.train_tokenizer("byte", []).save(Path("other"))
+    if case == "an adapter":
+        onward.load(base).tokenizer.save(Path("adapter"))  # type: ignore[union-attr]
+        Path("adapter/adapter_config.json").write_text("{}")
     if case == "a quantized base":
         base = base_model(tmp_path / "plain", d_model=32, d_ff=64)
         onward.save(onward.load(base, quantize="int8"), base := tmp_path / "int8")

@@ -1,5 +1,6 @@
 """Heads of outputs: reward models and classifiers, their losses, saves, and use as a reward."""
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import onward
+from onward.cli import main
 from onward.data.examples import Encoder, classified, preferred, tabulated
 from onward.data.packing import batch_of
 from onward.data.records import Record
@@ -175,6 +177,21 @@ def test_a_run_with_a_head_resumes_exactly(
     assert all(torch.equal(one[name], other[name]) for name in one)
     if not rank:
         assert_same_run(run.folder, runs["classify", rank])
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"), [("reward", "--method grpo --reward {run}"), ("classify", 'onward.load("{run}").classify(')]
+)
+def test_the_command_shows_the_accuracy_of_a_head_and_how_to_use_it(
+    method: str, sentence: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run = write_rows(tmp_path / "data.jsonl", DATA[method]), tmp_path / "run"
+    words = ["--method", method, "--steps", "2", "--device", "cpu", "--validate-every", "1", "--out", str(run)]
+    assert main(["finetune", str(base), str(data), *words]) == 0
+    said = capsys.readouterr().err
+    assert sentence.format(run=run) in said
+    assert re.search(r"step 1 of 2 \| loss [0-9.]+ \| accuracy [0-9.]+ \| validation loss", said)
+    assert "no gradient" not in said
 
 
 def test_a_head_goes_with_its_model(base: Path, runs: dict[tuple[str, int], Path], tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a model's folder; a UserError if it is no such folder."""
     refuse_pickles(folder)
     if folder.is_dir():
+        if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+            raise UserError(f"{folder} holds an adapter: onward merge {folder} OUT makes a model of it, name OUT")
         return read_json(folder / "config.json")
     if folder.exists():
         raise UserError(f"{folder} is a file: name its folder, with a config.json beside the weights")

@@ -22,6 +22,7 @@ from onward.training.validation import Validation
 
 SAMPLE_TOKENS = 64
 REFRESH_SECONDS = 0.2
+SCORES = {"accuracy", "reward"}  # figures of fine-tuning that say more than the loss
 
 
 class Display:
@@ -35,6 +36,7 @@ class Display:
         self.prompt = prompt if isinstance(prompt, str) else run.tokenizer.decode(prompt)
         self.samples = Journal(run.folder / "samples.jsonl")
         self.losses: deque[float] = deque(maxlen=20)  # of the last steps
+        self.scores: dict[str, deque[float]] = {}  # of the last steps, by name
         self.validation: float | None = None
         self.tokens_per_second = 0.0
         self.sample = Text()
@@ -61,6 +63,8 @@ class Display:
         if isinstance(event, Step):
             self.step = event.step
             self.losses.append(event.loss)
+            for name in SCORES & event.figures.keys():
+                self.scores.setdefault(name, deque(maxlen=20)).append(event.figures[name])
             speed = event.tokens / event.seconds
             self.tokens_per_second = 0.95 * self.tokens_per_second + 0.05 * speed if self.tokens_per_second else speed
         if isinstance(event, Validation):
@@ -93,6 +97,7 @@ class Display:
         return {
             "step": f"{self.step:,} of {self.run.steps_in_words}",
             "loss": f"{fmean(self.losses):.3f}" if self.losses else "",
+            **{name: f"{fmean(values):.3f}" for name, values in sorted(self.scores.items())},
             "validation loss": "" if self.validation is None else f"{self.validation:.3f}",
             "tokens/s": f"{self.tokens_per_second:,.0f}" if done else "",
             "time left": f"{int(left) // 60}:{int(left) % 60:02}" if done else "",

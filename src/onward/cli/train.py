@@ -82,6 +82,8 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
         raise UserError(f"{' and '.join(sorted(unused))} and from are both given: --from has a model and a tokenizer")
     if "sources" not in values and (Path(values.get("base", "")) / "inputs.json").exists():
         values = old_data(Path(values["base"])) | values
+    if "sources" not in values and "base" in values:
+        raise UserError(f"no text to train {values['base']} on, which is no run with tokens of its own: name files")
     if "sources" not in values:
         raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")
     config = fields.build(RunConfig, values)
@@ -146,10 +148,20 @@ def run_command(config: RunConfig | Path, as_json: bool) -> int:
         return status
     if as_json:
         print_json(read_json(run.folder / "result.json"))
-    named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
-    speak = f"onward chat {named}" if run.tokenizer.templates else f'onward generate {named} "Once upon"'
-    print_next(f"{speak}{imports}", f"onward evaluate {named} other.txt{imports}")
+    print_next(*next_commands(run))
     return 0
+
+
+def next_commands(run: "Run") -> list[str]:
+    """The commands that usually follow a run."""
+    named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
+    method = getattr(run.config, "method", "")
+    if method == "reward":
+        return [f"onward finetune MODEL prompts.jsonl --method grpo --reward {named}{imports}"]
+    if method == "classify":
+        return [f"""python -c 'import onward; print(onward.load("{run.folder}").classify(["a text"]))'"""]
+    speak = f"onward chat {named}" if run.tokenizer.templates else f'onward generate {named} "Once upon"'
+    return [f"{speak}{imports}", f"onward evaluate {named} other.txt{imports}"]
 
 
 def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:

@@ -87,8 +87,9 @@ class Encoder:
                 after = self.tokenizer.encode(completion, special=False)
             after = after + self.end
             return TokenSequence(before + after, [False] * len(before) + [True] * len(after))
-        if isinstance(prompt, str) or isinstance(completion, str):
-            raise UserError("one of prompt and completion is a text and the other messages: give both in one form")
+        if not isinstance(prompt, list | tuple) or not isinstance(completion, list | tuple):
+            kinds = " and ".join(type(value).__name__ for value in (prompt, completion))
+            raise UserError(f"prompt and answer are {kinds}: give both as texts, or both as lists of messages")
         return self.conversation([*prompt, *completion], len(prompt))
 
     def conversation(self, messages: Sequence[Message], given: int = 0) -> TokenSequence:

@@ -104,6 +104,8 @@ class FinetuneConfig(RunConfig, MethodOptions):
             raise UserError(
                 f"reward is missing, which {self.method} needs: exact, arithmetic, FILE.py:FUNCTION or a model"
             )
+        if self.reward and self.method not in REWARDED:
+            raise UserError(f"reward is given, which only the methods {', '.join(REWARDED)} use")
         if self.full and self.rank:
             raise UserError(f"full and {'lora' if self.lora else 'dora'} are both given: choose one")
         if self.quantize and not self.rank:

@@ -78,6 +78,8 @@ def reward_of(name: str) -> Reward:
     if kind == "json" and rest:
         from onward.files import read_json
 
+        if not Path(rest).is_file():
+            raise UserError(f"there is no file {rest}: give --reward json:FILE, a JSON schema")
         return each(partial(json_schema, read_json(Path(rest))))
     file, _, function = name.rpartition(":")
     if file.endswith(".py"):

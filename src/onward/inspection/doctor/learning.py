@@ -90,7 +90,8 @@ def gradients(s: Subject) -> Outcome:
     blocked = any(p.dim() > 1 and not p.any() for p in trained.values())  # a matrix of zeros, as LoRA begins with
     reached = {name for name, g in zip(trained, found) if g is not None and (blocked or bool(g.any()))}
     frozen = [name for name, p in s.model.named_parameters() if not p.requires_grad]
-    dead = [name for name in trained if name not in reached and "expert" not in name]  # which not every text reaches
+    apart = re.compile(r"expert|^score\.")  # not every text reaches an expert, and no logit a head of rewards
+    dead = [name for name in trained if name not in reached and not apart.search(name)]
     pattern = s.about.get("frozen") or "$^"
     thawed = [name for name in reached if re.search(pattern, name)]
     what = f"{len(dead)} parameters get no gradient" + (f", {len(frozen)} are frozen" if frozen else "")
