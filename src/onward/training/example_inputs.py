@@ -13,7 +13,7 @@ import torch
 
 from onward import fields
 from onward.checkpoint.bases import weights_checksum
-from onward.checkpoint.folder import required_tokenizer
+from onward.checkpoint.folder import read_config, required_tokenizer
 from onward.data.examples import Encoder, Examples, held_out, tabulated
 from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
@@ -87,10 +87,14 @@ def row_length(config: FinetuneConfig, context_length: int) -> int:
 def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
     """Make the examples of a run in its folder, and write inputs.json."""
     tokenizer = base_tokenizer(config)
-    if config.teacher and required_tokenizer(locate(config.teacher)).inner.get_vocab() != tokenizer.inner.get_vocab():
-        raise UserError(
-            f"the teacher {config.teacher} has another vocabulary than {config.base}: take one with the same tokenizer"
-        )
+    if config.teacher:
+        teacher = locate(config.teacher)
+        if required_tokenizer(teacher).inner.get_vocab() != tokenizer.inner.get_vocab():
+            raise UserError(
+                f"the teacher {config.teacher} has another vocabulary than {config.base}: take one with the same "
+                "tokenizer"
+            )
+        read_config(teacher)  # a folder that holds no model is refused before anything is written
     encoder, length = Encoder(tokenizer), row_length(config, config.decoder(1).context_length)
     method = METHODS[config.method]
 
