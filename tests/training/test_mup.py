@@ -99,7 +99,8 @@ def test_changes_of_activations_do_not_grow_with_the_width() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_changes_of_activations_are_flat_from_width_64_to_512(shape: str, optimizer: str) -> None:
-    assert max(growth([64, 128, 256, 512], SHAPES[shape], optimizer=optimizer)) < 1.7
+    """A rate that is wrong by the root of the width gives 8 ** 0.5 = 2.8."""
+    assert max(growth([64, 128, 256, 512], SHAPES[shape], optimizer=optimizer)) < 2
 
 
 @pytest.mark.long

@@ -163,3 +163,23 @@ def test_ranks_are_compared_again_at_each_save(story_file: Path, tmp_path: Path)
         assert str(outcome).startswith("the ranks hold different runs: rank 1 differs from rank 0 in weights;")
     assert metrics(run.folder)[-1]["step"] == 4, "the first step to save after"
     assert [save.name for save in saves(run.folder)] == ["step-0000000"]
+
+
+def train_for_two_seconds(story_file: Path, folder: Path) -> tuple[int, int, float, bool]:
+    """The steps made, their number in run.json, the decay, and whether the first process alone has the clock."""
+    settings = SETTINGS | {"steps": 0, "time": "2s", "validate_every": 0, "model": TINY, "out": str(folder)}
+    run = Run.start(RunConfig(**settings, sources=(str(story_file),)))
+    alone = (run.budget is not None) == (run.processes.rank == 0)
+    list(run.train())
+    recorded = json.loads((folder / "run.json").read_text())
+    return run.step, recorded["steps"], recorded["decay"], alone
+
+
+@pytest.mark.long
+def test_processes_end_a_timed_run_at_the_same_step(story_file: Path, tmp_path: Path) -> None:
+    one, other = run_ranks(train_for_two_seconds, story_file, tmp_path / "run")
+    assert one == other
+    step, steps, decay, alone = one
+    assert 0 < step == steps
+    assert 0 < decay <= steps
+    assert alone

@@ -41,7 +41,7 @@ TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # of steps that are timed, at most, and thi
 WHOLE = 40.0  # seconds of a run below which validation and evaluation are timed on less text
 SLACK = 0.95  # share of the time that steps fixed at the start take, as machines are not equally fast all the time
 OPTIONAL = 20  # validations and the evaluation at the end each take at most this part of the time, unless asked for
-REPORT = 1.0  # seconds that the report takes at the end
+REPORT = 0.4  # seconds that the report takes at the end
 TIMED_TOKENS = 4096  # of the validation text, at most, whose evaluation is timed
 
 
