@@ -206,6 +206,8 @@ BAD = {
     "RUN new --to hf --dtype q8_0": "which only GGUF has",
     "RUN new --modelfile": "a Modelfile goes with a GGUF file",
     "RUN folder --to gguf": "name the file to write",
+    "RUN new.safetensors": "is the name of a file",
+    "x.gguf ./x.gguf --dtype q8_0": "is the model itself",
     "x.gguf y.gguf": "is cut off or not a GGUF file",
     "RUN x.gguf --dtype q2_k": "--dtype is 'q2_k'",
 }

@@ -37,7 +37,7 @@ def as_safetensors(folder: Path, beside: Path) -> Iterator[Path]:
     none, or if they hold anything but tensors."""
     found = sorted(path for path in folder.iterdir() if PICKLED.fullmatch(path.name)) if folder.is_dir() else []
     if not found:
-        raise UserError(f"{folder} has no pytorch_model.bin: leave out from_bin, which is for such files")
+        raise UserError(f"{folder} has no pytorch_model.bin: leave out --from-bin, which is for such files")
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".from-bin-", dir=beside) as made:
         words = [sys.executable, "-m", __name__, made, *map(str, found)]

@@ -1,5 +1,6 @@
 """onward convert: a model in another format."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ llama.cpp has nothing. --accept has it written all the same: gelu where llama.cp
 (Pythia, Falcon, MPT), ramp where it rounds the ramp of YaRN (GPT-OSS), window where it has none (the first Mistral).
 llama-quantize of llama.cpp makes smaller types (Q4_K_M, Q5_K_M, Q6_K) of an f32 or bf16 file.
 """
+FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of files that are not written
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ def main(argv: Sequence[str]) -> None:
     out, gguf = Path(options.out), (options.to or ("gguf" if options.out.endswith(".gguf") else "hf")) == "gguf"
     if gguf and out.is_dir():
         raise UserError(f"{out} is a folder: name the file to write, such as {out / 'model.gguf'}")
+    if gguf and out.exists() and os.path.exists(options.model) and out.samefile(options.model):
+        raise UserError(f"{out} is the model itself, which would be lost: name another file")
+    if not gguf and not options.to and out.suffix in FILES:
+        raise UserError(f"{out} is the name of a file: name a new folder, or a file that ends in .gguf")
     if not gguf and out.exists():
         raise UserError(f"{out} exists already: name a new folder, or a file that ends in .gguf")
     if not gguf and options.dtype in ("q8_0", "q4_0"):
