@@ -30,7 +30,7 @@ from onward.training.trainer import Step
 from support.finetuning import base_model, config, sums, tokenizer, write_rows
 from support.grids import first
 
-PAIRS = [name for name, method in METHODS.items() if method.form is preferred]
+PAIRS = [name for name, method in METHODS.items() if method.form is preferred and not method.labels]
 COMPARED = sorted((name for name, method in METHODS.items() if method.reference), key="kto".__ne__)
 
 
