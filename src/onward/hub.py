@@ -83,9 +83,8 @@ def locate(
     model of that name on the hub is downloaded.
 
     `only` names what is fetched, by default all that a model needs; pickles: its weights as .bin in place of
-    safetensors. `say` is told what is about to be downloaded. A
-    UserError says why there is no such model. A path that exists always wins over a name on the hub; hf://NAME is
-    always a name on the hub.
+    safetensors. `say` is told what is about to be downloaded. A path that exists always wins over a name on the hub;
+    hf://NAME is always a name on the hub. A UserError says why there is no such model.
     """
     text = str(name)
     address = ADDRESS.fullmatch(text)
@@ -341,7 +340,7 @@ def cached_models() -> list[CachedRepoInfo]:
 
 
 def cached_names() -> list[str]:
-    """The names of the models in the cache; does not import `huggingface_hub` where there is no cache."""
+    """The names of the models in the cache, from the names of its folders: a scan of the cache takes long."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from onward.text.fast import encoder
 from onward.text.patterns import GPT2, LLAMA3, QWEN2
+from onward.text.pieces import USER_DEFINED, Piece
 from onward.text.ranks import load_ranks
 from onward.text.stream import TextStream
 from onward.text.tokenizer import Tokenizer, train_tokenizer
@@ -20,6 +21,7 @@ from support.llama_cpp import PARTS, awkward_texts
 from support.vocabularies import PIECES, small_ranks, write_pieces, write_ranks, write_tekken
 
 TEXTS = awkward_texts(300)
+SYMBOLS = [Piece(text, 0, USER_DEFINED) for text in ("Hello", "the cat", "...")]
 
 
 def ranked(pattern: str, folder: Path) -> Tokenizer:
@@ -37,6 +39,9 @@ MADE: dict[str, Callable[[Path], Tokenizer]] = {
     "SentencePiece": lambda folder: Tokenizer.load(write_pieces(folder / "tokenizer.model", PIECES)),
     "SentencePiece without a prefix": lambda folder: Tokenizer.load(
         write_pieces(folder / "other.model", PIECES, prefix=0)
+    ),
+    "SentencePiece with symbols": lambda folder: Tokenizer.load(
+        write_pieces(folder / "symbols.model", [*PIECES, *SYMBOLS], squeeze=1)
     ),
 }
 
@@ -64,7 +69,7 @@ def test_ids_stay_equal_through_transformers_and_back(name: str, tokenizers, tmp
         assert (back.bos_id, back.eos_id) == (tokenizer.bos_id, tokenizer.eos_id)
 
 
-@pytest.mark.parametrize("name", ["tekken", "Llama 3's ranks", "SentencePiece", "SentencePiece without a prefix"])
+@pytest.mark.parametrize("name", ["tekken", "Llama 3's ranks", *(name for name in MADE if "SentencePiece" in name)])
 @given(data=st.data())
 def test_pieces_of_any_tokens_joined_are_the_whole(name: str, data: st.DataObject, tokenizers) -> None:
     tokenizer = tokenizers[name]

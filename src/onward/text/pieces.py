@@ -9,7 +9,6 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
 SPACE = "\u2581"  # stands for a space in pieces
-MANY = 1 << 30
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
@@ -57,8 +56,7 @@ def bpe_of_pieces(
         steps.append(normalizers.Prepend(SPACE))
     inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     undo = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    leading = MANY if squeeze else int(prefix)  # spaces at the beginning, which the text did not have
-    inner.decoder = decoders.Sequence([*undo, decoders.Strip(" ", leading, 0)] if leading else undo)
+    inner.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)] if prefix or squeeze else undo)
     add_tokens(inner, [(piece.text, piece.type) for piece in pieces], normalized=normalized)
     return inner
 
