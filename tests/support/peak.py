@@ -100,7 +100,7 @@ def main(name: str) -> None:
         "d_embed": 64,
         "context_length": 64,
     }
-    run(replace(config, vocab_size=100, **small), 1)  # libraries and compiled kernels count for any model
+    run(replace(config, vocab_size=4096, **small), 1)  # libraries and compiled kernels count for any model
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = status("VmRSS")
     run(config, rows)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
-from onward.training.loss import CrossEntropy
+from onward.training.loss import CrossEntropy, cross_entropy
 
 from support.allocations import Allocations
 from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
@@ -126,3 +126,29 @@ def test_batch_without_targets_has_zero_loss() -> None:
     b.targets.fill_(IGNORE_INDEX)
     for got in results(model, CrossEntropy(z_loss=1.0, label_smoothing=0.1, chunk=5)(model, b)):
         assert torch.equal(got, torch.zeros_like(got))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-7)])
+@pytest.mark.parametrize("shape", [(300, 1000), (261, 1027)])
+def test_kernel_of_the_cross_entropy_equals_pytorch_in_fp64(shape: tuple[int, int], dtype: torch.dtype, bound: float):
+    torch.manual_seed(0)
+    logits = (4 * torch.randn(shape)).to(dtype).requires_grad_()
+    targets = torch.randint(0, shape[1], shape[:1])
+    targets[::7] = IGNORE_INDEX
+    exact = logits.detach().double().requires_grad_()
+    wanted = F.cross_entropy(exact, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    loss = cross_entropy(logits, targets)
+    assert "Kernel" in type(loss.grad_fn).__name__
+    for each in loss, wanted:
+        (each / 100).backward()
+    assert logits.grad is not None
+    assert exact.grad is not None
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert (logits.grad.double() - exact.grad).abs().max() <= bound * exact.grad.abs().max()
+    assert not logits.grad[::7].any()
+
+
+def test_kernel_of_the_cross_entropy_shows_nan():
+    logits = torch.randn(300, 1000)
+    logits[5, 3] = torch.nan
+    assert cross_entropy(logits.requires_grad_(), torch.zeros(300, dtype=torch.int64)).isnan()

@@ -60,12 +60,15 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 def takes_kernels(x: Tensor) -> bool:
     """Whether x is in the memory of a CPU, and nothing watches or differentiates the operations of PyTorch."""
+    return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and is_plain(x)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether x is a tensor in the memory of a CPU, and no operation of PyTorch is watched."""
     return (
-        not torch.is_grad_enabled()
-        and x.is_cpu
+        x.is_cpu
         and type(x) is Tensor
         and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
         and not torch._C._len_torch_dispatch_stack()  # such as a counter of FLOPs
     )
 

@@ -27,11 +27,14 @@ from torch.nn import functional as F
 from onward.arguments import checked, explained
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
+from onward.model.fused import DTYPES
+from onward.model.linear import compiled, is_plain
 from onward.training.precision import autocast
 
 Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]
 Loss = Callable[[Any, Any], Sums]
 MAX_LOGITS = 1 << 25  # in memory at once: 128 MiB in fp32
+MIN_KERNEL = 1 << 18  # logits from which compiling a kernel, in some 50 ms, pays
 
 
 @dataclass(frozen=True)
@@ -61,15 +64,47 @@ class CrossEntropy:
     def of_hidden(self, model: Decoder, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Both sums for hidden states (N, D) and targets (N,), through all of their logits."""
         logits = model.logits(hidden)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        plain = loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+        plain = loss = cross_entropy(logits, targets)
         if self.label_smoothing or self.z_loss:
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             log_z = logits.logsumexp(-1)
             extra = self.z_loss * log_z.square()
             if self.label_smoothing:  # the cross-entropy of a target spread over the whole vocabulary
                 extra = extra + self.label_smoothing * (log_z - logits.mean(-1))
             loss = (1 - self.label_smoothing) * plain + (extra * (targets != IGNORE_INDEX)).sum()
         return loss, plain.detach()
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the cross-entropies of logits (N, V), in at least fp32; on a CPU, where there are many and a gradient
+    is needed, by one kernel for both."""
+    if logits.requires_grad and logits.numel() >= MIN_KERNEL and is_plain(logits) and logits.dtype in DTYPES:
+        dtype = DTYPES[logits.dtype]
+        if compiled(dtype, logits.dtype, False) is not None:  # what compiles products compiles this
+            return KernelCrossEntropy.apply(logits, targets, dtype)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+
+
+class KernelCrossEntropy(torch.autograd.Function):
+    """`kernels/cross_entropy.py`: the gradient is made with the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, dtype: str) -> Tensor:
+        from onward.model.kernels.cross_entropy import cross_entropy as kernel_for
+
+        logits, targets = logits.contiguous(), targets.contiguous()
+        losses, gradient = torch.empty(len(logits)), torch.empty_like(logits)
+        tensors = losses, gradient, logits, targets
+        kernel = kernel_for(logits.size(1), dtype, IGNORE_INDEX)
+        kernel(*(tensor.data_ptr() for tensor in tensors), len(logits), torch.get_num_threads())
+        ctx.save_for_backward(gradient)
+        return losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.saved_tensors[0] * grad, None, None
 
 
 @dataclass(frozen=True)
