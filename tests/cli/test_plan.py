@@ -66,7 +66,7 @@ def test_decoding_is_limited_by_memory_for_one_row_and_shares_weights_among_many
     assert 8 < speed(16) / speed(1) < 16
 
 
-def test_plan_of_a_run_is_the_same_by_each_of_its_names(tiny_run: Path, tmp_path: Path, capsys: Any) -> None:
+def test_plan_of_a_run_is_the_same_by_each_of_its_names(tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_run / "config.json").read_bytes())
     onward.save(onward.load(tiny_run), tmp_path / "m.gguf")
     put_in_cache("org/planned", tmp_path)
@@ -74,8 +74,6 @@ def test_plan_of_a_run_is_the_same_by_each_of_its_names(tiny_run: Path, tmp_path
     names = tmp_path, tmp_path / "config.json", tmp_path / "m.gguf", first, "org/planned", "hf://org/planned"
     config = decoder_of(str(tiny_run), 0)
     assert [name for name in names if decoder_of(str(name), 0) != config] == []
-    files = [planned(capsys, str(name), "--device", "t4") for name in (tiny_run, first)]
-    assert files[0] == files[1]
 
 
 def test_a_device_without_tf32_multiplies_in_fp32_by_its_data_sheet() -> None:
@@ -87,7 +85,7 @@ def test_plan_of_a_preset_of_training_has_the_vocabulary_and_the_machine_that_ar
     assert decoder_of("tiny", 99).vocab_size == 99
     assert main(["plan", "tiny", "--vocab", "99", "--memory", "1GB", "--bandwidth", "40GB/s", "--flops", "180G"]) == 0
     out = capsys.readouterr().out
-    assert "as given" in out
+    assert "speed on a machine (as given)" in out
     assert "training by the rule 6 N" in out
 
 
@@ -102,21 +100,9 @@ def test_plan_says_by_how_much_a_model_does_not_fit(capsys: Any) -> None:
 
 
 def test_plan_of_a_mesh_has_the_memory_and_the_bytes_sent_of_one_device(capsys: Any) -> None:
-    words = [
-        "gpt2-medium",
-        "--device",
-        "h100",
-        "--context",
-        "128",
-        "--batch",
-        "2",
-        "--mesh",
-        "8x4",
-        "--inside",
-        "shards",
-    ]
+    words = ["mini", "--vocab", "64", "--device", "h100", "--batch", "2", "--mesh", "8x4", "--inside", "shards"]
     found = planned(capsys, *words)
-    count = parameters(presets()["gpt2-medium"].config)
+    count = parameters(decoder_of("mini", 64))
     device = "one device of 8 groups of 4 (weights"
     assert found[f"{device}: optimizer"] == 2 * count
     assert found[f"{device}: windows of a step"] == 2 * 32
@@ -129,6 +115,7 @@ REFUSED = {
     "gpt2 --device t4 --mesh 8x5": "mesh has 5 devices in a group",
     "gpt2 --device t4 --mesh 2x2 --count 3": "--count and --mesh both say",
     "gpt3 --device t4": "did you mean",
+    "gpt2 --device cuda:99": "--device is 'cuda:99'",
     "gpt2 --device h10": "--device is 'h10': did you mean h100",
     "gpt2 --context 2000": "--context is 2,000, and the model's is 1,024 tokens",
     "gpt2 --memory 10x": "--memory is '10x': write a positive number of bytes, such as 24GiB",

@@ -30,6 +30,7 @@ examples:
   onward plan small --vocab 4096 --batch 12                   a preset of onward train
   onward plan runs/mybook --json                              a run, a folder, a config.json or a GGUF file
 """
+HERE = "auto", "cpu", "cuda", "mps"  # devices that are measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class Options:
     optimizer: Literal["adamw", "muon"] = "adamw"  # of training
     recompute: bool = False  # recompute activations in the backward
     vocab: Annotated[int, Range(2, 1 << 24)] = 4096  # tokens of the vocabulary, of tiny, mini, small and medium
-    device: str = "here"  # here: this machine, measured; or b200, h200, h100, mi300x, a100, l40s, l4, v100, t4, rtx4090
+    device: str = "auto"  # auto, cpu, cuda, mps: measured here; or b200, h200, h100, mi300x, a100, l40s, v100, rtx4090
     count: Annotated[int, Range(1, 1 << 24)] = 1  # devices that train together
     mesh: str = ""  # groups of devices that train on different windows x devices of a group, such as 8x4
     inside: Literal["tensor", "shards"] = "tensor"  # a group divides each matrix, or gathers weights that are divided
@@ -148,13 +149,13 @@ def machine(options: Options, config: "DecoderConfig", context: int) -> "Machine
         known = DEVICES[options.device]
         sheet = same_flops(known.flops, known.fp32 or known.flops / 2)
         found = Machine(options.device, "data sheet", known.memory, known.bandwidth, sheet)
-    elif options.device != "here":
-        raise UserError(f"device is {options.device!r}: {nearest(options.device, ('here', *DEVICES))}")
+    elif options.device not in HERE:
+        raise UserError(f"device is {options.device!r}: {nearest(options.device, (*HERE, *DEVICES))}")
     elif memory and bandwidth and flops:
         found = Machine("a machine", "as given", memory, bandwidth, {})
     else:
         with console.status("speed of this machine"):
-            device = choose_device()
+            device = choose_device(options.device)
             found = measured_machine((options.dtype, options.precision), device)
             precision = options.dtype if options.quantize == "none" else options.quantize
             step = step_seconds(config, precision, options.batch, device)
@@ -169,7 +170,7 @@ def machine(options: Options, config: "DecoderConfig", context: int) -> "Machine
         found = replace(found, bandwidth=bandwidth, step_seconds=0.0)
     if flops:
         found = replace(found, flops=same_flops(flops, flops))
-    if options.memory or options.bandwidth or options.flops:
+    if (options.memory or options.bandwidth or options.flops) and found.source != "as given":
         found = replace(found, source=f"{found.source}, with the figures given")
     return found
 
