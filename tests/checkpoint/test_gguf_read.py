@@ -20,10 +20,14 @@ from onward.checkpoint.gguf.header import read_header
 from onward.checkpoint.gguf.vocabulary import read_tokenizer
 from onward.checkpoint.gguf.writer import Outline, text, typed, write_gguf
 from onward.errors import UserError
+from onward.families import family
 from onward.model.lora import adapter_names
+from onward.planning.releases import find
 from onward.text.patterns import BYTE_OF
 from onward.training.base import base_tokenizer, load_base
+from onward.training.config import RunConfig
 from onward.training.finetuning import FinetuneConfig
+from onward.training.inputs import choose_tokenizer
 
 from support.decoders import DECODERS, decoder
 from support.gguf_files import split_in_two, tensor
@@ -296,6 +300,17 @@ def test_damaged_gguf_works_or_is_refused_by_file(count: int, file: Path, tmp_pa
         except Exception as error:
             failures.append((number, repr(error)))
     assert not failures
+
+
+def test_a_gguf_file_is_trained_further_and_described(tmp_path: Path) -> None:
+    config = onward.DecoderConfig(257, d_model=32, n_layers=1, n_heads=2, context_length=64)
+    lm = onward.LanguageModel(decoder(config), onward.train_tokenizer("byte", []))
+    onward.save(lm, path := tmp_path / "x.gguf")
+    assert choose_tokenizer(RunConfig(base=str(path)), [], []).encode("Once") == lm.tokenizer.encode("Once")
+    kind, found = find(str(path))
+    assert (kind, found.n_layers) == (family("llama"), 1)
+    with pytest.raises(UserError, match="is a model and not a tokenizer: write its tokenizer with onward convert"):
+        onward.train_tokenizer(str(path), [])
 
 
 def test_a_gguf_file_is_the_base_of_fine_tuning_and_of_adapters(tmp_path: Path) -> None:

@@ -45,8 +45,9 @@ def main(argv: Sequence[str]) -> None:
 
     compare = Path(options.compare) if options.compare else None
     folder = locate(options.folder)
-    if out is None and not Path(options.folder).exists():
-        raise UserError(f"{options.folder} is a model on the hub: give --out the file of the page")
+    if out is None and not Path(options.folder).is_dir():
+        kind = "GGUF file" if Path(options.folder).exists() else "model on the hub"
+        raise UserError(f"{options.folder} is a {kind}: give --out the file of the page")
     figures = write_reports(folder, options.text, out=out, compare=compare, device=options.device)
     page = out or folder / "report.html"
     if options.json:

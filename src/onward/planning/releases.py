@@ -10,7 +10,7 @@ from onward.checkpoint.folder import read_config
 from onward.checkpoint.gguf.header import Header, opened
 from onward.checkpoint.gguf.load import read_model
 from onward.errors import UserError
-from onward.families import modules, preset, presets, read
+from onward.families import family, modules, preset, presets, read
 from onward.files import read_json
 from onward.hub import locate
 from onward.model.config import DecoderConfig
@@ -19,9 +19,12 @@ from onward.planning.parameters import active_parameters, parameters
 
 
 def find(name: str) -> tuple[Any, DecoderConfig]:
-    """The family and the decoder of a release, of a model's folder, or of a model on the hub; a UserError for any other
-    name."""
+    """The family and the decoder of a release, of a model's folder or GGUF file, or of a model on the hub; a UserError
+    for any other name."""
     path = Path(name)
+    if isinstance(source := opened(path), Header):
+        _, kind, config, _ = read_model(source)
+        return family(kind.families[0]), config
     if name not in presets() and (path.exists() or len(path.parts) > 1):
         return read(read_config(locate(name, only="config")))
     found = preset(name)
@@ -31,8 +34,6 @@ def find(name: str) -> tuple[Any, DecoderConfig]:
 def decoder_of(name: str) -> DecoderConfig:
     """The decoder of a release, a folder, a config.json, a GGUF file or a model on the hub; reads no weights."""
     path = Path(name)
-    if isinstance(source := opened(path), Header):
-        return read_model(source)[2]
     if path.suffix in (".gguf", ".json") and not path.exists():
         raise UserError(f"there is no file {path}: name a model's GGUF file, its config.json or its folder")
     if path.is_file() and path.suffix == ".json":

@@ -222,6 +222,11 @@ def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None
     try:
         return tokenizers.Tokenizer.from_file(str(file)), None, None
     except Exception as error:  # the library raises nothing narrower
+        if file.suffix == ".gguf":
+            raise UserError(
+                f"{file} is a model and not a tokenizer: write its tokenizer with onward convert {file} FOLDER, and "
+                "name that folder"
+            ) from None
         raise UserError(f"{file} is not a tokenizer ({error}): restore or train it again") from None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from onward import fields
+from onward.checkpoint.folder import required_tokenizer
 from onward.data.prepare import Cleaning, prepare
 from onward.data.progress import Progress, silent
 from onward.data.sources import Source, download_corpora, passages, stored_streams
@@ -240,8 +241,10 @@ def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[S
     asked = config.tokenizer or base or ("" if prepared else "bpe:4096")
     texts = passages(raw, field=config.field, encoding=config.encoding) if raw else ()
     tokenizers = {name: Tokenizer.load(name) for name in prepared}
-    if asked:
-        tokenizers[asked if asked == base else f"--tokenizer {asked}"] = train_tokenizer(asked, texts)
+    if asked == base != "":
+        tokenizers[base] = required_tokenizer(Path(base))
+    elif asked:
+        tokenizers[f"--tokenizer {asked}"] = train_tokenizer(asked, texts)
     name, tokenizer = next(iter(tokenizers.items()))
     for other, candidate in tokenizers.items():
         if candidate.inner.to_str() != tokenizer.inner.to_str():
