@@ -1,7 +1,8 @@
-"""Norms, rotations and gates of long prompts: one kernel each, instead of five to nine operations of PyTorch.
+"""Norms, rotations and gates of many tokens: one kernel each, instead of five to nine operations of PyTorch.
 
-On a CPU and without gradients (`linear.takes_kernels`). A kernel is compiled, in some 50 ms, once PyTorch has computed
-about as many numbers as it would in that time, so that short work never waits for it.
+On a CPU. Without gradients (`linear.takes_kernels`) a kernel is compiled, in some 50 ms, once PyTorch has computed
+about as many numbers as it would in that time, so that short work never waits for it. Where gradients are needed, norms
+and rotations have kernels for both directions from the first step on, so that a resumed run repeats every bit.
 Shapes: B batch, T tokens, H heads, E d_head, N = B T.
 """
 
@@ -13,54 +14,114 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from onward.model.config import Activation
-from onward.model.linear import MIN_PARALLEL, compiled, takes_kernels
+from onward.model.linear import MIN_PARALLEL, compiled, is_plain, takes_kernels
 
 COMPILED_AFTER = 1 << 24  # numbers
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 counted = Counter[str]()  # the numbers that PyTorch has computed, by the name of the kernel
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor | None:
-    """The norm of x (..., width) in its dtype, by a kernel; None where PyTorch is to compute it."""
-    if not worth("rms_norm", x) or weight.dtype not in DTYPES:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor | None:
+    """The norm of x (..., width) in a dtype, by a kernel; None where PyTorch is to compute it."""
+    if weight.dtype not in DTYPES or dtype not in DTYPES or not worth("rms_norm", x):
         return None
-    kernel = kernels().rms_norm(x.size(-1), DTYPES[x.dtype], DTYPES[weight.dtype], eps, offset)
-    return run(kernel, x.contiguous(), weight, items=x.numel() // x.size(-1))
+    return RMSNorm.apply(x, weight, eps, offset, dtype)  # type: ignore[no-any-return]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
     """x (B, T, H, E) rotated by angles (B, T, 1, half), by a kernel; None where PyTorch is to do it."""
-    half = cos.size(-1)
-    if not worth("rotation", x) or cos.shape != (*x.shape[:2], 1, half) or cos.dtype != torch.float32:
+    if cos.shape != (*x.shape[:2], 1, cos.size(-1)) or cos.dtype != torch.float32 or not worth("rotation", x):
         return None
-    kernel = kernels().rotation(x.size(2), x.size(3), half, DTYPES[x.dtype])
-    return run(kernel, x.contiguous(), cos.contiguous(), sin.contiguous(), items=cos.numel() // half)
+    return Rotation.apply(x, cos, sin)  # type: ignore[no-any-return]
 
 
 def gate(x: Tensor, y: Tensor, activation: Activation) -> Tensor | None:
     """activation(x) * y, both contiguous and of one shape, by a kernel; None where PyTorch is to compute it."""
-    if not worth("gate", x) or x.shape != y.shape or not (x.is_contiguous() and y.is_contiguous()):
+    if torch.is_grad_enabled() or x.shape != y.shape or not (x.is_contiguous() and y.is_contiguous()):
+        return None
+    if not worth("gate", x):
         return None
     return run(kernels().gate(activation, DTYPES[x.dtype]), x, y, items=x.numel())
 
 
 def worth(name: str, x: Tensor) -> bool:
-    """Whether a kernel is to compute the result for x: there is much of it, now and before."""
-    if x.numel() < MIN_PARALLEL or x.dtype not in DTYPES or not takes_kernels(x):
+    """Whether a kernel is to compute the result for x: there is much of it, now and before, or gradients are needed."""
+    if x.numel() < MIN_PARALLEL or x.dtype not in DTYPES:
         return False
-    if counted[name] < COMPILED_AFTER:
+    if torch.is_grad_enabled():
+        if not is_plain(x):
+            return False
+    elif not takes_kernels(x):
+        return False
+    elif counted[name] < COMPILED_AFTER:
         counted[name] += x.numel()
         return False
     return compiled(DTYPES[x.dtype], x.dtype, False) is not None  # what compiles products compiles these
 
 
+class RMSNorm(torch.autograd.Function):
+    """x (..., width) / sqrt(mean(x ** 2) + eps) * (weight + offset)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
+        x, width = x.contiguous(), x.size(-1)
+        ctx.norm = kernels().Norm(width, DTYPES[x.dtype], DTYPES[weight.dtype], DTYPES[dtype], eps, offset)
+        y, factors = torch.empty_like(x, dtype=dtype), torch.empty(x.numel() // width)
+        launch(kernels().rms_norm(ctx.norm), y, factors, x, weight, items=len(factors))
+        ctx.save_for_backward(x, weight, factors)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight, factors), grad, of_x, of_weight = ctx.saved_tensors, grad.contiguous(), None, None
+        if ctx.needs_input_grad[0]:
+            of_x = torch.empty_like(x)
+            kernel = kernels().rms_norm_gradient(ctx.norm)
+            launch(kernel, of_x, grad, x, weight, factors, items=len(factors))
+        if ctx.needs_input_grad[1]:
+            sums = torch.empty(len(weight))
+            kernel, items = kernels().rms_norm_weight_gradient(ctx.norm), kernels().column_items(len(weight))
+            launch(kernel, sums, grad, x, factors, len(factors), items=items)
+            of_weight = sums.to(weight.dtype)
+        return of_x, of_weight, None, None, None
+
+
+class Rotation(torch.autograd.Function):
+    """x (B, T, H, E) rotated by angles; the gradient is rotated back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return rotated(x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return rotated(grad, cos, -sin), None, None
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (B, T, H, E) rotated by the kernel."""
+    kernel = kernels().rotation(x.size(2), x.size(3), cos.size(-1), DTYPES[x.dtype])
+    return run(kernel, x.contiguous(), cos.contiguous(), sin.contiguous(), items=x.size(0) * x.size(1))
+
+
 def run(kernel: Callable[..., None], x: Tensor, *others: Tensor, items: int) -> Tensor:
     """Call a kernel that writes a tensor like x."""
     y = torch.empty_like(x)
-    kernel(*(tensor.data_ptr() for tensor in (y, x, *others)), items, torch.get_num_threads())
+    launch(kernel, y, x, *others, items=items)
     return y
+
+
+def launch(kernel: Callable[..., None], *arguments: Tensor | int, items: int) -> None:
+    """Call a kernel with the addresses of tensors, and numbers."""
+    values = (each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
+    kernel(*values, items, torch.get_num_threads())
 
 
 def kernels() -> Any:

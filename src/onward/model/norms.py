@@ -32,7 +32,7 @@ class RMSNormModule(nn.Module):
         self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
 
     def forward(self, x: Tensor) -> Tensor:
-        if (y := fused.rms_norm(x, self.weight, self.eps, self.offset)) is not None:
+        if (y := fused.rms_norm(x, self.weight, self.eps, self.offset, working_dtype(x))) is not None:
             return y
         exact = torch.promote_types(x.dtype, torch.float32)
         weight = self.weight.to(exact)

@@ -108,11 +108,16 @@ def row_sum(
     code: Code, source: Value, dtype: str, start: Value, width: int, term: Callable[[Value], Value] = lambda x: x
 ) -> Value:
     """The sum of a function of `width` numbers from `start` on."""
+    return total(code, width, lambda index, read: term(read(source, dtype, code.add(start, index))))
+
+
+def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], Value]) -> Value:
+    """The sum of `width` terms, each given its index and the method of Code that reads numbers there, see `spans`."""
     whole = width - width % LANES
     with code.loop(0, whole, LANES, [ir.Constant(FLOATS, [0.0] * LANES)]) as (index, sums):
-        sums[0] = code.fadd(sums[0], term(code.floats(source, dtype, code.add(start, index))))
+        sums[0] = code.fadd(sums[0], term(index, code.floats))
     with code.loop(whole, width, 1, [code.sum(sums[0])]) as (index, sums):
-        sums[0] = code.fadd(sums[0], term(code.scalar(source, dtype, code.add(start, index))))
+        sums[0] = code.fadd(sums[0], term(index, code.scalar))
     return sums[0]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from onward.model.config import Activation
-from onward.model.kernels.compiler import FLOAT, INT, Code, Emit, callable_kernel
+from onward.model.kernels.compiler import FLOAT, INT, LANES, Code, Emit, callable_kernel
 from onward.model.kernels.elementwise import (
     Formula,
     Layout,
@@ -20,7 +21,9 @@ from onward.model.kernels.elementwise import (
     row_sum,
     sigmoid,
     spans,
+    total,
 )
+from onward.model.kernels.units import ZERO
 
 ACTIVATIONS: dict[Activation, Formula] = {
     "relu": lambda code, x: clamp(code, x, 0.0, None),
@@ -30,25 +33,101 @@ ACTIVATIONS: dict[Activation, Formula] = {
 }
 
 
+@dataclass(frozen=True)
+class Norm:
+    """An RMSNorm of rows of x of a dtype: x / sqrt(mean(x ** 2) + eps) * (weight + offset), written in `out_dtype`."""
+
+    width: int
+    dtype: str
+    weight_dtype: str
+    out_dtype: str
+    eps: float
+    offset: float
+
+    def scale(self, code: Code, weight: Any, index: Any, read: Callable[..., Any]) -> Any:
+        """The factor of the numbers at an index of a row."""
+        scale = read(weight, self.weight_dtype, index)
+        return code.fadd(scale, like(code, scale, self.offset)) if self.offset else scale
+
+
 @cache
-def rms_norm(width: int, dtype: str, weight_dtype: str, eps: float, offset: float) -> Callable[..., None]:
-    """The kernel `(out, x, weight, rows, threads)` of x / sqrt(mean(x ** 2) + eps) * (weight + offset)."""
+def rms_norm(norm: Norm) -> Callable[..., None]:
+    """The kernel `(out, factors, x, weight, rows, threads)`; the factors 1 / sqrt(...) of the rows are fp32."""
+    width, dtype = norm.width, norm.dtype
 
     def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        out, source, weight = arguments
+        out, factors, source, weight = arguments
         with code.loop(first, end) as (row, _):
             start = code.mul(row, INT(width))
             squares = row_sum(code, source, dtype, start, width, lambda x: code.fmul(x, x))
             mean = code.fmul(squares, FLOAT(1 / width))
-            factor = code.fdiv(FLOAT(1.0), root(code, code.fadd(mean, FLOAT(eps))))
+            factor = code.fdiv(FLOAT(1.0), root(code, code.fadd(mean, FLOAT(norm.eps))))
+            code.put(factor, factors, "float32", row)
             for index, read in spans(code, width):
                 value = read(source, dtype, code.add(start, index))
-                scale = read(weight, weight_dtype, index)
-                scale = code.fadd(scale, like(code, scale, offset)) if offset else scale
-                value = code.fmul(code.fmul(value, like(code, value, factor)), scale)
-                code.put(value, out, dtype, code.add(start, index))
+                value = code.fmul(code.fmul(value, like(code, value, factor)), norm.scale(code, weight, index, read))
+                code.put(value, out, norm.out_dtype, code.add(start, index))
 
-    return callable_kernel(3, emit)
+    return callable_kernel(4, emit)
+
+
+@cache
+def rms_norm_gradient(norm: Norm) -> Callable[..., None]:
+    """The kernel `(gradient of x, that of the output, x, weight, factors, rows, threads)`: with a row's factor r and
+    g the gradient of the output times the scale, r g - x r ** 3 mean(g x)."""
+    width = norm.width
+
+    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
+        out, outer, source, weight, factors = arguments
+        with code.loop(first, end) as (row, _):
+            start, factor = code.mul(row, INT(width)), code.scalar(factors, "float32", row)
+
+            def numbers(index: Any, read: Callable[..., Any]) -> tuple[Any, Any]:
+                place = code.add(start, index)
+                g = code.fmul(read(outer, norm.out_dtype, place), norm.scale(code, weight, index, read))
+                return g, read(source, norm.dtype, place)
+
+            mean = code.fmul(total(code, width, lambda *at: code.fmul(*numbers(*at))), FLOAT(1 / width))
+            share = code.fneg(code.fmul(mean, code.fmul(factor, code.fmul(factor, factor))))
+            for index, read in spans(code, width):
+                g, x = numbers(index, read)
+                value = code.fma(x, like(code, x, share), code.fmul(g, like(code, g, factor)))
+                code.put(value, out, norm.dtype, code.add(start, index))
+
+    return callable_kernel(5, emit)
+
+
+@cache
+def rms_norm_weight_gradient(norm: Norm) -> Callable[..., None]:
+    """The kernel `(gradient of the weight in fp32, that of the output, x, factors, rows, items, threads)`; an item is
+    LANES columns, or one of those that are left."""
+    width, blocks = norm.width, norm.width // LANES
+
+    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
+        out, outer, source, factors, rows = arguments
+
+        def columns(begin: Any, read: Callable[..., Any], zero: Any) -> None:
+            with code.loop(0, rows, 1, [zero]) as (row, sums):
+                place = code.add(code.mul(row, INT(width)), begin)
+                product = code.fmul(read(outer, norm.out_dtype, place), read(source, norm.dtype, place))
+                factor = code.scalar(factors, "float32", row)
+                sums[0] = code.fma(product, like(code, product, factor), sums[0])
+            code.put(sums[0], out, "float32", begin)
+
+        with code.loop(first, end) as (item, _):
+            whole = code.icmp_signed("<", item, INT(blocks))
+            with code.if_else(whole) as (several, one):
+                with several:
+                    columns(code.mul(item, INT(LANES)), code.floats, ZERO)
+                with one:
+                    columns(code.add(item, INT(blocks * (LANES - 1))), code.scalar, FLOAT(0.0))
+
+    return callable_kernel(5, emit)
+
+
+def column_items(width: int) -> int:
+    """The number of items of `rms_norm_weight_gradient`."""
+    return width // LANES + width % LANES
 
 
 @cache
