@@ -115,6 +115,7 @@ REFUSED = {
     "gpt2 --device t4 --mesh 8x5": "mesh has 5 devices in a group",
     "gpt2 --device t4 --mesh 2x2 --count 3": "--count and --mesh both say",
     "gpt3 --device t4": "did you mean",
+    "smal --device t4": "did you mean small?",
     "gpt2 --device cuda:99": "--device is 'cuda:99'",
     "gpt2 --device h10": "--device is 'h10': did you mean h100",
     "gpt2 --context 2000": "--context is 2,000, and the model's is 1,024 tokens",

@@ -121,7 +121,7 @@ def decoder_of(model: str, vocab_size: int) -> "DecoderConfig":
 
     if model in presets.PRESETS:
         return presets.decoder(model, vocab_size, {})
-    return releases.decoder_of(model)
+    return releases.decoder_of(model, presets.PRESETS)
 
 
 def check_context(config: "DecoderConfig", context: int) -> None:

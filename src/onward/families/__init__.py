@@ -22,7 +22,7 @@ import importlib
 import pkgutil
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
@@ -121,10 +121,10 @@ def presets() -> dict[str, Preset]:
     return found
 
 
-def preset(name: str) -> Preset:
-    """A preset by name; a UserError names the nearest known one."""
+def preset(name: str, others: Iterable[str] = ()) -> Preset:
+    """A preset by name; a UserError names the nearest known one, of the others as well."""
     if name not in presets():
-        raise UserError(f"{name!r} is not a preset that Onward knows: {nearest(name, presets())}")
+        raise UserError(f"{name!r} is not a preset that Onward knows: {nearest(name, [*others, *presets()])}")
     return presets()[name]
 
 

@@ -1,6 +1,6 @@
 """Published decoders: families, their releases, and the steps from the first decoder to each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -27,18 +27,18 @@ def find(name: str) -> tuple[Any, DecoderConfig]:
         return family(kind.families[0]), config
     if name not in presets() and (path.exists() or len(path.parts) > 1):
         return read(read_config(locate(name, only="config")))
-    found = preset(name)
+    found = preset(name, others)
     return modules()[found.family], found.config
 
 
-def decoder_of(name: str) -> DecoderConfig:
+def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
     """The decoder of a release, a folder, a config.json, a GGUF file or a model on the hub; reads no weights."""
     path = Path(name)
     if path.suffix in (".gguf", ".json") and not path.exists():
         raise UserError(f"there is no file {path}: name a model's GGUF file, its config.json or its folder")
     if path.is_file() and path.suffix == ".json":
         return read(read_json(path), name)[1]
-    return find(name)[1]
+    return find(name, others)[1]
 
 
 def lineage(name: str) -> list[str]:
