@@ -18,9 +18,9 @@ from onward.planning.descriptions import differences, sentence
 from onward.planning.parameters import active_parameters, parameters
 
 
-def find(name: str) -> tuple[Any, DecoderConfig]:
+def find(name: str, others: Iterable[str] = ()) -> tuple[Any, DecoderConfig]:
     """The family and the decoder of a release, of a model's folder or GGUF file, or of a model on the hub; a UserError
-    for any other name."""
+    for any other name, which suggests one of the releases or of the others."""
     path = Path(name)
     if isinstance(source := opened(path), Header):
         _, kind, config, _ = read_model(source)
