@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.model.kernels.products import products
+from onward.model.kernels.products import BLOCK, TILE, products
 from onward.model.linear import Linear, linear
 
 PAIRS = [
@@ -48,6 +48,20 @@ def test_products_equal_the_formula_and_do_not_depend_on_other_rows(weight_forma
                 assert (error <= bound).all()
             first = 1 if weight_format.startswith("int") else 0  # a tile of integers may round differently
             assert all(torch.equal(y, results[i % 2 * first][: len(y)]) for i, y in enumerate(results))
+
+
+@pytest.mark.parametrize(("weight_format", "dtype"), PAIRS)
+def test_the_last_block_of_rows_may_have_fewer_than_a_tile(weight_format: str, dtype: str):
+    torch.manual_seed(0)
+    inputs = BLOCK // TILE // 2  # with which a block has three tiles
+    kernel, x = products(weight_format, dtype, False), torch.randn(4 * TILE, inputs).to(getattr(torch, dtype))
+    weight, scales, exact = random_weight(weight_format, 3 * TILE, inputs)
+    bound = BOUND[dtype] * (x.double().abs() @ exact.abs().T)
+    for rows in range(3 * TILE, 4 * TILE):
+        y = torch.full((rows, 3 * TILE), torch.nan, dtype=x.dtype)
+        addresses = (t.data_ptr() for t in (x, weight, scales, x, y))
+        kernel(*addresses, rows, 3 * TILE, inputs, 3 * TILE, 2)
+        assert ((y.double() - x[:rows].double() @ exact.T).abs() <= bound[:rows]).all()
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5, 33])

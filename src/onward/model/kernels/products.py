@@ -110,6 +110,7 @@ class Product:
         inputs, (begin, stop) = given.inputs, rows
         tiled = code.sub(stop, code.urem(code.sub(stop, begin), INT(TILE)))
         passes = code.udiv(code.sub(tiled, begin), INT(TILE))
+        passes = code.select(code.icmp_signed("<", passes, INT(1)), INT(1), passes)  # a last block of fewer rows
         lines = code.udiv(code.add(passes, INT(TILE - 1)), passes)  # all passes together prefetch a tile, or more
         ahead = code.add(place, code.mul(inputs, INT(outputs * AHEAD)))
         for start, end, size in (begin, tiled, TILE), (tiled, stop, 1):
