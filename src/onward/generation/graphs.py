@@ -83,7 +83,8 @@ class GraphStep:
         slots = max(LEAST, 1 << (length - 1).bit_length())
         if slots not in self.graphs:
             view = cache.view(0, len(tokens), slots)
-            self.graphs[slots] = self.capture(lambda: self.step(model, self.tokens, self.positions, view))
+            with torch.cuda.device_of(self.tokens):
+                self.graphs[slots] = self.capture(lambda: self.step(model, self.tokens, self.positions, view))
         return self.graphs[slots]()
 
 
