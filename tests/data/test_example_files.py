@@ -106,7 +106,7 @@ BAD: dict[str, tuple[Tokenizer, dict[str, Any], str]] = {
     "answer first": (CHATML, {"messages": [ANSWER]}, "message 1 is of role 'assistant' after 'nothing'"),
     "no messages": (CHATML, {"messages": "Hello"}, "messages are not a list"),
     "half a form": (CHATML, {"prompt": "Hello"}, "it has 'prompt', and needs messages, prompt and completion, or text"),
-    "both forms": (CHATML, {"prompt": "Hello", "completion": [ANSWER]}, "give both in one form"),
+    "both forms": (CHATML, {"prompt": "Hello", "completion": [ANSWER]}, "prompt and answer are str and list: "),
 }
 
 
