@@ -88,8 +88,16 @@ def assert_follows_the_model(name: str, kind: str) -> None:
     assert chi < CRITICAL, chi
 
 
-@pytest.mark.parametrize("kind", ["drawn", "certain"])
-@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("plain", "certain"),
+        ("nucleus", "drawn"),
+        pytest.param("plain", "drawn", marks=pytest.mark.long),
+        pytest.param("nucleus", "certain", marks=pytest.mark.long),
+        *(pytest.param("top-k and penalties", kind, marks=pytest.mark.long) for kind in ("drawn", "certain")),
+    ],
+)
 def test_speculation_has_the_distribution_of_the_model(name: str, kind: str) -> None:
     assert_follows_the_model(name, kind)
 

@@ -83,11 +83,9 @@ def test_muon_needs_less_state_and_more_room_than_adamw() -> None:
     assert muon.beside > adamw.gradients
 
 
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in [*TRAINING, *DECODING] if name != "quick"]
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read as Linux has it")
-@pytest.mark.parametrize("name", ["quick", *LONG])
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*TRAINING, *DECODING])
 def test_peak_of_a_process_is_predicted_within_15_percent(name: str) -> None:
     command = [sys.executable, "-m", "support.peak", name]
     result = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=True)
