@@ -3,6 +3,7 @@
 import ctypes
 import os
 import resource
+import sys
 from pathlib import Path
 
 STATM = Path("/proc/self/statm")
@@ -35,7 +36,6 @@ def keep_freed_memory() -> None:
     The memory of activations is freed in each training step: given back to the system, it comes back page by page, and
     a page fault costs more than computing its numbers.
     """
-    if hasattr(os, "confstr_names") and "CS_GNU_LIBC_VERSION" in os.confstr_names:
-        glibc = ctypes.CDLL(None)
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         for option in TRIM_THRESHOLD, MMAP_THRESHOLD:
-            glibc.mallopt(option, KEPT)
+            mallopt(option, KEPT)

@@ -148,6 +148,12 @@ def test_kernel_of_the_cross_entropy_equals_pytorch_in_fp64(shape: tuple[int, in
     assert not logits.grad[::7].any()
 
 
+@pytest.mark.parametrize("target", [1000, -1])
+def test_target_outside_the_vocabulary_is_an_error_and_not_read(target: int):
+    with pytest.raises(IndexError, match="out of bounds"):
+        cross_entropy(torch.randn(300, 1000, requires_grad=True), torch.full((300,), target))
+
+
 def test_kernel_of_the_cross_entropy_shows_nan():
     logits = torch.randn(300, 1000)
     logits[5, 3] = torch.nan

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from onward.model.config import Activation
-from onward.model.linear import MIN_PARALLEL, compiled, is_plain, takes_kernels
+from onward.model.linear import MIN_PARALLEL, compiled, kernels_can_read, takes_kernels
 
 COMPILED_AFTER = 1 << 24  # numbers
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -52,7 +52,7 @@ def worth(name: str, x: Tensor) -> bool:
     if x.numel() < MIN_PARALLEL or x.dtype not in DTYPES:
         return False
     if torch.is_grad_enabled():
-        if not is_plain(x):
+        if not kernels_can_read(x):
             return False
     elif not takes_kernels(x):
         return False

@@ -60,10 +60,10 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 def takes_kernels(x: Tensor) -> bool:
     """Whether x is in the memory of a CPU, and nothing watches or differentiates the operations of PyTorch."""
-    return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and is_plain(x)
+    return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and kernels_can_read(x)
 
 
-def is_plain(x: Tensor) -> bool:
+def kernels_can_read(x: Tensor) -> bool:
     """Whether x is a tensor in the memory of a CPU, and no operation of PyTorch is watched."""
     return (
         x.is_cpu

@@ -218,7 +218,7 @@ def tokens(reading: Reading) -> Picture:
     return Picture(
         "What the model thinks of each token",
         "The loss of a token is the negative logarithm of the probability that the model gave it: pale tokens were "
-        "expected, strong ones a surprise. Its rank is 1 where the model held it for the likeliest; the entropy says "
+        "expected, strong ones a surprise. Its rank is 1 where it was the likeliest token; the entropy says "
         f"how uncertain the model was before it. The mean loss is {mean:.3f} nats, that of a uniform guess "
         f"{uniform:.2f}.",
         panels,

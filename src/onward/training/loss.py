@@ -28,7 +28,7 @@ from onward.arguments import checked, explained
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.fused import DTYPES
-from onward.model.linear import compiled, is_plain
+from onward.model.linear import compiled, kernels_can_read
 from onward.training.precision import autocast
 
 Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]
@@ -78,9 +78,11 @@ class CrossEntropy:
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The sum of the cross-entropies of logits (N, V), in at least fp32; on a CPU, where there are many and a gradient
     is needed, by one kernel for both."""
-    if logits.requires_grad and logits.numel() >= MIN_KERNEL and is_plain(logits) and logits.dtype in DTYPES:
+    if logits.requires_grad and logits.numel() >= MIN_KERNEL and logits.dtype in DTYPES and kernels_can_read(logits):
         dtype = DTYPES[logits.dtype]
-        if compiled(dtype, logits.dtype, False) is not None:  # what compiles products compiles this
+        known = (targets >= 0) & (targets < logits.size(1)) | (targets == IGNORE_INDEX)  # PyTorch refuses others
+        compiles = compiled(dtype, logits.dtype, False) is not None  # what compiles products compiles this
+        if compiles and targets.dtype == torch.int64 and known.all():
             return KernelCrossEntropy.apply(logits, targets, dtype)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")

@@ -7,9 +7,8 @@ from functools import cache
 from typing import Any
 
 from onward.model.kernels.compiler import FLOAT, FLOATS, INT, LANES, Code, callable_kernel
+from onward.model.kernels.draws import LOWEST
 from onward.model.kernels.elementwise import by_element, exp, like, row_sum, spans
-
-LOWEST = -3.0e38
 
 
 @cache
