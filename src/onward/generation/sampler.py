@@ -23,6 +23,7 @@ from onward.generation.request import Request, TokenLogprob
 from onward.generation.sampling import Sampling
 from onward.generation.speculation import Proposal, verify
 from onward.model.decoder import Decoder
+from onward.model.kernels.memory import Unreadable, address, buffer
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
@@ -82,18 +83,22 @@ class Sampler:
     ) -> tuple[list[list[int] | Exception], Tensor] | None:
         """As `sample`, by one kernel on a CPU, where nothing but the temperature shapes the distributions of all rows;
         None elsewhere, and where a row has no distribution."""
-        if not logits.is_cpu or logits.dtype not in KERNEL_DTYPES or not all(map(is_plain, requests, proposals)):
+        if logits.dtype not in KERNEL_DTYPES or not all(map(is_plain, requests, proposals)):
             return None
         kernel = compiled_draws(KERNEL_DTYPES[logits.dtype], self.allowed is not None)
         if kernel is None:
             return None
-        logits = logits.contiguous()
+        logits, rows = logits.contiguous(), len(requests)
+        drawn = buffer((rows,), torch.int64)
+        try:
+            tensors = address(drawn, torch.int64, rows), address(logits, logits.dtype, rows, logits.size(1))
+            allowed = address(self.allowed, torch.bool, logits.size(1))
+        except Unreadable:
+            return None
         factors = array("f", [inverse_temperature(request.sampling.temperature) for request in requests])
         seeds, index = array("q", [r.seed for r in requests]), array("q", [len(r.tokens) for r in requests])
-        drawn = torch.empty(len(requests), dtype=torch.int64)
-        allowed = 0 if self.allowed is None else self.allowed.data_ptr()
         arrays = (values.buffer_info()[0] for values in (factors, seeds, index))
-        kernel(drawn.data_ptr(), logits.data_ptr(), allowed, *arrays, logits.size(1), len(requests), 1)
+        kernel(*tensors, allowed, *arrays, logits.size(1), rows, 1)
         tokens = drawn.tolist()
         return None if min(tokens) < 0 else ([[token] for token in tokens], drawn)
 

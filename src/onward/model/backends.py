@@ -8,6 +8,7 @@ Shapes: B batch, T tokens in this call, S keys, H heads, K key/value heads, G = 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 
 from onward.model.cache import SCALE, CacheEntry
 from onward.model.context import AttentionMask, visible
+from onward.model.kernels.memory import Unreadable, address, buffer, rows_address
 from onward.model.linear import compiled, takes_kernels
 from onward.model.paged import PagedLayerCache
 from onward.model.recording import RecordedEntry
@@ -158,7 +160,7 @@ def in_cache(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention by a kernel that reads the visible positions in the memory of a cache (`kernels/attention.py`): on a
-    CPU, of queries in the dtype of the cache, without a bias of the scores."""
+    CPU, of queries in the dtype of the cache, without a bias of the scores. Raises Unreadable."""
     from onward.model.kernels.attention import Options, attention
 
     (rows, tokens, heads, d_head), threads = q.shape, torch.get_num_threads()
@@ -169,16 +171,34 @@ def in_cache(
         positions = positions.clamp(max=slots - 1)
     positions, q = positions.contiguous(), q.contiguous()
     length = slots if table is None else slots * table.size(1)
-    y = q.new_empty(rows, tokens, heads, values.size(-1))
-    scratch = torch.empty(threads * heads // keys.size(2) * length)
+    kv_heads, d_value, dtype = keys.size(2), values.size(-1), q.dtype
+    cached = rows if table is None else len(keys)
+    key_address, row_slots = rows_address(keys, dtype, cached, slots, kv_heads, d_head)
+    value_address, value_row_slots = rows_address(values, dtype, cached, slots, kv_heads, d_value)
+    if heads % kv_heads or row_slots != value_row_slots:
+        raise Unreadable("queries, keys and values of other forms")
+    blocks = (0, 0) if table is None else rows_address(table, torch.int64, rows, table.size(1))
+    y = buffer((rows, tokens, heads, d_value), dtype)
+    scratch = buffer((threads, heads // kv_heads, length), torch.float32)
     options = Options(mask.window, scale, softcap, sinks is not None)
-    shape = heads, keys.size(2), d_head, values.size(-1), str(q.dtype).removeprefix("torch.")
-    tensors = (y, q, keys, values, sinks, positions)
-    addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-    strides = slots, keys.stride(0) // keys[0, 0].numel(), scratch.data_ptr(), length
-    blocks = (0, 0) if table is None else (table.data_ptr(), table.stride(0))
+    shape = heads, kv_heads, d_head, d_value, str(dtype).removeprefix("torch.")
     kernel = attention(*shape, options, table is not None)
-    kernel(*addresses, rows * tokens, tokens, *strides, *blocks, rows * tokens * keys.size(2), threads)
+    kernel(
+        *(address(tensor, dtype, *tensor.shape) for tensor in (y, q)),
+        key_address,
+        value_address,
+        address(sinks, dtype, heads),
+        address(positions, torch.int64, rows, tokens),
+        rows * tokens,
+        tokens,
+        slots,
+        row_slots,
+        address(scratch, torch.float32, *scratch.shape),
+        length,
+        *blocks,
+        rows * tokens * kv_heads,
+        threads,
+    )
     return y
 
 
@@ -261,7 +281,8 @@ def attend(
     if isinstance(k, RecordedEntry) and isinstance(v, RecordedEntry):
         return k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
     if isinstance(k, CacheEntry) and isinstance(v, CacheEntry) and reads_in_cache(q, k, v, mask):
-        return in_cache(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
+        with suppress(Unreadable):
+            return in_cache(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
     if softcap is not None or sinks is not None or reference_is_faster(q, k):
         return reference(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     long = q.size(1) * mask.key_positions.size(1) > MAX_DENSE

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from onward.model.config import Activation
+from onward.model.kernels.memory import address, buffer, readable
 from onward.model.linear import MIN_PARALLEL, compiled, kernels_can_read, takes_kernels
 
 COMPILED_AFTER = 1 << 24  # numbers
@@ -28,21 +29,26 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.
     """The norm of x (..., width) in a dtype, by a kernel; None where PyTorch is to compute it."""
     if weight.dtype not in DTYPES or dtype not in DTYPES or not worth("rms_norm", x):
         return None
+    if not readable(weight, weight.dtype, x.size(-1)):
+        return None
     return RMSNorm.apply(x, weight, eps, offset, dtype)  # type: ignore[no-any-return]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
     """x (B, T, H, E) rotated by angles (B, T, 1, half), by a kernel; None where PyTorch is to do it."""
-    if cos.shape != (*x.shape[:2], 1, cos.size(-1)) or cos.dtype != torch.float32 or not worth("rotation", x):
+    if x.dim() != 4 or cos.dim() != 4 or not 0 < 2 * cos.size(-1) <= x.size(-1) or not worth("rotation", x):
+        return None
+    cos, sin, form = cos.contiguous(), sin.contiguous(), (torch.float32, *x.shape[:2], 1, cos.size(-1))
+    if not (readable(cos, *form) and readable(sin, *form)):
         return None
     return Rotation.apply(x, cos, sin)  # type: ignore[no-any-return]
 
 
 def gate(x: Tensor, y: Tensor, activation: Activation) -> Tensor | None:
     """activation(x) * y, both contiguous and of one shape, by a kernel; None where PyTorch is to compute it."""
-    if torch.is_grad_enabled() or x.shape != y.shape or not (x.is_contiguous() and y.is_contiguous()):
+    if torch.is_grad_enabled() or not worth("gate", x):
         return None
-    if not worth("gate", x):
+    if not (readable(x, x.dtype, *x.shape) and readable(y, x.dtype, *x.shape)):
         return None
     return run(kernels().gate(activation, DTYPES[x.dtype]), x, y, items=x.numel())
 
@@ -69,7 +75,7 @@ class RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
         x, width = x.contiguous(), x.size(-1)
         ctx.norm = kernels().Norm(width, DTYPES[x.dtype], DTYPES[weight.dtype], DTYPES[dtype], eps, offset)
-        y, factors = torch.empty_like(x, dtype=dtype), torch.empty(x.numel() // width)
+        y, factors = buffer(x.shape, dtype), buffer((x.numel() // width,), torch.float32)
         launch(kernels().rms_norm(ctx.norm), y, factors, x, weight, items=len(factors))
         ctx.save_for_backward(x, weight, factors)
         return y
@@ -77,15 +83,17 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight, factors), grad, of_x, of_weight = ctx.saved_tensors, grad.contiguous(), None, None
+        (x, weight, factors), of_x, of_weight = ctx.saved_tensors, None, None
+        grad = grad.contiguous()
+        outer = address(grad, getattr(torch, ctx.norm.out_dtype), *x.shape)
         if ctx.needs_input_grad[0]:
-            of_x = torch.empty_like(x)
+            of_x = buffer(x.shape, x.dtype)
             kernel = kernels().rms_norm_gradient(ctx.norm)
-            launch(kernel, of_x, grad, x, weight, factors, items=len(factors))
+            launch(kernel, of_x, outer, x, weight, factors, items=len(factors))
         if ctx.needs_input_grad[1]:
-            sums = torch.empty(len(weight))
+            sums = buffer(weight.shape, torch.float32)
             kernel, items = kernels().rms_norm_weight_gradient(ctx.norm), kernels().column_items(len(weight))
-            launch(kernel, sums, grad, x, factors, len(factors), items=items)
+            launch(kernel, sums, outer, x, factors, len(factors), items=items)
             of_weight = sums.to(weight.dtype)
         return of_x, of_weight, None, None, None
 
@@ -113,14 +121,14 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def run(kernel: Callable[..., None], x: Tensor, *others: Tensor, items: int) -> Tensor:
     """Call a kernel that writes a tensor like x."""
-    y = torch.empty_like(x)
+    y = buffer(x.shape, x.dtype)
     launch(kernel, y, x, *others, items=items)
     return y
 
 
 def launch(kernel: Callable[..., None], *arguments: Tensor | int, items: int) -> None:
-    """Call a kernel with the addresses of tensors, and numbers."""
-    values = (each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
+    """Call a kernel with the addresses of contiguous tensors, and numbers."""
+    values = (address(each, each.dtype, *each.shape) if isinstance(each, Tensor) else each for each in arguments)
     kernel(*values, items, torch.get_num_threads())
 
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from onward.model.kernels.memory import Unreadable, address, buffer
 
 MIN_PARALLEL = 1 << 16  # elements of a weight from which several threads are faster than one
 
@@ -30,15 +33,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     weight at the speed of the memory; all others, and whatever needs gradients, by `torch.nn.functional.linear`.
     """
     kernel = kernel_for(x, weight, bias)
-    if kernel is None:
-        return F.linear(x, weight, bias)
-    return run(kernel, x, weight, weight, bias, weight.size(0))
+    if kernel is not None:
+        with suppress(Unreadable):
+            outputs = len(weight)
+            pointer = address(weight, x.dtype, outputs, x.size(-1))
+            return run(kernel, x, pointer, pointer, bias, outputs)
+    return F.linear(x, weight, bias)
 
 
 def kernel_for(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., None] | None:
     """The kernel for x (..., I) and a plain weight, or None where PyTorch computes the product."""
     dtype = x.dtype
-    if dtype is not weight.dtype or not fits(x, weight):
+    if dtype is not weight.dtype or not weight.dim() or not fits(x):
         return None
     return compiled("float32" if dtype is torch.float32 else "bfloat16", dtype, bias is not None)
 
@@ -52,10 +58,9 @@ def max_rows(dtype: torch.dtype) -> int:
     return {torch.float32: 32, torch.bfloat16: 4}.get(dtype, 0)
 
 
-def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether a kernel may multiply x (..., I) with a weight, and x has at most `max_rows` rows."""
-    may = takes_kernels(x) and weight.is_cpu and weight.is_contiguous()
-    return may and 0 < x.numel() <= max_rows(x.dtype) * x.size(-1)
+def fits(x: Tensor) -> bool:
+    """Whether a kernel may multiply x (..., I), and it has at most `max_rows` rows."""
+    return takes_kernels(x) and x.dim() > 0 and 0 < x.numel() <= max_rows(x.dtype) * x.size(-1)
 
 
 def takes_kernels(x: Tensor) -> bool:
@@ -73,16 +78,13 @@ def kernels_can_read(x: Tensor) -> bool:
     )
 
 
-def run(
-    kernel: Callable[..., None], x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: int
-) -> Tensor:
-    """Call a kernel of `kernels/products.py`."""
-    x, inputs = x.contiguous(), x.size(-1)
-    y = torch.empty(*x.shape[:-1], outputs, dtype=x.dtype)
+def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: Tensor | None, outputs: int) -> Tensor:
+    """Call a kernel of `kernels/products.py`; `weight` and `scales` are addresses. Raises Unreadable."""
+    x, inputs, dtype = x.contiguous(), x.size(-1), x.dtype
+    y = buffer((*x.shape[:-1], outputs), dtype)
     threads = torch.get_num_threads() if outputs * inputs >= MIN_PARALLEL else 1
-    bias_address = 0 if bias is None else bias.data_ptr()
-    addresses = x.data_ptr(), weight.data_ptr(), scales.data_ptr(), bias_address, y.data_ptr()
-    kernel(*addresses, x.numel() // inputs, outputs, inputs, outputs, threads)
+    ends = address(bias, dtype, outputs), address(y, dtype, *y.shape)
+    kernel(address(x, dtype, *x.shape), weight, scales, *ends, x.numel() // inputs, outputs, inputs, outputs, threads)
     return y
 
 

@@ -8,6 +8,7 @@ Shapes: N rows, I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.errors import UserError
+from onward.model.kernels.memory import Unreadable, address
 from onward.model.linear import Linear, compiled, fits, run
 
 Precision = Literal["int8", "int4"]
@@ -136,12 +138,24 @@ class QuantizedLinear(nn.Module):
         return f"{self.precision}, in_features={self.in_features}, out_features={self.out_features}"
 
 
+def addresses(codes: Tensor, scales: Tensor, inputs: int) -> tuple[int, int]:
+    """The addresses of the codes and the scales of a weight (O, I). Raises Unreadable."""
+    outputs = len(codes)
+    if codes.dtype == torch.int8:
+        return address(codes, torch.int8, outputs, inputs), address(scales, torch.float32, outputs)
+    groups = inputs // GROUP
+    if inputs % GROUP:
+        raise Unreadable(NOT_QUANTIZED)
+    return address(codes, torch.uint8, outputs, groups * GROUP // 2), address(scales, torch.bfloat16, outputs, groups)
+
+
 def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """x (..., I) times the weight of codes and scales, plus a bias (O,): (..., O)."""
-    if fits(x, codes) and x.dtype in (torch.float32, torch.bfloat16):
+    if fits(x) and x.dtype in (torch.float32, torch.bfloat16):
         kernel = compiled("int8" if codes.dtype == torch.int8 else "int4", x.dtype, bias is not None)
         if kernel is not None:
-            return run(kernel, x, codes, scales, bias, len(codes))
+            with suppress(Unreadable):
+                return run(kernel, x, *addresses(codes, scales, x.size(-1)), bias, len(codes))
     y = x.new_empty(*x.shape[:-1], len(codes))
     for start in range(0, len(codes), BLOCK):  # a block at a time stays in a CPU's cache
         rows = slice(start, start + BLOCK)

@@ -44,6 +44,7 @@ class Attention:
     value: str
     q: Tensor
     y: Tensor
+    shapes: tuple[torch.Size, torch.Size]  # of the key and of the value of a position: (K, E) and (K, F)
     window: int
     scale: float
     softcap: float | None
@@ -123,9 +124,10 @@ class RecordedEntry(CacheEntry):
         assert self.cache.recorder is not None
         if mask.slopes is not None:
             raise NotCompilable("a bias of the scores")
-        y = q.new_zeros(*q.shape[:3], v.cache.entries[v.name].size(-1))
+        shapes = self.cache.entries[self.name].shape[2:], v.cache.entries[v.name].shape[2:]
+        y = q.new_zeros(*q.shape[:3], shapes[1][-1])
         attention = Attention(
-            self.cache.index, self.name, v.name, q.contiguous(), y, mask.window, scale, softcap, sinks
+            self.cache.index, self.name, v.name, q.contiguous(), y, shapes, mask.window, scale, softcap, sinks
         )
         self.cache.recorder.records.append(attention)
         return y

@@ -28,6 +28,7 @@ from onward.arguments import checked, explained
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.fused import DTYPES
+from onward.model.kernels.memory import address, buffer, readable
 from onward.model.linear import compiled, kernels_can_read
 from onward.training.precision import autocast
 
@@ -78,11 +79,12 @@ class CrossEntropy:
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The sum of the cross-entropies of logits (N, V), in at least fp32; on a CPU, where there are many and a gradient
     is needed, by one kernel for both."""
-    if logits.requires_grad and logits.numel() >= MIN_KERNEL and logits.dtype in DTYPES and kernels_can_read(logits):
+    takes = logits.requires_grad and logits.numel() >= MIN_KERNEL and logits.dtype in DTYPES
+    if takes and kernels_can_read(logits) and readable(targets.contiguous(), torch.int64, *logits.shape[:-1]):
         dtype = DTYPES[logits.dtype]
         known = (targets >= 0) & (targets < logits.size(1)) | (targets == IGNORE_INDEX)  # PyTorch refuses others
         compiles = compiled(dtype, logits.dtype, False) is not None  # what compiles products compiles this
-        if compiles and targets.dtype == torch.int64 and known.all():
+        if compiles and known.all():
             return KernelCrossEntropy.apply(logits, targets, dtype)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
@@ -96,10 +98,11 @@ class KernelCrossEntropy(torch.autograd.Function):
         from onward.model.kernels.cross_entropy import cross_entropy as kernel_for
 
         logits, targets = logits.contiguous(), targets.contiguous()
-        losses, gradient = torch.empty(len(logits)), torch.empty_like(logits)
+        rows, width = logits.shape
+        losses, gradient = buffer((rows,), torch.float32), buffer(logits.shape, logits.dtype)
         tensors = losses, gradient, logits, targets
-        kernel = kernel_for(logits.size(1), dtype, IGNORE_INDEX)
-        kernel(*(tensor.data_ptr() for tensor in tensors), len(logits), torch.get_num_threads())
+        kernel = kernel_for(width, dtype, IGNORE_INDEX)
+        kernel(*(address(each, each.dtype, *each.shape) for each in tensors), rows, torch.get_num_threads())
         ctx.save_for_backward(gradient)
         return losses.sum()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from onward.model.kernels.compiler import FLOAT, FLOATS, INT, LANES, OPENMP, Code, Emit, callable_kernel
+from onward.model.kernels.compiler import FLOAT, FLOATS, INT, LANES, Code, Emit, callable_kernel
 from onward.model.kernels.elementwise import exp, like, tanh
 from onward.model.kernels.products import Matrix, least, tile
 from onward.model.kernels.units import shuffle, sums, unit_for
@@ -77,8 +77,7 @@ def attend(heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, opt
         y, q, k, v, sink_scores, positions, queries, tokens, slots, row_slots, scratch, length, table, columns = (
             arguments
         )
-        thread = code.zext(code.call(code.module.globals[OPENMP[1]], []), INT)
-        weights = [code.mul(code.add(code.mul(thread, INT(group)), INT(g)), length) for g in range(group)]
+        weights = [code.mul(code.add(code.mul(code.thread, INT(group)), INT(g)), length) for g in range(group)]
         with code.loop(first, end) as (item, _):
             query, kv_head = code.urem(item, queries), code.udiv(item, queries)
             row, position = code.udiv(query, tokens), code.scalar(positions, "int64", query)

@@ -44,6 +44,8 @@ llvm.initialize_native_asmprinter()
 class Code(ir.IRBuilder):
     """A builder of LLVM code with loops, vectors of LANES fp32 numbers, and the dtypes of tensors."""
 
+    thread: Any = INT(0)  # the index of the thread that runs a kernel, below their number
+
     @contextmanager
     def loop(
         self, start: Any, end: Any, step: int = 1, carried: Sequence[Any] = ()
@@ -204,6 +206,7 @@ def add_kernel(module: ir.Module, name: str, count: int, emit: Emit) -> None:
     share = ir.Function(module, ir.FunctionType(void, [BYTES, INT, INT]), name + ".share")
     fields, thread, threads = share.args
     code = Code(share.append_basic_block())
+    code.thread = thread
     *arguments, items = (code.scalar(fields, "int64", i) for i in range(count + 1))
     first, end = (code.udiv(code.mul(items, t), threads) for t in (thread, code.add(thread, INT(1))))
     emit(code, arguments, first, end)

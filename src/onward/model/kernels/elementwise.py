@@ -158,16 +158,21 @@ def layer_norm(x: Layout, eps: float, weight: bool, bias: bool) -> Emit:
 
 
 def gather(rows: Layout, index_dtype: str) -> Emit:
-    """The kernel `(out, weight, ids)` of an embedding; an item is an id."""
+    """The kernel `(out, weight, ids, rows)` of an embedding; an item is an id, and one that is not among the rows gives
+    NaN."""
     width = rows.shape[-1]
 
     def emit(code: Code, arguments: Sequence[Value], first: Value, end: Value) -> None:
-        out, weight, ids = arguments
+        out, weight, ids, count = arguments
         with code.loop(first, end) as (item, _):
-            start = code.mul(code.scalar(ids, index_dtype, item), INT(width))
+            row = code.scalar(ids, index_dtype, item)
+            known = code.icmp_unsigned("<", row, count)
+            start = code.mul(code.select(known, row, INT(0)), INT(width))
             target = code.mul(item, INT(width))
             for index, read in spans(code, width):
-                code.put(read(weight, rows.dtype, code.add(start, index)), out, rows.dtype, code.add(target, index))
+                value = read(weight, rows.dtype, code.add(start, index))
+                value = code.select(known, value, like(code, value, math.nan))
+                code.put(value, out, rows.dtype, code.add(target, index))
 
     return emit
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,9 +23,11 @@ from onward.model.cache import KVCache, LayerCache
 from onward.model.kernels import attention, elementwise
 from onward.model.kernels.compiler import BYTES, INT, Code, Emit, add_kernel, load
 from onward.model.kernels.elementwise import Formula, Layout, clamp, like, merged
+from onward.model.kernels.memory import Unreadable, address, buffer, rows_address, strided_address
 from onward.model.kernels.products import emit
 from onward.model.linear import MIN_PARALLEL, max_rows
 from onward.model.paged import PagedLayerCache
+from onward.model.quantize import addresses as weight_addresses
 from onward.model.recording import Attention, NotCompilable, Operation, Record, Recording, Write
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int64: "int64"}
@@ -35,13 +38,14 @@ aten = torch.ops.aten
 
 @dataclass
 class Call:
-    """A call of a kernel: `key` names its code, `fields` are its arguments, the number of items and of threads."""
+    """A call of a kernel: `key` names its code, `fields` are its arguments; the threads divide its items, if several
+    are faster than one."""
 
     key: tuple[Any, ...]
     emit: Emit
     fields: list[int]
     items: int = 1
-    threads: int = 1
+    parallel: bool = False
     record: Record | None = None  # of the cache, whose memory may move
 
 
@@ -58,45 +62,73 @@ class Program:
         variable = [recording.tokens, recording.positions, recording.rope_length, *weights]
         records = needed(recording.records, variable, recording.result)
         self.uses_rope_length = any(memory(recording.rope_length) & reads_and_writes(record)[0] for record in records)
-        self.calls = [call for record in records for call in lower(record, cache, recording.positions)]
+        with readable_or_refused():
+            self.calls = [call for record in records for call in lower(record, cache, recording.positions)]
         addresses = kernel_addresses(self.calls, folder)
-        self.fields = [(ctypes.c_int64 * (len(c.fields) + 2))(*c.fields, c.items, c.threads) for c in self.calls]
+        self.fields = [(ctypes.c_int64 * (len(c.fields) + 2))(*c.fields, c.items, 1) for c in self.calls]
         table = [n for address, fields in zip(addresses, self.fields) for n in (address, ctypes.addressof(fields))]
         self.table = (ctypes.c_int64 * len(table))(*table)
         self.layers: Sequence[object] = []
+        self.threads = 0  # as many as `scratch` is for
+        self.paged = [is_paged(layer) for layer in cache.layers]
 
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
         """The result for tokens (B, T) at positions (B, T), from which the kernels know what to read; the next run
-        overwrites it."""
+        overwrites it. Raises NotCompilable for a cache of another form."""
         self.recording.tokens.copy_(tokens)
         self.recording.positions.copy_(positions)
         if self.uses_rope_length:
             self.recording.rope_length.copy_(cache.rope_length[: tokens.size(0)])
-        if self.layers != cache.layers:
-            self.bind(cache)
+        if self.layers != cache.layers or self.threads != torch.get_num_threads():
+            with readable_or_refused():
+                self.bind(cache)
         sequence()(ctypes.addressof(self.table), len(self.calls))
         return self.recording.result
 
     def bind(self, cache: KVCache) -> None:
-        """Use the memory of a cache, which is another one after it has grown."""
-        self.layers = list(cache.layers)
+        """Use the memory of a cache, which is another one after it has grown, and as many threads as there are."""
+        layers, threads, rows = list(cache.layers), torch.get_num_threads(), len(self.recording.tokens)
+        if self.paged != [is_paged(layer) for layer in layers]:
+            raise Unreadable("a cache of another kind")
         queries = [call.record.q for call in self.calls if isinstance(call.record, Attention)]
         heads = max((q.size(2) for q in queries), default=0)
-        length = max(layer.slots * (layer.table.size(1) if is_paged(layer) else 1) for layer in cache.layers)
-        self.scratch = torch.empty(torch.get_num_threads() * heads * length)
+        length = max(layer.slots * (layer.table.size(1) if is_paged(layer) else 1) for layer in layers)
+        self.scratch = buffer((threads, heads, length), torch.float32)
+        scratch = address(self.scratch, torch.float32, threads, heads, length)
         for call, fields in zip(self.calls, self.fields):
             record = call.record
+            fields[len(call.fields) + 1] = threads if call.parallel else 1
             if not isinstance(record, Write | Attention):
                 continue
-            layer = cache.layers[record.layer]
-            table = (layer.table.data_ptr(), layer.table.size(1)) if is_paged(layer) else (0, 0)
+            layer = layers[record.layer]
+            table = rows_address(layer.table, torch.int64, rows, layer.table.size(1)) if is_paged(layer) else (0, 0)
             if isinstance(record, Write):
-                entry = layer.entries[record.name]
-                fields[0], fields[4:7] = entry.data_ptr(), [entry.size(1), *table]
+                entry = entry_address(layer, record.name, record.vectors.dtype, rows, record.vectors.shape[2:])
+                fields[0], fields[4:7] = entry, [layer.slots, *table]
             else:
-                key, value = layer.entries[record.key], layer.entries[record.value]
-                fields[2:4] = [key.data_ptr(), value.data_ptr()]
-                fields[8:14] = [key.size(1), key.size(1), self.scratch.data_ptr(), length, *table]
+                names = record.key, record.value
+                pairs = zip(names, record.shapes)
+                fields[2:4] = [entry_address(layer, name, record.q.dtype, rows, shape) for name, shape in pairs]
+                fields[8:14] = [layer.slots, layer.slots, scratch, length, *table]
+        self.layers, self.threads = layers, threads
+
+
+@contextmanager
+def readable_or_refused() -> Iterator[None]:
+    """NotCompilable in place of Unreadable."""
+    try:
+        yield
+    except Unreadable as reason:
+        raise NotCompilable(str(reason)) from reason
+
+
+def entry_address(layer: LayerCache, name: str, dtype: torch.dtype, rows: int, shape: Sequence[int]) -> int:
+    """The address of an entry of a layer: (B or more, S, *shape), contiguous, or (blocks, S, *shape). Raises
+    Unreadable."""
+    entry = layer.entries[name]
+    if not is_paged(layer) and len(entry) < rows:
+        raise Unreadable(f"a cache of {len(entry)} rows for a step of {rows}")
+    return address(entry, dtype, len(entry), layer.slots, *shape)
 
 
 def is_paged(layer: LayerCache) -> TypeGuard[PagedLayerCache]:
@@ -206,42 +238,40 @@ def lower(record: Record, kv_cache: KVCache, positions: Tensor) -> list[Call]:
     for tensor in tensors_in(vars(record).get("result")):
         if tensor.dtype not in DTYPES:
             raise NotCompilable(f"{label(record)} in {str(tensor.dtype).removeprefix('torch.')}")
-    threads = torch.get_num_threads()
     if isinstance(record, Write):
         width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
-        fields = [0, record.vectors.data_ptr(), positions.data_ptr(), positions.size(1), 0, 0, 0]
+        fields = [0, whole(record.vectors), whole(positions), positions.size(1), 0, 0, 0]
         paged = is_paged(kv_cache.layers[record.layer])
         emitted = attention.write(width, dtype, paged)
         return [Call(("write", width, dtype, paged), emitted, fields, positions.numel(), record=record)]
     if isinstance(record, Attention):
         rows, tokens, heads, d_head = record.q.shape
-        key = kv_cache.layers[record.layer].entries[record.key]
-        if key.dtype != record.q.dtype or key.dim() != 4:
+        (kv_heads, *key_widths), (value_heads, *value_widths) = record.shapes
+        if key_widths != [d_head] or len(value_widths) != 1 or value_heads != kv_heads or heads % kv_heads:
             raise NotCompilable("attention to a cache of another form")
-        shape = heads, key.size(2), d_head, record.y.size(-1), DTYPES[record.q.dtype]
+        shape = heads, kv_heads, d_head, value_widths[0], DTYPES[record.q.dtype]
         options = attention.Options(record.window, record.scale, record.softcap, record.sinks is not None)
         fields = [
-            address(record.y),
-            address(record.q),
+            whole(record.y),
+            whole(record.q),
             0,
             0,
-            address(record.sinks),
-            address(positions),
+            address(record.sinks, record.q.dtype, heads),
+            whole(positions),
             rows * tokens,
             tokens,
             *[0] * 6,
         ]
         paged = is_paged(kv_cache.layers[record.layer])
-        parallel = threads if heads * d_head >= MIN_PARALLEL_HEADS else 1
+        parallel = heads * d_head >= MIN_PARALLEL_HEADS
         emitted = attention.attend(*shape, options, paged)
-        return [
-            Call(("attend", *shape, options, paged), emitted, fields, rows * tokens * key.size(2), parallel, record)
-        ]
+        return [Call(("attend", *shape, options, paged), emitted, fields, rows * tokens * kv_heads, parallel, record)]
     return OPERATIONS.get(name_of(record).removesuffix("_"), unknown)(record)
 
 
-def address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def whole(tensor: Tensor) -> int:
+    """The address of a contiguous tensor of the recording. Raises Unreadable."""
+    return address(tensor, tensor.dtype, *tensor.shape)
 
 
 def unknown(operation: Operation) -> list[Call]:
@@ -259,7 +289,7 @@ def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence
     if any(t.dtype not in DTYPES for t in operands):
         raise NotCompilable(f"{key[0]} of {operands[0].dtype}")
     layouts = merged([Layout.of(out), *(Layout.of(t, out.shape) for t in operands)])
-    fields = [out.data_ptr(), *(t.data_ptr() for t in operands)]
+    fields = [strided_address(t) for t in (out, *operands)]
     form = tuple((layout.shape[1:], layout.strides, layout.dtype) for layout in layouts)
     return Call((*key, form), elementwise.elementwise(formula, layouts), fields, layouts[0].shape[0])
 
@@ -335,53 +365,53 @@ def product(operation: Operation) -> list[Call]:
     x, transposed = operation.arguments[-2:]
     weight, out = transposed.t(), operation.result
     rows, (outputs, inputs) = len(x), weight.shape
-    if not (weight.is_contiguous() and x.is_contiguous()) or operation.options:
+    if operation.options:
         raise NotCompilable("a product in another form")
     if rows > max_rows(x.dtype):
         raise NotCompilable(f"{rows} rows")
-    dtype = DTYPES[x.dtype]
-    fields = [address(t) for t in (x, weight, weight, bias, out)] + [rows, outputs, inputs]
-    threads = torch.get_num_threads() if weight.numel() >= MIN_PARALLEL else 1
+    dtype, pointer = DTYPES[x.dtype], address(weight, x.dtype, outputs, inputs)
+    ends = address(bias, x.dtype, outputs), address(out, x.dtype, rows, outputs)
+    fields = [address(x, x.dtype, rows, inputs), pointer, pointer, *ends, rows, outputs, inputs]
     emitted = emit(dtype, dtype, bias is not None)
-    return [Call(("product", dtype, dtype, bias is not None), emitted, fields, outputs, threads)]
+    return [Call(("product", dtype, dtype, bias is not None), emitted, fields, outputs, weight.numel() >= MIN_PARALLEL)]
 
 
 def quantized_product(operation: Operation) -> list[Call]:
     """A product with codes and scales."""
-    x, codes, scales, bias = operation.arguments
+    (x, codes, scales, bias), out = operation.arguments, operation.result
     rows, outputs, inputs = x.numel() // x.size(-1), len(codes), x.size(-1)
-    if not x.is_contiguous():
-        raise NotCompilable("a product in another form")
     form, dtype = "int8" if codes.dtype == torch.int8 else "int4", DTYPES[x.dtype]
-    fields = [address(t) for t in (x, codes, scales, bias, operation.result)] + [rows, outputs, inputs]
-    threads = torch.get_num_threads() if outputs * inputs >= MIN_PARALLEL else 1
+    ends = address(bias, x.dtype, outputs), address(out, x.dtype, *x.shape[:-1], outputs)
+    fields = [whole(x), *weight_addresses(codes, scales, inputs), *ends, rows, outputs, inputs]
     emitted = emit(form, dtype, bias is not None)
-    return [Call(("product", form, dtype, bias is not None), emitted, fields, outputs, threads)]
+    several = outputs * inputs >= MIN_PARALLEL
+    return [Call(("product", form, dtype, bias is not None), emitted, fields, outputs, several)]
 
 
 def average(operation: Operation) -> list[Call]:
     x, dims, *_ = operation.arguments
-    if [d % x.dim() for d in dims] != [x.dim() - 1] or not x.is_contiguous() or operation.result.dtype != torch.float32:
+    if [d % x.dim() for d in dims] != [x.dim() - 1] or operation.result.dtype != torch.float32:
         raise NotCompilable("a mean over other dimensions than the last")
-    fields, rows = [operation.result.data_ptr(), x.data_ptr()], x.numel() // x.size(-1)
+    fields, rows = [whole(operation.result), whole(x)], x.numel() // x.size(-1)
     return [Call(("mean", x.size(-1), x.dtype), elementwise.mean(Layout.of(x)), fields, rows)]
 
 
 def layer_norm(operation: Operation) -> list[Call]:
     x, shape, weight, bias, eps = operation.arguments
-    out = operation.result[0]
-    if len(shape) != 1 or not x.is_contiguous() or any(t is not None and t.dtype != x.dtype for t in (weight, bias)):
-        raise NotCompilable("a layer norm over several dimensions or dtypes")
+    out, width = operation.result[0], x.size(-1)
+    if len(shape) != 1:
+        raise NotCompilable("a layer norm over several dimensions")
     emitted = elementwise.layer_norm(Layout.of(x), eps, weight is not None, bias is not None)
-    key = "layer_norm", x.size(-1), x.dtype, eps, weight is None, bias is None
-    return [Call(key, emitted, [address(t) for t in (out, x, weight, bias)], x.numel() // x.size(-1))]
+    key = "layer_norm", width, x.dtype, eps, weight is None, bias is None
+    fields = [address(out, x.dtype, *x.shape), whole(x), *(address(t, x.dtype, width) for t in (weight, bias))]
+    return [Call(key, emitted, fields, x.numel() // width)]
 
 
 def embedding(operation: Operation) -> list[Call]:
     weight, ids = operation.arguments[:2]
-    if not (weight.is_contiguous() and ids.is_contiguous()) or weight.dtype not in DTYPES:
+    if ids.dtype not in DTYPES or weight.dtype not in DTYPES:
         raise NotCompilable("an embedding in another form")
-    fields = [address(t) for t in (operation.result, weight, ids)]
+    fields = [*(whole(t) for t in (operation.result, weight, ids)), len(weight)]
     emitted = elementwise.gather(Layout.of(weight), DTYPES[ids.dtype])
     return [Call(("embedding", weight.size(-1), weight.dtype), emitted, fields, ids.numel())]
 
