@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from onward.model.config import Activation
-from onward.model.kernels.memory import address, buffer, readable
+from onward.model.kernels.memory import address, buffer, fits
 from onward.model.linear import MIN_PARALLEL, compiled, kernels_can_read, takes_kernels
 
 COMPILED_AFTER = 1 << 24  # numbers
@@ -29,17 +29,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.
     """The norm of x (..., width) in a dtype, by a kernel; None where PyTorch is to compute it."""
     if weight.dtype not in DTYPES or dtype not in DTYPES or not worth("rms_norm", x):
         return None
-    if not readable(weight, weight.dtype, x.size(-1)):
+    if not (fits(weight, weight.dtype, x.size(-1)) and weight.is_contiguous()):
         return None
     return RMSNorm.apply(x, weight, eps, offset, dtype)  # type: ignore[no-any-return]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
     """x (B, T, H, E) rotated by angles (B, T, 1, half), by a kernel; None where PyTorch is to do it."""
-    if x.dim() != 4 or cos.dim() != 4 or not 0 < 2 * cos.size(-1) <= x.size(-1) or not worth("rotation", x):
+    if x.dim() != 4 or not 0 < 2 * cos.size(-1) <= x.size(-1) or not worth("rotation", x):
         return None
-    cos, sin, form = cos.contiguous(), sin.contiguous(), (torch.float32, *x.shape[:2], 1, cos.size(-1))
-    if not (readable(cos, *form) and readable(sin, *form)):
+    if not all(fits(table, torch.float32, *x.shape[:2], 1, cos.size(-1)) for table in (cos, sin)):
         return None
     return Rotation.apply(x, cos, sin)  # type: ignore[no-any-return]
 
@@ -48,7 +47,7 @@ def gate(x: Tensor, y: Tensor, activation: Activation) -> Tensor | None:
     """activation(x) * y, both contiguous and of one shape, by a kernel; None where PyTorch is to compute it."""
     if torch.is_grad_enabled() or not worth("gate", x):
         return None
-    if not (readable(x, x.dtype, *x.shape) and readable(y, x.dtype, *x.shape)):
+    if not all(fits(each, x.dtype, *x.shape) and each.is_contiguous() for each in (x, y)):
         return None
     return run(kernels().gate(activation, DTYPES[x.dtype]), x, y, items=x.numel())
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onward.model.kernels.memory import Unreadable, address, buffer
+from onward.model.kernels.memory import Unreadable, address, buffer, in_memory
 
 MIN_PARALLEL = 1 << 16  # elements of a weight from which several threads are faster than one
 
@@ -71,8 +71,7 @@ def takes_kernels(x: Tensor) -> bool:
 def kernels_can_read(x: Tensor) -> bool:
     """Whether x is a tensor in the memory of a CPU, and no operation of PyTorch is watched."""
     return (
-        x.is_cpu
-        and type(x) is Tensor
+        in_memory(x)
         and not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()  # such as a counter of FLOPs
     )

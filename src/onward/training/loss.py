@@ -28,7 +28,7 @@ from onward.arguments import checked, explained
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.fused import DTYPES
-from onward.model.kernels.memory import address, buffer, readable
+from onward.model.kernels.memory import address, buffer, fits
 from onward.model.linear import compiled, kernels_can_read
 from onward.training.precision import autocast
 
@@ -80,7 +80,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The sum of the cross-entropies of logits (N, V), in at least fp32; on a CPU, where there are many and a gradient
     is needed, by one kernel for both."""
     takes = logits.requires_grad and logits.numel() >= MIN_KERNEL and logits.dtype in DTYPES
-    if takes and kernels_can_read(logits) and readable(targets.contiguous(), torch.int64, *logits.shape[:-1]):
+    if takes and kernels_can_read(logits) and logits.dim() == 2 and fits(targets, torch.int64, len(logits)):
         dtype = DTYPES[logits.dtype]
         known = (targets >= 0) & (targets < logits.size(1)) | (targets == IGNORE_INDEX)  # PyTorch refuses others
         compiles = compiled(dtype, logits.dtype, False) is not None  # what compiles products compiles this

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+allocate = torch.empty  # tests put memory between guard pages in its place
+
 
 class Unreadable(Exception):
     """A kernel cannot read a tensor; the message names its dtype and shape."""
@@ -19,7 +21,7 @@ class Unreadable(Exception):
 
 def buffer(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A contiguous tensor in the memory of the CPU, whose values are not set."""
-    return torch.empty(shape, dtype=dtype, device="cpu")
+    return allocate(shape, dtype=dtype, device="cpu")
 
 
 def in_memory(tensor: Tensor) -> bool:
@@ -32,16 +34,16 @@ def in_memory(tensor: Tensor) -> bool:
     )
 
 
-def readable(tensor: Tensor, dtype: torch.dtype, *shape: int) -> bool:
-    """Whether a tensor is contiguous in the memory of the CPU, and has this dtype and shape."""
-    return tensor.dtype is dtype and tensor.shape == shape and in_memory(tensor) and tensor.is_contiguous()
+def fits(tensor: Tensor, dtype: torch.dtype, *shape: int) -> bool:
+    """Whether a tensor, of any strides, is in the memory of the CPU and has this dtype and shape."""
+    return tensor.dtype is dtype and tensor.shape == shape and in_memory(tensor)
 
 
 def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int:
     """The address of a contiguous tensor of this dtype and shape, 0 for None. Raises Unreadable for any other."""
     if tensor is None:
         return 0
-    if not readable(tensor, dtype, *shape):
+    if not (fits(tensor, dtype, *shape) and tensor.is_contiguous()):
         raise Unreadable(f"{dtype} {shape} is needed, contiguous: this is {tensor.dtype} {tuple(tensor.shape)}")
     return tensor.data_ptr()
 

@@ -1,0 +1,99 @@
+"""Memory beside pages that nothing may read or write: a kernel that leaves its operands ends the process there."""
+
+import ctypes
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onward.model import backends, fused, recording
+from onward.model.cache import KVCache
+from onward.model.decoder import Decoder
+from onward.model.kernels import memory
+from onward.model.kernels.needed import memory as addresses
+from onward.model.kernels.needed import tensors_in
+from onward.training import loss
+
+PAGE = mmap.PAGESIZE
+SIDES = "start", "end"  # where the page that may not be touched is
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def guarded(tensor: Tensor, side: str) -> Tensor:
+    """A copy of a dense tensor, of the same strides, between two guard pages, right at one of them. It is never
+    freed."""
+    size = tensor.numel() * tensor.element_size()
+    pages = -(-max(size, 1) // PAGE) * PAGE
+    start = libc.mmap(None, pages + 2 * PAGE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANON, -1, 0)
+    for page in start, start + PAGE + pages:
+        assert libc.mprotect(page, PAGE, 0) == 0
+    begin = start + PAGE + (pages - size if side == "end" else 0)
+    if not size:
+        return tensor.clone()
+    copy = torch.frombuffer((ctypes.c_char * size).from_address(begin), dtype=tensor.dtype)
+    return copy.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
+class Allocator:
+    """In place of `memory.allocate`: buffers between guard pages, full of NaN or -1, and their number."""
+
+    def __init__(self, side: str | None) -> None:
+        self.side, self.count = side, 0
+
+    def __call__(self, shape: Sequence[int], *, dtype: torch.dtype, device: str) -> Tensor:
+        self.count += 1
+        value = torch.full(shape, torch.nan if dtype.is_floating_point else -1, dtype=dtype, device=device)
+        return value if self.side is None else guarded(value, self.side)
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """An operand, between guard pages."""
+        return tensor if self.side is None else guarded(tensor.detach(), self.side).requires_grad_(tensor.requires_grad)
+
+    def model(self, model: Decoder) -> Decoder:
+        """A model whose weights are between guard pages."""
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = self.place(tensor.data)
+        return model
+
+    def cache(self, cache: KVCache) -> KVCache:
+        """A cache whose entries and tables are between guard pages."""
+        for layer in cache.layers:
+            layer.entries.update({name: self.place(entry) for name, entry in layer.entries.items()})
+        return cache
+
+
+@contextmanager
+def kernels_used(side: str | None = None) -> Iterator[Allocator]:
+    """Kernels compute whatever they can, however little it is; with a `side`, all of their memory has guard pages."""
+    allocator = Allocator(side)
+
+    class Recorder(recording.Recorder):
+        """Gives the results of a recorded step memory of the allocator."""
+
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            result = super().__torch_dispatch__(function, types, arguments, options)
+            known = addresses([arguments, options or {}])
+            for tensor in tensors_in(result):
+                if tensor.untyped_storage().data_ptr() not in known and tensor.storage_offset() == 0:
+                    tensor.set_(allocator.place(tensor))  # type: ignore[call-overload]
+            return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "allocate", allocator)
+        patch.setattr(fused, "COMPILED_AFTER", 0)
+        patch.setattr(fused, "MIN_PARALLEL", 1)
+        patch.setattr(loss, "MIN_KERNEL", 1)
+        patch.setattr(backends, "MIN_IN_CACHE", 1)
+        if side is not None:
+            patch.setattr(recording, "Recorder", Recorder)
+        yield allocator
+
+
+Case = Callable[[Allocator], Iterator[tuple[Tensor, Tensor, float]]]  # (of a kernel, wanted, bound)

@@ -1,0 +1,213 @@
+"""Every kernel at the edges of its sizes, beside the plain PyTorch that it replaces."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onward.generation.blocks import BlockManager
+from onward.generation.cache_manager import CacheManager
+from onward.generation.programs import compile_step
+from onward.generation.request import Request
+from onward.generation.sampler import Sampler
+from onward.generation.sampling import Sampling
+from onward.generation.speculation import Proposal
+from onward.model import backends
+from onward.model.cache import KVCache
+from onward.model.config import DecoderConfig, NoPosition, SelfAttention
+from onward.model.context import attention_contexts
+from onward.model.decoder import Decoder
+from onward.model.feedforward import ACTIVATIONS, GatedFeedForwardModule
+from onward.model.kernels.compiler import LANES
+from onward.model.linear import linear
+from onward.model.norms import RMSNormModule
+from onward.model.paged import PagedKVCache
+from onward.model.positions import rotate
+from onward.model.quantize import Precision, quantize_weight, quantized_linear
+from onward.training.loss import IGNORE_INDEX, cross_entropy
+
+from support.decoders import DECODERS
+from support.guard import Allocator, Case
+
+Found = Iterator[tuple[Tensor, Tensor, float]]
+DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # the bound of differences, relative to the largest number
+EDGES = (1, LANES - 1, LANES, LANES + 1, 2 * LANES + 3)
+
+
+class Plain(TorchDispatchMode):
+    """PyTorch alone computes, since it is watched."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        return function(*arguments, **(options or {}))
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float32).to(dtype)
+
+
+@torch.no_grad()
+def products(memory: Allocator) -> Found:
+    for dtype, bound in DTYPES.items():
+        for inputs, rows in product(EDGES, (1, 3, 4, 9)):
+            outputs = inputs % 7 + rows
+            x, weight, bias = (
+                memory.place(numbers(*s, dtype=dtype)) for s in ((rows, inputs), (outputs, inputs), (outputs,))
+            )
+            for given in bias, None:
+                wanted = F.linear(x.double(), weight.double(), None if given is None else given.double())
+                yield linear(x, weight, given), wanted, bound
+
+
+@torch.no_grad()
+def quantized_products(memory: Allocator) -> Found:
+    for dtype, precision in product(DTYPES, get_args(Precision)):
+        for inputs, rows in product((32, 64, 96) if precision == "int4" else EDGES, (1, 5)):
+            outputs = inputs % 5 + rows
+            x, bias = (memory.place(numbers(*s, dtype=dtype)) for s in ((rows, inputs), (outputs,)))
+            operands = [x, *map(memory.place, quantize_weight(numbers(outputs, inputs), precision)), bias]
+            with Plain():
+                wanted = quantized_linear(*operands)
+            yield quantized_linear(*operands), wanted, 2 * DTYPES[dtype]
+
+
+def norms(memory: Allocator) -> Found:
+    for (dtype, bound), width in product(DTYPES.items(), EDGES):
+        norm = RMSNormModule(width, 1e-6, 1.0).to(dtype)
+        norm.weight.data = memory.place(numbers(width, dtype=dtype))
+        x = memory.place(numbers(3, 5, width, dtype=dtype).requires_grad_())
+        outer = memory.place(numbers(3, 5, width, dtype=dtype))
+        found = []
+        for mode in False, True:
+            with Plain() if mode else torch.enable_grad():
+                y = norm(x)
+                found.append([y.detach(), *torch.autograd.grad(y, (x, norm.weight), outer)])
+        yield from ((a, b, 2 * bound) for a, b in zip(*found))
+
+
+def rotations(memory: Allocator) -> Found:
+    for (dtype, bound), (d_head, half) in product(DTYPES.items(), ((2, 1), (6, 3), (70, 17), (64, 32))):
+        x = memory.place(numbers(2, 3, 3, d_head, dtype=dtype).requires_grad_())
+        angles = numbers(2, 3, 1, half)
+        cos, sin, outer = (
+            memory.place(angles.cos()),
+            memory.place(angles.sin()),
+            memory.place(numbers(*x.shape, dtype=dtype)),
+        )
+        found = []
+        for mode in False, True:
+            with Plain() if mode else torch.enable_grad():
+                y = rotate(x, cos, sin)
+                found.append([y.detach(), *torch.autograd.grad(y, x, outer)])
+        yield from ((a, b, 2 * bound) for a, b in zip(*found))
+
+
+@torch.no_grad()
+def gates(memory: Allocator) -> Found:
+    for (dtype, bound), activation in product(DTYPES.items(), ACTIVATIONS):
+        for width in EDGES:
+            mlp = GatedFeedForwardModule(4, width, activation, False, 0.0).to(dtype)
+            for weight in mlp.parameters():
+                weight.data = memory.place(weight.data)
+            x = memory.place(numbers(3, 4, dtype=dtype))
+            with Plain():
+                wanted = mlp(x)
+            yield mlp(x), wanted, 4 * bound
+
+
+def cross_entropies(memory: Allocator) -> Found:
+    for (dtype, bound), width in product(DTYPES.items(), EDGES):
+        logits = memory.place(numbers(5, width, dtype=dtype).requires_grad_())
+        targets = memory.place(torch.tensor([0, width - 1, IGNORE_INDEX, width // 2, 0]))
+        found = []
+        for mode in False, True:
+            with Plain() if mode else torch.enable_grad():
+                total = cross_entropy(logits, targets)
+                found.append([total.detach(), *torch.autograd.grad(total, logits)])
+        yield from ((a, b, 2 * bound) for a, b in zip(*found))
+
+
+@torch.no_grad()
+def attentions(memory: Allocator) -> Found:
+    forms = (  # dtype, H, K, E, window, cap
+        (torch.float32, 4, 2, 8, 0, None),
+        (torch.float32, 3, 1, 17, 3, 2.0),
+        (torch.float32, 2, 2, 1, 0, 2.0),
+        (torch.bfloat16, 4, 2, 33, 0, 2.0),
+        (torch.bfloat16, 6, 1, 16, 3, None),
+    )
+    for dtype, heads, kv_heads, d_head, window, softcap in forms:
+        parts: dict[str, Any] = {"attention": SelfAttention(window=window), "position": NoPosition()}
+        config = DecoderConfig(9, 8, 1, heads, n_kv_heads=kv_heads, d_head=d_head, **parts)
+        options: dict[str, Any] = {
+            "scale": 0.3,
+            "softcap": softcap,
+            "sinks": softcap and memory.place(numbers(heads, dtype=dtype)),
+        }
+        for manager in managers(config, 2, 5, dtype):
+            whole = [numbers(2, 11, n, d_head, dtype=dtype) for n in (heads, kv_heads, kv_heads)]
+            for start, end in (0, 4), (4, 9), (9, 11):
+                assert all(manager.reserve(row, start, end) for row in range(2))
+                memory.cache(manager.cache)
+                q, k, v = (memory.place(t[:, start:end].contiguous()) for t in whole)
+                positions = torch.arange(start, end)[None].expand(2, -1)
+                context = attention_contexts(config, dtype, positions, manager.cache.view(length=11), plain=False)[0]
+                entries: Any = context.update(k=k, v=v)
+            wanted = backends.reference(q, *entries, context.mask, **options)
+            yield backends.in_cache(q, *entries, context.mask, **options), wanted, 2 * DTYPES[dtype]
+
+
+def managers(config: DecoderConfig, rows: int, chunk: int, dtype: torch.dtype) -> tuple[CacheManager, ...]:
+    """Of a contiguous cache, one that grows, and a paged one, for 12 positions."""
+    return (
+        CacheManager(KVCache(config, rows, 12, chunk, dtype=dtype)),
+        CacheManager(KVCache(config, rows, 12, chunk, step=3, dtype=dtype)),
+        BlockManager(PagedKVCache(config, rows, 12, chunk, blocks=40, block_size=2, dtype=dtype)),
+    )
+
+
+@torch.no_grad()
+def draws(memory: Allocator) -> Found:
+    for dtype, width, masked in product(DTYPES, EDGES, (False, True)):
+        logits = memory.place(numbers(4, width, dtype=dtype))
+        allowed = memory.place(torch.arange(width) % 3 != 1) if masked else None
+        requests = [Request([1], Sampling(temperature=t), 5, seed=i) for i, t in enumerate((0, 0.5, 1, 3))]
+        sampler, proposals = Sampler(allowed), [Proposal()] * 4
+        found = sampler.sample_plain(logits, requests, proposals)
+        assert found is not None
+        sampler.sample_plain = lambda *_: None  # type: ignore[method-assign]
+        wanted = sampler.sample(logits, requests, proposals)
+        yield found[1], wanted[1], 0
+
+
+@torch.no_grad()
+def programs(memory: Allocator) -> Found:
+    steps = (  # the kind of cache, and the tokens of a row
+        ("llama", torch.bfloat16, 0, 1),
+        ("gemma2", torch.float32, 2, 1),
+        ("gpt2", torch.float32, 1, 3),
+        ("neox", torch.bfloat16, 2, 2),
+    )
+    for name, dtype, kind, width in steps:
+        torch.manual_seed(0)
+        config = DECODERS[name]
+        model = memory.model(Decoder(config).to(dtype).eval())
+        pair = [managers(config, 3, 3, dtype)[kind] for _ in range(2)]
+        for manager in pair:
+            memory.cache(manager.cache)
+        program = compile_step(model, pair[0].cache, (3, width))
+        for start in range(0, 12 - width, width):
+            assert all(manager.reserve(row, start, start + width) for manager in pair for row in range(3))
+            tokens = torch.randint(config.vocab_size, (3, width))
+            positions = start + torch.arange(width).expand(3, -1)
+            logits = program.run(tokens, positions, pair[0].cache, 12)
+            yield logits.clone(), model(tokens, positions, pair[1].cache), 4 * DTYPES[dtype]
+
+
+CASES: dict[str, Case] = {
+    case.__name__: case
+    for case in (products, quantized_products, norms, rotations, gates, cross_entropies, attentions, draws, programs)
+}
