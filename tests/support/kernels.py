@@ -155,9 +155,9 @@ def attentions(memory: Allocator) -> Found:
                 q, k, v = (memory.place(t[:, start:end].contiguous()) for t in whole)
                 positions = torch.arange(start, end)[None].expand(2, -1)
                 context = attention_contexts(config, dtype, positions, manager.cache.view(length=11), plain=False)[0]
-                entries: Any = context.update(k=k, v=v)
-            wanted = backends.reference(q, *entries, context.mask, **options)
-            yield backends.in_cache(q, *entries, context.mask, **options), wanted, 2 * DTYPES[dtype]
+                entries = context.update(k=k, v=v)
+            given: Any = q, *entries, context.mask
+            yield backends.in_cache(*given, **options), backends.reference(*given, **options), 2 * DTYPES[dtype]
 
 
 def managers(config: DecoderConfig, rows: int, chunk: int, dtype: torch.dtype) -> tuple[CacheManager, ...]:
