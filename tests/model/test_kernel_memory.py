@@ -270,7 +270,7 @@ def test_one_file_takes_addresses_and_allocates_what_kernels_write() -> None:
     taking, allocating = set(), set()
     for path in SOURCE.rglob("*.py"):
         name, tree = str(path.relative_to(SOURCE)), ast.parse(path.read_text(encoding="utf-8"))
-        if "data_ptr" in attributes(tree) and name not in IDENTITY:
+        if attributes(tree) & {"data_ptr", "buffer_info"} and name not in IDENTITY:
             taking.add(name)
         for function in ast.walk(tree):
             if isinstance(function, ast.FunctionDef):

@@ -5,7 +5,6 @@ Shapes: N places (after each request's last token, and after each proposed one),
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache
@@ -23,7 +22,7 @@ from onward.generation.request import Request, TokenLogprob
 from onward.generation.sampling import Sampling
 from onward.generation.speculation import Proposal, verify
 from onward.model.decoder import Decoder
-from onward.model.kernels.memory import Unreadable, address, buffer
+from onward.model.kernels.memory import Unreadable, address, buffer, filled
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
@@ -90,15 +89,15 @@ class Sampler:
             return None
         logits, rows = logits.contiguous(), len(requests)
         drawn = buffer((rows,), torch.int64)
+        factors = [inverse_temperature(request.sampling.temperature) for request in requests]
+        places = [[r.seed for r in requests], [len(r.tokens) for r in requests]]
         try:
             tensors = address(drawn, torch.int64, rows), address(logits, logits.dtype, rows, logits.size(1))
             allowed = address(self.allowed, torch.bool, logits.size(1))
         except Unreadable:
             return None
-        factors = array("f", [inverse_temperature(request.sampling.temperature) for request in requests])
-        seeds, index = array("q", [r.seed for r in requests]), array("q", [len(r.tokens) for r in requests])
-        arrays = (values.buffer_info()[0] for values in (factors, seeds, index))
-        kernel(*tensors, allowed, *arrays, logits.size(1), rows, 1)
+        shaping = filled(factors, torch.float32), *(filled(each, torch.int64) for each in places)
+        kernel(*tensors, allowed, *(address(t, t.dtype, rows) for t in shaping), logits.size(1), rows, 1)
         tokens = drawn.tolist()
         return None if min(tokens) < 0 else ([[token] for token in tokens], drawn)
 

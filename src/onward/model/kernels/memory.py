@@ -24,6 +24,11 @@ def buffer(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return allocate(shape, dtype=dtype, device="cpu")
 
 
+def filled(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """A buffer (N,) with these values."""
+    return torch.tensor(values, dtype=dtype, device="cpu")
+
+
 def in_memory(tensor: Tensor) -> bool:
     """Whether the elements of a tensor are numbers in the memory of the CPU, at its address and strides."""
     return (
