@@ -1,6 +1,9 @@
 """Kernels stay within the memory of their operands, whatever the default dtype and the number of threads are."""
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -236,6 +239,16 @@ def test_sinks_of_another_form_are_left_to_pytorch() -> None:
     for form in FORMS.values():
         model.blocks[0].attn.attend.sinks = nn.Parameter(form(torch.randn(2)), requires_grad=False)
         assert_left_to_pytorch(model, tokens, torch.arange(5).expand(2, 5), KVCache(config, 2, 8, 5))
+
+
+@pytest.mark.long
+def test_every_access_of_a_kernel_is_within_its_operands() -> None:
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-W", "error", "-m", "support.bounds"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" 0 outside") == len(CASES)
 
 
 @torch.no_grad()
