@@ -1,10 +1,11 @@
 """Kernels stay within the memory of their operands, whatever the default dtype and the number of threads are."""
 
 import ast
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -18,6 +19,10 @@ from torch import Tensor, nn
 
 import onward
 from onward.generation.programs import compile_step
+from onward.generation.request import Request
+from onward.generation.sampler import Sampler
+from onward.generation.sampling import Sampling
+from onward.generation.speculation import Proposal
 from onward.model.cache import KVCache
 from onward.model.config import DecoderConfig, SelfAttention
 from onward.model.decoder import Decoder
@@ -292,3 +297,55 @@ def test_one_file_takes_addresses_and_allocates_what_kernels_write() -> None:
                     allocating.add(f"{name} {function.name}")
     assert taking == {"model/kernels/memory.py", "inspection/references.py"}
     assert not allocating
+
+
+EXTREMES = 0.0, -0.0, 1e-42, -1e-30, 3e-5, 1.0, -7.5, 80.0, -100.0, 3e4, -1e30, 3e38, math.inf, -math.inf, math.nan
+
+
+def extreme_rows(*values: float, width: int = 37) -> Iterator[Tensor]:
+    """Rows of small numbers with each of the values at the first, an inner and the last place."""
+    for value, place in product(values, (0, 17, width - 1)):
+        row = torch.linspace(-1, 1, width)
+        row[place] = value
+        yield row
+
+
+def assert_same_numbers(function: Callable[..., Sequence[Tensor]], *arguments: Any) -> None:
+    """The kernel has PyTorch's numbers, infinite and NaN ones too."""
+    found = []
+    for watched in True, False:
+        with kernels_used(), Plain() if watched else nullcontext():
+            found.append(function(*arguments))
+    for plain, got in zip(*found):
+        torch.testing.assert_close(got, plain, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def gradients(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    y = function(x)
+    return y.detach(), torch.autograd.grad(y.sum(), x)[0]
+
+
+def test_extreme_logits_have_the_cross_entropy_of_pytorch() -> None:
+    targets = torch.tensor([0, 17, 36, 5])
+    for row in extreme_rows(*EXTREMES):
+        assert_same_numbers(gradients, lambda x: cross_entropy(x, targets), row.repeat(4, 1))
+
+
+def test_extreme_activations_have_the_norm_and_the_rotation_of_pytorch() -> None:
+    norm = RMSNormModule(37, 1e-6, 0.0)
+    for row in extreme_rows(*EXTREMES[:11], math.nan):
+        assert_same_numbers(gradients, norm, row.repeat(2, 2, 1))
+    cos, sin = torch.randn(2, 1, 2, 1, 18).sigmoid().unbind()
+    for row in extreme_rows(*EXTREMES):
+        assert_same_numbers(gradients, lambda x: rotate(x, cos, sin), row.repeat(1, 2, 1, 1))
+
+
+def test_extreme_logits_draw_the_tokens_of_pytorch() -> None:
+    for value in (each for each in EXTREMES if each != 3e38):  # divided by a temperature it is infinite in PyTorch
+        rows = list(extreme_rows(value))
+        requests = [Request([1], Sampling(temperature=t), 5, seed=i) for i, t in enumerate((0, 0.5, 3))]
+        sampler, plain = Sampler(), Sampler()
+        plain.sample_plain = lambda *_: None  # type: ignore[method-assign]
+        found = [each.sample(torch.stack(rows), requests, [Proposal()] * 3)[0] for each in (sampler, plain)]
+        assert list(map(str, found[0])) == list(map(str, found[1]))
