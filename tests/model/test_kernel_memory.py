@@ -293,7 +293,9 @@ def test_one_file_takes_addresses_and_allocates_what_kernels_write() -> None:
         for function in ast.walk(tree):
             if isinstance(function, ast.FunctionDef):
                 calls = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-                if calls & {"address", "rows_address", "launch"} and any("empty" in a for a in attributes(function)):
+                if calls & {"address", "buffer", "rows_address", "launch"} and any(
+                    "empty" in a for a in attributes(function)
+                ):
                     allocating.add(f"{name} {function.name}")
     assert taking == {"model/kernels/memory.py", "inspection/references.py"}
     assert not allocating

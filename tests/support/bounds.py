@@ -86,6 +86,7 @@ def compile_checked() -> None:
         memory.strided_address,
         memory.rows_address,
     )
+    buffer, filled = memory.buffer, memory.filled
 
     def checked_kernel(module: ir.Module, name: str, count: int, emit: Emit) -> None:
         def checked(code: CheckedCode, *arguments: Any) -> None:
@@ -97,6 +98,16 @@ def compile_checked() -> None:
     def whole(tensor: Tensor) -> None:
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
         allow(tensor.data_ptr(), (last + 1) * tensor.element_size() if tensor.numel() else 0)
+
+    def checked_buffer(*form: Any) -> tuple[Tensor, int]:
+        found = buffer(*form)
+        whole(found[0])
+        return found
+
+    def checked_filled(*form: Any) -> tuple[Tensor, int]:
+        found = filled(*form)
+        whole(found[0])
+        return found
 
     def checked_address(tensor: Tensor | None, *form: Any) -> int:
         found = address(tensor, *form)
@@ -117,6 +128,8 @@ def compile_checked() -> None:
     for module, name, value in (
         (compiler, "Code", CheckedCode),
         (compiler, "add_kernel", checked_kernel),
+        (memory, "buffer", checked_buffer),
+        (memory, "filled", checked_filled),
         (memory, "address", checked_address),
         (memory, "strided_address", checked_strided),
         (memory, "rows_address", checked_rows),

@@ -88,16 +88,18 @@ class Sampler:
         if kernel is None:
             return None
         logits, rows = logits.contiguous(), len(requests)
-        drawn = buffer((rows,), torch.int64)
+        drawn, target = buffer((rows,), torch.int64)
         factors = [inverse_temperature(request.sampling.temperature) for request in requests]
         places = [[r.seed for r in requests], [len(r.tokens) for r in requests]]
         try:
-            tensors = address(drawn, torch.int64, rows), address(logits, logits.dtype, rows, logits.size(1))
-            allowed = address(self.allowed, torch.bool, logits.size(1))
+            given = (
+                address(logits, logits.dtype, rows, logits.size(1)),
+                address(self.allowed, torch.bool, logits.size(1)),
+            )
         except Unreadable:
             return None
         shaping = filled(factors, torch.float32), *(filled(each, torch.int64) for each in places)
-        kernel(*tensors, allowed, *(address(t, t.dtype, rows) for t in shaping), logits.size(1), rows, 1)
+        kernel(target, *given, *(pointer for _, pointer in shaping), logits.size(1), rows, 1)
         tokens = drawn.tolist()
         return None if min(tokens) < 0 else ([[token] for token in tokens], drawn)
 

@@ -178,13 +178,14 @@ def in_cache(
     if heads % kv_heads or row_slots != value_row_slots:
         raise Unreadable("queries, keys and values of other forms")
     blocks = (0, 0) if table is None else rows_address(table, torch.int64, rows, table.size(1))
-    y = buffer((rows, tokens, heads, d_value), dtype)
-    scratch = buffer((threads, heads // kv_heads, length), torch.float32)
+    y, target = buffer((rows, tokens, heads, d_value), dtype)
+    scratch, scores = buffer((threads, heads // kv_heads, length), torch.float32)
     options = Options(mask.window, scale, softcap, sinks is not None)
     shape = heads, kv_heads, d_head, d_value, str(dtype).removeprefix("torch.")
     kernel = attention(*shape, options, table is not None)
     kernel(
-        *(address(tensor, dtype, *tensor.shape) for tensor in (y, q)),
+        target,
+        address(q, dtype, *q.shape),
         key_address,
         value_address,
         address(sinks, dtype, heads),
@@ -193,7 +194,7 @@ def in_cache(
         tokens,
         slots,
         row_slots,
-        address(scratch, torch.float32, *scratch.shape),
+        scores,
         length,
         *blocks,
         rows * tokens * kv_heads,

@@ -74,8 +74,8 @@ class RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
         x, width = x.contiguous(), x.size(-1)
         ctx.norm = kernels().Norm(width, DTYPES[x.dtype], DTYPES[weight.dtype], DTYPES[dtype], eps, offset)
-        y, factors = buffer(x.shape, dtype), buffer((x.numel() // width,), torch.float32)
-        launch(kernels().rms_norm(ctx.norm), y, factors, x, weight, items=len(factors))
+        (y, target), (factors, of_rows) = buffer(x.shape, dtype), buffer((x.numel() // width,), torch.float32)
+        launch(kernels().rms_norm(ctx.norm), target, of_rows, x, weight, items=len(factors))
         ctx.save_for_backward(x, weight, factors)
         return y
 
@@ -86,13 +86,13 @@ class RMSNorm(torch.autograd.Function):
         grad = grad.contiguous()
         outer = address(grad, getattr(torch, ctx.norm.out_dtype), *x.shape)
         if ctx.needs_input_grad[0]:
-            of_x = buffer(x.shape, x.dtype)
+            of_x, target = buffer(x.shape, x.dtype)
             kernel = kernels().rms_norm_gradient(ctx.norm)
-            launch(kernel, of_x, outer, x, weight, factors, items=len(factors))
+            launch(kernel, target, outer, x, weight, factors, items=len(factors))
         if ctx.needs_input_grad[1]:
-            sums = buffer(weight.shape, torch.float32)
+            sums, target = buffer(weight.shape, torch.float32)
             kernel, items = kernels().rms_norm_weight_gradient(ctx.norm), kernels().column_items(len(weight))
-            launch(kernel, sums, outer, x, factors, len(factors), items=items)
+            launch(kernel, target, outer, x, factors, len(factors), items=items)
             of_weight = sums.to(weight.dtype)
         return of_x, of_weight, None, None, None
 
@@ -120,8 +120,8 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def run(kernel: Callable[..., None], x: Tensor, *others: Tensor, items: int) -> Tensor:
     """Call a kernel that writes a tensor like x."""
-    y = buffer(x.shape, x.dtype)
-    launch(kernel, y, x, *others, items=items)
+    y, target = buffer(x.shape, x.dtype)
+    launch(kernel, target, x, *others, items=items)
     return y
 
 

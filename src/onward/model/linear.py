@@ -80,10 +80,10 @@ def kernels_can_read(x: Tensor) -> bool:
 def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: Tensor | None, outputs: int) -> Tensor:
     """Call a kernel of `kernels/products.py`; `weight` and `scales` are addresses. Raises Unreadable."""
     x, inputs, dtype = x.contiguous(), x.size(-1), x.dtype
-    y = buffer((*x.shape[:-1], outputs), dtype)
+    y, target = buffer((*x.shape[:-1], outputs), dtype)
     threads = torch.get_num_threads() if outputs * inputs >= MIN_PARALLEL else 1
-    ends = address(bias, dtype, outputs), address(y, dtype, *y.shape)
-    kernel(address(x, dtype, *x.shape), weight, scales, *ends, x.numel() // inputs, outputs, inputs, outputs, threads)
+    operands = address(x, dtype, *x.shape), weight, scales, address(bias, dtype, outputs), target
+    kernel(*operands, x.numel() // inputs, outputs, inputs, outputs, threads)
     return y
 
 

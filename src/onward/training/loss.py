@@ -99,10 +99,11 @@ class KernelCrossEntropy(torch.autograd.Function):
 
         logits, targets = logits.contiguous(), targets.contiguous()
         rows, width = logits.shape
-        losses, gradient = buffer((rows,), torch.float32), buffer(logits.shape, logits.dtype)
-        tensors = losses, gradient, logits, targets
+        losses, of_rows = buffer((rows,), torch.float32)
+        gradient, of_logits = buffer(logits.shape, logits.dtype)
+        operands = address(logits, logits.dtype, rows, width), address(targets, torch.int64, rows)
         kernel = kernel_for(width, dtype, IGNORE_INDEX)
-        kernel(*(address(each, each.dtype, *each.shape) for each in tensors), rows, torch.get_num_threads())
+        kernel(of_rows, of_logits, *operands, rows, torch.get_num_threads())
         ctx.save_for_backward(gradient)
         return losses.sum()
 

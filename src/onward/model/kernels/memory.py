@@ -19,14 +19,16 @@ class Unreadable(Exception):
     """A kernel cannot read a tensor; the message names its dtype and shape."""
 
 
-def buffer(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor in the memory of the CPU, whose values are not set."""
-    return allocate(shape, dtype=dtype, device="cpu")
+def buffer(shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, int]:
+    """A contiguous tensor in the memory of the CPU, whose values are not set, and its address."""
+    tensor = allocate(shape, dtype=dtype, device="cpu")
+    return tensor, tensor.data_ptr()
 
 
-def filled(values: Sequence[float], dtype: torch.dtype) -> Tensor:
-    """A buffer (N,) with these values."""
-    return torch.tensor(values, dtype=dtype, device="cpu")
+def filled(values: Sequence[float], dtype: torch.dtype) -> tuple[Tensor, int]:
+    """A tensor (N,) of these values, and its address."""
+    tensor = torch.tensor(values, dtype=dtype, device="cpu")
+    return tensor, tensor.data_ptr()
 
 
 def in_memory(tensor: Tensor) -> bool:
@@ -48,9 +50,9 @@ def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int:
     """The address of a contiguous tensor of this dtype and shape, 0 for None. Raises Unreadable for any other."""
     if tensor is None:
         return 0
-    if not (fits(tensor, dtype, *shape) and tensor.is_contiguous()):
-        raise Unreadable(f"{dtype} {shape} is needed, contiguous: this is {tensor.dtype} {tuple(tensor.shape)}")
-    return tensor.data_ptr()
+    if tensor.dtype is dtype and tensor.shape == shape and in_memory(tensor) and tensor.is_contiguous():
+        return tensor.data_ptr()
+    raise Unreadable(f"{dtype} {shape} is needed, contiguous: this is {tensor.dtype} {tuple(tensor.shape)}")
 
 
 def rows_address(tensor: Tensor, dtype: torch.dtype, rows: int, *shape: int) -> tuple[int, int]:

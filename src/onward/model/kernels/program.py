@@ -70,8 +70,7 @@ class Program:
         queries = [call.record.q for call in self.calls if isinstance(call.record, Attention)]
         heads = max((q.size(2) for q in queries), default=0)
         length = max(layer.slots * (layer.table.size(1) if is_paged(layer) else 1) for layer in layers)
-        self.scratch = buffer((threads, heads, length), torch.float32)
-        scratch = address(self.scratch, torch.float32, threads, heads, length)
+        self.scratch, scratch = buffer((threads, heads, length), torch.float32)
         for call, fields in zip(self.calls, self.fields):
             record = call.record
             fields[len(call.fields) + 1] = threads if call.parallel else 1
