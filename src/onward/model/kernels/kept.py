@@ -110,7 +110,7 @@ def is_loadable(code: bytes, functions: Sequence[str]) -> bool:
     import llvmlite
 
     folder = str(Path(llvmlite.__file__).parents[1])
-    command = [sys.executable, "-I", "-S", loadable.__file__, folder, ",".join(OPENMP), ",".join(functions)]
+    command = [sys.executable or "", "-I", "-S", loadable.__file__, folder, ",".join(OPENMP), ",".join(functions)]
     try:
         done = subprocess.run(
             command, input=code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=LOADING, check=True
