@@ -89,8 +89,8 @@ def plant(folder: Path, planted: tuple[str, bytes]) -> Path:
 
 def of_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a path to another user, or, where only root could, be another user."""
-    if os.geteuid():
-        monkeypatch.setattr(os, "geteuid", lambda uid=os.geteuid(): uid + 1)
+    if user := os.geteuid():
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     else:
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
 
@@ -182,7 +182,7 @@ def test_folders_above_may_be_sticky_and_symlinks_of_them_are_resolved(tmp_path:
         assert private_folder(link / "code") == sticky / "code"
 
 
-@pytest.mark.parametrize("umask", [0, 0o022, 0o277])
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
 def test_folders_and_files_are_made_for_this_user_alone_whatever_the_umask(umask: int, tmp_path: Path) -> None:
     before = os.umask(umask)
     try:
@@ -190,8 +190,7 @@ def test_folders_and_files_are_made_for_this_user_alone_whatever_the_umask(umask
     finally:
         os.umask(before)
     [path] = (tmp_path / "a" / "b").iterdir()
-    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (path, path.parent, path.parents[1])}
-    assert modes == {path.name: 0o600 & ~umask | 0o400, "b": 0o700, "a": 0o700}
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (path, path.parent, path.parents[1])] == [0o600, 0o700, 0o700]
 
 
 def test_a_relative_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +298,8 @@ def test_a_folder_that_cannot_be_written_is_one_warning() -> None:
         with warned_at_most_once("Permission denied"):
             assert doubled(folder / "deeper", 21) == 42
     finally:
-        os.seteuid(user)
+        if user == 0:
+            os.seteuid(user)
         folder.rmdir()
 
 
