@@ -1,4 +1,4 @@
-"""A machine that lacks something keeps plain steps, with a warning that names it; defects of the compiler are raised."""
+"""A machine that lacks a requirement keeps plain steps, with a warning; defects of the compiler are raised."""
 
 import re
 import subprocess
@@ -148,7 +148,7 @@ def test_code_that_llvm_refuses_is_raised(monkeypatch: pytest.MonkeyPatch) -> No
         return code.intrinsic(f"llvm.fabs.{'v16f32' if x.type == FLOATS else 'f32'}", x.type, [x, x])
 
     monkeypatch.setitem(program.OPERATIONS, "silu", program.unary(lowering))
-    with pytest.raises(RuntimeError, match="incorrect number of args"):
+    with pytest.raises(RuntimeError, match="incorrect argument type"):
         generated(Decoder(DECODERS["llama"]).eval(), 2)
 
 

@@ -248,7 +248,7 @@ def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) 
 
 
 def optimized(text: str, target: Any) -> Any:
-    """A module of LLVM from its text, optimized. A RuntimeError where it is no valid code, which would end the process."""
+    """A module of LLVM from its text, optimized. A RuntimeError if it is invalid: LLVM would end the process later."""
     parsed = llvm.parse_assembly(text)
     parsed.verify()
     passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))

@@ -1,0 +1,129 @@
+"""Kernels are emitted for processors other than this one, verified and compiled by LLVM, and not run."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import llvmlite.binding as llvm
+import pytest
+import torch
+from llvmlite import ir
+
+from onward.generation.programs import compile_step
+from onward.model.cache import KVCache
+from onward.model.decoder import Decoder
+from onward.model.kernels import attention, compiler, cross_entropy, draws, fused, products, program
+from onward.model.paged import PagedKVCache
+from onward.model.quantize import quantize_model
+from onward.model.recording import NotCompilable
+
+from support.decoders import DECODERS
+from support.grids import first
+
+PROCESSORS = {  # LLVM's names of a target and a CPU: servers and Macs on ARM, and PCs without AVX
+    "aarch64": ("aarch64-unknown-linux-gnu", "generic"),
+    "neoverse": ("aarch64-unknown-linux-gnu", "neoverse-v1"),
+    "mac": ("arm64-apple-darwin", "apple-m1"),
+    "x86-64": ("x86_64-unknown-linux-gnu", "x86-64"),
+}
+DTYPES = "float32", "bfloat16"
+NORM = fused.Norm(72, "bfloat16", "bfloat16", "bfloat16", 1e-5, 0.0)
+KERNELS: dict[str, Callable[[], object]] = {
+    **{
+        f"products {form} {dtype}": lambda form=form, dtype=dtype: products.products.__wrapped__(form, dtype, True)
+        for form in (*DTYPES, "int8", "int4")
+        for dtype in DTYPES
+        if form in ("int8", "int4", dtype)
+    },
+    **{
+        f"attention {dtype} {paged}": lambda dtype=dtype, paged=paged: attention.attention.__wrapped__(
+            6, 2, 24, 40, dtype, attention.Options(7, 0.2, 30.0, True), paged
+        )
+        for dtype in DTYPES
+        for paged in (False, True)
+    },
+    **{
+        f"draws {masked}": lambda masked=masked: draws.draws.__wrapped__("bfloat16", masked) for masked in (False, True)
+    },
+    "rms_norm": lambda: fused.rms_norm.__wrapped__(NORM),
+    "rms_norm_gradient": lambda: fused.rms_norm_gradient.__wrapped__(NORM),
+    "rms_norm_weight_gradient": lambda: fused.rms_norm_weight_gradient.__wrapped__(NORM),
+    "rotation": lambda: fused.rotation.__wrapped__(4, 24, 10, "bfloat16"),
+    "gate": lambda: fused.gate.__wrapped__("gelu", "bfloat16"),
+    "cross_entropy": lambda: cross_entropy.cross_entropy.__wrapped__(300, "bfloat16", -100),
+    "sequence": lambda: program.sequence.__wrapped__(),
+}
+
+
+class Emitted:
+    """Takes the place of `compiler.load`: compiles modules for another processor, and keeps the size of their code."""
+
+    def __init__(self, processor: str) -> None:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+        self.triple, cpu = PROCESSORS[processor]
+        try:
+            target = llvm.Target.from_triple(self.triple)
+        except RuntimeError as error:
+            pytest.skip(f"the LLVM of this llvmlite lacks {self.triple}: {error}")
+        self.target = target.create_target_machine(cpu=cpu, opt=3)
+        self.sizes: list[int] = []
+
+    def __call__(self, module: ir.Module, cpu: str | None = None, folder: object = None) -> Any:
+        module.triple = self.triple
+        self.sizes.append(len(self.target.emit_object(compiler.optimized(str(module), self.target))))
+        return SimpleNamespace(get_function_address=lambda name: 0)
+
+
+@pytest.fixture
+def emitted_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Emitted]:
+    def emitted(processor: str) -> Emitted:
+        load = Emitted(processor)
+        for module in compiler, program:
+            monkeypatch.setattr(module, "load", load)
+        monkeypatch.setattr(program, "KERNELS", {})
+        monkeypatch.setattr(program, "MODULES", [])
+        monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap({}))  # not those of this processor
+        return load
+
+    return emitted
+
+
+@pytest.mark.parametrize("processor", first(1, PROCESSORS))
+def test_every_kernel_is_valid_code_for_other_processors(processor: str, emitted_for) -> None:
+    load = emitted_for(processor)
+    for name, kernel in KERNELS.items():
+        kernel()
+        assert load.sizes.pop() > 0, name
+
+
+FORMS = [(form, kind) for form in ("bfloat16", "float32", "int8", "int4") for kind in (KVCache, PagedKVCache)]
+STEPS = [("llama", form, kind) for form, kind in FORMS] + [
+    (name, "bfloat16", KVCache) for name in DECODERS if name != "llama"
+]
+
+
+@pytest.mark.parametrize("step", first(1, STEPS))
+def test_compiled_steps_are_valid_code_for_aarch64(step: tuple[str, str, Any], emitted_for) -> None:
+    name, form, kind = step
+    torch.manual_seed(0)
+    model = Decoder(DECODERS[name]).eval().to(torch.bfloat16 if form == "bfloat16" else torch.float32)
+    if form.startswith("int"):
+        quantize_model(model, form)
+    cache = kind(model.config, 1, 24, dtype=model.dtype, **({"blocks": 8} if kind is PagedKVCache else {}))
+    load = emitted_for("aarch64")
+    try:
+        compile_step(model, cache, (1, 1))
+    except NotCompilable:
+        assert not load.sizes
+    else:
+        assert load.sizes
+
+
+def test_kernels_of_this_test_are_all_kernels() -> None:
+    """Each function of the kernels' modules that compiles one is named above."""
+    here = {name.split(" ")[0] for name in KERNELS}
+    for module in attention, cross_entropy, draws, fused, products:
+        cached = {name for name, value in vars(module).items() if hasattr(value, "__wrapped__")}
+        own = {name for name in cached if vars(module)[name].__module__ == module.__name__}
+        assert own <= here, own - here
