@@ -3,6 +3,7 @@ compiled anew where LLVM cannot take it."""
 
 import ctypes
 import os
+import pwd
 import random
 import resource
 import shutil
@@ -28,7 +29,7 @@ from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.model.kernels import kept
+from onward.model.kernels import kept, program
 from onward.model.kernels.compiler import INT, add_kernel, load
 from onward.model.kernels.kept import NotKept, checksum, is_loadable, private_folder
 
@@ -239,13 +240,13 @@ def test_no_python_to_try_code_with_compiles_it(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.fuzzer
-@pytest.mark.parametrize("seed", first(1, range(20)))
-def test_damaged_code_with_a_right_checksum_never_ends_the_process(seed: int, tmp_path: Path) -> None:
-    draw = random.Random(seed)
+@pytest.mark.parametrize("count", [10, pytest.param(1000, marks=pytest.mark.long)])
+def test_damaged_code_with_a_right_checksum_never_ends_the_process(count: int, tmp_path: Path) -> None:
+    draw = random.Random(0)
     load(multiplying(2), folder=tmp_path)
     [path] = tmp_path.iterdir()
     good = path.read_bytes()[kept.CHECKSUM :]
-    for _ in range(8):
+    for _ in range(count):
         code = bytearray(good)
         for _ in range(draw.randint(1, 6)):
             place = draw.choice([draw.randrange(64), draw.randrange(len(code) - 1000, len(code))])
@@ -360,6 +361,37 @@ def test_compile_says_how_long_it_took_or_why_steps_stay_plain(
     assert captured.out == plain
     assert "decoding steps compiled in" in captured.err
     assert str(tmp_path) in captured.err.replace("\n", "")
+
+
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])  # as for a container's user without a name
+
+
+HOMES: dict[str, tuple[Callable[[pytest.MonkeyPatch], object], int]] = {  # and the number of warnings
+    "none": (no_home, 0),
+    "no folder": (lambda monkeypatch: monkeypatch.setenv("HOME", "/dev/null"), 1),
+    "relative": (lambda monkeypatch: monkeypatch.setenv("HOME", "home"), 0),
+}
+
+
+@pytest.mark.parametrize("name", first(2, HOMES))
+def test_compile_without_a_home_to_write_to_gives_the_same_answer(
+    name: str, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    words = ["generate", str(tiny_run), "the", "--max-new-tokens", "4", "--temperature", "0"]
+    assert main(words) == 0
+    plain = capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    take_away, count = HOMES[name]
+    take_away(monkeypatch)
+    monkeypatch.setattr(program, "KERNELS", {})  # compiled anew
+    assert main([*words, "--compile"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == plain
+    assert captured.err.count("is not kept") == count
+    assert not list(tmp_path.iterdir())
 
 
 # llvmlite is missing, finds no processor that it knows, or cannot load what it compiled

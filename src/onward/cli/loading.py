@@ -38,11 +38,14 @@ def compile_steps(engine: Engine, rows: int) -> None:
     """Compile an engine's steps of this many rows, and print how long it took, or why they stay plain."""
     from time import perf_counter
 
-    folder, start = code_folder(), perf_counter()
+    from onward.model.kernels.kept import private_folder
+
+    start, folder = perf_counter(), code_folder()
+    folder = folder and private_folder(folder)
     reason = engine.compile(rows, folder)
     took = f"decoding steps compiled in {perf_counter() - start:.1f} s"
     if folder:
-        took += f" (folder of their code: {folder})"
+        took += f"; their machine code is kept in {folder}"
     said = f"decoding steps stay plain, since they cannot be compiled ({reason})" if reason else took
     console.print(said, markup=False, soft_wrap=True)
 
