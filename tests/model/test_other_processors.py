@@ -29,31 +29,20 @@ PROCESSORS = {  # LLVM's names of a target and a CPU: servers and Macs on ARM, a
 }
 DTYPES = "float32", "bfloat16"
 NORM = fused.Norm(72, "bfloat16", "bfloat16", "bfloat16", 1e-5, 0.0)
-KERNELS: dict[str, Callable[[], object]] = {
-    **{
-        f"products {form} {dtype}": lambda form=form, dtype=dtype: products.products.__wrapped__(form, dtype, True)
-        for form in (*DTYPES, "int8", "int4")
-        for dtype in DTYPES
-        if form in ("int8", "int4", dtype)
-    },
-    **{
-        f"attention {dtype} {paged}": lambda dtype=dtype, paged=paged: attention.attention.__wrapped__(
-            6, 2, 24, 40, dtype, attention.Options(7, 0.2, 30.0, True), paged
-        )
-        for dtype in DTYPES
-        for paged in (False, True)
-    },
-    **{
-        f"draws {masked}": lambda masked=masked: draws.draws.__wrapped__("bfloat16", masked) for masked in (False, True)
-    },
-    "rms_norm": lambda: fused.rms_norm.__wrapped__(NORM),
-    "rms_norm_gradient": lambda: fused.rms_norm_gradient.__wrapped__(NORM),
-    "rms_norm_weight_gradient": lambda: fused.rms_norm_weight_gradient.__wrapped__(NORM),
-    "rotation": lambda: fused.rotation.__wrapped__(4, 24, 10, "bfloat16"),
-    "gate": lambda: fused.gate.__wrapped__("gelu", "bfloat16"),
-    "cross_entropy": lambda: cross_entropy.cross_entropy.__wrapped__(300, "bfloat16", -100),
-    "sequence": lambda: program.sequence.__wrapped__(),
-}
+SCORES = attention.Options(window=7, scale=0.2, softcap=30.0, sinks=True)
+KERNELS: list[tuple[Any, ...]] = [  # functions that compile one, without their caches, and their arguments
+    *((products.products, dtype, dtype, True) for dtype in DTYPES),
+    *((products.products, form, dtype, True) for form in ("int8", "int4") for dtype in DTYPES),
+    *((attention.attention, 6, 2, 24, 40, dtype, SCORES, paged) for dtype in DTYPES for paged in (False, True)),
+    *((draws.draws, "bfloat16", masked) for masked in (False, True)),
+    (fused.rms_norm, NORM),
+    (fused.rms_norm_gradient, NORM),
+    (fused.rms_norm_weight_gradient, NORM),
+    (fused.rotation, 4, 24, 10, "bfloat16"),
+    (fused.gate, "gelu", "bfloat16"),
+    (cross_entropy.cross_entropy, 300, "bfloat16", -100),
+    (program.sequence,),
+]
 
 
 class Emitted:
@@ -93,9 +82,9 @@ def emitted_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Emitted]:
 @pytest.mark.parametrize("processor", first(1, PROCESSORS))
 def test_every_kernel_is_valid_code_for_other_processors(processor: str, emitted_for) -> None:
     load = emitted_for(processor)
-    for name, kernel in KERNELS.items():
-        kernel()
-        assert load.sizes.pop() > 0, name
+    for kernel, *arguments in KERNELS:
+        kernel.__wrapped__(*arguments)
+        assert load.sizes.pop() > 0, kernel
 
 
 FORMS = [(form, kind) for form in ("bfloat16", "float32", "int8", "int4") for kind in (KVCache, PagedKVCache)]
@@ -125,7 +114,7 @@ def test_compiled_steps_are_valid_code_for_aarch64(step: tuple[str, str, Any], e
 
 def test_kernels_of_this_test_are_all_kernels() -> None:
     """Each function of the kernels' modules that compiles one is named above."""
-    here = {name.split(" ")[0] for name in KERNELS}
+    here = {kernel.__name__ for kernel, *_ in KERNELS}
     for module in attention, cross_entropy, draws, fused, products:
         cached = {name for name, value in vars(module).items() if hasattr(value, "__wrapped__")}
         own = {name for name in cached if vars(module)[name].__module__ == module.__name__}
