@@ -240,7 +240,7 @@ def test_no_python_to_try_code_with_compiles_it(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.fuzzer
-@pytest.mark.parametrize("count", [10, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [10, pytest.param(300, marks=pytest.mark.long)])
 def test_damaged_code_with_a_right_checksum_never_ends_the_process(count: int, tmp_path: Path) -> None:
     draw = random.Random(0)
     load(multiplying(2), folder=tmp_path)
