@@ -1,6 +1,7 @@
 """The corpus that is part of Python, and corpora that are downloaded."""
 
 import hashlib
+import pwd
 import subprocess
 import sys
 import threading
@@ -111,6 +112,14 @@ def test_unreachable_server_is_a_user_error_that_names_the_embedded_corpus(tmp_p
 def test_unknown_corpus_names_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean tinyshakespeare"):
         corpora.get("tinyshakespear")
+
+
+def test_a_user_without_a_home_is_told_to_name_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("ONWARD_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
+    with pytest.raises(UserError, match="set ONWARD_HOME"):
+        corpora.cache_folder()
 
 
 def test_cache_folder_that_cannot_be_made_is_a_user_error(server: Server, tmp_path: Path) -> None:

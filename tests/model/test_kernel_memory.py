@@ -276,6 +276,8 @@ IDENTITY = {  # files that compare the addresses of tensors, and read nothing th
     "inspection/doctor/caching.py",
     "inspection/doctor/learning.py",
     "model/kernels/needed.py",
+    "model/recording.py",
+    "generation/fingerprint.py",
 }
 
 
@@ -293,9 +295,8 @@ def test_one_file_takes_addresses_and_allocates_what_kernels_write() -> None:
         for function in ast.walk(tree):
             if isinstance(function, ast.FunctionDef):
                 calls = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-                if calls & {"address", "buffer", "rows_address", "launch"} and any(
-                    "empty" in a for a in attributes(function)
-                ):
+                kernels = calls & {"address", "rows_address", "launch"}
+                if kernels and any("empty" in attribute for attribute in attributes(function)):
                     allocating.add(f"{name} {function.name}")
     assert taking == {"model/kernels/memory.py", "inspection/references.py"}
     assert not allocating

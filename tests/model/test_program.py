@@ -25,9 +25,9 @@ REFUSED = {  # what a step is not compiled for
     "bloom": "a bias of the scores",
     "alibi in windows": "a bias of the scores",
     "everything about scores": "a bias of the scores",
-    "gpt-oss": "_softmax",  # of the router
+    "gpt-oss": "tolist, which reads values",  # of the router
     "deepseek": "attention that reads the cache as a tensor",
-    "scaled turns": "gt in bool",  # of a scaling by the length
+    "scaled turns": "pow with a tensor as its parameter",  # of a scaling by the length
 }
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # relative to the largest logit
 LLAMA = replace(DECODERS["llama"], context_length=64)

@@ -96,6 +96,15 @@ def test_equal_blocks_are_built_once(name: str, kinds: int) -> None:
     assert rest[1] == 1
 
 
+def test_a_defect_of_a_part_is_no_matter_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*arguments: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(Gated, "build", build)
+    with pytest.raises(RuntimeError, match="a defect"):
+        parameters(DecoderConfig(vocab_size=8, d_model=8, n_layers=1, n_heads=1))
+
+
 def test_sizes_beyond_a_tensor_are_refused_in_one_sentence() -> None:
     most = (1 << 31) - 1
     huge = DecoderConfig(vocab_size=most, d_model=1 << 30, n_layers=1, n_heads=32, d_ff=8, d_embed=most)

@@ -34,9 +34,12 @@ from onward.text.tokenizer import Tokenizer, tokenizer_file
 DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # names of the number of layers in config.json
 
 
+ALLOCATIONS = torch.empty, torch.full, torch.ones, torch.zeros
+
+
 class SizeLimit(TorchFunctionMode):
     """For modules on the meta device: initialization is skipped, which would cost a second of imports, and allocating
-    far more elements than a checkpoint has raises a UserError."""
+    far more elements than a checkpoint has, or sizes that no tensor can have, raises a UserError."""
 
     def __init__(self, elements: int) -> None:
         super().__init__()
@@ -46,11 +49,16 @@ class SizeLimit(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is nn.init.normal_:
             return kwargs["tensor"]
-        result = func(*args, **kwargs)
-        if func in (torch.empty, torch.full, torch.ones, torch.zeros):
-            self.allocated += result.numel()
-            if self.allocated > 4 * self.elements:  # a smaller difference is reported by the name of the tensor
-                raise UserError(f"config.json asks for far more parameters than the {self.elements:,} in the files")
+        if func not in ALLOCATIONS:
+            return func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except (RuntimeError, OverflowError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"config.json or options ask for sizes that no tensor can have ({reason})") from None
+        self.allocated += result.numel()
+        if self.allocated > 4 * self.elements:  # a smaller difference is reported by the name of the tensor
+            raise UserError(f"config.json asks for far more parameters than the {self.elements:,} in the files")
         return result
 
 
@@ -194,11 +202,8 @@ def outline(hf: HF, stored: Mapping[str, StoredTensor], where: str) -> tuple[Any
 
 def allocated(config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> Decoder:
     """The Decoder on the meta device."""
-    try:
-        with torch.device("meta"), SizeLimit(sum(math.prod(tensor.shape) for tensor in stored.values())):
-            return Decoder(config)
-    except (RuntimeError, OverflowError, TypeError) as error:
-        raise UserError(f"config.json asks for sizes that no tensor can have ({str(error).splitlines()[0]})") from None
+    with torch.device("meta"), SizeLimit(sum(math.prod(tensor.shape) for tensor in stored.values())):
+        return Decoder(config)
 
 
 def check_depth(layers: float, stored: Mapping[str, StoredTensor]) -> None:

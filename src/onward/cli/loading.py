@@ -38,12 +38,23 @@ def compile_steps(engine: Engine, rows: int) -> None:
     """Compile an engine's steps of this many rows, and print how long it took, or why they stay plain."""
     from time import perf_counter
 
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onward" / "code"
-    start = perf_counter()
+    from onward.model.kernels.kept import private_folder
+
+    start, folder = perf_counter(), code_folder()
+    folder = folder and private_folder(folder)
     reason = engine.compile(rows, folder)
-    took = f"decoding steps compiled in {perf_counter() - start:.1f} s; their machine code is kept in {folder}"
+    took = f"decoding steps compiled in {perf_counter() - start:.1f} s"
+    if folder:
+        took += f"; their machine code is kept in {folder}"
     said = f"decoding steps stay plain, since they cannot be compiled ({reason})" if reason else took
     console.print(said, markup=False, soft_wrap=True)
+
+
+def code_folder() -> Path | None:
+    """The folder of machine code, in $XDG_CACHE_HOME or ~/.cache, whichever is an absolute path; None where neither
+    is."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
+    return next((folder / "onward" / "code" for folder in caches if folder.is_absolute()), None)
 
 
 def load(model: str, options: Loading) -> LanguageModel:

@@ -100,8 +100,12 @@ SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages
 
 
 def cache_folder() -> Path:
-    """The folder of downloaded corpora: $ONWARD_HOME, or ~/.cache/onward by default."""
-    return Path(os.environ.get("ONWARD_HOME") or Path.home() / ".cache" / "onward")
+    """The folder of downloaded corpora: $ONWARD_HOME, or ~/.cache/onward by default. A UserError where there is no home
+    folder."""
+    folder = Path(os.environ.get("ONWARD_HOME") or os.path.expanduser("~/.cache/onward"))
+    if folder.parts[0] == "~":
+        raise UserError("this user has no home folder for downloaded corpora: set ONWARD_HOME to a folder")
+    return folder
 
 
 def get(name: str, folder: Path | None = None, progress: Progress = silent) -> Path:

@@ -5,8 +5,12 @@ Shapes: B rows, T tokens of each, V vocabulary.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from weakref import ref
 
@@ -15,6 +19,7 @@ from torch import Tensor
 
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
+from onward.model.kernels.kept import private_folder
 from onward.model.recording import NotCompilable
 
 LEAST = 256  # slots that a graph reads; those for longer rows read twice as many, and so on
@@ -88,11 +93,19 @@ class GraphStep:
         return self.graphs[slots]()
 
 
+@cache
+def temporary_folder() -> str:
+    """A folder of this process alone, for code that cannot be kept."""
+    folder = tempfile.mkdtemp(prefix="onward-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def fused_step(model: Decoder, cache: KVCache, shape: tuple[int, int], folder: Path | None = None) -> GraphStep:
     """A step whose kernels torch.compile makes, now; a `folder` keeps them for the next start. The step is run at
     position 0 of the first B rows of the cache, which must be empty. Raises NotCompilable."""
     if folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(private_folder(folder) or temporary_folder())
     step, zeros = GraphStep(model, shape, fused=True), torch.zeros(shape, dtype=torch.int64, device=model.device)
     step.run(zeros, zeros, cache, shape[1])
     return step

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from onward.generation.graphs import GraphStep, decoding_step, fused_step
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
+from onward.model.kernels.available import unavailable
 from onward.model.recording import NotCompilable, is_plain, record_step
 from onward.tracing.names import Uncompiled, is_traced
 
@@ -85,13 +86,12 @@ def compile_step(model: Decoder, cache: KVCache, shape: Shape, folder: Path | No
     """A compiled decoding step. A `folder` keeps its machine code. Raises NotCompilable."""
     if model.device.type == "cuda":
         return GraphStep(model, shape)
-    recording = record_step(partial(decoding_step, model), cache, shape)
-    try:
-        from onward.model.kernels.program import Program
+    if reason := unavailable():
+        raise NotCompilable(f"no compiler: {reason}")
+    from onward.model.kernels.program import Program
 
-        return Program(recording, cache, [*model.parameters(), *model.buffers()], folder)
-    except (ImportError, OSError, AttributeError, RuntimeError) as error:  # as for a single product, in linear.py
-        raise NotCompilable(f"no compiler: {error}") from error
+    recording = record_step(partial(decoding_step, model), cache, shape)
+    return Program(recording, cache, [*model.parameters(), *model.buffers()], folder)
 
 
 class Steps:

@@ -22,6 +22,7 @@ from onward.generation.request import Request, TokenLogprob
 from onward.generation.sampling import Sampling
 from onward.generation.speculation import Proposal, verify
 from onward.model.decoder import Decoder
+from onward.model.kernels.available import unavailable
 from onward.model.kernels.memory import Unreadable, address, buffer, filled
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
@@ -126,13 +127,12 @@ def inverse_temperature(temperature: float) -> float:
 
 @cache
 def compiled_draws(dtype: str, masked: bool) -> Callable[..., None] | None:
-    """The kernel of draws; None where it cannot be compiled, of which `model/linear.py` has warned."""
-    try:
-        from onward.model.kernels.draws import draws
-
-        return draws(dtype, masked)
-    except (ImportError, AttributeError, OSError, RuntimeError):
+    """The kernel of draws; None, with a warning, where nothing can be compiled."""
+    if unavailable():
         return None
+    from onward.model.kernels.draws import draws
+
+    return draws(dtype, masked)
 
 
 class NotANumber(Exception):

@@ -179,7 +179,7 @@ def in_cache(
         raise Unreadable("queries, keys and values of other forms")
     blocks = (0, 0) if table is None else rows_address(table, torch.int64, rows, table.size(1))
     y, target = buffer((rows, tokens, heads, d_value), dtype)
-    scratch, scores = buffer((threads, heads // kv_heads, length), torch.float32)
+    _scratch, scores = buffer((threads, heads // kv_heads, length), torch.float32)
     options = Options(mask.window, scale, softcap, sinks is not None)
     shape = heads, kv_heads, d_head, d_value, str(dtype).removeprefix("torch.")
     kernel = attention(*shape, options, table is not None)

@@ -5,7 +5,6 @@ Shapes: N rows, I inputs, O outputs.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from onward.model.kernels.available import unavailable
 from onward.model.kernels.memory import Unreadable, address, buffer, in_memory
 
 MIN_PARALLEL = 1 << 16  # elements of a weight from which several threads are faster than one
@@ -89,11 +89,9 @@ def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: 
 
 @cache
 def compiled(weight_format: str, dtype: torch.dtype, biased: bool) -> Callable[..., None] | None:
-    """The kernel for weights of a format and x of a dtype; None, with a warning, where it cannot be compiled."""
-    try:
-        from onward.model.kernels.products import products
-
-        return products(weight_format, str(dtype).removeprefix("torch."), biased)
-    except (ImportError, AttributeError, OSError, RuntimeError) as error:
-        warnings.warn(f"decoding is slower here, since its kernels cannot be compiled: {error}", stacklevel=2)
+    """The kernel for weights of a format and x of a dtype; None, with a warning, where nothing can be compiled."""
+    if unavailable():
         return None
+    from onward.model.kernels.products import products
+
+    return products(weight_format, str(dtype).removeprefix("torch."), biased)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from onward.model.cache import CacheEntry, CacheView, KVCache, LayerCache, SlotIndices
 from onward.model.paged import PagedLayerCache
@@ -62,6 +64,8 @@ class Operation:
 
 
 Record = Write | Attention | Operation
+READ = {"_local_scalar_dense", "equal", "is_nonzero"}  # a compiled step would repeat the value of its recording
+HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__, Tensor.data_ptr}
 
 
 class Recorder(TorchDispatchMode):
@@ -79,8 +83,27 @@ class Recorder(TorchDispatchMode):
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: Mapping[str, Any] | None = None
     ) -> Any:
         result = function(*arguments, **(options or {}))
+        name = function.overloadpacket.__name__
+        if name in READ:
+            raise NotCompilable(f"{name}, which reads a value")
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            raise NotCompilable(f"{name}, which draws random numbers")
+        for tensor in tree_leaves((arguments, options, result)):
+            if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
+                raise NotCompilable(f"{name} of {str(tensor.layout).removeprefix('torch.')}")
         self.records.append(Operation(function, arguments, options or {}, result))
         return result
+
+
+class HostReads(TorchFunctionMode):
+    """Refuses what passes values of tensors to Python or NumPy without an operation of PyTorch."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), options: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function in HOST_READS:
+            raise NotCompilable(f"{function.__name__}, which reads values")
+        return function(*arguments, **(options or {}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +186,6 @@ def record_step(
     for index, layer in enumerate(view.layers):
         layers.append(RecordedLayer(layer.entries, layer.window, layer.wraps, index, recorder))
     rope_length = view.rope_length.clone()
-    with torch.no_grad(), recorder:
+    with torch.no_grad(), HostReads(), recorder:
         result = run(tokens, positions, replace(view, layers=layers, rope_length=rope_length))
     return Recording(recorder.records, tokens, positions, rope_length, result)

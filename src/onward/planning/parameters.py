@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from onward.checkpoint.folder import SizeLimit
-from onward.errors import UserError
 from onward.model.config import DecoderConfig, at
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
@@ -19,14 +18,11 @@ def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
     """The modules of a decoder on the meta device: one block of each kind, then the rest as a decoder without blocks;
     each with the number of its copies."""
     final_norm = config.final_norm or at(config.norm, config.n_layers - 1)
-    try:
-        with torch.device("meta"), SizeLimit(sys.maxsize):
-            rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
-            rest.blocks = nn.ModuleList()
-            kinds = first_layers(config).items()
-            return [(at(config.block, i).build(config, i), count) for i, count in kinds] + [(rest, 1)]
-    except (RuntimeError, OverflowError) as error:
-        raise UserError(f"no tensor can have these sizes ({str(error).splitlines()[0]})") from None
+    with torch.device("meta"), SizeLimit(sys.maxsize):
+        rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
+        rest.blocks = nn.ModuleList()
+        kinds = first_layers(config).items()
+        return [(at(config.block, i).build(config, i), count) for i, count in kinds] + [(rest, 1)]
 
 
 def first_layers(config: DecoderConfig) -> dict[int, int]:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
-import torch
 from llvmlite import ir
 
-from onward.errors import UserError
-from onward.files import written_whole
+from onward.model.kernels import kept
+from onward.model.kernels.available import OPENMP, openmp
 
 LANES = 16  # numbers of a vector; LLVM splits it where the registers of a CPU are smaller
 BYTES = ir.IntType(8).as_pointer()
@@ -35,7 +34,6 @@ ELEMENTS = {
     "int32": ir.IntType(32),
     "int64": INT,
 }
-OPENMP = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 
 llvm.initialize_native_target()
 llvm.initialize_native_asmprinter()
@@ -231,21 +229,19 @@ def add_kernel(module: ir.Module, name: str, count: int, emit: Emit) -> None:
 def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) -> Any:
     """Compile a module for a CPU (LLVM's name of it, by default this one): its functions' addresses by
     `get_function_address`. The machine code is kept in a folder, if one is given, and taken from there."""
-    runtime = ctypes.CDLL(torch._C.__file__)  # finds PyTorch's OpenMP among the libraries that it has loaded
     for name in OPENMP:
-        llvm.add_symbol(name, ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value)
+        llvm.add_symbol(name, ctypes.cast(getattr(openmp(), name), ctypes.c_void_p).value)
     features, cpu = ("", cpu) if cpu else (llvm.get_host_cpu_features().flatten(), llvm.get_host_cpu_name())
     target = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=3)
     module.triple = llvm.get_default_triple()
     text = str(module)
-    if folder is not None:
+    if place := folder and kept.private_folder(folder):
         key = repr((text, cpu, features, llvmlite.__version__, llvm.llvm_version_info))
-        path = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.o"
-        code = kept_code(path)
-        if code is None:
+        path = place / f"{hashlib.sha256(key.encode()).hexdigest()}.o"
+        code = kept.read(path)
+        if code is None or not kept.is_loadable(code, [f.name for f in module.functions if f.blocks]):
             code = target.emit_object(optimized(text, target))
-            with suppress(UserError), written_whole(path) as new:  # a disk that is full, or read-only
-                new.write_bytes(hashlib.sha256(code).digest() + code)
+            kept.write(path, code)
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     else:
@@ -255,20 +251,12 @@ def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) 
 
 
 def optimized(text: str, target: Any) -> Any:
-    """A module of LLVM from its text, optimized."""
+    """A module of LLVM from its text, optimized. A RuntimeError if it is invalid: LLVM would end the process later."""
     parsed = llvm.parse_assembly(text)
+    parsed.verify()
     passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
     passes.getModulePassManager().run(parsed, passes)
     return parsed
-
-
-def kept_code(path: Path) -> bytes | None:
-    """The machine code in a file; None where there is none, or not as it was written."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
 
 
 def callable_kernel(count: int, emit: Emit, cpu: str | None = None) -> Callable[..., None]:

@@ -134,8 +134,10 @@ def unary(formula: Callable[..., Any], *defaults: Any) -> Callable[[Operation], 
 
     def lowered(operation: Operation) -> list[Call]:
         given = [*operation.arguments[1:], *defaults[len(operation.arguments) - 1 :]]
-        key = operation.function, *given, *operation.options.values()
         x = operation.arguments[0]
+        if not isinstance(x, Tensor) or any(isinstance(number, Tensor) for number in given):
+            raise NotCompilable(f"{name_of(operation)} with a tensor as its parameter")
+        key = operation.function, *given, *operation.options.values()
         return [each(key, lambda code, value: formula(code, value, *given), target_of(operation), [x])]
 
     return lowered
@@ -198,8 +200,9 @@ def quantized_product(operation: Operation) -> list[Call]:
 
 
 def average(operation: Operation) -> list[Call]:
-    x, dims, *_ = operation.arguments
-    if [d % x.dim() for d in dims] != [x.dim() - 1] or operation.result.dtype != torch.float32:
+    x, *dims = operation.arguments[:2]
+    last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
+    if not last or operation.result.dtype != torch.float32:
         raise NotCompilable("a mean over other dimensions than the last")
     fields, rows = [whole(operation.result), whole(x)], x.numel() // x.size(-1)
     return [Call(("mean", x.size(-1), x.dtype), elementwise.mean(Layout.of(x)), fields, rows)]
