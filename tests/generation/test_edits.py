@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from weakref import ref
 
@@ -78,7 +79,7 @@ def test_compiled_and_plain_steps_agree_after_and_amid_an_edit(name: str) -> Non
     unedited, during, after = answer(models[0]), [], []
     for model, compile_after in zip(models, (None, 0)):
         with ExitStack() as stack:
-            during.append(answer(model, compile_after, lambda: EDITS[name](model, stack), at=4))
+            during.append(answer(model, compile_after, partial(EDITS[name], model, stack), at=4))
             gc.collect()
             after.append(answer(model, compile_after))
         assert same(answer(model, compile_after), answer(model)), "and when it is undone"
@@ -124,7 +125,7 @@ def test_prompts_read_amid_an_edit_are_not_reused(
     model, new = model_of(), 5
     kept = kind(model, tmp_path)
     with ExitStack() as stack:
-        given = answer(model, None, lambda: EDITS[name](model, stack), 2, new, **kept)
+        given = answer(model, None, partial(EDITS[name], model, stack), 2, new, **kept)
         longer = [*PROMPT, *(token for token, _ in given), 3]
         plain = answer(model, new=new, prompt=longer, rows=1)
         assert same(answer(model, new=new, prompt=longer, **kept), plain)
@@ -207,7 +208,7 @@ def test_random_edits_between_and_during_answers_are_never_missed(seed: int, tmp
             name, prompt = draw.choice(list(memory)), PROMPT[: draw.randint(2, len(PROMPT))]
             if draw.random() < 0.5:
                 if draw.random() < 0.5:
-                    answer(model, 0, lambda: EDITS[name](model, stack), draw.randint(0, 4), **draw.choice(kept))
+                    answer(model, 0, partial(EDITS[name], model, stack), draw.randint(0, 4), **draw.choice(kept))
                 else:
                     EDITS[name](model, stack)
                 memory = {one: edit for one, edit in memory.items() if one != name and one not in ONCE}
