@@ -170,7 +170,7 @@ REPLACED: dict[str, Edit] = {  # other memory, or other modules
         prune.remove(model.blocks[0].mlp.down, "weight"),
     ),
     "parametrized": lambda model, stack: parametrize.register_parametrization(
-        model.blocks[0].mlp.down, "weight", Negated()
+        model.get_submodule("blocks.0.mlp.down"), "weight", Negated()
     ),
     "eps": attribute("blocks.0.attn_norm", "eps", 1.0),
     "scale": attribute("blocks.0.attn.attend", "scale", 3.0),

@@ -82,9 +82,9 @@ class Look:
         own = {name: attributes[name] for name in sorted(set(attributes) - INTERNAL)}
         if isinstance(module, Adapter):
             del own["norms"]  # which its forward computes
-        return self.object(module, own), tensors
+        return self.attributes(module, own), tensors
 
-    def object(self, value: object, own: Mapping[str, object]) -> object:
+    def attributes(self, value: object, own: Mapping[str, object]) -> object:
         """What describes an object by its attributes `own`, which are looked at from now on."""
         self.types[type(value)] = None
         attributes, plain = vars(value), [name for name in own if not isinstance(own[name], Tensor)]
@@ -123,7 +123,7 @@ class Look:
         if isinstance(value, set | frozenset):
             return sorted(map(repr, value))
         if is_dataclass(value) and hasattr(value, "__dict__"):
-            return self.object(value, vars(value))
+            return self.attributes(value, vars(value))
         return qualified(type(value))
 
     def hooks_now(self) -> list[tuple[object, ...]]:
