@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from weakref import ref
 
 import pytest
@@ -31,7 +32,7 @@ from support.reading import tokens_read
 
 CONFIG = replace(DECODERS["llama"], n_heads=2, n_kv_heads=2, d_head=0, context_length=64)
 PROMPT = [1 + n % 11 for n in range(9)]
-Kept = dict[str, object]
+Kept = dict[str, Any]
 
 pytestmark = pytest.mark.filterwarnings("ignore::onward.tracing.names.Uncompiled")
 
@@ -48,10 +49,10 @@ def answer(
     at: int = -1,
     new: int = 12,
     prompt: list[int] = PROMPT,
-    **kept: object,
+    **kept: Any,
 ) -> list[tuple[int, float]]:
     """The tokens of a greedy answer and their log-probabilities; `edit()` is called after step `at`."""
-    engine = Engine(model, compile_after=compile_after, **({"rows": 2} | kept))  # type: ignore[arg-type]
+    engine = Engine(model, compile_after=compile_after, **({"rows": 2} | kept))
     request = engine.add(Request(list(prompt), Sampling(temperature=0), new, num_logprobs=0))
     step = 0
     while engine.busy:
