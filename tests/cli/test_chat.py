@@ -25,6 +25,8 @@ from onward.model.config import DecoderConfig, SelfAttention
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import train_tokenizer
 
+from support.reading import tokens_read
+
 MAIN = [sys.executable, "-c", "import sys; from onward.cli import main; sys.exit(main())"]
 TEMPLATE = "{% for m in messages %}{{ m.role[0] ~ m.content }}|{% endfor %}{% if add_generation_prompt %}a{% endif %}"
 HOW: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_new_tokens": 20}
@@ -135,18 +137,16 @@ def test_a_conversation_that_gets_too_long_loses_its_beginning_and_says_so(folde
 @pytest.mark.parametrize(
     "changes", [{}, {"attention": (SelfAttention(window=20), SelfAttention())}], ids=["all", "windows"]
 )
-def test_what_was_read_before_is_not_read_again(changes: dict, tmp_path: Path, capsys) -> None:
+def test_what_was_read_before_is_not_read_again(changes: dict, tmp_path: Path, capsys, monkeypatch) -> None:
     lm = onward.load(make(tmp_path, 512, **changes))
     options = Options(model="", json=True, regex="[a-z]{60}", **HOW | {"max_new_tokens": 60})
-    conversation, read = Conversation(lm, options), []
-    hook = lm.model.embed.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0].numel()))
+    conversation, read = Conversation(lm, options), tokens_read(monkeypatch)
     for turn, message in enumerate(["b" * 50, "c" * 30, "d" * 20]):
         read.clear()
         conversation.answer(message)
         new = len(message) + 4 + 60
         assert sum(read) <= new + 16  # up to a block is read again
         assert len(conversation.turns) == 2 * turn + 2
-    hook.remove()
     plain = lm.chat(conversation.turns[:-1], regex=options.regex, **HOW | {"max_new_tokens": 60})
     assert conversation.turns[-1]["content"] == plain
 

@@ -29,6 +29,7 @@ from onward.model.paged import PagedKVCache
 
 from support.devices import device, on_device
 from support.grids import first, thinned
+from support.reading import tokens_read
 
 GREEDY, WARM = Sampling(temperature=0), Sampling(temperature=1.3, top_k=20, top_p=0.95)
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -254,13 +255,11 @@ def test_cancelled_request_frees_its_row_at_once() -> None:
     assert first.tokens == plainly(model, first)[: len(first.tokens)]
 
 
-def test_samples_of_one_prompt_share_its_prefill() -> None:
-    model, calls = MODELS["rotary"], []
-    hook = model.embed.register_forward_pre_hook(lambda module, inputs: calls.append(inputs[0].numel()))
+def test_samples_of_one_prompt_share_its_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = MODELS["rotary"], tokens_read(monkeypatch)
     first = Request(PROMPTS[1], WARM, 6)
     rest = [Request(PROMPTS[1], WARM, 6, seed=6 + i) for i in range(3)]
     run(model, [first, *rest])
-    hook.remove()
     assert sum(calls) == len(PROMPTS[1]) + 3 + 4 * 5
     assert [r.tokens for r in [first, *rest]] == [plainly(model, r) for r in [first, *rest]]
 
@@ -293,16 +292,16 @@ def test_request_without_an_allowed_token_fails(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_prompt_on_disk_is_not_read_again_and_changes_no_token(kind: str, tmp_path: Path) -> None:
-    model, read = MODELS[kind], []
-    hook = model.embed.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0].numel()))
+def test_prompt_on_disk_is_not_read_again_and_changes_no_token(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, read = MODELS[kind], tokens_read(monkeypatch)
     longer = [*PROMPTS[1], 3, 8]
     for prompt, new in (PROMPTS[1], 7), (PROMPTS[1], 1), (longer, 2), (longer, 1):
         read.clear()
         request = Request(prompt, WARM, 5)
         assert run(model, [request], files=PrefixFiles(tmp_path, model)) == [plainly(model, request)]
         assert read[0] == new
-    hook.remove()
 
 
 @pytest.mark.parametrize("vocab_size", [40, 60])

@@ -150,12 +150,3 @@ def test_full_disk_is_a_user_error_and_leaves_no_file(tmp_path: Path) -> None:
     with with_room_for(100), pytest.raises(UserError, match="cannot write"):
         PrefixFiles(tmp_path, model).save(cache, 0, TEXT)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_weights_are_hashed_once_per_change(tmp_path: Path) -> None:
-    model = decoder(DECODERS["llama"])
-    files = PrefixFiles(tmp_path, model)
-    found = files.weights()
-    assert files.weights() is found
-    model.double()
-    assert files.weights() != found

@@ -171,9 +171,9 @@ class BlockManager(CacheManager):
         root = rope_key(cache.config, cache.length)
         self.hashes = [[root] for _ in range(cache.rows)]  # of each row: its rope_key, hashes of registered blocks
 
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, adapter: str = "") -> int | None:
+    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
         self.free(row)
-        hashes = self.chain([rope_key(self.cache.config, rope_length) + adapter.encode()], tokens[:-1])
+        hashes = self.chain([rope_key(self.cache.config, rope_length) + key.encode()], tokens[:-1])
         num_shared, pools = self.longest_prefix(hashes[1:]), self.pools.values()
         prefixes = [pool.prefix_blocks(hashes[1 : 1 + num_shared]) for pool in pools]
         for pool, blocks in zip(pools, prefixes):

@@ -37,9 +37,9 @@ class CacheManager:
         self.starts = [0] * cache.rows  # of each row: where the last reserved call began
         self.used = [0] * cache.rows  # of each row: positions that may have been written, padding included
 
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, adapter: str = "") -> int | None:
-        """Assign a row to a request with these tokens, which will have at most `rope_length` tokens, and uses the
-        adapter of this name.
+    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
+        """Assign a row to a request with these tokens, which will have at most `rope_length` tokens. The `key`
+        names the model and the adapter: only what was computed with an equal one is shared.
 
         Returns the number of first tokens that the row holds already, always fewer than all, or None where there is not
         enough memory now.
@@ -130,16 +130,16 @@ class ConversationCache(CacheManager):
         if cache.rows != 1:
             raise UserError(f"the cache has {cache.rows} rows: a conversation takes one")
         self.tokens: Sequence[int] = ()  # the tokens in the row
-        self.kind: tuple[str, bytes] = "", b""  # adapter and rotations with which they were computed
+        self.kind: tuple[str, bytes] = "", b""  # key and rotations with which they were computed
 
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, adapter: str = "") -> int | None:
-        kind = adapter, rope_key(self.cache.config, rope_length)
+    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
+        kind = key, rope_key(self.cache.config, rope_length)
         length = min(common_prefix(tokens, self.tokens), len(tokens) - 1) if kind == self.kind else 0
         if not self.can_continue(row, length):
             length = 0
         kept = self.dump(row, length) if length else {}
         super().free(row)  # NaN in slots that are not kept would reach the next request
-        super().allocate(row, tokens, rope_length, adapter)
+        super().allocate(row, tokens, rope_length, key)
         self.tokens, self.kind = tokens[:length], kind
         if length:
             self.reserve(row, length - 1, length)

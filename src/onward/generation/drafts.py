@@ -114,7 +114,9 @@ class ModelDraft:
         seeds, room = torch.tensor([r.seed for r in requests]), list(room)
         tokens: list[list[int]] = [[] for _ in requests]
         distributions: list[Tensor] = []  # of each step, (B, V)
+        assert self.runner is not None
         with without_dropout(self.model):
+            self.runner.state.follow()
             last = self.catch_up(requests)
             for step in range(max(room)):
                 p = self.distribution(last, requests, tokens)

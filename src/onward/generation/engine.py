@@ -84,15 +84,15 @@ class Engine:
         self.stop_token_ids = frozenset(stop_token_ids)
         if draft:
             draft.start(rows, self.length, cache.cache.chunk, model.config.vocab_size)
+        self.runner, self.sampler = Runner(model, cache.cache, compile_after), Sampler(allowed)
         self.scheduler = Scheduler(
-            PrefixCache(cache, files),
+            PrefixCache(cache, files, self.runner.state),
             rows,
             self.length,
             num_draft_tokens=num_draft_tokens,
             draft_manager=draft.manager if draft else None,
         )
         self.times, self.drafting = SpeculationTimes(), 0.0  # seconds of the draft in this step
-        self.runner, self.sampler = Runner(model, cache.cache, compile_after), Sampler(allowed)
 
     @property
     def busy(self) -> bool:
@@ -130,6 +130,8 @@ class Engine:
         """End a request; its row is free at once."""
         self.scheduler.remove(request)
         request.finish_reason = request.finish_reason or "cancelled"
+        if not self.scheduler.active:
+            self.runner.steps.release()
 
     def run(self) -> Iterator[tuple[Request, int]]:
         """Step until every request is done; yields (request, token) for each generated token except stop tokens."""
@@ -141,6 +143,7 @@ class Engine:
     def step(self) -> list[tuple[Request, int]]:
         """Run one step; returns the new tokens of all requests."""
         with without_dropout(self.model):
+            self.runner.state.follow()
             schedule, start = self.scheduler.schedule(), perf_counter()
             self.drafting = 0.0
             requests, proposals, logits = self.forward(schedule)

@@ -12,23 +12,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from onward.errors import UserError
 from onward.files import written_whole
 from onward.generation.cache_manager import CacheManager, rope_key
+from onward.generation.fingerprint import fingerprint
 from onward.model.decoder import Decoder
 
 
 class PrefixFiles:
     """Rows of caches of one model in a folder, as safetensors: the backend of a PrefixCache that persists.
 
-    A file's name is a hash of the tokens, the weights, the config and the form of the cache's entries. A file is
-    written atomically and has a checksum; damaged files and files under a wrong name are ignored. Files are never
-    removed.
+    A file's name is a hash of the tokens, a key of the model and its adapter, the config and the form of the cache's
+    entries. The key is by default the fingerprint of the model as it is. A file is written atomically and has a
+    checksum; damaged files and files under a wrong name are ignored. Files are never removed.
     """
 
     def __init__(self, folder: Path, model: Decoder) -> None:
         self.folder, self.model = folder, model
-        # versions of the tensors, and the hash of the weights
-        self.hashed: tuple[list[tuple[int, int, int]], bytes] = [], b""
 
     def load(
         self,
@@ -37,14 +37,14 @@ class PrefixFiles:
         tokens: Sequence[int],
         rope_length: int,
         cached: int,
-        adapter: str = "",
+        key: str | None = None,
     ) -> int:
         """Load the file with the longest prefix of the tokens into an allocated row, which holds the first `cached`
         tokens; returns the number of first tokens that the row then holds, always fewer than all."""
         names, saved = {path.stem for path in self.folder.glob("*.safetensors")}, []
-        if not names:
+        if not names or (key := key or fingerprint(self.model)) is None:
             return cached
-        state = self.name_hash(manager, rope_length, adapter)
+        state = self.name_hash(manager, rope_length, key)
         for n, token in enumerate(tokens, 1):
             state.update(array("q", [token]))
             if min(n, len(tokens) - 1) > cached and state.hexdigest() in names:
@@ -56,15 +56,18 @@ class PrefixFiles:
                 continue
             starts = *range(cached, n, chunk), n - 1
             if not all(manager.reserve(row, start, min(n, start + chunk)) for start in starts):
-                return manager.allocate(row, tokens, rope_length, adapter) or 0
+                return manager.allocate(row, tokens, rope_length, key) or 0
             manager.load(row, n, vectors)
             manager.register_prefix(row, tokens[:n])
             return min(n, len(tokens) - 1)
         return cached
 
-    def save(self, manager: CacheManager, row: int, tokens: Sequence[int], adapter: str = "") -> Path:
-        """Save a row that holds these tokens and at most a chunk beyond them; returns the path of the file."""
-        state = self.name_hash(manager, int(manager.cache.rope_length[row]), adapter)
+    def save(self, manager: CacheManager, row: int, tokens: Sequence[int], key: str | None = None) -> Path:
+        """Save a row that holds these tokens and at most a chunk beyond them; returns the path of the file. A UserError
+        where it cannot be written, or without a key where the model has hooks or edits."""
+        if (key := key or fingerprint(self.model)) is None:
+            raise UserError("the model has hooks or edits: its prompts are not saved")
+        state = self.name_hash(manager, int(manager.cache.rope_length[row]), key)
         state.update(array("q", tokens))
         path = self.folder / f"{state.hexdigest()}.safetensors"
         if read(path) is None:
@@ -73,24 +76,12 @@ class PrefixFiles:
                 new.write_bytes(save(vectors, {"sha256": checksum(path.stem, vectors)}))
         return path
 
-    def name_hash(self, manager: CacheManager, rope_length: int, adapter: str) -> hashlib._Hash:
+    def name_hash(self, manager: CacheManager, rope_length: int, key: str) -> hashlib._Hash:
         """The state of a file name's hash before the tokens."""
         config, layers = self.model.config, manager.cache.layers
         kinds = [(name, t.dtype, t.shape[2:]) for layer in layers for name, t in layer.entries.items()]
-        identity = config, kinds, manager.block_size, self.weights(), rope_key(config, rope_length), adapter
+        identity = config, kinds, manager.block_size, rope_key(config, rope_length), key
         return hashlib.sha256(repr(identity).encode())
-
-    def weights(self) -> bytes:
-        """A hash of all weights, computed again when one of them has changed."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        tracked = not any(t.is_inference() for t in tensors)  # inference tensors have no version counter
-        state = [(id(t), t.data_ptr(), t._version) for t in tensors] if tracked else []
-        if not tracked or state != self.hashed[0]:
-            digest = hashlib.sha256()
-            for t in tensors:
-                digest.update(raw(t))
-            self.hashed = state, digest.digest()
-        return self.hashed[1]
 
 
 def raw(tensor: Tensor) -> memoryview:

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
 
+from onward.generation.fingerprint import Look, ModelState
 from onward.generation.graphs import GraphStep, decoding_step, fused_step
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.kernels.available import unavailable
+from onward.model.linear import is_watched
 from onward.model.recording import NotCompilable, is_plain, record_step
-from onward.tracing.names import Uncompiled, is_traced
+from onward.tracing.names import Uncompiled
 
 COMPILED = ("cpu", "cuda")  # types of devices on which steps are compiled
 COMPILE_AFTER = 16  # steps of the same shape, after which a step is compiled
@@ -41,24 +41,23 @@ class CompiledStep(Protocol):
 
 
 class Programs:
-    """The compiled steps of a model that no runner uses now."""
+    """The compiled steps of a model that no runner uses now. All belong to one fingerprint."""
 
     def __init__(self) -> None:
         self.free: defaultdict[tuple[Shape, torch.dtype, type[KVCache]], list[CompiledStep]] = defaultdict(list)
         self.steps: defaultdict[Shape, int] = defaultdict(int)  # plain steps so far
-        self.fingerprint: tuple[object, ...] = ()
+        self.key: tuple[object, ...] = ()  # see `Look.key`
         self.refusal = ""  # why the steps of this model cannot be compiled
 
-    def refresh(self, model: Decoder) -> None:
-        """Forget all programs where the modules or the memory of the weights have changed."""
-        fingerprint = tuple(fingerprint_of(model))
-        if fingerprint != self.fingerprint:
+    def refresh(self, key: tuple[object, ...]) -> None:
+        """Forget all programs of another fingerprint."""
+        if key != self.key:
             self.free.clear()
-            self.fingerprint, self.refusal = fingerprint, ""
+            self.key, self.refusal = key, ""
 
-    def take(self, model: Decoder, cache: KVCache, shape: Shape, dtype: torch.dtype) -> CompiledStep | None:
+    def take(self, model: Decoder, cache: KVCache, shape: Shape) -> CompiledStep | None:
         """A step for the first rows of a cache; None where the step cannot be compiled."""
-        if free := self.free[shape, dtype, type(cache)]:
+        if free := self.free[shape, model.dtype, type(cache)]:
             return free.pop()
         if self.refusal:
             return None
@@ -69,17 +68,12 @@ class Programs:
                 self.refusal = str(reason)
             return None
 
+    def give_back(self, model: Decoder, cache: KVCache, shape: Shape, program: CompiledStep) -> None:
+        """Keep a step for the next runner."""
+        self.free[shape, model.dtype, type(cache)].append(program)
+
 
 OF_MODELS: WeakKeyDictionary[Decoder, Programs] = WeakKeyDictionary()
-
-
-def fingerprint_of(model: nn.Module) -> Iterator[object]:
-    """What a compiled step depends on: the modules, and the memory and dtype of the weights."""
-    for module in model.modules():
-        yield id(module)
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                yield tensor.data_ptr(), tensor.dtype
 
 
 def compile_step(model: Decoder, cache: KVCache, shape: Shape, folder: Path | None = None) -> CompiledStep:
@@ -91,23 +85,26 @@ def compile_step(model: Decoder, cache: KVCache, shape: Shape, folder: Path | No
     from onward.model.kernels.program import Program
 
     recording = record_step(partial(decoding_step, model), cache, shape)
-    return Program(recording, cache, [*model.parameters(), *model.buffers()], folder)
+    return Program(recording, cache, Look(model).tensors, folder)
 
 
 class Steps:
     """The compiled steps that a runner uses: one for each shape of which `compile_after` steps were decoded.
 
-    A hook on a module, a mode of PyTorch that watches operations, a quantized cache, and a device other than a CPU or
-    CUDA keep the plain path.
+    They belong to the fingerprint of the model at `state.follow()`, which the runner calls before each step, and are
+    discarded where it has become another. Hooks, edits, replaced methods, autocast, a mode of PyTorch that watches
+    operations, a quantized cache, and a device other than a CPU or CUDA keep the plain path.
     """
 
-    def __init__(self, model: Decoder, cache: KVCache, compile_after: int | None = COMPILE_AFTER) -> None:
-        self.model, self.cache = model, cache
+    def __init__(
+        self, model: Decoder, cache: KVCache, state: ModelState, compile_after: int | None = COMPILE_AFTER
+    ) -> None:
+        self.model, self.cache, self.state = model, cache, state
         self.compile_after = compile_after if is_plain(cache, model.dtype) else None
         self.programs = OF_MODELS.setdefault(model, Programs())
         self.used: dict[Shape, CompiledStep | None] = {}
-        self.hooks: list[object] = []
-        self.any_hook, self.last_hook = False, -1
+        self.key: tuple[object, ...] = ()  # of the programs in use
+        self.warned = False
 
     def run(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
         """The logits (B, T, V) after tokens (B, T) at positions (B, T), all below `length`, or None where the step is
@@ -118,16 +115,22 @@ class Steps:
             few = self.compile_after is None or self.programs.steps[shape] <= self.compile_after
             if few or device not in COMPILED:
                 return None
-            if not self.used:
-                self.programs.refresh(self.model)
-                modules = list(self.model.modules())
-                self.hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
-                self.last_hook = -1
-            if self.hooked():
-                return None
-            self.used[shape] = self.programs.take(self.model, self.cache, shape, self.model.dtype)
+        look = self.state.look or self.state.follow()
+        if self.key is not self.state.key:
+            self.used.clear()
+            self.key = self.state.key
+        if not look.compilable or is_watched() or torch.is_autocast_enabled(device):
+            if look.traced and not self.warned:
+                warnings.warn(
+                    "decoding takes plain steps while the model is traced or edited", Uncompiled, stacklevel=2
+                )
+            self.warned = look.traced
+            return None
+        if shape not in self.used:
+            self.programs.refresh(self.key)
+            self.used[shape] = self.programs.take(self.model, self.cache, shape)
         program = self.used[shape]
-        if program is None or self.hooked() or torch._C._len_torch_dispatch_stack():
+        if program is None:
             return None
         try:
             return program.run(tokens, positions, self.cache, length)
@@ -138,31 +141,25 @@ class Steps:
     def compile(self, rows: int, folder: Path | None) -> None:
         """Compile steps of one token in this many rows, which are empty, now rather than after some plain ones. Raises
         NotCompilable."""
-        shape = rows, 1
+        shape, device = (rows, 1), self.model.device.type
         if self.compile_after is None:
             raise NotCompilable("a quantized cache")
-        if self.model.device.type not in COMPILED:
-            raise NotCompilable(f"the model is on {self.model.device.type}")
-        self.programs.refresh(self.model)
-        make = fused_step if self.model.device.type == "cuda" else compile_step
-        program = make(self.model, self.cache, shape, folder)
-        self.programs.free[shape, self.model.dtype, type(self.cache)].append(program)
+        if device not in COMPILED:
+            raise NotCompilable(f"the model is on {device}")
+        look = self.state.follow()
+        if not look.compilable:
+            raise NotCompilable("the model has hooks, edits or replaced methods")
+        if is_watched() or torch.is_autocast_enabled(device):
+            raise NotCompilable("a mode of PyTorch is active")
+        self.programs.refresh(self.state.key)
+        make = fused_step if device == "cuda" else compile_step
+        self.programs.give_back(self.model, self.cache, shape, make(self.model, self.cache, shape, folder))
         self.programs.steps[shape] = max(self.programs.steps[shape], self.compile_after)
-
-    def hooked(self) -> bool:
-        """Whether a module has a hook. They are looked at only after another was registered anywhere: a look at all
-        modules takes 0.1 ms where the weights have replaced them in the processor's cache."""
-        if self.any_hook or self.last_hook != RemovableHandle.next_id:
-            if not self.any_hook and is_traced(self.model):
-                warnings.warn(
-                    "decoding takes plain steps while the model is traced or edited", Uncompiled, stacklevel=2
-                )
-            self.any_hook, self.last_hook = any(self.hooks), RemovableHandle.next_id
-        return self.any_hook
 
     def release(self) -> None:
         """Give the programs back; the next step takes them again."""
         for shape, program in self.used.items():
-            if program is not None:
-                self.programs.free[shape, self.model.dtype, type(self.cache)].append(program)
+            if program is not None and self.key == self.programs.key:
+                self.programs.give_back(self.model, self.cache, shape, program)
         self.used.clear()
+        self.state.rest()

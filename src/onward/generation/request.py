@@ -72,6 +72,7 @@ class Request:
     error: Exception | None = None  # of a request that failed: a UserError, or the exception of a user's function
     start: int = 0  # index in prompt + tokens where the context begins
     num_cached: int = 0  # tokens of the context that the cache holds
+    computed_by: str | None = None  # the model and adapter that computed these tokens; none: not one alone
     num_draft_cached: int = 0  # tokens of the context that the draft's cache holds
     arrival: int = 0  # number of requests that the engine received before it
     steps: int = 0  # steps that sampled a token or more

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from onward.device import tensor_on
+from onward.generation.fingerprint import ModelState
 from onward.generation.programs import COMPILE_AFTER, Steps
 from onward.generation.request import Request
 from onward.model.adapters import Selection
@@ -29,11 +30,13 @@ class Runner:
 
     Views of the cache are made once per range of rows and bucket of length, and reused in later steps. While the same
     rows decode, sampled tokens and positions stay on the device: the next step needs no copy from the host.
+    `state.follow()` is called before each step.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, compile_after: int | None = COMPILE_AFTER) -> None:
         self.model, self.cache = model, cache
-        self.steps = Steps(model, cache, compile_after)
+        self.state = ModelState(model)
+        self.steps = Steps(model, cache, self.state, compile_after)
         self.capacity = cache.capacity
         self.views: dict[tuple[int, int, int], CacheView] = {}
         self.decoding: list[Request] = []  # the requests of the last call of `decode`

@@ -71,6 +71,9 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Admit requests, and choose the tokens of the next step."""
+        if self.prefixes.model_changed(admitting=bool(self.waiting) and len(self.active) < self.rows):
+            for request in self.active:
+                request.computed_by = None
         self.admit()
         decode = self.decode()
         room = [min(self.num_draft_tokens, r.remaining - 1, self.length - r.num_context_tokens) for r in decode]
@@ -86,10 +89,11 @@ class Scheduler:
             if any(is_prefilling(other, request) for other in self.active[self.num_decoding :]):
                 return  # wait until that prompt is prefilled, to share it
             rope_length = min(self.length, len(context) + request.remaining)
-            cached = (shareable(other, request) for other in self.active)  # made only where there is memory
-            num_cached = self.prefixes.allocate(row, context, rope_length, cached, request.adapter or "")
+            computed_by = self.prefixes.key(request.adapter or "")
+            cached = (shareable(other, computed_by) for other in self.active)  # made only where there is memory
+            num_cached = self.prefixes.allocate(row, context, rope_length, cached, computed_by)
             if num_cached is not None:
-                request.num_cached = num_cached
+                request.num_cached, request.computed_by = num_cached, computed_by
                 self.active.append(self.waiting.popleft())
             elif self.active:
                 return
@@ -136,25 +140,20 @@ class Scheduler:
         their first token.
         """
         first, sampling = self.num_decoding, list[int]()
-        failed: list[tuple[Request, UserError]] = []
         for place, (request, piece) in enumerate(schedule.prefill):
             request.num_cached += len(piece)
             known = request.context[: request.num_cached]
-            self.prefixes.register(first + place, known)
+            if request.computed_by is not None:
+                self.prefixes.register(first + place, known)
             if tokens_to_prefill(request):
                 continue
             self.num_decoding += 1  # of several pieces, all complete their prompt
             if request.tokens:
                 continue
-            try:
-                self.prefixes.keep(first + place, known, request.adapter or "")
-            except UserError as error:  # a full disk
-                failed.append((request, error))
-                continue
+            if request.computed_by is not None:
+                self.prefixes.keep(first + place, known, request.computed_by)
             request.num_cached -= 1  # as after a decoding step, before its token is counted
             sampling.append(place)
-        for request, reason in failed:
-            self.fail(request, reason)
         return sampling
 
     def release(self, requests: Sequence[Request]) -> None:
@@ -168,7 +167,8 @@ class Scheduler:
     def leave(self, row: int) -> None:
         """Free the row of a request; the last decoding row and the last prefilling row move to close the gap."""
         request = self.active[row]
-        self.prefixes.register(row, request.context[: request.num_cached])
+        if request.computed_by is not None:
+            self.prefixes.register(row, request.context[: request.num_cached])
         request.num_cached = request.num_draft_cached = 0
         for manager in self.managers:
             manager.free(row)
@@ -211,9 +211,9 @@ def is_prefilling(request: Request, other: Request) -> bool:
     return same and request.num_cached < len(request.prompt) - 1
 
 
-def shareable(request: Request, other: Request) -> list[int]:
-    """The tokens of a request whose keys and values another one can use: none with another adapter."""
-    return request.context[: request.num_cached] if request.adapter == other.adapter else []
+def shareable(request: Request, key: str | None) -> list[int]:
+    """The tokens of a request whose keys and values a request of the key can use: none of another model or adapter."""
+    return request.context[: request.num_cached] if key is not None and request.computed_by == key else []
 
 
 def tokens_to_prefill(request: Request) -> list[int]:

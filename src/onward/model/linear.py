@@ -11,10 +11,11 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from onward.model.kernels.available import unavailable
-from onward.model.kernels.memory import Unreadable, address, buffer, in_memory
+from onward.model.kernels.memory import Unreadable, address, buffer
 
 MIN_PARALLEL = 1 << 16  # elements of a weight from which several threads are faster than one
 
@@ -64,17 +65,38 @@ def fits(x: Tensor) -> bool:
 
 
 def takes_kernels(x: Tensor) -> bool:
-    """Whether x is in the memory of a CPU, and nothing watches or differentiates the operations of PyTorch."""
+    """Whether a kernel may read x, and no gradient or dtype of autocast is asked for."""
     return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and kernels_can_read(x)
 
 
 def kernels_can_read(x: Tensor) -> bool:
-    """Whether x is a tensor in the memory of a CPU, and no operation of PyTorch is watched."""
-    return (
-        in_memory(x)
-        and not torch.compiler.is_compiling()
-        and not torch._C._len_torch_dispatch_stack()  # such as a counter of FLOPs
+    """Whether x is a tensor in the memory of a CPU, with its numbers as they are, and no operation of PyTorch is
+    watched."""
+    return type(x) is Tensor and torch._C._dispatch_keys(x).raw_repr() in plain_keys() and not is_watched()
+
+
+def is_watched() -> bool:
+    """Whether something sees, records, transforms or differentiates the operations of PyTorch now. Kernels and
+    compiled steps are none of these operations."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()  # such as a counter of FLOPs, or fake tensors
+        or torch._C._len_torch_function_stack()  # such as torch.set_default_device
+        or torch._C._is_tracing()  # torch.jit.trace
+        or torch._C._functorch.peek_interpreter_stack() is not None  # vmap, grad, jvp, functionalize
+        or forward_ad._current_level >= 0
     )
+
+
+@cache
+def plain_keys() -> frozenset[int]:
+    """The dispatch keys of plain dense tensors in the memory of a CPU: without those of subclasses, sparse and nested
+    layouts, wrappers of transforms, and the flags of lazy negation and zeros."""
+    with torch.inference_mode(False):
+        keys = [torch._C._dispatch_keys(torch.empty(0, device="cpu", dtype=torch.float32)).raw_repr()]
+    with torch.inference_mode():
+        keys.append(torch._C._dispatch_keys(torch.empty(0, device="cpu", dtype=torch.float32)).raw_repr())
+    return frozenset(keys)
 
 
 def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: Tensor | None, outputs: int) -> Tensor:
