@@ -17,7 +17,8 @@ from onward.data.tokens import Tokens, encode
 from onward.data.windows import Windows
 from onward.inspection.layers import router_load
 from onward.reports.panels import cells
-from onward.reports.picture import Picture, Scale
+from onward.reports.picture import Picture
+from onward.reports.scale import Scale
 from onward.reports.views import Reading
 from onward.reports.views import experts as experts_of_tokens
 from onward.text.tokenizer import train_tokenizer

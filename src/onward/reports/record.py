@@ -83,6 +83,15 @@ class Record:
         return numbers(read_table(self.folder / "result.json"))
 
     @property
+    def method(self) -> str:
+        """The method whose loss this is: sft for that of tokens, which training has too."""
+        return str(self.options.get("method") or "sft")
+
+    def guesses(self, vocab_size: int) -> int:
+        """The number of tokens that a uniform guess chooses from; 0 where the loss is not that of tokens."""
+        return vocab_size if self.method == "sft" else 0
+
+    @property
     def state(self) -> State:
         """Whether the run is training now, was stopped, or has made its last step and been evaluated."""
         if not (self.folder / "run.json").exists():

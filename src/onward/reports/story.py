@@ -52,7 +52,7 @@ class Story:
             formula = f'<p class="formula"><code>{visible(step.formula)}</code></p>' * bool(step.formula)
             articles.append(
                 f"<article><h2>{number}. {visible(step.title)} <small>{visible(step.shape)}</small></h2>{formula}"
-                f"<p>{visible(step.text)}</p>{picture}</article>"
+                f"<p>{visible(step.text)}</p><figure>{picture}</figure></article>"
             )
         return page_of(
             "explain.html",
