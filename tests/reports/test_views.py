@@ -181,7 +181,8 @@ def test_command_trains_a_tuned_lens_and_a_sparse_autoencoder(
     assert found["title"] == "Features of blocks.1.mlp.out"
     for panel in found["panels"]:
         assert re.match(
-            r"feature \d+, at [\d.]+ % of the tokens, up to [\d.]+; it raises “.*”, lowers “.*” \([\d.]+ nats\)$", panel["title"]
+            r"feature \d+, at [\d.]+ % of the tokens, up to [\d.]+; it raises “.*”, lowers “.*” \([\d.]+ nats\)$",
+            panel["title"],
         )
         assert max(panel["values"][0]) == pytest.approx(float(max(panel["notes"], key=float)), abs=0.006)
     assert main(["inspect", str(tiny_run), *words]) == 0

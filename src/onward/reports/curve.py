@@ -29,14 +29,18 @@ def write_loss_svg(run: Path, guesses: int) -> Path | None:
     metrics = read_metrics(run)
     if not metrics.steps:
         return None
+    with written_whole(run / "loss.svg") as new:
+        new.write_text(loss_svg(metrics, guesses), encoding="utf-8")
+    return run / "loss.svg"
+
+
+def loss_svg(metrics: Metrics, guesses: int) -> str:
+    """The loss curve as an SVG of its own; needs at least one step."""
     svg, _ = loss_plot(metrics, guesses)
     head, rest = svg.split(">", 1)
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{WIDTH:g}" height="{HEIGHT:g}"'
     paper = f'<rect class="paper" width="{WIDTH:g}" height="{HEIGHT:g}" rx="8"/>'
-    with written_whole(run / "loss.svg") as new:
-        new.write_text(
-            f'{head} xmlns="http://www.w3.org/2000/svg"><style>{COLORS}{STYLE}</style>{paper}{rest}\n', encoding="utf-8"
-        )
-    return run / "loss.svg"
+    return f"{head} {size}><style>{COLORS}{STYLE}</style>{paper}{rest}\n"
 
 
 def loss_plot(

@@ -17,7 +17,7 @@ from rich.cells import cell_len, set_cell_size
 
 from onward.errors import UserError
 from onward.files import written_whole
-from onward.reports.markup import MARKS, embedded, page_of, readable, resource, visible
+from onward.reports.markup import MARKS, boxed, embedded, page_of, readable, resource, visible
 from onward.reports.plot import COLORS, STYLE
 from onward.reports.scale import Scale, legends
 
@@ -143,6 +143,12 @@ class Picture:
                 "script": resource("picture.js"),
             },
         )
+
+    def _repr_html_(self) -> str:
+        return boxed(self.svg(), self.title)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/html": self._repr_html_(), "image/svg+xml": self.svg(), "text/plain": self.text()}
 
     def text(self, width: int = 100) -> str:
         """The picture for a terminal of this many columns."""
