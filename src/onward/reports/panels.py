@@ -200,8 +200,9 @@ def curves(
     places = np.stack([np.asarray(x, float)] * 3)
     drawn = []
     for i, (name, values) in enumerate(numbers.items()):
-        style = STYLES[i] if len(series) <= len(STYLES) else STYLES[0]
-        opacity = 1.0 if len(series) <= len(STYLES) else 1 - 0.8 * i / len(series)
+        few = len(series) <= 2 * len(STYLES)  # each color twice; more are shades of the first
+        style = STYLES[i % len(STYLES)] if few else STYLES[0]
+        opacity = (1.0 if i < len(STYLES) else 0.45) if few else 1 - 0.8 * i / len(series)
         there = np.isfinite(values)
         drawn.append(Series(style, "line", places[:, there], y(values[there]), name, opacity=opacity))
     names = "".join(
