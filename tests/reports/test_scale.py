@@ -244,6 +244,7 @@ def test_every_picture_of_a_page_scrolls_in_its_own_box(tmp_path: Path) -> None:
     for page in pages:
         assert "@media (max-width: 58rem) { .picture, .curve .plot, #map { min-width: var(--width) } }" in page
         assert re.search(r"figure \{[^}]*overflow-x: auto", page)
+        assert re.search(r"\ntable \{[^}]*overflow-x: auto", page)
         outside = re.sub(r"<figure.*?</figure>", "", page, flags=re.S)
         left = [width for width, kind in SIZED.findall(outside) if kind in ("picture", "plot")]
         assert len(SIZED.findall(page)) > len(left)
