@@ -1,9 +1,10 @@
 """Which token goes to which expert.
 
 A decoder with a mixture of 4 experts in each of 2 layers, of which every character uses one, is trained on Python's
-documentation. Nobody tells the routers which character belongs where; the loss alone makes them divide the work. The
-table says how the characters of each kind are distributed over the experts. With --out it becomes a picture, with the
-experts of the characters of a sentence beside it (.svg, .png, .html).
+documentation. Nobody tells the routers which character belongs where; the loss makes them divide the work, and an
+auxiliary loss only keeps all experts in use. The table says how the characters of each kind are distributed over the
+experts. With --out it becomes a picture, with the experts of the characters of a sentence beside it (.svg, .png,
+.html).
 """
 
 import argparse
@@ -17,7 +18,8 @@ from onward.data.tokens import Tokens, encode
 from onward.data.windows import Windows
 from onward.inspection.layers import router_load
 from onward.reports.panels import cells
-from onward.reports.picture import Picture, Scale
+from onward.reports.picture import Picture
+from onward.reports.scale import Scale
 from onward.reports.views import Reading
 from onward.reports.views import experts as experts_of_tokens
 from onward.text.tokenizer import train_tokenizer
@@ -81,7 +83,8 @@ of_text = experts_of_tokens(Reading(model, tokenizer, "Return the value of a key
 picture = Picture(
     "Which token goes to which expert",
     "Above, the share of each expert among the characters of a kind. Below, the experts of the characters of a "
-    "sentence, with the share of the expert in what the layer adds. The routers were trained by the loss alone.",
+    "sentence, with the factor of the expert's output. Nobody told the routers which character belongs where; an "
+    "auxiliary loss only keeps all experts in use.",
     [*kinds, *of_text.panels],
 )
 if options.out:

@@ -30,7 +30,7 @@ from onward.training.config import RunConfig
 from onward.training.events import Event
 from onward.training.finetuning import FinetuneConfig
 from onward.training.keywords import FinetuneKeywords, RunKeywords
-from onward.training.progress import Progress
+from onward.training.progress import progress
 from onward.training.run import Run
 
 
@@ -188,7 +188,7 @@ def trained(
         raise UserError("out is empty: give the folder of the run, such as 'runs/mybook'")
     texts = [sources] if isinstance(sources, str | Path) else sources
     run = Run.start(build(kind, {"sources": [str(text) for text in texts], "out": str(out), **config}))
-    on_event = on_event or Progress(run)
+    on_event = on_event or progress(run)
     for event in run.train():
         on_event(event)
     conclude(run)

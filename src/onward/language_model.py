@@ -81,6 +81,11 @@ class LanguageModel:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    def _repr_html_(self) -> str | None:
+        from onward.reports.notebook import of_model  # draws, and is needed in a notebook alone
+
+        return of_model(self.model, self.tokenizer)
+
     @property
     def config(self) -> DecoderConfig:
         """The sizes and parts of the model."""

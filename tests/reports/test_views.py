@@ -73,7 +73,7 @@ def test_next_has_the_probabilities_of_the_model_and_of_each_step() -> None:
     assert [*plain.data["bars"].values()][:10] == pytest.approx(
         [p for _, p in next_tokens(given.model, given.tokens)[-1]]
     )
-    assert [panel.title.split(":")[0] for panel in steps] == ["temperature", "top_k"]
+    assert [panel.title.split(":")[0] for panel in steps] == ["temperature 0.5", "top_k 3"]
     assert [p > 0 for p in [*steps[1].data["bars"].values()]][:4] == [True] * 3 + [False]
 
 
@@ -181,7 +181,8 @@ def test_command_trains_a_tuned_lens_and_a_sparse_autoencoder(
     assert found["title"] == "Features of blocks.1.mlp.out"
     for panel in found["panels"]:
         assert re.match(
-            r"feature \d+, at [\d.]+ % of the tokens; it raises “.*”, lowers “.*” \([\d.]+ nats\)$", panel["title"]
+            r"feature \d+, at [\d.]+ % of the tokens, up to [\d.]+; it raises “.*”, lowers “.*” \([\d.]+ nats\)$",
+            panel["title"],
         )
         assert max(panel["values"][0]) == pytest.approx(float(max(panel["notes"], key=float)), abs=0.006)
     assert main(["inspect", str(tiny_run), *words]) == 0

@@ -27,11 +27,12 @@ from onward.model.part_types import (
 )
 from onward.model.parts import *  # noqa: F403
 from onward.model.parts import Gated, Plain, PreNorm, RMSNorm, Rotary, SelfAttention
+from onward.notebook import Shown
 
 
 @named
 @dataclass(frozen=True)
-class DecoderConfig:
+class DecoderConfig(Shown):
     """A decoder-only Transformer as a value.
 
     Sizes that are 0 by default are computed from the others. Raises UserError where sizes contradict each other.

@@ -17,6 +17,7 @@ from onward.model.config import DecoderConfig, at
 from onward.model.context import attention_contexts
 from onward.model.initialize import initialize
 from onward.model.linear import Linear
+from onward.notebook import Shown
 
 
 class Scale(nn.Module):
@@ -48,7 +49,7 @@ class Softcap(nn.Module):
         return self.cap * torch.tanh(x / self.cap)
 
 
-class Decoder(nn.Module):
+class Decoder(Shown, nn.Module):
     """A decoder-only Transformer of a DecoderConfig, with newly initialized weights.
 
     >>> model = Decoder(DecoderConfig(vocab_size=100, d_model=64, n_layers=2, n_heads=4))

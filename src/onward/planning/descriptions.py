@@ -153,6 +153,11 @@ def sentence(documented: Any) -> str:
     return re.split(r"\.(?:\s+(?=[A-Z])|$)", " ".join(first.split()))[0]
 
 
+def formula(part: Part) -> str:
+    """What a part computes, by its docstring, without the names in parentheses of models that have it."""
+    return re.sub(r" \([^()]*\)$", "", sentence(type(part)))
+
+
 def over_layers(values: Sequence[Any], meaning: str = "") -> int | float | str:
     """The values of some layers: the one that all have, or each with the number of its layers."""
     counts = Counter(shown(value, meaning) for value in values).most_common()

@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -21,15 +20,16 @@ def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
     with torch.device("meta"), SizeLimit(sys.maxsize):
         rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
         rest.blocks = nn.ModuleList()
-        kinds = first_layers(config).items()
-        return [(at(config.block, i).build(config, i), count) for i, count in kinds] + [(rest, 1)]
+        blocks = [(at(config.block, first).build(config, first), [first, *more]) for first, *more in kinds(config)]
+        return [(block, len(layers)) for block, layers in blocks] + [(rest, 1)]
 
 
-def first_layers(config: DecoderConfig) -> dict[int, int]:
-    """The first layer of each kind of block, with the number of layers of this kind."""
-    slots = (config.block, config.attention, config.mlp, config.norm, config.position)
-    kinds = [tuple(at(parts, layer) for parts in slots) for layer in range(config.n_layers)]  # type: ignore[type-var]
-    return {kinds.index(kind): count for kind, count in Counter(kinds).items()}
+def kinds(config: DecoderConfig) -> list[list[int]]:
+    """The layers of each kind of block, the kind of the first layer first."""
+    slots, found = (config.block, config.attention, config.mlp, config.norm, config.position), dict[object, list[int]]()
+    for layer in range(config.n_layers):
+        found.setdefault(tuple(at(parts, layer) for parts in slots), []).append(layer)  # type: ignore[type-var]
+    return [*found.values()]
 
 
 def size(module: nn.Module) -> int:

@@ -16,36 +16,41 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860.0, 356.0, 46.0, 840.0, 34.0, 310.0
 POINTS = 600  # largest number of points of a curve
 
 
-def loss_figure(metrics: Metrics, vocab_size: int, other: Metrics | None = None, other_name: str = "") -> str:
-    """The loss curve as a figure for report.js, with the curve of another run over it; needs at least one step."""
-    svg, data = loss_plot(metrics, vocab_size, other, other_name)
+def loss_figure(metrics: Metrics, guesses: int, other: Metrics | None = None, other_name: str = "") -> str:
+    """The loss curve as a figure for report.js, with the curve of another run over it; needs at least one step.
+    `guesses` is the number of tokens that a uniform guess chooses from, 0 for a loss that is not that of tokens."""
+    svg, data = loss_plot(metrics, guesses, other, other_name)
     script = f'<script type="application/json">{embedded(data)}</script>'
     return f'<figure class="curve">{svg}<p class="readout js"></p>{script}</figure>'
 
 
-def write_loss_svg(run: Path, vocab_size: int) -> Path | None:
+def write_loss_svg(run: Path, guesses: int) -> Path | None:
     """Write the loss curve of a run folder as loss.svg; None if the run has made no step yet."""
     metrics = read_metrics(run)
     if not metrics.steps:
         return None
-    svg, _ = loss_plot(metrics, vocab_size)
-    head, rest = svg.split(">", 1)
-    paper = f'<rect class="paper" width="{WIDTH:g}" height="{HEIGHT:g}" rx="8"/>'
     with written_whole(run / "loss.svg") as new:
-        new.write_text(
-            f'{head} xmlns="http://www.w3.org/2000/svg"><style>{COLORS}{STYLE}</style>{paper}{rest}\n', encoding="utf-8"
-        )
+        new.write_text(loss_svg(metrics, guesses), encoding="utf-8")
     return run / "loss.svg"
 
 
+def loss_svg(metrics: Metrics, guesses: int) -> str:
+    """The loss curve as an SVG of its own; needs at least one step."""
+    svg, _ = loss_plot(metrics, guesses)
+    head, rest = svg.split(">", 1)
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{WIDTH:g}" height="{HEIGHT:g}"'
+    paper = f'<rect class="paper" width="{WIDTH:g}" height="{HEIGHT:g}" rx="8"/>'
+    return f"{head} {size}><style>{COLORS}{STYLE}</style>{paper}{rest}\n"
+
+
 def loss_plot(
-    metrics: Metrics, vocab_size: int, other: Metrics | None = None, other_name: str = ""
+    metrics: Metrics, guesses: int, other: Metrics | None = None, other_name: str = ""
 ) -> tuple[str, dict[str, Any]]:
     """The loss curve as SVG, and the data with which report.js redraws it."""
     runs = [Curves.of(one) for one in (metrics, other) if one and one.steps]
-    uniform, failed = math.log(vocab_size), [row["failed_step"] for row in metrics.rollbacks]
+    uniform, failed = math.log(max(guesses, 1)), [row["failed_step"] for row in metrics.rollbacks]
     low, high = min(run.low for run in runs), max(run.high for run in runs)
-    show_uniform = high > 0.8 * uniform
+    show_uniform = bool(guesses) and high > 0.8 * uniform
     high = max(high, uniform) if show_uniform else high
     margin = 0.05 * (high - low) + 1e-6
     ends = np.concatenate([metrics.places(failed), *(run.ends for run in runs)], axis=1)
@@ -70,13 +75,14 @@ def loss_plot(
             ),
         ]
     name = f'<text class="axis" x="{RIGHT:g}" y="{BOTTOM + 34:g}" text-anchor="end">step</text>'
-    around = name + y.grid(6) + legend(own, bool(failed), other_name if len(runs) > 1 else "")
+    unit = "nats per token" if guesses else ""
+    around = name + y.grid(6) + legend(own, unit, bool(failed), other_name if len(runs) > 1 else "")
     if show_uniform:
         at = float(y([uniform])[0])
         around += (
             f'<line class="uniform" x1="{LEFT}" x2="{RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
             f'<text x="{RIGHT}" y="{at + 15:.1f}" text-anchor="end">'
-            f"a uniform guess among {vocab_size:,} tokens: ln {vocab_size} = {uniform:.2f}</text>"
+            f"a uniform guess among {guesses:,} tokens: ln {guesses} = {uniform:.2f}</text>"
         )
     return plot(frame, series, around, "Loss by training step", 8)
 
@@ -113,12 +119,12 @@ class Curves:
         )
 
 
-def legend(run: Curves, rollbacks: bool, other_name: str) -> str:
+def legend(run: Curves, unit: str, rollbacks: bool, other_name: str) -> str:
     """The names of the curves above the plotted area."""
-    names = [("smooth-name", "&#9644; training (pale: single steps)")]
+    names = [("smooth-name", "&#9644; training (faint: single steps)")]
     names += [("validation-name", "&#9679; validation")] * bool(len(run.validations))
-    names += [("", "&#9650; learning rate")]
+    names += [("", f"&#9650; learning rate, up to {run.rates.max():.3g}")]
     names += [("validation-name", "&#9475; rollback")] * rollbacks
     names += [("other-name", f"&#9644; {visible(other_name)}")] * bool(other_name)
     spans = "".join(f'<tspan class="{style}" dx="16">{name}</tspan>' for style, name in names)
-    return f'<text x="4" y="14">loss, nats per token{spans}</text>'
+    return f'<text x="4" y="14">{", ".join(filter(None, ("loss", unit)))}{spans}</text>'

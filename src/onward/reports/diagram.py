@@ -21,8 +21,8 @@ from onward.model.config import (
     SharedNorm,
     at,
 )
-from onward.planning.descriptions import sentence
-from onward.planning.parameters import first_layers, modules, parameters, size
+from onward.planning.descriptions import formula
+from onward.planning.parameters import kinds, modules, parameters, size
 from onward.reports.markup import visible
 from onward.reports.picture import Panel, Picture
 from onward.reports.plot import short
@@ -46,15 +46,17 @@ class Row:
 
 def block(config: DecoderConfig = EXAMPLE) -> Picture:
     """The diagram of a decoder."""
-    rows = [*rows_of(config)]
+    rows, feed_forward = [*rows_of(config)], any("mlp" in dict(one.named_children()) for one, _ in modules(config))
+    added = "its attention, which reads other tokens"
+    added += ", and that of its feed-forward, which does not" * feed_forward
     body, width, height = drawn(rows)
     data = {"rows": [{"place": row.place, "boxes": [*map(list, row.boxes)], "shape": row.shape} for row in rows]}
     return Picture(
         f"A decoder of {short(parameters(config))} parameters",
         f"From token ids to logits. The line on the left is the residual stream: {config.d_model:,} numbers for each "
-        "of the T tokens of the B rows. Each block reads it, and adds to it what its attention, which reads other "
-        "tokens, and its feed-forward, which does not, have computed. The logits at a token are scores of the token "
-        "that comes next. Weights are written inputs → outputs, and on the right is the shape of each result.",
+        f"of the T tokens of the B rows. Each block reads it, and adds to it the output of {added}. The logits "
+        "at a token are scores of the token that comes next. Matrices are written inputs → outputs, other weights as "
+        "their number; on the right is the shape of each result.",
         [Panel("", width, height, body, lines(rows), data)],
     )
 
@@ -67,21 +69,48 @@ def rows_of(config: DecoderConfig) -> Iterator[Row]:
     yield Row("stream", [("embed", f"{config.vocab_size:,} → {config.d_embed:,}")], f"(B, T, {config.d_embed:,})")
     if config.d_embed != config.d_model:
         yield Row("stream", [("embed_in", weights(rest.embed_in))], vectors)
+    if config.embed_scale != 1.0:
+        yield Row("stream", [("scale", f"× {config.embed_scale:.4g}")], vectors)
+    if config.embed_norm:
+        yield Row("stream", [("embed_norm", weights(rest.embed_norm))], vectors)
     if position.added:
         yield Row("stream", [("+ position", position.describe(config))], vectors)
-    for layer, (module, count) in [*zip(first_layers(config), blocks)][:KINDS]:
+    for layers, (module, count) in [*zip(kinds(config), blocks)][:KINDS]:
+        part = at(config.block, layers[0])
         times = f"{count} blocks" if count > 1 else "1 block"
-        formula = sentence(type(at(config.block, layer)))
-        yield Row("title", [(f"{times} of {size(module):,} parameters", formula)])
-        yield from block_rows(config, layer, module, vectors)
+        which = f", {in_short(layers)}" if len(blocks) > 1 else ""
+        factor = getattr(part, "residual_scale", 1.0)
+        scaled = f", attn and mlp times {factor:g}" if factor != 1.0 else ""
+        yield Row("title", [(f"{times} of {size(module):,} parameters{which}", formula(part) + scaled)])
+        yield from block_rows(config, layers[0], module, vectors)
     if len(blocks) > KINDS:
         yield Row("title", [(f"and {len(blocks) - KINDS} more kinds of block", "")])
     yield Row("title", [("", "")])
     yield Row("stream", [("norm", weights(rest.norm))], vectors)
     if config.d_embed != config.d_model:
         yield Row("stream", [("embed_out", weights(rest.embed_out))], f"(B, T, {config.d_embed:,})")
-    tied = ", the weights of embed" if config.tied else ""
-    yield Row("stream", [("head", weights(rest.head) + tied)], f"logits (B, T, {config.vocab_size:,})")
+    tied, logits = ", the weights of embed" if config.tied else "", f"logits (B, T, {config.vocab_size:,})"
+    yield Row("stream", [("head", weights(rest.head) + tied)], logits)
+    if config.logit_scale != 1.0:
+        yield Row("stream", [("scale", f"× {config.logit_scale:.4g}")], logits)
+    if config.logit_softcap:
+        yield Row("stream", [("softcap", capped("z", config.logit_softcap))], logits)
+
+
+def in_short(layers: Sequence[int]) -> str:
+    """The numbers of layers in words: layer 3; layers 0 to 5; layers 0, 2, ..., 24; layers 0, 1, 5, ..., 7."""
+    first, last, step = layers[0], layers[-1], layers[1] - layers[0] if len(layers) > 1 else 1
+    if [*layers] != [*range(first, last + 1, step)]:
+        shown = layers if len(layers) < 5 else [*layers[:3], "...", last]
+        return f"layers {', '.join(map(str, shown))}"
+    if step == 1:
+        return f"layers {first} to {last}" if last > first else f"layer {first}"
+    return f"layers {first}, {first + step}, ..., {last}" if len(layers) > 2 else f"layers {first} and {last}"
+
+
+def capped(score: str, cap: float) -> str:
+    """The formula of a soft cap."""
+    return f"{cap:g} tanh({score} / {cap:g})"
 
 
 def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: str) -> Iterator[Row]:
@@ -119,15 +148,17 @@ def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterat
     plain = isinstance(part, SelfAttention)
     yield Row("branch", boxes, f"q {heads}, k and v (B, T, {config.n_kv_heads}, {config.d_head})" if plain else "")
     normed = [(name, weights(child)) for name, child in attn.named_children() if name.endswith("norm")]
+    both = f"q {heads}, k (B, T, {config.n_kv_heads}, {config.d_head})" if plain else ""
     if any(detail for _, detail in normed):
-        yield Row("branch", [(name, detail) for name, detail in normed if detail], heads if plain else "")
+        yield Row("branch", [(name, detail) for name, detail in normed if detail], both)
     if position.kind != "none" and not position.added:
-        what = "bias of the scores" if position.kind == "alibi" else "rotate q and k"
-        yield Row(
-            "branch", [(what, position.describe(config))], heads if plain and what != "bias of the scores" else ""
-        )
-    window = f", window of {part.window:,}" if part.window else ""
-    yield Row("branch", [("attend", f"softmax(q · k × scale) v{window}")], f"weights (B, {config.n_heads}, T, T)")
+        rotates = position.kind != "alibi"
+        what = "rotate q and k" if rotates else "bias of the scores"
+        yield Row("branch", [(what, position.describe(config))], both * rotates)
+    cap, score = getattr(part, "attn_softcap", None), "q · k × scale"
+    more = f", window of {part.window:,}" * bool(part.window) + ", a sink in each head" * getattr(part, "sinks", False)
+    attend = f"softmax({capped(score, cap) if cap else score}) v{more}"
+    yield Row("branch", [("attend", attend)], f"weights (B, {config.n_heads}, T, T)")
     if out is not None:
         yield Row("branch", [("out", weights(out))], f"(B, T, {config.d_model:,})")
 

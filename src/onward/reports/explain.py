@@ -9,11 +9,13 @@ from torch import Tensor
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
 from onward.inspection.inputs import as_row, check_layer, check_position
+from onward.model.config import at
 from onward.model.decoder import Decoder
 from onward.reports.explain_block import block, block_in_short
 from onward.reports.followed import NUMBERS, Followed, vector
 from onward.reports.markup import MARKS, readable
 from onward.reports.panels import bars, cells, unique
+from onward.reports.scale import Scale
 from onward.reports.story import Step, Story
 from onward.text.tokenizer import Tokenizer
 
@@ -51,7 +53,18 @@ def beginning(token: Followed) -> Iterator[Step]:
         f"The tokenizer splits the text into {len(token.tokens)} tokens. Each has an id, a number from 0 to "
         f"{c.vocab_size - 1:,}. From here on only numbers are left. We follow token {token.p}, {token.piece}, whose "
         f"id is {token.tokens[token.p]}.",
-        [cells("", mark, ["token", "id"], names, texts=table, longest=8, reading="position {column}: {text}")],
+        [
+            cells(
+                "",
+                mark,
+                ["token", "id"],
+                names,
+                texts=table,
+                longest=8,
+                reading="position {column}: {text}",
+                scale=Scale(1),
+            )
+        ],
     )
     x = token.at("embed")
     yield Step(
@@ -87,7 +100,9 @@ def end(token: Followed) -> Iterator[Step]:
     """From the last vector to the next token."""
     c, count, text = token.config, len(token.tokens), "".join(token.pieces[: token.p + 1]).replace("·", " ")
     if "norm" in token.t:
-        yield token.norm("The last norm", f"blocks.{c.n_layers - 1}.out", "norm", f"(1, {count}, {c.d_model})")
+        last = c.n_layers - 1
+        norm = c.final_norm or at(c.norm, last)
+        yield token.norm(norm, "The last norm", f"blocks.{last}.out", "norm", f"(1, {count}, {c.d_model})")
     z = token.at("logits")
     order = z.argsort(descending=True)[:NUMBERS].tolist()
     names = [readable(token.tokenizer.piece(i), MARKS) for i in order]

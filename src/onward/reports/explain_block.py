@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from onward.model.config import Rotary, at
-from onward.planning.descriptions import sentence
+from onward.planning.descriptions import formula
 from onward.reports.followed import NUMBERS, Followed, head_vectors, vector
 from onward.reports.panels import bars
+from onward.reports.scale import Scale
 from onward.reports.story import Step
 from onward.tracing.attention import attend_modules
 
@@ -22,9 +23,9 @@ def block(token: Followed, layer: int) -> Iterator[Step]:
     where = f"Block {layer + 1} of {c.n_layers}"
     wide = f"(1, {count}, {c.d_model})"
     part = at(c.block, layer)
-    formula = sentence(type(part))
+    written = formula(part)
     if f"{name}.attn_norm" in token.t and part.kind != "post_norm":
-        yield token.norm(f"{where}: norm", f"{name}.in", f"{name}.attn_norm", wide)
+        yield token.norm(at(c.norm, layer), f"{where}: norm", f"{name}.in", f"{name}.attn_norm", wide)
     yield from attention(token, layer, where)
     out, before = token.at(f"{name}.attn.out"), token.at(f"{name}.in")
     yield Step(
@@ -33,19 +34,19 @@ def block(token: Followed, layer: int) -> Iterator[Step]:
         "out(heads)",
         f"The outputs of the {c.n_heads} heads are put side by side, and one matrix mixes them into a vector as "
         f"wide as the residual stream. This is what attention has to say about {token.piece}; its length is "
-        f"{out.norm():.2f}, that of the stream {before.norm():.2f}. The block adds it: {formula}.",
+        f"{out.norm():.2f}, that of the stream {before.norm():.2f}. The block adds it: {written}.",
         [vector("output of attention", out)]
         + ([vector("stream after the addition", token.at(f"{name}.mid"))] if f"{name}.mid" in token.t else []),
     )
     if f"{name}.mlp.out" in token.t:
         if f"{name}.mlp_norm" in token.t and part.kind != "post_norm":
-            yield token.norm(f"{where}: norm", f"{name}.mid", f"{name}.mlp_norm", wide)
+            yield token.norm(at(c.norm, layer), f"{where}: norm", f"{name}.mid", f"{name}.mlp_norm", wide)
         yield from feed_forward(token, layer, where, wide)
     after = token.at(f"{name}.out")
     yield Step(
         f"{where}: what the block has changed",
         wide,
-        formula,
+        written,
         f"The vector went in with length {before.norm():.2f} and comes out with {after.norm():.2f}; the cosine of "
         f"both is {torch.cosine_similarity(before, after, 0):.2f}. {token.guess(layer)}",
         [vector("into the block", before), vector("out of the block", after)],
@@ -62,8 +63,8 @@ def block_in_short(token: Followed, layer: int) -> Step:
     return Step(
         f"Block {layer + 1} of {c.n_layers}",
         f"(1, {len(token.tokens)}, {c.d_model})",
-        sentence(type(at(c.block, layer))),
-        f"The same again, with weights of its own. Its attention adds a vector of length {attended.norm():.2f} to "
+        formula(at(c.block, layer)),
+        f"Another block, in short. Its attention adds a vector of length {attended.norm():.2f} to "
         f"the stream of length {before.norm():.2f}{added}. Head {head + 1} looks at “{token.pieces[key]}” with "
         f"{weights[head, key]:.2f}. {token.guess(layer)}",
         [token.weights_panel(layer)],
@@ -86,6 +87,7 @@ def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
     best += 1
     dot = float(queries[token.p, head] @ keys[best, head * keys.size(1) // c.n_heads])
     scale = float(attend_modules(token.model)[layer].scale)
+    score_scale = Scale(float(biased.abs().max()) or 1.0, signed=True, unit="score")
     biases = f" The positions add a bias, so that this score becomes {float(biased[head, best]):.3f}."
     yield Step(
         f"{where}: scores",
@@ -97,19 +99,21 @@ def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
         f"“{token.pieces[best]}” give {dot:.3f}, times {scale:.4g} is {dot * scale:.3f}."
         + biases
         * (not torch.allclose(scores, biased, atol=1e-4)),
-        [token.of_heads("scores", biased, reading="{row}: {column} scores {value}")],
+        [token.of_heads("scores", biased, score_scale, "{row}: {column} scores {value}")],
     )
     likes = "; ".join(
         f"head {h + 1} takes {weights[h].max():.0%} of “{token.pieces[int(weights[h].argmax())]}”"
         for h in range(min(c.n_heads, 4))
     ).replace("%", " %")
     collected = f"{name}.heads" in token.t
+    rest = "; the rest is that of its sink" if attend_modules(token.model)[layer].sinks is not None else ""
     yield Step(
         f"{where}: weights, and what they collect",
         f"weights (1, {c.n_heads}, {count}, {count}), heads (1, {count}, {c.n_heads}, {values.size(-1)})",
         "weights = softmax(scores); heads = weights × v",
         "The softmax makes shares of the scores: the exponential of each, divided by the sum of all. The shares "
-        f"of a head sum to {weights[0].sum():.2f}. They are the recipe by which a head mixes the values: {likes}.",
+        f"of a head sum to {weights[0].sum():.2f}{rest}. They are the recipe by which a head mixes the values: "
+        f"{likes}.",
         [token.weights_panel(layer)]
         + [head_vectors("what each head collected", token.at(f"{name}.heads"))] * collected,
     )
@@ -189,9 +193,10 @@ def feed_forward(token: Followed, layer: int, where: str, wide: str) -> Iterator
             f"{where}: units of the feed-forward",
             f"(1, {count}, {len(units)})",
             f"units = {act}(gate y) × (up y)" if gated else f"units = {act}(up y)",
-            f"Each token by itself now: a matrix makes {len(units):,} units of its vector, and {act} keeps some "
-            f"of them and suppresses others. Here {int((units > 0).sum()):,} of {len(units):,} are above 0. The "
-            "strongest are shown; each stands for some pattern in the text that the model has learned to detect.",
+            f"Each token by itself now: {'two matrices make' if gated else 'a matrix makes'} {len(units):,} units of "
+            f"its vector, and {act} keeps some of them and suppresses others. Here {int((units > 0).sum()):,} of "
+            f"{len(units):,} are above 0. The strongest are shown, negative ones in the second color; each stands for "
+            "some pattern in the text that the model has learned to detect.",
             [bars("strongest units", {f"unit {i}": float(units[i]) for i in order})],
         )
     yield Step(

@@ -15,7 +15,8 @@ from onward.inspection.layers import units
 from onward.model.decoder import Decoder, without_dropout
 from onward.reports.markup import MARKS, readable
 from onward.reports.panels import words
-from onward.reports.picture import Panel, Picture, Scale
+from onward.reports.picture import Panel, Picture
+from onward.reports.scale import Scale
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.trace import trace
 
@@ -43,18 +44,19 @@ def features(
             model, name, autoencoder, feature, texts[int(found.texts[feature, 0])], int(found.positions[feature, 0])
         )
         raised, lowered = (", ".join(f"“{piece}”" for piece in pieces(ids)) for ids in (effect.raised, effect.lowered))
+        peak = float(found.peaks[feature, 0])
         title = (
-            f"feature {feature}, at {found.share[feature]:.1%} of the tokens; it raises {raised}, lowers {lowered} "
-            f"({effect.divergence:.2f} nats)"
+            f"feature {feature}, at {found.share[feature]:.1%} of the tokens, up to {peak:.3g}; it raises {raised}, "
+            f"lowers {lowered} ({effect.divergence:.2f} nats)"
         )
-        panels.append(panel(title.replace("%", " %"), parts, float(found.peaks[feature, 0])))
+        panels.append(panel(title.replace("%", " %"), parts, peak))
     return Picture(
         f"Features of {name}",
         f"A sparse autoencoder writes this activation as a sum of at most {autoencoder.active} of "
         f"{found.share.numel():,} directions, its features; {len(found.dead):,} of them are active nowhere in these "
-        f"texts. For the {len(chosen)} strongest: the texts where each is most active, shaded by it, and the tokens "
-        "whose probability it raises and lowers most after the strongest place, with how much the prediction changes "
-        "when the feature is set to 0.",
+        f"texts. For the {len(chosen)} strongest: the texts where each is most active, with {BETWEEN.strip()} between "
+        "them, shaded from 0 to its own greatest value, and the tokens whose probability it raises and lowers most "
+        "after the strongest place, with how much the prediction changes when the feature is set to 0.",
         panels,
     )
 

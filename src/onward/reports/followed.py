@@ -11,9 +11,12 @@ from torch import Tensor
 
 from onward.inspection.attention import logits
 from onward.model.decoder import Decoder
+from onward.model.part_types import Norm
+from onward.planning.descriptions import formula
 from onward.reports.markup import MARKS, readable
 from onward.reports.panels import cells
-from onward.reports.picture import Panel, Scale
+from onward.reports.picture import Panel
+from onward.reports.scale import Scale
 from onward.reports.story import Step
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.names import activation_names
@@ -60,9 +63,11 @@ class Followed:
         name = readable(self.tokenizer.piece(int(p.argmax())), MARKS)
         return f"If the model ended here, it would say “{name}” with {p.max():.1%}.".replace("%", " %")
 
-    def norm(self, title: str, before: str, after: str, wide: str) -> Step:
-        """A norm."""
-        y, scale = self.at(after), f"{after}.scale"
+    def norm(self, part: Norm, title: str, before: str, after: str, wide: str) -> Step:
+        """A norm, of which the activations `before` and `after` are known."""
+        y, scale, module = self.at(after), f"{after}.scale", self.model.get_submodule(after)
+        divided = formula(part)
+        weighted = ", then multiplied by learned weights" * any(True for _ in module.parameters())
         told = f" Here it divides by {float(self.at(scale)):.3f}." if scale in self.t else ""
         panels = [vector("before", self.at(before))] if before in self.t else []
         return Step(
@@ -70,8 +75,7 @@ class Followed:
             wide,
             "y = norm(x)",
             "The vector is brought to a standard size, so that its numbers stay in the range that the next matrix "
-            f"was trained for: divided by a number made of all its {len(y)} numbers, then multiplied by learned "
-            f"weights.{told}",
+            f"was trained for: {divided[:1].lower()}{divided[1:]}{weighted}.{told}",
             [*panels, vector("after", y)],
         )
 
@@ -111,7 +115,7 @@ def head_vectors(title: str, x: Tensor) -> Panel:
         shown.numpy(),
         [f"head {h + 1}" for h in range(len(shown))],
         [str(i) for i in range(shown.size(1))],
-        scale=Scale(float(x.abs().max()) or 1.0, signed=True),
+        scale=Scale(float(x.abs().max()) or 1.0, signed=True, unit=title),
         reading="{row}, number {column}: {value}",
         room=240,
     )

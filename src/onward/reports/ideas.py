@@ -17,11 +17,16 @@ from onward.model.context import AttentionMask, segment_ids
 from onward.model.positions import rotate
 from onward.reports.diagram import block
 from onward.reports.panels import cells, curves
-from onward.reports.picture import Panel, Picture, Scale
+from onward.reports.picture import Panel, Picture
+from onward.reports.scale import Scale
 from onward.reports.strategies import compare
 
 WORDS = ("The", "cat", "sat", "on", "the", "mat")
-SEEN = Scale(1, unit="1: the token is seen")
+SEEN = Scale(1, keys=((1, "seen"), (0, "not seen")))
+REACHED = Scale(1, keys=((1, "reached"), (0, "not reached")))
+IN_SLOT = Scale(
+    1, keys=((1, "written by the call, and seen"), (0.4, "seen by its last token"), (0, "hidden by the mask, or empty"))
+)
 NEXT = {"mat": 0.35, "floor": 0.25, "bed": 0.15, "roof": 0.10, "chair": 0.05, "table": 0.04, "ground": 0.03}
 NEXT["other"] = 0.03
 DIAL = 132.0  # pixels of a dial
@@ -66,15 +71,15 @@ def window() -> Picture:
         steps[f"what {layers} reach"] = reach
     reading = "position {row} reaches position {column}: {value}"
     panels = [
-        cells(title, one.float().numpy(), names, names, scale=SEEN, reading=reading, room=180)
+        cells(title, one.float().numpy(), names, names, scale=REACHED, reading=reading, room=180)
         for title, one in steps.items()
     ]
     return Picture(
         "Sliding-window attention",
         f"With a window of {width}, a token sees itself and the {width - 1} tokens before it, so that a layer needs "
         f"memory and time for {width} keys, not for all. Layers add up: a token of the second layer reads vectors that "
-        f"have read {width - 1} tokens further back, so that L layers reach L x {width - 1} tokens. Models such as "
-        "Gemma and GPT-OSS alternate layers with and without a window.",
+        f"have read {width - 1} tokens further back, so that L layers reach L x {width - 1} tokens back. Models such "
+        "as Gemma and GPT-OSS alternate layers with and without a window.",
         panels,
     )
 
@@ -98,9 +103,10 @@ def rope() -> Picture:
         "Rotary positions (RoPE)",
         "The numbers of a query or key are taken in pairs, and each pair is turned by an angle proportional to its "
         "position: the first pair by 1 radian per token, the following ones ever more slowly, the last by 1 radian in "
-        "thousands of tokens. The dials show one pair at positions 0 to 8. A score compares directions, so that the "
+        "thousands of tokens. Each dial shows one pair at positions 0 to 8. A score compares directions, so that the "
         "position itself cancels out: a query at 60 and the same query at 30 have the same scores with a key that is "
-        "equally far back. Nothing is learned, and nothing is added to the vectors.",
+        "equally far back, so that one curve covers the other. Nothing is learned, and nothing is added to the "
+        "vectors.",
         [
             *dials,
             cells(
@@ -212,7 +218,13 @@ def positions() -> Picture:
         ),
         cells("sinusoidal: added vectors", sines, names, numbers, reading=at, room=230, scale=one),
         cells(
-            "rotary: cosines of the angles", cos[0, :, 0], names, numbers[: width // 2], reading=at, room=115, scale=one
+            "rotary: cosines of the angles",
+            cos[0, :, 0],
+            names,
+            numbers[: width // 2],
+            reading="position {row}, pair {column}: cosine {value}",
+            room=115,
+            scale=one,
         ),
         cells(
             "ALiBi: bias of head 2 of 4",
@@ -241,10 +253,11 @@ def samplers() -> Picture:
     found = compare(torch.tensor([*NEXT.values()]).log(), [*NEXT].__getitem__)
     return Picture(
         "Sampling strategies",
-        "One distribution of the next token (pale) and what each strategy makes of it (dark). A temperature below 1 "
-        "sharpens, one above 1 flattens. top_k keeps a number of tokens, top_p a share of the probability, min_p what "
-        "has at least a fraction of the likeliest; what is kept is scaled up to 1. Penalties act upon tokens that were "
-        "generated before: floor, bed and again floor.",
+        "Gray bars: one distribution of the next token. Colored bars: the same after each strategy, with its value. A "
+        "temperature below 1 sharpens, one above 1 flattens, 0 takes the likeliest. top_k keeps a number of tokens, "
+        "top_p a share of the probability, min_p tokens with at least a fraction of the likeliest's, typical_p tokens "
+        "about as surprising as the entropy; the rest is scaled up to 1. Penalties act upon tokens that were generated "
+        "before: floor, bed and again floor, after which no_repeat_ngram_size 2 forbids another floor bed.",
         found.panels(),
     )
 
@@ -272,16 +285,15 @@ def cache() -> Picture:
             written.append([*content])
         title = f"window of {width}: {layer.slots} slots" if width else f"no window: {layer.slots} slots"
         slots = [f"slot {i}" for i in range(layer.slots)]
-        scale = Scale(1, unit="pale: seen by the last token of the call; full: also written by the call")
         reading = "{row}, {column} holds position {text}"
-        panels.append(cells(title, strengths, names, slots, texts=written, scale=scale, reading=reading))
+        panels.append(cells(title, strengths, names, slots, texts=written, scale=IN_SLOT, reading=reading))
     return Picture(
         "The KV cache",
         "Keys and values of past tokens are kept, so that each call computes only its new tokens. Each row is a call "
         "(here a prompt in two chunks, then one token at a time), each column a slot: position p lies in slot p % "
-        "slots. Strong cells are written by the call, pale ones are seen by its last token. A layer with a window "
-        "overwrites what no token can see any more. To go back, the model is called with an earlier position: later "
-        "slots keep their entries, and the mask hides them.",
+        "slots. A cell has the position that its slot holds after the call. A layer with a window overwrites what no "
+        "token can see any more. To go back, the model is called with an earlier position: later slots keep their "
+        "entries, and the mask hides them.",
         panels,
     )
 

@@ -21,8 +21,8 @@ from onward.inspection.inputs import logits
 from onward.model.config import Experts, at
 from onward.model.decoder import Decoder
 from onward.reports.markup import MARKS, embedded, readable, visible
-from onward.reports.picture import Picture
-from onward.reports.views import Reading, experts, lens
+from onward.reports.picture import Picture, legend_of
+from onward.reports.views import WEIGHT, Reading, experts, lens
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.attention import attend_modules
 
@@ -34,14 +34,17 @@ TEMPERATURES = [i / 10 for i in range(1, 21)]  # of the slider
 CELLS = 300_000  # largest number of attention weights on a page
 SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*(?=\s|$)|(?<=[。！？])[」』”’]*")
 ABBREVIATION = re.compile(r"(?:\b[a-z]|\b(?:etc|cf|vs|al|mr|mrs|ms|dr|prof|st))\.$", re.IGNORECASE)  # e.g., J. S.
+PARTS = (
+    *("attention", "legend", "sinks", "words", "next", "distributions", "losses", "losses_about"),
+    *("lens", "lens_about", "experts", "experts_about"),
+)
 SENTENCES = 50  # of a paragraph, from which the passage is chosen
 
 
 def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[str, str], list[Picture]]:
     """The attention maps, the next-token tables, the losses, the lens and the experts for the first sentences of a
     text, and the pictures among them; "" without a tokenizer and for fewer than two tokens."""
-    parts = "attention", "sinks", "words", "next", "distributions", "losses", "losses_about", "lens", "experts"
-    nothing, c = dict.fromkeys(parts, ""), model.config
+    nothing, c = dict.fromkeys(PARTS, ""), model.config
     if tokenizer is None:
         return nothing, []
     most = min(TOKENS, c.context_length, max(2, math.isqrt(CELLS // (c.n_layers * c.n_heads))))
@@ -74,9 +77,10 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
         of_tokens = experts(replace(reading, ids=shown))
         every = math.ceil(len(of_tokens.panels) / EXPERT_LAYERS)
         pictures.append(replace(of_tokens, panels=of_tokens.panels[::every]))
-    drawn = [picture.svg(alone=False) for picture in pictures] + [""]
+    drawn = [(picture.svg(alone=False), visible(picture.caption)) for picture in pictures] + [("", "")]
     found = {
         "attention": embedded(attention),
+        "legend": legend_of(WEIGHT),
         "sinks": " (to less here, where a sink takes the rest)" if sinks else "",
         "words": "".join(
             f'<button type="button" class="token" style="--p:{100 * p:.0f}%">{visible(piece, MARKS)}</button>'
@@ -87,8 +91,10 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
             distributions(logits(model, shown), tokens[1:], tokenizer) | {"prompts": prompts(tokenizer, shown)}
         ),
         **losses(model, tokenizer, text),
-        "lens": drawn[0],
-        "experts": drawn[1],
+        "lens": drawn[0][0],
+        "lens_about": drawn[0][1],
+        "experts": drawn[1][0],
+        "experts_about": drawn[1][1],
     }
     return found, pictures
 
@@ -140,7 +146,8 @@ def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
     return {
         "losses": "".join(spans),
         "losses_about": f"The mean over these {len(found)} tokens is {found.mean():.3f} nats; the largest loss is "
-        f"{found.max():.2f}, of “<bdi>{hardest}</bdi>”. A uniform guess has {uniform:.2f}, the strongest shade.",
+        f"{found.max():.2f}, of “<bdi>{hardest}</bdi>”. A uniform guess has {uniform:.2f}: "
+        "the strongest shade, also of losses beyond it.",
     }
 
 

@@ -1,5 +1,6 @@
 """Text as HTML: escaped, with control characters made visible, as tables that unfold, and in the templates of pages."""
 
+import base64
 import html
 import json
 import re
@@ -43,6 +44,14 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
 def details(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
     """A table that unfolds; "" without rows."""
     return f"<details><summary>{visible(title)}</summary>{table(rows, header)}</details>" if rows else ""
+
+
+def boxed(svg: str, title: str) -> str:
+    """A whole SVG as an image that scrolls in its own box and follows the colors of the system, for the page of
+    another program: as an image, its styles stay its own."""
+    data = base64.b64encode(svg.encode()).decode()
+    image = f'<img src="data:image/svg+xml;base64,{data}" alt="{visible(title)}" style="max-width:none">'
+    return f'<div style="overflow-x:auto">{image}</div>'
 
 
 def resource(name: str) -> str:

@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike
 from rich.cells import cell_len
 
 from onward.reports.markup import readable, visible
-from onward.reports.picture import LINE_MARKS, Panel, Scale, fitted, gray_png, padded
+from onward.reports.picture import LINE_MARKS, Panel, fitted, gray_png, padded
 from onward.reports.plot import Frame, Heights, Series, plot, rounded, short
+from onward.reports.scale import NEGATIVE, SHADES, Scale
 
 LABEL, DEEP = 6.7, 12  # pixels of a character of a label, largest number of characters
-SHADES, NEGATIVE = "·░▒▓█", "·−=≡≣"  # in a terminal, from 0 on
 BLOCKS = "▁▂▃▄▅▆▇█"
 STYLES = "smooth", "validation", "other"  # of the first curves
 COLUMNS = 56  # of a curve in a terminal
@@ -43,8 +43,8 @@ def cells(
     cell under the pointer, such as "{row} attends to {column}: {value}".
     """
     values = np.asarray(values, float)
-    scale = scale or Scale(float(np.nanmax(np.abs(values), initial=0)), bool(np.nanmin(values, initial=0) < 0))
-    scale = replace(scale, faint=texts is not None)
+    scale = scale or Scale(float(np.nanmax(np.abs(values), initial=0)), bool((values < 0).any()), unit="value")
+    scale = replace(scale, faint=scale.faint or texts is not None).over(values)
     (height, width), size, written = values.shape, 0.0, list[list[str]]()
     if texts is not None:
         written = [[fitted(text, longest) for text in line] for line in texts]
@@ -137,7 +137,7 @@ def cell_lines(
         values = pooled(values, every)
     names = padded(rows) if rows else [""] * len(values)
     margin = cell_len(names[0]) if names else 0
-    levels = np.ceil(4 * replace(scale, faint=False).strength(values) - 1e-9).astype(int)
+    levels = scale.levels(values)
     shades = np.where(values < 0, np.array([*NEGATIVE])[levels], np.array([*SHADES])[levels])
     shades = np.where(np.isnan(values), " ", shades)
     if texts is not None:
@@ -200,8 +200,9 @@ def curves(
     places = np.stack([np.asarray(x, float)] * 3)
     drawn = []
     for i, (name, values) in enumerate(numbers.items()):
-        style = STYLES[i] if len(series) <= len(STYLES) else STYLES[0]
-        opacity = 1.0 if len(series) <= len(STYLES) else 1 - 0.8 * i / len(series)
+        few = len(series) <= 2 * len(STYLES)  # each color twice; more are shades of the first
+        style = STYLES[i % len(STYLES)] if few else STYLES[0]
+        opacity = (1.0 if i < len(STYLES) else 0.45) if few else 1 - 0.8 * i / len(series)
         there = np.isfinite(values)
         drawn.append(Series(style, "line", places[:, there], y(values[there]), name, opacity=opacity))
     names = "".join(
@@ -263,15 +264,15 @@ def bars(title: str, values: Mapping[str, float], *, unit: str = "", marked: str
     left = LABEL * max(map(cell_len, names), default=0) + 10
     parts = []
     for i, (name, value) in enumerate(zip(names, values.values())):
-        y, width = 19 * i, BAR * abs(value) / top
+        y, width = 19 * i, max(BAR * abs(value) / top, 1.0) if value else 0.0
         style = "less" if value < 0 or [*values][i] == marked else "more"
         parts.append(
             f'<text class="label" x="{left - 6:.1f}" y="{y + 12}" text-anchor="end">{visible(name)}</text>'
-            f'<rect class="{style}" x="{left:.1f}" y="{y + 1}" width="{max(width, 1):.1f}" height="14" rx="2"/>'
+            f'<rect class="{style}" x="{left:.1f}" y="{y + 1}" width="{width:.1f}" height="14" rx="2"/>'
             f'<text class="number soft" x="{left + width + 6:.1f}" y="{y + 12}">{visible(number(value, unit))}</text>'
         )
     lines = [
-        f"{name} {'█' * max(round(24 * abs(value) / top), 1)} {number(value, unit)}"
+        f"{name} {'█' * max(round(24 * abs(value) / top), int(value != 0))} {number(value, unit)}"
         for name, value in zip(padded(names, 18), values.values())
     ]
     width = left + BAR + 12 + 7 * max((len(number(value, unit)) for value in values.values()), default=0)
@@ -279,26 +280,35 @@ def bars(title: str, values: Mapping[str, float], *, unit: str = "", marked: str
 
 
 def words(
-    title: str, pieces: Sequence[str], values: np.ndarray, notes: Sequence[str], scale: Scale, width: float = 760
+    title: str,
+    pieces: Sequence[str],
+    values: np.ndarray,
+    notes: Sequence[str],
+    scale: Scale,
+    below: Sequence[str] = (),
+    width: float = 760,
 ) -> Panel:
-    """The tokens of a text one after the other, shaded by their values; `notes` are shown where one points, and in a
-    terminal beside each token."""
-    scale, parts, x, y = replace(scale, faint=True), [], 0.0, 0.0
-    for piece, note, strength in zip(pieces, notes, scale.strength(values)):
-        size = LABEL * cell_len(readable(piece, LINE_MARKS)) + 8
+    """The tokens of a text one after the other, shaded by their values, with short texts `below` them. `notes` are
+    shown where one points, and in a terminal beside each token."""
+    scale, parts, x, y = replace(scale, faint=True).over(values), [], 0.0, 0.0
+    down = 38 if any(below) else 23
+    for piece, note, under, strength in zip(pieces, notes, below or [""] * len(pieces), scale.strength(values)):
+        size = max(LABEL * cell_len(readable(piece, LINE_MARKS)) + 8, LABEL * len(under))
         if x and x + size > width:
-            x, y = 0.0, y + 23
+            x, y = 0.0, y + down
         parts.append(
             f'<g><title>{visible(f"{piece}: {note}")}</title><rect class="floor" x="{x:.1f}" y="{y:g}" '
             f'width="{size:.1f}" height="20" rx="3"/><rect class="more" x="{x:.1f}" y="{y:g}" width="{size:.1f}" '
             f'height="20" rx="3" opacity="{strength:.2f}"/><text class="label" x="{x + 4:.1f}" y="{y + 14:g}" '
-            f'style="fill:var(--ink)">{visible(piece)}</text></g>'
+            f'style="fill:var(--ink)">{visible(piece)}</text>'
+            + (f'<text class="number soft" x="{x + 4:.1f}" y="{y + 32:g}">{visible(under)}</text>' if under else "")
+            + "</g>"
         )
         x += size + 3
-    marks = np.array([*SHADES])[np.ceil(4 * replace(scale, faint=False).strength(values) - 1e-9).astype(int)]
+    marks = np.array([*SHADES])[scale.levels(values)]
     lines = [f"{name} {mark} {note}" for name, mark, note in zip(padded(pieces, 16), marks, notes)]
     data = {"words": [*pieces], "values": [finite(values)], "notes": [*notes]}
-    return Panel(title, width, y + 24, "".join(parts), lines, data, scale)
+    return Panel(title, width, y + down + 1, "".join(parts), lines, data, scale)
 
 
 def unique(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:

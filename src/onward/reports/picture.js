@@ -13,7 +13,7 @@ const readImage = async (panel, group) => {
   const context = canvas.getContext("2d")
   context.drawImage(image, 0, 0)
   const pixels = context.getImageData(0, 0, columns, rows).data
-  const share = byte => panel.root ? (byte / 255) ** 2 : byte / 255
+  const share = byte => (byte / 255 / panel.full) ** (panel.root ? 2 : 1)
   panel.values = Array.from({ length: rows }, (_, i) =>
     Array.from({ length: columns }, (_, j) => panel.top * share(pixels[4 * (i * columns + j)])))
 }

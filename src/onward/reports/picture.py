@@ -7,7 +7,7 @@ import struct
 import textwrap
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +17,9 @@ from rich.cells import cell_len, set_cell_size
 
 from onward.errors import UserError
 from onward.files import written_whole
-from onward.reports.markup import MARKS, embedded, page_of, readable, resource, visible
+from onward.reports.markup import MARKS, boxed, embedded, page_of, readable, resource, visible
 from onward.reports.plot import COLORS, STYLE
+from onward.reports.scale import Scale, legends
 
 FORMATS = ".svg", ".png", ".html", ".json"
 Theme = Literal["auto", "light", "dark"]  # auto: as the reader's system; a PNG is then light
@@ -40,43 +41,9 @@ PANEL_STYLE = """
 WIDEST, NARROWEST = 1000.0, 560.0  # pixels of a picture
 MARGIN, GAP, TITLE, LINE = 18.0, 30.0, 20.0, 18.0  # pixels around the panels, between them, over them, of a text line
 LINE_MARKS = {"\n": MARKS["\n"], "\t": MARKS["\t"]}
+POINTED = 'class="hit"', "<title>"  # of elements that are read under the pointer
 LETTER = '<text y="15">x</text>'
 MOST_VALUES = 4096  # of a panel that are on a page as numbers
-SCALE_STEPS = 9  # cells of a legend
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How values are shaded: 0 not at all, `top` fully, values below 0 in the second color down to -top."""
-
-    top: float
-    signed: bool = False
-    root: bool = False  # strength is the square root of the share, so that small shares can be seen
-    unit: str = ""  # what the values are; "": without a legend
-    faint: bool = False  # 60 % as strong, since texts are written over the cells
-
-    def strength(self, values: np.ndarray) -> np.ndarray:
-        """From 0 to 1, with the shape of `values`; NaN counts as 0."""
-        share = np.clip(np.nan_to_num(np.abs(values)) / (self.top or 1.0), 0, 1)
-        return (np.sqrt(share) if self.root else share) * (0.6 if self.faint else 1)
-
-    def legend(self, low: float = 0.0) -> str:
-        """The range from `low` on, and what the values are."""
-        return f"{low:.3g} to {self.top:.3g} ({self.unit})"
-
-    def svg(self) -> str:
-        """The legend, from the origin on."""
-        values = np.linspace(-self.top if self.signed else 0, self.top, SCALE_STEPS)
-        cells = "".join(
-            f'<rect class="{"less" if value < 0 else "more"}" x="{16 * i}" width="16" height="11" '
-            f'opacity="{strength:.2f}"/>'
-            for i, (value, strength) in enumerate(zip(values, self.strength(values)))
-        )
-        width = 16 * SCALE_STEPS
-        return (
-            f'<rect class="floor" width="{width}" height="11"/>{cells}<text class="soft" x="{width + 8}" y="10">'
-            f"{visible(self.legend(float(values[0])))}</text>"
-        )
 
 
 @dataclass(frozen=True)
@@ -102,9 +69,8 @@ class Picture:
 
     @property
     def legends(self) -> list[Scale]:
-        """The scales of all panels that say what their values are."""
-        scales = [panel.scale for panel in self.panels if panel.scale and panel.scale.unit]
-        return [*dict.fromkeys(replace(scale, faint=any(s.faint for s in scales)) for scale in scales)]
+        """The different scales of the panels that say what their values are."""
+        return legends(panel.scale for panel in self.panels)
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
         """Write the picture in the format that the file's ending names; a UserError for any other ending."""
@@ -129,8 +95,8 @@ class Picture:
         """The picture as SVG; `alone` with its title, its caption and its colors, else for a page that has them."""
         rows = [*in_rows(self.panels, [panel.width for panel in self.panels], WIDEST - 2 * MARGIN, GAP)]
         widths = [sum(panel.width + GAP for panel in row) - GAP for row in rows]
-        legends = [16 * SCALE_STEPS + 8 + 7.2 * len(scale.legend(-scale.top)) for scale in self.legends]
-        width = max(NARROWEST, max([*widths, *legends], default=0) + 2 * MARGIN)
+        drawn = [scale.legend() for scale in self.legends]
+        width = max(NARROWEST, max([*widths, *(legend.width for legend in drawn)], default=0) + 2 * MARGIN)
         parts, y = [], MARGIN
         if alone:
             parts.append(f'<text class="title" x="{MARGIN:g}" y="{y + 14:g}">{visible(self.title)}</text>')
@@ -144,9 +110,9 @@ class Picture:
                 )
                 x += panel.width + GAP
             y += max(panel.height for panel in row) + named + GAP - 10
-        for scale in self.legends:
-            parts.append(f'<g transform="translate({MARGIN:g} {y:g})">{scale.svg()}</g>')
-            y += 22
+        for legend in drawn:
+            parts.append(f'<g transform="translate({MARGIN:g} {y:g})">{legend.svg}</g>')
+            y += legend.height
         if alone:
             for line in textwrap.wrap(self.caption, int((width - 2 * MARGIN) / 6.9)):
                 parts.append(f'<text class="caption" x="{MARGIN:g}" y="{y + 14:g}">{visible(line)}</text>')
@@ -154,7 +120,7 @@ class Picture:
         y += MARGIN
         size = f'viewBox="0 0 {width:g} {y:g}"'
         if not alone:
-            shape = f'{size} style="max-width:{1.15 * width:.0f}px"'
+            shape = f'{size} style="--width:{width:g}px;max-width:{1.15 * width:.0f}px"'
             return f'<svg {shape} class="picture" role="img" aria-label="{visible(self.title)}">{"".join(parts)}</svg>'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} width="{width:g}" height="{y:g}" class="picture"'
         style = f"<style>{colors(theme)}{STYLE}{PANEL_STYLE}</style>"
@@ -171,11 +137,18 @@ class Picture:
                 "title": visible(self.title),
                 "style": colors(theme) + STYLE + PANEL_STYLE + resource("report.css"),
                 "picture": self.svg(alone=False),
+                "pointed": "values" * any(mark in panel.body for panel in self.panels for mark in POINTED),
                 "caption": visible(self.caption),
                 "data": embedded([pointed(panel) for panel in self.panels]),
                 "script": resource("picture.js"),
             },
         )
+
+    def _repr_html_(self) -> str:
+        return boxed(self.svg(), self.title)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/html": self._repr_html_(), "image/svg+xml": self.svg(), "text/plain": self.text()}
 
     def text(self, width: int = 100) -> str:
         """The picture for a terminal of this many columns."""
@@ -191,10 +164,16 @@ class Picture:
                 lines.append("   ".join(line).rstrip())
             lines.append("")
         for scale in self.legends:
-            low = f"−=≡≣ 0 to -{scale.top:.3g}, " if scale.signed else ""
-            lines += [f"{low}·░▒▓█ {scale.legend()}", ""]
+            lines += [*scale.text(), ""]
         lines += textwrap.wrap(readable(self.caption, LINE_MARKS), min(width, 100))
         return "\n".join(lines)
+
+
+def legend_of(scale: Scale) -> str:
+    """The legend of a scale as an SVG for a page that has the colors."""
+    svg, width, height = scale.legend()
+    size = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px;max-width:{width:.0f}px"'
+    return f'<svg {size} class="picture" role="img" aria-label="{visible(scale.words)}">{svg}</svg>'
 
 
 def format_of(path: Path) -> str:
@@ -205,14 +184,16 @@ def format_of(path: Path) -> str:
 
 
 def pointed(panel: Panel) -> dict[str, Any]:
-    """What a page needs of a panel to say what is under the pointer. The values of a large one, unless they have signs,
-    are read from its image: to a 255th of the scale, and 0 where there are none."""
+    """What a page needs of a panel to say what is under the pointer. The values of a large one, unless they have signs
+    or are beyond its scale, are read from its image: to a 255th of the scale, and 0 where there are none."""
     data, scale = {"title": panel.title, **panel.data}, panel.scale
-    if scale is None or scale.signed or len(data.get("values", ())) * len(data.get("columns", ())) <= MOST_VALUES:
+    size = len(data.get("values", ())) * len(data.get("columns", ()))
+    if scale is None or scale.signed or scale.clipped or size <= MOST_VALUES:
         return data
     return {name: value for name, value in data.items() if name != "values"} | {
         "size": [len(data["values"]), len(data["columns"])],
         "top": scale.top,
+        "full": scale.full,
         "root": scale.root,
     }
 

@@ -125,7 +125,8 @@ def plot(
         for place, label in ticks_of["step"][0]
     )
     svg = (
-        f'<svg viewBox="0 0 {frame.width:g} {frame.height:g}" class="plot" role="img" aria-label="{title}">{around}'
+        f'<svg viewBox="0 0 {frame.width:g} {frame.height:g}" style="--width:{frame.width:g}px" class="plot" '
+        f'role="img" aria-label="{title}">{around}'
         f'<g class="ticks">{labels}</g>{"".join(one.path(frame) for one in drawn)}</svg>'
     )
     return svg, {

@@ -16,6 +16,7 @@ from onward.errors import UserError
 from onward.fields import text
 from onward.files import read_json
 from onward.model.config import DecoderConfig, Experts, each
+from onward.notebook import Shown
 from onward.reports.metrics import Metrics, numbers, read_lines, read_metrics
 from onward.training.finetuning import config_class
 from onward.training.lock import is_running
@@ -25,7 +26,7 @@ State = Literal["running", "stopped", "finished", "no run"]
 
 
 @dataclass(frozen=True)
-class Figures:
+class Figures(Shown):
     """The figures of a run or a model: those of the final evaluation or, before there is one, of the last validation.
     None where a figure is not on record."""
 
@@ -44,7 +45,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Shown):
     """The files of a folder. What is missing or damaged reads as empty."""
 
     folder: Path
@@ -81,6 +82,15 @@ class Record:
     def result(self) -> dict[str, float]:
         """The final evaluation."""
         return numbers(read_table(self.folder / "result.json"))
+
+    @property
+    def method(self) -> str:
+        """The method whose loss this is: sft for that of tokens, which training has too."""
+        return str(self.options.get("method") or "sft")
+
+    def guesses(self, vocab_size: int) -> int:
+        """The number of tokens that a uniform guess chooses from; 0 where the loss is not that of tokens."""
+        return vocab_size if self.method == "sft" else 0
 
     @property
     def state(self) -> State:

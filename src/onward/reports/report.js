@@ -196,6 +196,7 @@ if (byId("attention")) {
   }
   map.setAttribute("viewBox", `${-pad - 18} -4 ${T * cell + pad + 22} ${T * cell + pad + 26}`)
   map.style.maxWidth = `${1.15 * (T * cell + pad)}px`
+  map.style.setProperty("--width", `${T * cell + pad + 22}px`)
   element(map, "path", { class: "floor", d: `M0 0${pieces.map((_, i) => `h${cell}v${cell}`).join("")}H0Z` })
   const cells = element(map, "g", { class: "cell" })
   for (let q = 0; q < T; q++) for (let k = 0; k <= q; k++)
@@ -240,7 +241,7 @@ if (byId("attention")) {
     for (let q = 0; q < T; q++) for (let k = 0; k <= q; k++) { context.globalAlpha = shade(share(l, h, q, k)); context.fillRect(k, q, 1, 1) }
   })
 
-  grid.style.gridTemplateColumns = `auto repeat(${heads}, minmax(0, 1fr))`
+  grid.style.gridTemplateColumns = `auto repeat(${heads}, minmax(1.2rem, 1fr))`
   element(grid, "span", {})
   for (let h = 0; h < heads; h++) element(grid, "span", {}, heads > 12 ? "" : h + 1)
   layers.forEach((_, l) => {

@@ -33,6 +33,10 @@ from onward.text.tokenizer import Tokenizer
 SAMPLES, SAMPLE_LENGTH = 60, 4_000  # largest number of samples, and of characters of each
 ROLLBACKS = 50  # largest number of rollbacks listed
 COUNTS = "documents", "tokens", "bytes"  # columns of the table of sources
+LOSS = (
+    "The loss is the mean negative log-probability of the next token. It falls quickly while frequent tokens are "
+    "learned, then slowly."
+)
 UNSHOWN = "shards", "unknown_characters", "files", "size", "listing", "fingerprint"  # of a source
 
 
@@ -54,12 +58,14 @@ def write_report(
         "style": COLORS + STYLE + PANEL_STYLE + resource("report.css"),
         **head(record, figures, model.config, tokenizer),
         "comparison": comparison(record, figures, model.config, other) if other else "",
-        "curve": loss_figure(metrics, vocab_size, *others) if metrics.steps else "",
+        "curve": loss_figure(metrics, record.guesses(vocab_size), *others) if metrics.steps else "",
+        "loss_about": LOSS if record.method == "sft" else visible(f"The loss is that of the method {record.method}."),
         "rollbacks": rollbacks(metrics),
         "charts": charts(metrics, *others),
         "samples": "".join(sample_article(samples[i]) for i in sample(len(samples), SAMPLES)),
         "tables": tables(record, model.config),
         "diagram": diagram.svg(alone=False),
+        "diagram_about": visible(diagram.caption),
         **seen,
         "data": embedded([panel for picture in (diagram, *pictures) for panel in picture.values()["panels"]]),
         "script": resource("sampling.js") + resource("picture.js") + resource("report.js"),
@@ -76,10 +82,11 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
     on = f"on {whole} validation text" if "loss" in record.result else f"at step {last[0]['step']:,}" if last else ""
     tiles: list[tuple[str, str, str]] = []
     if f.validation_loss is not None and f.perplexity is not None:
-        tiles += [
-            ("validation loss", f"{f.validation_loss:.4f}", f"nats per token, {on}"),
-            ("perplexity", f"{f.perplexity:,.2f}", "as uncertain as a uniform choice among this many tokens"),
-        ]
+        unit = "nats per token" if record.method == "sft" else visible(record.method)
+        tiles.append(("validation loss", f"{f.validation_loss:.4f}", f"{unit}, {on}"))
+        if record.method == "sft":
+            choice = "as uncertain as a uniform choice among this many tokens"
+            tiles.append(("perplexity", f"{f.perplexity:,.2f}", choice))
     if f.bits_per_byte is not None:
         tiles.append(("bits per byte", f"{f.bits_per_byte:.4f}", "of text; the text itself takes 8"))
     if f.tokens:

@@ -1,5 +1,6 @@
 """Stories: steps with texts, formulas and pictures, for a terminal or as a page to step through."""
 
+import html
 import json
 import re
 import textwrap
@@ -52,7 +53,7 @@ class Story:
             formula = f'<p class="formula"><code>{visible(step.formula)}</code></p>' * bool(step.formula)
             articles.append(
                 f"<article><h2>{number}. {visible(step.title)} <small>{visible(step.shape)}</small></h2>{formula}"
-                f"<p>{visible(step.text)}</p>{picture}</article>"
+                f"<p>{visible(step.text)}</p><figure>{picture}</figure></article>"
             )
         return page_of(
             "explain.html",
@@ -63,6 +64,12 @@ class Story:
                 "data": embedded([{"title": panel.title, **panel.data} for s in self.steps for panel in s.panels]),
                 "script": resource("picture.js") + resource("explain.js"),
             },
+        )
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.html())
+        return (
+            f'<iframe srcdoc="{page}" style="width:100%;height:42rem;border:0" title="{visible(self.title)}"></iframe>'
         )
 
     def write(self, path: Path, theme: Theme = "auto") -> None:

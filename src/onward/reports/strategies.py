@@ -42,7 +42,8 @@ class Comparison:
                     f'<text class="{style}" x="{LEFT - 6}" y="{y}" text-anchor="end">{visible(label)}</text>',
                     f'<text class="soft" x="{LEFT + BAR * max(old, new) + 4:.1f}" y="{y}">{share(new)}</text>',
                 ]
-                lines.append(f"{label:>8} {'█' * round(16 * new):16} {share(new)}")
+                bar = "█" * round(16 * new)
+                lines.append(f"{label:>8} {bar + '░' * (round(16 * old) - len(bar)):16} {share(new)}")
             drawn = (
                 f'<path class="before" d="{bars(before, ROW - 2)}"/><path class="after" d="{bars(after, ROW - 8)}"/>'
             )
@@ -52,7 +53,7 @@ class Comparison:
 
     def svg(self) -> str:
         """The panels as SVG."""
-        about = "Pale: the distribution of the model. Dark: what each strategy makes of it."
+        about = "Gray bars: the distribution of the model. Colored bars: the same after each strategy."
         return Picture("What each strategy makes of one distribution", about, self.panels()).svg()
 
 

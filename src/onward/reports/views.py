@@ -14,24 +14,29 @@ from onward.errors import UserError
 from onward.fields import counted
 from onward.generation.sampling import Sampling
 from onward.inspection.attention import attention_maps, head_scores
-from onward.inspection.heads import head_roles
+from onward.inspection.heads import MIN_SCORE, head_roles
 from onward.inspection.inputs import as_row, check_layer, logits
 from onward.inspection.lens import TunedLens, logit_lens
 from onward.inspection.patching import activation_patching, logit_difference
-from onward.inspection.tokens import loss_by_position, sampling_steps, token_statistics
+from onward.inspection.tokens import STEPS, loss_by_position, sampling_steps, token_statistics
 from onward.model.config import at
 from onward.model.decoder import Decoder, without_dropout
 from onward.reports.markup import MARKS, readable
 from onward.reports.panels import bars, cells, curves, text_width, unique, words
-from onward.reports.picture import Panel, Picture, Scale, fitted
+from onward.reports.picture import Panel, Picture, fitted
+from onward.reports.scale import Scale
 from onward.text.tokenizer import Tokenizer
+from onward.tracing.attention import attend_modules
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
-SHARE = Scale(1, root=True, unit="attention weight")
+WEIGHT = Scale(1, root=True, unit="attention weight")
 CHANCE = Scale(1, unit="probability")
+SCORE = Scale(1, unit="score", faint=True)
 LENS_TEXT, LENS_WIDTH = 8, 800.0  # characters of a token in the lens, pixels of a row of it
+UNCHANGED = Sampling(temperature=1.0)
 UNITS = 16  # units that are shown
+ENDING = 5  # tokens of a text that a title quotes
 SHOWN_ROLES = "previous", "induction", "duplicate", "first"
 
 
@@ -90,15 +95,17 @@ def attention(reading: Reading) -> Picture:
     return Picture(
         f"Attention of layer {layer}",
         "Each row is a token that looks, each column a token that it looks at; the stronger a cell, the larger the "
-        "attention weight. The weights of a row sum to 1. A token sees no later one, so that the upper triangle is "
-        "empty.",
+        "attention weight, whose square root is the strength of the color. The weights of a row sum to 1"
+        + " together with that of the head's sink, which is not drawn"
+        * (attend_modules(reading.model)[layer].sinks is not None)
+        + ". A token sees no later one, so that the upper triangle is empty.",
         [
             cells(
                 f"head {head}",
                 np.where(hidden, np.nan, weights[head]),
                 pieces,
                 pieces,
-                scale=SHARE,
+                scale=WEIGHT,
                 room=room,
                 reading="{row} looks at {column} with {value}",
             )
@@ -117,13 +124,23 @@ def next_token(reading: Reading) -> Picture:
         found.steps, found.probabilities.tolist(), found.rest.tolist(), found.kept.tolist()
     ):
         values = unique(names, row) | ({"all others": others} if rest else {})
-        panels.append(bars(f"{step}: {kept:,} tokens" if step != "model" else "the model", values, unit="%", top=1.0))
+        title = "the model" if step == "model" else f"{applied(reading.sampling, step)}: {counted(kept, 'token')}"
+        panels.append(bars(title, values, unit="%", top=1.0))
+    cut = "…" * (len(reading.tokens) > ENDING)
     return Picture(
-        f"The token after “…{''.join(reading.pieces(reading.tokens[-5:]))}”",
-        "The likeliest next tokens with their probabilities, and what each step of sampling makes of them, in the "
-        "order in which generate applies them.",
+        f"The token after “{cut}{''.join(reading.pieces(reading.tokens[-ENDING:]))}”",
+        "The likeliest next tokens with their probabilities"
+        + ", and what each step of sampling, with its value, makes of them, in the order in which generate applies "
+        "them, with the number of tokens that it leaves" * (len(panels) > 1) + ".",
         panels,
     )
+
+
+def applied(sampling: Sampling, step: str) -> str:
+    """The options of a step of sampling that change anything, with the values of those that are numbers."""
+    values = {name: getattr(sampling, name) for name in STEPS[step]}
+    changed = {name: value for name, value in values.items() if value != getattr(UNCHANGED, name)}
+    return ", ".join(f"{name} {v:g}" if isinstance(v, int | float) else name for name, v in changed.items())
 
 
 def lens(reading: Reading) -> Picture:
@@ -152,10 +169,10 @@ def lens(reading: Reading) -> Picture:
     translated = "" if reading.tuned is None else " translated by a trained map (Belrose et al. 2023),"
     return Picture(
         "Logit lens" if reading.tuned is None else "Tuned lens",
-        f"The residual stream after each block,{translated} read by the model's own final norm and head as if the "
-        "model ended there: the likeliest next token, shaded by its probability. Read from bottom to top: the "
-        "prediction forms layer by layer. The columns are the tokens of the text; a cell is about the token after its "
-        "column.",
+        f"The residual stream before the first block (embedding) and after each block,{translated} read by the model's "
+        "own final norm and head as if the model ended there: the likeliest next token, shaded by its probability. "
+        "Read from bottom to top: the top row is the prediction of the model. The columns are the tokens of the text; "
+        "a cell is about the token after its column.",
         panels,
     )
 
@@ -175,7 +192,7 @@ def heads(reading: Reading) -> Picture:
             rows,
             columns,
             texts=[[role[:short] for role in line] for line in roles],
-            scale=Scale(1, unit="score"),
+            scale=SCORE,
             reading="{row}, head {column}: {text} {value}",
         )
     ]
@@ -187,7 +204,7 @@ def heads(reading: Reading) -> Picture:
                 scores,
                 rows,
                 columns,
-                scale=Scale(1, unit="score"),
+                scale=SCORE,
                 room=240,
                 reading="{row}, head {column}: {value}",
             )
@@ -196,8 +213,11 @@ def heads(reading: Reading) -> Picture:
         "Roles of heads",
         "On random tokens repeated once: a previous-token head looks at the token before, an induction head at the "
         "token that followed the same token the first time, a duplicate-token head at that same token, a first-token "
-        "head at the beginning, where a head looks that has nothing to do. Scores are mean attention weights; a head "
-        "without a role stays blank.",
+        "head at the beginning, where a head looks that has nothing to do. Scores are mean attention weights. The "
+        f"first panel names the role with the greatest score, from {MIN_SCORE} on, and is shaded by it. More roles: "
+        "self is the token itself, back 2 and back 3 are two and three tokens before"
+        + (", and rare the rare tokens of the text, above what uniform attention would give them" * bool(reading.text))
+        + ".",
         panels,
     )
 
@@ -210,19 +230,22 @@ def tokens(reading: Reading) -> Picture:
     for loss, rank, entropy in zip(losses[1:].tolist(), found.ranks[1:].tolist(), found.entropies[1:].tolist()):
         notes.append(f"loss {loss:.2f}, rank {rank:,}, entropy {entropy:.2f}")
     uniform = float(np.log(reading.model.config.vocab_size))
-    panels = [words("each token by its loss", pieces, losses.numpy(), notes, Scale(uniform, unit="nats"))]
+    ranks = ["", *(f"{rank:,}" for rank in found.ranks[1:].tolist())]
+    scale = Scale(uniform, unit="nats of loss")
+    panels = [words("each token by its loss, over its rank", pieces, losses.numpy(), notes, scale, below=ranks)]
     if len(pieces) > 2:
         series = {"loss": losses[1:].tolist(), "entropy": found.entropies[1:].tolist()}
         panels.append(curves("nats", range(1, len(pieces)), series, x_name="position", size=(760, 220)))
-    mean = float(losses[1:].mean()) if len(pieces) > 1 else float("nan")
-    return Picture(
-        "What the model thinks of each token",
-        "The loss of a token is the negative logarithm of the probability that the model gave it: pale tokens were "
-        "expected, strong ones a surprise. Its rank is 1 where it was the likeliest token; the entropy says "
-        f"how uncertain the model was before it. The mean loss is {mean:.3f} nats, that of a uniform guess "
-        f"{uniform:.2f}.",
-        panels,
+    caption = (
+        "The loss of a token is the negative logarithm of the probability that the model gave it: faint tokens were "
+        "expected, strong ones a surprise. The first token is given and has no loss. The number under a token is its "
+        "rank, 1 where it was the likeliest token. "
     )
+    if len(pieces) > 2:
+        caption += "The curves are the loss, and the entropy: how uncertain the model was before the token. "
+    if len(pieces) > 1:
+        caption += f"The mean loss is {float(losses[1:].mean()):.3f} nats, that of a uniform guess {uniform:.2f}."
+    return Picture("What the model thinks of each token", caption.strip(), panels)
 
 
 def patch(reading: Reading) -> Picture:
@@ -284,12 +307,19 @@ def positions(reading: Reading) -> Picture:
     group = max(1, length // 64)
     means = loss.loss[: length // group * group].view(-1, group).mean(1).tolist()
     marks = {"context length": c.context_length} if length > c.context_length else {}
+    trained = loss.loss[: c.context_length]
+    halves = trained[: len(trained) // 2].mean(), trained[len(trained) // 2 :].mean()
+    measured = "{:.2f} nats over the first half of the positions{}, {:.2f} over the second".format(
+        halves[0], " within the context length" * bool(marks), halves[1]
+    )
+    if marks:
+        measured += f", and {loss.loss[c.context_length :].mean():.2f} beyond it, where no window of training reached"
     return Picture(
         "Loss by position",
         f"The mean loss at each position of {counted(count, 'window')} of {length:,} tokens"
         + (f", each point over {group} positions" if group > 1 else "")
-        + ". Later tokens have more text before them, so that the loss falls; beyond the trained length it rises where "
-        "the positions do not carry on.",
+        + f": {measured}. Later tokens have more text before them, which usually helps; few windows give a rough "
+        "curve.",
         [
             curves(
                 "nats per token",
@@ -318,9 +348,10 @@ def neurons(reading: Reading) -> Picture:
     active = (units > 0).float()
     return Picture(
         f"Units of the feed-forward of layer {layer}",
-        f"The {len(chosen)} units of {units.size(1):,} that are strongest at some token after the first, as the second "
-        f"matrix reads them. On average {active.mean():.0%} of the units are above 0 at a token, and "
-        f"{int((active.sum(0) == 0).sum()):,} units at none.".replace("%", " %"),
+        f"The {len(chosen)} units of {units.size(1):,} that are strongest at some token"
+        + " after the first" * (len(units) > 1)
+        + f", as the second matrix reads them. On average {active.mean():.0%} of all units are above 0 at a token, and "
+        f"{int((active.sum(0) == 0).sum()):,} are so at none.".replace("%", " %"),
         [
             cells(
                 "",
@@ -346,7 +377,7 @@ def experts(reading: Reading) -> Picture:
     return Picture(
         "The experts of each token",
         "A router sends each token to a few of the feed-forwards of a layer, the experts. A row is an expert, a "
-        "column a token, and a cell the share of the expert in what the feed-forward adds to the token.",
+        "column a token, and a cell the factor of the expert's output in what the feed-forward adds to the token.",
         [expert_panel(name, t[name][0].float().cpu().T.numpy(), reading.pieces(reading.tokens)) for name in names],
     )
 
@@ -358,7 +389,7 @@ def expert_panel(name: str, shares: np.ndarray, pieces: Sequence[str]) -> Panel:
         shares,
         [f"expert {i}" for i in range(len(shares))],
         pieces,
-        scale=Scale(1, unit="share"),
+        scale=Scale(1, unit="factor of an expert's output"),
         room=760,
         reading="{column} uses {row} with {value}",
     )

@@ -44,7 +44,7 @@ def write_reports(
         out or folder / "report.html", Record(folder), model, tokenizer, text or opening(folder, tokenizer), other
     )
     if out is None:
-        write_loss_svg(folder, model.config.vocab_size)
+        write_loss_svg(folder, Record(folder).guesses(model.config.vocab_size))
     return figures
 
 

@@ -31,6 +31,7 @@ from onward.errors import UserError
 from onward.files import read_json, write_json
 from onward.hub import locate
 from onward.model.decoder import Decoder
+from onward.notebook import Shown
 from onward.text.tokenizer import Tokenizer
 from onward.training.base import adapter_base, base_model, load_base
 from onward.training.budget import Budget
@@ -60,7 +61,7 @@ class Diverged(UserError):
     """Steps failed again and again, on different windows."""
 
 
-class Run:
+class Run(Shown):
     """A run that can go on: `start` or `resume` makes it, `train` trains it."""
 
     def __init__(

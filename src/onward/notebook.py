@@ -1,0 +1,34 @@
+"""What a notebook asks of objects: that they show themselves as HTML, and that progress is one line that changes."""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+
+class Shown:
+    """Objects that a notebook shows as a table or a picture."""
+
+    def _repr_html_(self) -> str | None:
+        # imported by name, and first when a notebook asks: `reports` may know the class, the class knows no report
+        return import_module("onward.reports.notebook").shown(self)  # type: ignore[no-any-return]
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which can show and update outputs."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+class DisplayedLine:
+    """One line of the output of a notebook's cell, which can be changed."""
+
+    def __init__(self) -> None:
+        self.handle: Any = None  # of IPython's display, which exists in a notebook alone
+
+    def show(self, line: str) -> None:
+        """Show this line in place of the one before."""
+        data = {"text/plain": line}
+        if self.handle is None:
+            self.handle = import_module("IPython.display").display(data, raw=True, display_id=True)
+        else:
+            self.handle.update(data, raw=True)
