@@ -40,6 +40,8 @@ HELP = """\
 /exit                leave, as Ctrl-D does; Ctrl-C stops an answer
 Type a space before a message that begins with /."""
 
+OF_TEXTS = "n", "logprobs"  # options of onward generate that a conversation has no use for
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(GenerationOptions):
@@ -53,6 +55,7 @@ class Options(Settings, Compiling, Loading):
     """The model, the conversation and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
+    fixed: ClassVar[tuple[str, ...]] = OF_TEXTS
     adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
     model: str  # folder of the model, or its name on the hub
     system: str = ""  # the system prompt: a first message that tells the model how to answer
@@ -173,7 +176,7 @@ class Conversation:
     def command(self, line: str) -> None:
         """Carry out a line that begins with a slash."""
         kinds = fields.hints(Settings)
-        names = [name for name, kind in kinds.items() if not fields.only_in_python(kind)]
+        names = [name for name, kind in kinds.items() if not fields.only_in_python(kind) and name not in OF_TEXTS]
         match line.split(maxsplit=2):
             case ["/reset"]:
                 self.turns.clear()

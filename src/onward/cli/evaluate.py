@@ -1,6 +1,6 @@
 """onward evaluate: the loss, perplexity and bits per byte of a model on a text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -27,6 +27,7 @@ class Options(Loading):
     """The model, the text and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"sources": ("field", "encoding")}
     model: str  # folder of the model, or its name on the hub
     sources: tuple[str, ...] = ()  # files, folders, globs, pipes, - or a corpus; none: the run's validation text
     stride: int = 0  # tokens by which the window moves on; 0: the context length, so that windows do not overlap

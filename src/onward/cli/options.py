@@ -78,7 +78,7 @@ class Argument:
     def choices(self) -> list[str]:
         """The words that it takes, if there are few."""
         if get_origin(self.kind) is Literal:
-            return [str(choice) for choice in get_args(self.kind)]
+            return [str(choice) for choice in get_args(self.kind) if choice != ""]
         return [part.kind for part in fields.part_choices(self.kind)]
 
 
@@ -98,7 +98,39 @@ class Parser(argparse.ArgumentParser):
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
     """An instance of the dataclass `cls` from command-line words; `about` is the text of `--help`."""
-    return fields.build(cls, read(cls, argv, prog=prog, about=about))
+    return made(cls, read(cls, argv, prog=prog, about=about), prog)
+
+
+def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
+    """An instance of the dataclass `cls` from the values that are given. A UserError for one that nothing reads.
+
+    The class variable `reads` names the fields that are read in some cases only, by the case: another field that is
+    given (out: theme), or the `view` of the instance (attention: layer, head). All other fields are always read.
+    """
+    options, reads = fields.build(cls, values), getattr(cls, "reads", {})
+    given = [name for name, value in values.items() if value or (value is False and getattr(cls, name, None))]
+    if reads:
+        view = getattr(options, "view", "")
+        cases = {view, *(name for name in given if getattr(options, name) != getattr(cls, name, None))}
+        for name in given:
+            readers = [case for case, own in reads.items() if name in own]
+            if readers and not cases & {*readers}:
+                raise UserError(unread(cls, name, values[name], readers, prog, view))
+    return options
+
+
+def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[str], prog: str, view: str) -> str:
+    """What is wrong with a value that only other cases read."""
+    known, positional = fields.hints(cls), getattr(cls, "positional", ())
+    if name in positional:
+        word = value if isinstance(value, str) else value[0]
+        return f"{word} is one argument too many: {prog} {view} takes no {name}"
+    where = [fields.flag(one) if one in known and one not in positional else one for one in readers]
+    if readers[0] in known:
+        return f"{name} is read only with {' or '.join(where)}: give that as well, or leave it out"
+    if len(where) < 4:
+        return f"{name} is read only by {' and '.join(where)}, and not by {view}: leave it out"
+    return f"{name} is not read by {prog} {view}: leave it out"
 
 
 def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, Any]:
