@@ -32,7 +32,7 @@ REFUSED = {
     "data get tinyshakespeare --workers 2": "--workers is read only by prepare, and not by get",
     "tokenizer show RUN The --out x": "--out is read only by train",
     "tokenizer train STORY --out x --ids": "--ids is read only by show",
-    "tokenizer train STORY --out x --kind char --vocab-size 9": "--vocab-size is 9, and char tokenizers have no limit",
+    "tokenizer train STORY --out x --kind char --vocab-size 9": "--vocab-size is 9, and a char tokenizer has no limit",
     "tokenizer compare byte --field body": "--field is read only by train and --data",
     "tokenizer show RUN The --ids --json": "--ids and --json are both given",
     "scaling fit RUNS --flops 1e9": "--flops is read only by optimum",

@@ -6,17 +6,19 @@ Does not import torch.
 import argparse
 import dataclasses
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from shlex import join
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from onward import fields
 from onward.errors import UserError
 from onward.model.config import DecoderConfig
-from onward.suggestions import SYNONYMS, parts, same_meaning
+from onward.suggestions import SYNONYMS, has_meaning, parts, same_meaning
 
 T = TypeVar("T")
 IMPORTS = "import this module first, which defines parts of your own"
@@ -107,6 +109,7 @@ def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
     The class variable `reads` names the fields that are read in some cases only, by the case: another field that is
     given (out: theme), or the `view` of the instance (attention: layer, head). All other fields are always read.
     """
+    check_order(cls, values, prog)
     options, reads = fields.build(cls, values), getattr(cls, "reads", {})
     given = [name for name, value in values.items() if value or (value is False and getattr(cls, name, None))]
     if reads:
@@ -117,6 +120,25 @@ def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
             if readers and not cases & {*readers}:
                 raise UserError(unread(cls, name, values[name], readers, prog, view))
     return options
+
+
+def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
+    """A UserError where the first argument, a model, is none, and another argument is: they were swapped."""
+    first, *others = getattr(cls, "positional", ("",))
+    if first != "model" or first not in values or is_model(values[first]):
+        return
+    given = (values.get(name, []) for name in others if name != "out")
+    words = [word for one in given for word in ([one] if isinstance(one, str) else one)]
+    if swapped := next((word for word in words if is_model(word)), None):
+        rest = [values[first] if word == swapped else word for word in words]
+        raise UserError(
+            f"{values[first]!r} is no model, and {swapped} is one: did you mean {prog} {join([swapped, *rest])}?"
+        )
+
+
+def is_model(path: str) -> bool:
+    """Whether there is a model's folder or GGUF file at a path."""
+    return os.path.isfile(os.path.join(path, "config.json")) or (path.endswith(".gguf") and os.path.isfile(path))
 
 
 def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[str], prog: str, view: str) -> str:
@@ -182,7 +204,8 @@ def meant_option(name: str, table: Sequence[Argument]) -> str:
     last = parts(name.lstrip("-"))[-1]
     value = SYNONYMS.get(last, last)
     valued = [f"{argument.flag} {value}" for argument in table if value in argument.choices]
-    similar = get_close_matches(name, flags, 1, cutoff=0.5) if name.startswith("--") else []  # -5 is like no option
+    spelled = name.startswith("--") and not has_meaning(name)  # -5 is like no option, and --bits not like --beams
+    similar = get_close_matches(name, flags, 1, cutoff=0.5) if spelled else []
     return next(iter(valued or similar), "")
 
 

@@ -18,7 +18,7 @@ from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console, print_json, print_next
 from onward.cli.progress import progress_bars
-from onward.cli.sources import announce, skipped_in
+from onward.cli.sources import announce, check_texts, skipped_in
 from onward.errors import UserError
 from onward.files import read_json
 from onward.training.config import NUMBER, UNITS, RunConfig
@@ -80,6 +80,8 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
         return folder, as_json
     if "base" in values and (unused := values.keys() & {"preset", "model", "tokenizer"}):
         raise UserError(f"{' and '.join(sorted(unused))} and from are both given: --from has a model and a tokenizer")
+    if "sources" in values:
+        check_texts([*map(str, values["sources"])])
     if "sources" not in values and (Path(values.get("base", "")) / "inputs.json").exists():
         values = old_data(Path(values["base"])) | values
     if "sources" not in values and "base" in values:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console
+from onward.cli.sources import check_texts
 from onward.cli.train import Requests, default_name, from_toml, join_duration, signals
 from onward.errors import UserError
 from onward.model.part_types import Size
@@ -50,7 +51,9 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
     in_one_process(prog)
     toml = values.pop("config", "")
     shared = from_toml(Path(toml), RunConfig) if toml else {}
-    if not values.get("sources"):
+    if values.get("sources"):
+        check_texts(values["sources"])
+    else:
         values.pop("sources", None)
     no_length(shared, toml)
     return merge(shared, values)
