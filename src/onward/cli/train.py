@@ -22,7 +22,7 @@ from onward.cli.sources import announce, check_texts, skipped_in
 from onward.errors import UserError
 from onward.files import read_json
 from onward.training.config import NUMBER, UNITS, RunConfig
-from onward.training.presets import merge, unnamed_changes
+from onward.training.presets import MINI, merge, unnamed_changes
 
 if TYPE_CHECKING:
     from onward.model.decoder import Decoder
@@ -228,8 +228,9 @@ def describe(run: "Run", say: Say) -> None:
     )
     if run.choice:
         say(str(run.choice))
-    preset = run.config.preset
-    if preset != "auto" and (unnamed := unnamed_changes(preset, run.model.config, run.config.model)):
+    config, changes = run.config, run.config.model
+    sizes = {name: changes[name] for name in MINI if name in changes} if config.dialed else {}
+    if not config.base and (unnamed := unnamed_changes(config.preset, run.model.config, changes, sizes)):
         say(f"beside your changes, the preset is changed in: {'; '.join(unnamed)}")
     for check in run.checks():
         say(Text.assemble(OK if check.ok else LOOK, check.sentence))

@@ -153,6 +153,10 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
 
     with progress_bars() as progress:
         ready = prepare_variants(variants, length, progress)
+    base = variants[0]
+    for one, prepared in zip(variants, ready):
+        differs = "" if one is base else f"; beside {base.name}: {'; '.join(one.differences(base)) or 'no difference'}"
+        console.print(f"{one.name}: {prepared.parameters:,} parameters{differs}", markup=False, soft_wrap=True)
     runs = fields.counted(seeds * len(ready), "run")
     console.print(f"{runs} of {length} each, into {ready[0].config.out}", markup=False, soft_wrap=True)
     say = partial(console.print, markup=False, soft_wrap=True)
