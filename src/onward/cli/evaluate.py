@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT)
     from onward.cli.sources import announce
     from onward.data.sources import documents
+    from onward.evaluation.text import evaluate_texts
     from onward.training.tasks import inputs_of
 
     lm = load(options.model, options)
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
         announce(options.sources)
         texts = list(documents(options.sources, field=options.field, encoding=options.encoding))
         warn_of_unknown(lm.tokenizer, texts)
-        measure = lambda lm: lm.evaluate(texts, stride=options.stride)
+        measure = lambda lm: evaluate_texts(lm.model, lm.text(), texts, options.stride)
     else:
         folder = Path(options.model)
         inputs = inputs_of(folder) if (folder / "inputs.json").exists() else None
