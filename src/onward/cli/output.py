@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from onward.fields import decimal
+
 if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
 
@@ -62,7 +64,7 @@ def warn_of_unknown(tokenizer: "Tokenizer | None", texts: Iterable[str]) -> None
 
 def readable(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:,.4f}"
+        return decimal(value, 4)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

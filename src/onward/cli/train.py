@@ -159,9 +159,11 @@ def next_commands(run: "Run") -> list[str]:
     named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
     method = getattr(run.config, "method", "")
     if method == "reward":
-        return [f"onward finetune MODEL prompts.jsonl --method grpo --reward {named}{imports}"]
+        pairs = f"onward evaluate {named} pairs.jsonl{imports}"
+        return [pairs, f"onward finetune MODEL prompts.jsonl --method grpo --reward {named}{imports}"]
     if method == "classify":
-        return [f"""python -c 'import onward; print(onward.load("{run.folder}").classify(["a text"]))'"""]
+        examples = f"onward evaluate {named} examples.jsonl{imports}"
+        return [examples, f"""python -c 'import onward; print(onward.load("{run.folder}").classify(["a text"]))'"""]
     speak = f"onward chat {named}" if run.tokenizer.templates else f'onward generate {named} "Once upon"'
     return [f"{speak}{imports}", f"onward evaluate {named} other.txt{imports}"]
 
@@ -207,7 +209,7 @@ def train(run: "Run") -> int:
 def in_words(result: dict[str, Any]) -> list[str]:
     """The figures of a model on validation text, without counts."""
     figures = {name.replace("_", " "): value for name, value in result.items() if isinstance(value, float)}
-    return [f"{name} {value:,.{2 if name == 'perplexity' else 4}f}" for name, value in figures.items()]
+    return [f"{name} {fields.decimal(value, 2 if name == 'perplexity' else 4)}" for name, value in figures.items()]
 
 
 def describe(run: "Run", say: Say) -> None:
