@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from onward.cli import COMMANDS, GROUPS, MEANT, main
-from onward.cli.train import configure
+from onward.cli.output import print_table
+from onward.cli.train import configure, in_words
+from onward.fields import text
 from onward.model.config import Alibi, Rotary
 from onward.training.config import RunConfig, seconds
 
@@ -75,6 +77,17 @@ def test_a_mistaken_command_is_answered_with_what_was_meant(
 def test_commands_that_are_meant_exist() -> None:
     assert {*MEANT.values()} <= {*COMMANDS}
     assert not MEANT.keys() & COMMANDS.keys()
+
+
+@pytest.mark.parametrize(("loss", "said"), [(1.25, "3.49"), (23.0, "9,744,803,446.25"), (699.0, "3.731e+303")])
+def test_a_huge_perplexity_is_written_with_its_power_of_ten(
+    loss: float, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    perplexity = math.exp(loss)
+    assert in_words({"loss": loss, "perplexity": perplexity}) == [f"loss {loss:.4f}", f"perplexity {said}"]
+    print_table([{"perplexity": perplexity}])
+    assert len(capsys.readouterr().out.splitlines()[-1]) < 30
+    assert len(text(perplexity)) < 30
 
 
 HELP = {"train": ["--help-all"]}

@@ -249,6 +249,12 @@ def test_an_answer_has_the_form_of_regex_and_json_schema(said) -> None:
         assert said("The", "--json-schema", schema, "--seed", "1")[0] in ('The"cat"\n', 'The"dog"\n')
 
 
+@pytest.mark.parametrize(("temperature", "warned"), [("70", True), ("2.5", True), ("2", False), ("0.7", False)])
+def test_a_temperature_that_leaves_the_model_no_say_is_told(temperature: str, warned: bool, said) -> None:
+    err = said("The", "--max-new-tokens", "2", "--temperature", temperature, "--seed", "1")[1]
+    assert (f"the temperature is {temperature}: above 2, tokens are drawn almost at random" in err) == warned
+
+
 BAD = {
     "The --beams 2 --alpha 0.6": "--beams and --alpha are both given: choose one",
     "The --draft x --lookup 3": "--draft and --lookup are both given: choose one",

@@ -245,7 +245,7 @@ def test_given_options_are_read_or_refused(
             try:
                 status = main([*words, *given])
             except SystemExit as error:
-                status = error.code
+                status = int(error.code or 0)
         err = capsys.readouterr().err
         refused = status == 2 and err.rstrip("\n").rpartition("\n")[2].startswith("onward: ")
         if "Traceback" in err or not (refused or option.name in reads.names):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from onward import fields
 from onward.cli.loading import Compiling, Loading, compile_steps, load
 from onward.cli.options import parse
-from onward.cli.output import console, printable, warn_of_unknown
+from onward.cli.output import console, printable, warn_of_temperature, warn_of_unknown
 from onward.cli.streams import read_line
 from onward.errors import UserError
 from onward.generation.options import GenerationOptions
@@ -67,6 +67,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward chat", about=ABOUT)
     if options.context < 2:
         raise UserError(f"context is {options.context}: it must be at least 2")
+    warn_of_temperature(options.temperature)
     lm = load(options.model, options)
     options = replace(options, adapter=None)  # the one that was loaded
     conversation, typed = Conversation(lm, options), sys.stdin.isatty()
@@ -192,6 +193,8 @@ class Conversation:
                 if name not in names:
                     raise UserError(f"{name} is not a setting: {fields.nearest(name, names)}")
                 self.settings = replace(self.settings, **{name: fields.convert(kinds[name], value, name)})
+                if name == "temperature":
+                    warn_of_temperature(self.settings.temperature)
             case [word, *_]:
                 known = ["/reset", "/undo", "/set", "/set NAME VALUE", "/help", "/exit"]
                 raise UserError(f"{word} cannot be used like this: {fields.nearest(line, known)}")

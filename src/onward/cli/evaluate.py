@@ -82,7 +82,8 @@ def of_text(options: Options, lm: "LanguageModel") -> Measure:
     inputs = inputs_of(options)
     if inputs is None or inputs.validation is None:
         raise UserError(f"{options.model} has no validation text of its own: name a text to evaluate on")
-    return lambda lm: lm.evaluate(inputs.validation, options.stride, n_bytes=inputs.validation_bytes)
+    tokens, n_bytes = inputs.validation, inputs.validation_bytes
+    return lambda lm: lm.evaluate(tokens, options.stride, n_bytes=n_bytes)
 
 
 def of_examples(options: Options, lm: "LanguageModel") -> Measure:
@@ -95,11 +96,10 @@ def of_examples(options: Options, lm: "LanguageModel") -> Measure:
     if options.sources:
         records = (record for source in options.sources for record in read_records(source))
         examples = examples_of(lm.model, lm.text(), records)
-    else:
-        examples = getattr(inputs_of(options), "held_out", None)
-        if examples is None:
-            raise UserError(f"{options.model} has no examples of its own that were held out: name some, as a .jsonl")
-    return lambda lm: evaluate_head(lm.model, examples)
+        return lambda lm: evaluate_head(lm.model, examples)
+    if (held_out := getattr(inputs_of(options), "held_out", None)) is None:
+        raise UserError(f"{options.model} has no examples of its own that were held out: name some, as a .jsonl")
+    return lambda lm: evaluate_head(lm.model, held_out)
 
 
 def inputs_of(options: Options) -> "Inputs | None":

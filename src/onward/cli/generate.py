@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onward.cli.loading import Compiling, Loading, compile_steps, load
 from onward.cli.options import made, read
-from onward.cli.output import console, print_next, print_table, printable, warn_of_unknown
+from onward.cli.output import (
+    console,
+    print_next,
+    print_table,
+    printable,
+    warn_of_temperature,
+    warn_of_unknown,
+)
 from onward.cli.streams import ClosedInput, read_text
 from onward.errors import UserError
 from onward.generation.options import GenerationOptions
@@ -95,6 +102,7 @@ def main(argv: Sequence[str]) -> None:
             raise UserError(f"{one} and {other} are both given: choose one")
     if searching := options.view == "search":
         options = replace(options, temperature=options.temperature if "temperature" in given else 1.0)
+    warn_of_temperature(options.temperature)
     prompts = [read_text() if prompt == "-" else prompt for prompt in options.prompt]
     if options.prompts:
         prompts += from_file(options.prompts, options.field)

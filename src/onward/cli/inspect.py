@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from onward.cli.loading import Loading, load
 from onward.cli.options import parse
-from onward.cli.output import console, print_json, print_next, print_table, printable
+from onward.cli.output import (
+    console,
+    print_json,
+    print_next,
+    print_table,
+    printable,
+    warn_of_temperature,
+)
 from onward.errors import UserError
 from onward.fields import nearest
 
@@ -174,6 +181,7 @@ def drawn(options: Options, lm: LanguageModel) -> Picture:
     from onward.generation.sampling import Sampling
     from onward.reports.views import VIEWS, Reading
 
+    warn_of_temperature(options.temperature)
     tokenizer, text = tokenizer_of(options, lm), options.words[0] if len(options.words) > 1 else ""
     reading = Reading(
         lm.model,

@@ -70,8 +70,8 @@ def evaluate_head(model: Decoder, examples: Examples) -> ClassEvaluation | PairE
     if len(labels) < 2:
         chosen, rejected = found[::2, 0], found[1::2, 0]
         right = (chosen > rejected).float() + 0.5 * (chosen == rejected)
-        means = (right, chosen - rejected, chosen, rejected)
-        return PairEvaluation(*(float(values.mean()) for values in means), pairs=len(examples))
+        mean = lambda values: float(values.mean())
+        return PairEvaluation(mean(right), mean(chosen - rejected), mean(chosen), mean(rejected), len(examples))
     wanted = torch.from_numpy(examples.numbers["label"]).long()
     taken = found.argmax(-1)  # (M,)
     counts = torch.bincount(wanted * len(labels) + taken, minlength=len(labels) ** 2).view(len(labels), -1)

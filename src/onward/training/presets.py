@@ -108,8 +108,8 @@ def inherited(there: Any, value: Any, path: str, kinds: Mapping[str, type[fields
         kind = part.get("kind") if isinstance(part, dict) else None
         if kind == value["kind"]:
             own = part
-        elif made and kind in kinds and issubclass(made, kinds[kind]):
-            anew = {name for cls in made.__mro__ if not issubclass(kinds[kind], cls) for name in get_annotations(cls)}
+        elif made and (parent := kinds.get(str(kind))) and issubclass(made, parent):
+            anew = {name for cls in made.__mro__ if not issubclass(parent, cls) for name in get_annotations(cls)}
             own = {name: field for name, field in part.items() if name not in anew | {"kind", "import"}}
         else:
             continue
