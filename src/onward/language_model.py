@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
@@ -14,12 +14,11 @@ from torch import Tensor
 
 from onward.arguments import check_fields, checked, named
 from onward.data.examples import Encoder
-from onward.data.sources import documents
 from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.evaluation.outputs import outputs
 from onward.evaluation.score import Evaluation
-from onward.evaluation.text import Score, evaluate_texts, evaluate_tokens, score_text
+from onward.evaluation.text import Score, documents_of, evaluate_texts, evaluate_tokens, score_text
 from onward.files import check_text
 from onward.generation.answer import Answer
 from onward.generation.beam import beam_search
@@ -299,12 +298,7 @@ class LanguageModel:
         """
         if isinstance(text, np.ndarray | Tokens):
             return evaluate_tokens(self.model, self.text(), text, stride, n_bytes)
-        several = [text] if isinstance(text, str | PathLike) else text
-        for one in several:
-            if isinstance(one, str):
-                check_text(one, "text", "give Path({!r})")
-        texts = [t for one in several for t in ([one] if isinstance(one, str) else documents([fspath(one)]))]
-        return evaluate_texts(self.model, self.text(), texts, stride)
+        return evaluate_texts(self.model, self.text(), documents_of(text), stride)
 
     @checked
     def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, float]]:
