@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import onward
+from onward.errors import UserError
 from onward.families import families
 from onward.fields import Part, hints
 from onward.generation.beam import beam_search
@@ -24,6 +25,7 @@ from onward.generation.options import OptionKeywords
 from onward.generation.sampling import SamplingKeywords
 from onward.language_model import EngineKeywords, LanguageModel
 from onward.model.part_types import DecoderPart
+from onward.text.tokenizer import train_tokenizer
 
 SEARCH_ARGUMENTS = {  # of the functions, which the facade passes
     *["model", "prompts", "max_new_tokens", "min_new_tokens", "sampling", "stop_token_ids", "allowed", "n"]
@@ -33,6 +35,32 @@ SEARCH_ARGUMENTS = {  # of the functions, which the facade passes
 @pytest.fixture(scope="module")
 def lm(tiny_run: Path) -> LanguageModel:
     return onward.load(tiny_run)
+
+
+NAMED = {
+    "evaluate": (lambda lm, name: lm.evaluate(name), r"give Path\('story.txt'\)"),
+    "evaluate several": (lambda lm, name: lm.evaluate(["A cat.", name]), r"give Path\('story.txt'\)"),
+    "score": (lambda lm, name: lm.score(name), r"give Path\('story.txt'\).read_text\(\)"),
+    "classify": (lambda lm, name: lm.classify([("A cat", name)]), r"read_text\(\)"),
+    "train_tokenizer": (lambda lm, name: train_tokenizer("char", [name]), r"read_text\(\)"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_text_that_names_a_file_is_refused(
+    name: str, lm: LanguageModel, story_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, advice = NAMED[name]
+    monkeypatch.chdir(story_file.parent)
+    with pytest.raises(UserError, match=f"'story.txt', the name of a file and not the text in it: .*{advice}"):
+        call(lm, "story.txt")
+
+
+def test_evaluate_reads_paths_as_train_does(lm: LanguageModel, story_file: Path) -> None:
+    text = story_file.read_text(encoding="utf-8")
+    assert lm.evaluate(story_file) == lm.evaluate(text)
+    assert lm.evaluate([story_file, "A cat."]) == lm.evaluate([text, "A cat."])
+    assert lm.evaluate("a text with a zero byte \0").tokens
 
 
 def test_importing_onward_does_not_import_torch_and_all_names_are_there() -> None:
@@ -318,6 +346,10 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
         "BlockManager",
     ),
     "a run without a folder": (lambda lm: onward.train("x.txt", None), "out is None"),
+    "a run whose folder is not given": (lambda lm: onward.train("x.txt", steps=1), "train: out is missing"),  # type: ignore[call-arg]
+    "fine-tuning whose folder is not given": (lambda lm: onward.finetune("x", "y", lora=1), "finetune: out is missing"),  # type: ignore[call-arg]
+    "an option of a run that is none": (lambda lm: onward.train("x.txt", "r", stepz=1), "stepz .* did you mean steps"),  # type: ignore[call-arg]
+    "a text as sources": (lambda lm: onward.train("A cat.\nA dog.", "runs/x"), "sources holds the text 'A cat.*paths"),
     "a number as sources": (lambda lm: onward.train(3, "runs/x"), "sources is 3"),  # type: ignore[arg-type]
     "a number as on_event": (lambda lm: onward.train("x.txt", "runs/x", 5), "on_event is 5"),  # type: ignore[arg-type]
     "no config": (lambda lm: onward.Decoder(None), "config is None: it takes DecoderConfig"),  # type: ignore[arg-type]

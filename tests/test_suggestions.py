@@ -8,7 +8,7 @@ from onward.fields import hints
 from onward.generation.options import GenerationOptions
 from onward.model.config import DecoderConfig
 from onward.model.part_types import FeedForward, Position
-from onward.suggestions import SYNONYMS, nearest, parts
+from onward.suggestions import OTHERWISE, SYNONYMS, nearest, parts
 from onward.training.config import RunConfig
 
 TRAIN = [argument.flag for argument in arguments(Options)]
@@ -51,5 +51,12 @@ def test_synonyms_lead_to_names_that_exist() -> None:
     classes = [DecoderConfig, RunConfig, GenerationOptions]
     kinds = {kind for argument in arguments(Options) for kind in argument.choices}
     options = {parts(flag)[-1] for flag in TRAIN} | {name for cls in classes for name in hints(cls)}
-    elsewhere = {"beams", "draft", *("q", "k", "v", "gate", "up", "down")}  # of `onward generate`; weights of a block
+    elsewhere = {
+        "beams",
+        "draft",
+        "quantize",
+        *("q", "k", "v", "gate", "up", "down"),
+    }  # of `onward generate`; weights of a block
     assert {*SYNONYMS.values()} <= options | kinds | elsewhere
+    of_commands = {"context", "length", "completion_length", "new", "dtype", "to"}  # of chat, finetune, bench, convert
+    assert {name for names in OTHERWISE.values() for name in names} <= options | of_commands

@@ -162,8 +162,11 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
         return signature.bind(*args, **kwargs)
     except TypeError as error:
         known = signature.parameters.keys() - {"self", "cls"}
-        unknown = next((name for name in kwargs if name not in known), None)
-        what = f"{unknown} is not an argument: {nearest(unknown, known)}" if unknown else str(error)
+        others = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+        unknown = None if others else next((name for name in kwargs if name not in known), None)
+        missing = re.fullmatch(r"missing a required (?:\S+ )?argument: '(\w+)'", str(error))
+        what = f"{missing[1]} is missing: give it" if missing else str(error)
+        what = f"{unknown} is not an argument: {nearest(unknown, known)}" if unknown else what
         raise UserError(f"{function.__qualname__.removesuffix('.__init__')}: {what}") from None
 
 

@@ -23,6 +23,7 @@ from onward.suggestions import nearest
 
 T = TypeVar("T")
 FLAGS = {"imports": "--import", "base": "--from"}  # of the fields whose option has another name
+HUGE = 1e15  # from here on, numbers are written with a power of ten
 FAMILIES = "onward.families"  # the package whose modules define further parts; imported when a kind is unknown
 
 
@@ -259,12 +260,17 @@ def notation(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
+def decimal(number: float, digits: int) -> str:
+    """A number with separators and decimals; a huge one with its power of ten: 1.014e+304."""
+    return f"{number:,.{digits}f}" if abs(number) < HUGE else f"{number:.4g}"
+
+
 def text(value: Any) -> str:
     """A value as people read it: numbers with separators, booleans as yes and no, nothing for None."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        return f"{int(value):,}" if value == int(value) else f"{value:.6g}"
+        return f"{int(value):,}" if abs(value) < HUGE and value == int(value) else f"{value:.6g}"
     return "" if value is None else value if isinstance(value, str) else notation(value)
 
 

@@ -83,3 +83,10 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no table: restore or write it again")
     return value
+
+
+def check_text(text: str, name: str, instead: str) -> None:
+    """A UserError for a text that is the path of a file, which a caller may take for the file's content; `instead` says
+    how to give that."""
+    if "\n" not in text and os.path.isfile(text):
+        raise UserError(f"{name} is {text!r}, the name of a file and not the text in it: {instead.format(text)}")

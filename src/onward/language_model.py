@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
@@ -17,7 +18,8 @@ from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.evaluation.outputs import outputs
 from onward.evaluation.score import Evaluation
-from onward.evaluation.text import Score, evaluate_texts, evaluate_tokens, score_text
+from onward.evaluation.text import Score, documents_of, evaluate_texts, evaluate_tokens, score_text
+from onward.files import check_text
 from onward.generation.answer import Answer
 from onward.generation.beam import beam_search
 from onward.generation.cache_manager import CacheManager
@@ -44,6 +46,7 @@ from onward.text.chat import Message, chat_of
 from onward.text.tokenizer import Tokenizer
 
 DEFAULT = GenerationOptions()
+READ = "give Path({!r}).read_text()"
 UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 
 
@@ -279,21 +282,28 @@ class LanguageModel:
 
     @checked
     def score(self, text: str) -> Score:
-        """The log-probability of each token of a text, and of the whole; see `evaluation.text`."""
+        """The log-probability of each token of a text, and of the whole; see `evaluation.text`. A text that names a
+        file is a UserError."""
+        check_text(text, "text", READ)
         return score_text(self.model, self.text(), text)
 
     @checked
     def evaluate(
-        self, text: str | Sequence[str] | np.ndarray | Tokens, stride: int = 0, *, n_bytes: int | None = None
+        self,
+        text: str | PathLike[str] | Sequence[str | PathLike[str]] | np.ndarray | Tokens,
+        stride: int = 0,
+        *,
+        n_bytes: int | None = None,
     ) -> Evaluation:
         """Loss, perplexity and bits per byte over documents, or over token ids (T,), of any length.
 
-        The window moves on by `stride` tokens, by default the context length; see `evaluation.score`. `n_bytes` is the
-        length of the text of token ids, by default counted from them.
+        A Path stands for the documents of a file or folder, as in `onward.train`; a str is a document itself, and a
+        UserError if it names a file. The window moves on by `stride` tokens, by default the context length; see
+        `evaluation.score`. `n_bytes` is the length of the text of token ids, by default counted from them.
         """
         if isinstance(text, np.ndarray | Tokens):
             return evaluate_tokens(self.model, self.text(), text, stride, n_bytes)
-        return evaluate_texts(self.model, self.text(), [text] if isinstance(text, str) else text, stride)
+        return evaluate_texts(self.model, self.text(), documents_of(text), stride)
 
     @checked
     def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, float]]:
@@ -301,6 +311,8 @@ class LanguageModel:
         `--method classify` trained."""
         encoder = Encoder(self.text())
         pairs = [(one,) if isinstance(one, str) else one for one in texts]
+        for one in (text for pair in pairs for text in pair):
+            check_text(one, "a text", READ)
         found = outputs(self.model, [encoder.texts(*pair).tokens for pair in pairs]).softmax(-1)
         return [dict(zip(head_labels(self.model), row)) for row in found.tolist()]
 

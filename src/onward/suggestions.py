@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from functools import partial
 
-SYNONYMS = {  # names used elsewhere -> the last component of ours
+SYNONYMS: dict[str, str] = {  # names used elsewhere -> the last component of ours
     # parts
     **dict.fromkeys(("rope", "roformer"), "rotary"),
     **dict.fromkeys(("absolute", "wpe"), "learned"),
@@ -24,7 +24,7 @@ SYNONYMS = {  # names used elsewhere -> the last component of ours
     **dict.fromkeys(("hidden_size", "n_embd", "width", "dim", "embed_dim"), "d_model"),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "hidden_dim"), "d_ff"),
     **dict.fromkeys(("layers", "num_layers", "n_layer", "num_hidden_layers", "depth"), "n_layers"),
-    **dict.fromkeys(("heads", "num_heads", "n_head", "num_attention_heads"), "n_heads"),
+    **dict.fromkeys(("head", "heads", "num_heads", "n_head", "num_attention_heads"), "n_heads"),
     **dict.fromkeys(("kv_heads", "num_key_value_heads"), "n_kv_heads"),
     **dict.fromkeys(("head_dim", "head_size"), "d_head"),
     **dict.fromkeys(
@@ -70,6 +70,12 @@ SYNONYMS = {  # names used elsewhere -> the last component of ours
     **dict.fromkeys(("o_proj", "o", "c_proj"), "out"),
     "lm_head": "head",
     **dict.fromkeys(("draft_model", "assistant_model"), "draft"),
+    **dict.fromkeys(("bits", "int4", "int8", "load_in_4bit", "load_in_8bit"), "quantize"),
+}
+OTHERWISE = {  # further meanings, for commands without the first
+    **dict.fromkeys(("context", "ctx", "max_length", "max_seq_length"), ("context", "context_length", "length")),
+    **dict.fromkeys(("tokens", "num_tokens"), ("new", "completion_length", "steps")),
+    **dict.fromkeys(("bits", "int4", "int8", "load_in_4bit", "load_in_8bit"), ("dtype", "precision", "to")),
 }
 
 
@@ -85,15 +91,23 @@ def same_meaning(name: str, known: Iterable[str]) -> list[str]:
     """The known names that mean the same as an unknown one, best first: another word for it (--lr), the end of a dotted
     name (--model.window for --model.attention.window) or its beginning (--temp)."""
     *path, last = parts(name)
-    meaning = SYNONYMS.get(last, last)
+    meanings = [last, SYNONYMS.get(last, last), *OTHERWISE.get(last, ())]
 
     def rank(candidate: str) -> tuple[int, int, int]:
         *its_path, its_last = parts(candidate)
-        fit = 3 * (its_last == last) or 2 * (its_last == meaning) or (len(last) > 2 and its_last.startswith(last))
+        if its_last in meanings:
+            fit = 2 + len(meanings) - meanings.index(its_last)
+        else:
+            fit = int(len(last) > 2 and its_last.startswith(last))
         return fit, len({*path} & {*its_path}), -len(its_path)
 
     ranked = sorted(known, key=rank, reverse=True)
     return [candidate for candidate in ranked if rank(candidate)[0]]
+
+
+def has_meaning(name: str) -> bool:
+    """Whether a name is another word for one of ours, so that names of similar letters are not meant."""
+    return parts(name)[-1] in SYNONYMS.keys() | OTHERWISE.keys()
 
 
 def same_beginning(name: str, known: Iterable[str]) -> list[str]:

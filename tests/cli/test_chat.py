@@ -104,7 +104,7 @@ BAD = {
     "/set temperature -1": "temperature is -1.0: it must be a number from 0",
     "/set temprature 1": "did you mean temperature?",
     "/set processors x": "processors is not a setting",
-    "/set n 2\nhello": "a stream is of one answer",
+    "/set n 2\nhello": "n is not a setting",
     "/set regex (\nhello": "unclosed group",
     "/rest": "did you mean /reset?",
     "/undo all": "did you mean /undo?",

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from onward.cli import COMMANDS, main
-from onward.cli.train import configure
+from onward.cli import COMMANDS, GROUPS, MEANT, main
+from onward.cli.output import print_table
+from onward.cli.train import configure, in_words
+from onward.fields import text
 from onward.model.config import Alibi, Rotary
 from onward.training.config import RunConfig, seconds
 
@@ -33,8 +35,59 @@ def test_onward_alone_prints_the_way_of_the_data_and_a_command_for_each_step(cap
     out = onward(capsys=capsys)
     assert "text -> tokens -> windows -> logits -> loss -> weights" in out
     assert all(f"  {name}" in out or f"onward {name}" in out for name in COMMANDS)
+    assert all(f"\n{group}\n  {next(iter(commands))} " in out for group, commands in GROUPS.items())
     assert onward("--help", capsys=capsys) == out
     assert onward("--version", capsys=capsys).startswith("onward 0.")
+
+
+MISTAKEN = {  # what was typed, and what the message says that was meant
+    "serve": "did you mean chat?",
+    "export": "did you mean convert?",
+    "generate RUN The --tokens 4": "did you mean --max-new-tokens?",
+    "generate RUN The --bits 4": "did you mean --quantize?",
+    "train STORY --context 64": "did you mean --model.context-length?",
+    "train STORY --tokens 1B": "did you mean --steps?",
+    "train STORY --bits 16": "did you mean --precision?",
+    "train STORY --head 4": "did you mean --model.n-heads?",
+    "quantize RUN new --bits 4": "did you mean --to?",
+    "convert RUN x.gguf --bits 4": "did you mean --dtype?",
+    "finetune RUN a.jsonl --context 3": "did you mean --length?",
+    "bench RUN --tokens 3": "did you mean --new?",
+    "evaluate RUN --context 3": "see onward evaluate --help",
+    "explain RUN The --head 1": "see onward explain --help",
+    "generate ROMEO: RUN": "'ROMEO:' is no model, and RUN is one: did you mean onward generate RUN ROMEO:?",
+    "inspect The RUN next": "did you mean onward inspect RUN The next?",
+    "explain The RUN": "did you mean onward explain RUN The?",
+    "evaluate STORY RUN": "did you mean onward evaluate RUN STORY?",
+    "train STORY RUN": "RUN is a run and no text: --resume RUN goes on with it",
+    "sweep STORY RUN --steps 4": "RUN is a run and no text",
+    "train STORY runs/new": "runs/new does not exist: for the folder of the run, --out runs/new",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKEN)
+def test_a_mistaken_command_is_answered_with_what_was_meant(
+    words: str, tiny_run: Path, story_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = lambda text: text.replace("RUN", str(tiny_run)).replace("STORY", str(story_file))
+    assert main([named(word) for word in words.split()]) == 2
+    assert named(MISTAKEN[words]) in capsys.readouterr().err
+
+
+def test_commands_that_are_meant_exist() -> None:
+    assert {*MEANT.values()} <= {*COMMANDS}
+    assert not MEANT.keys() & COMMANDS.keys()
+
+
+@pytest.mark.parametrize(("loss", "said"), [(1.25, "3.49"), (23.0, "9,744,803,446.25"), (699.0, "3.731e+303")])
+def test_a_huge_perplexity_is_written_with_its_power_of_ten(
+    loss: float, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    perplexity = math.exp(loss)
+    assert in_words({"loss": loss, "perplexity": perplexity}) == [f"loss {loss:.4f}", f"perplexity {said}"]
+    print_table([{"perplexity": perplexity}])
+    assert len(capsys.readouterr().out.splitlines()[-1]) < 30
+    assert len(text(perplexity)) < 30
 
 
 HELP = {"train": ["--help-all"]}

@@ -249,18 +249,24 @@ def test_an_answer_has_the_form_of_regex_and_json_schema(said) -> None:
         assert said("The", "--json-schema", schema, "--seed", "1")[0] in ('The"cat"\n', 'The"dog"\n')
 
 
+@pytest.mark.parametrize(("temperature", "warned"), [("70", True), ("2.5", True), ("2", False), ("0.7", False)])
+def test_a_temperature_that_leaves_the_model_no_say_is_told(temperature: str, warned: bool, said) -> None:
+    err = said("The", "--max-new-tokens", "2", "--temperature", temperature, "--seed", "1")[1]
+    assert (f"the temperature is {temperature}: above 2, tokens are drawn almost at random" in err) == warned
+
+
 BAD = {
     "The --beams 2 --alpha 0.6": "--beams and --alpha are both given: choose one",
     "The --draft x --lookup 3": "--draft and --lookup are both given: choose one",
-    "The --beams 2 --lookup 3": "--beams and --lookup are both given: choose one",
-    "The --groups 2": "groups is given without beams",
-    "The --k 2": "k is given without alpha",
+    "The --beams 2 --lookup 3": "--lookup is read only by sampling, and not by search",
+    "The --groups 2": "--groups is read only with --beams: give that as well",
+    "The --k 2": "--k is read only with --alpha: give that as well",
     "The --alpha 2": "alpha is 2.0: it must be between 0 and 1",
     "The --alpha 0.6 --n 2": "--n is 2: contrastive search finds one",
     "The --beams 2 --n 3": "--n is 3: it must be from 1 to beams, 2",
-    "The --beams 2 --stop x": "stop is given, which a search cannot use",
+    "The --beams 2 --stop x": "--stop is read only by sampling",
     "The --regex [": "regex cannot be used",
-    "The --beams 2 --context-overflow slide": "beams cannot slide beyond the context",
+    "The --beams 2 --context-overflow slide": "--context-overflow is read only by sampling",
     "The --context-overflow wrap": "choose from error, slide",
     "The --prompts gone.txt": "gone.txt does not exist",
     "--prompts empty.txt": "empty.txt is empty",

@@ -31,6 +31,8 @@ from onward.tracing.trace import trace
 
 from support.pages import HOSTILE, TEXT, Page, model_and_tokenizer
 
+SOURCE = Path(__file__).parents[2] / "src" / "onward"
+
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {"position": Learned(), "norm": LayerNorm(), "mlp": Plain(), "tied": True},
     "experts with alibi": {"position": Alibi(), "mlp": Experts(4), "n_kv_heads": 1},
@@ -51,7 +53,7 @@ def step(story: Story, title: str) -> Any:
 def test_numbers_of_the_steps_are_those_of_the_model() -> None:
     model, tokens, story = told(position=7, layer=1)
     maps = attention_maps(model, tokens)
-    for layer, title in enumerate(["Block 1 of 2", "Block 2 of 2: weights"]):
+    for layer, title in enumerate(["Block 0 (of 0 to 1)", "Block 1 (of 0 to 1): weights"]):
         values = torch.tensor(step(story, title).panels[0].data["values"])
         assert torch.allclose(values, maps[layer][:, 7, :8], atol=1e-4)
     with trace(model, "embed", "blocks.1.mlp.post", "logits") as t:
@@ -66,6 +68,29 @@ def test_numbers_of_the_steps_are_those_of_the_model() -> None:
     assert f"a loss of {loss:.2f} nats" in step(story, "probabilities").text
 
 
+COUNTED = re.compile(r"\b(block|layer|head|expert|pair)s? (\d+)\b", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("config", [{}, KINDS["latent"]], ids=["rotary", "latent"])
+def test_blocks_and_heads_are_counted_from_0(config: dict[str, Any]) -> None:
+    model, tokenizer = model_and_tokenizer(**config)
+    c, said = model.config, explain(model, tokenizer, "to be, or not").text(200)
+    found: dict[str, set[int]] = {}
+    for name, number in COUNTED.findall(said):
+        found.setdefault(name.lower(), set()).add(int(number))
+    assert found["block"] == {*range(c.n_layers)}
+    assert found["head"] == {*range(c.n_heads)}
+
+
+def test_no_text_is_written_with_a_number_from_1() -> None:
+    """No source adds one to the index of a layer, a head, an expert or a pair that it names."""
+    shifted = re.compile(r"\b(layer|block|head|expert|pair|unit)s?[ :,]*\$?\{[^{}]*\+ ?1\}", re.IGNORECASE)
+    files = [path for path in SOURCE.rglob("*") if path.suffix in (".py", ".js", ".html")]
+    found = {str(path): shifted.findall(path.read_text(encoding="utf-8")) for path in files}
+    assert len(files) > 200
+    assert {path: names for path, names in found.items() if names} == {}
+
+
 @pytest.mark.parametrize("config", [{}, KINDS["latent"], KINDS["gpt2"]], ids=["rotary", "latent", "learned"])
 def test_arithmetic_that_is_written_out_is_right(config: dict[str, Any]) -> None:
     story = explain(*model_and_tokenizer(**config), "to be, or not")
@@ -76,7 +101,7 @@ def test_arithmetic_that_is_written_out_is_right(config: dict[str, Any]) -> None
     head, key = re.search(r"In head (\d+), the query and the key of “(.*?)”", step(story, "scores").text).groups()
     panel = step(story, "scores").panels[0].data
     assert round(score, 2) in [
-        round(value, 2) for value, name in zip(panel["values"][int(head) - 1], panel["columns"]) if name == key
+        round(value, 2) for value, name in zip(panel["values"][int(head)], panel["columns"]) if name == key
     ]
     if "position" in config:
         return
@@ -98,7 +123,7 @@ def test_decoders_of_all_kinds_are_told(kind: str) -> None:
     assert any("rotation" in title for title in titles) == (kind in ("latent", "post-norm"))
     assert any("latent" in title for title in titles) == (kind == "latent")
     assert ("The positions add a bias" in story.text()) == (kind == "experts with alibi")
-    assert [titles.count(f"Block {i} of 3") for i in (1, 2, 3)] == [1, 1, 0]
+    assert [titles.count(f"Block {i} (of 0 to 2)") for i in range(3)] == [1, 1, 0]
     assert "nan" not in story.text().lower()
 
 

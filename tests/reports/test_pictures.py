@@ -204,12 +204,12 @@ def test_png_is_twice_the_size_of_the_svg(tmp_path: Path) -> None:
 
 MISTAKES = {
     "draw masks": "did you mean mask",
-    "draw mask gpt2": "onward draw mask takes no model",
+    "draw mask gpt2": "gpt2 is one argument too many: onward draw mask takes no model",
     "draw mask --out {folder}/x.bmp": "x.bmp does not end in .svg, .png, .html or .json",
     "draw mask --out {folder}": "does not end in",
     "draw mask --out {folder}/a/file/x.svg": "cannot write",
     "draw block nosuch": "nosuch",
-    "draw": "idea",
+    "draw --out {folder}/x.svg": "--out is not read by onward draw alone",
 }
 
 

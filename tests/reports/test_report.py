@@ -237,7 +237,7 @@ def test_small_charts_have_a_line_for_each_layer(tmp_path: Path) -> None:
     assert list(charts) == ["loss", *TITLES]
     names = {title: [one["name"] for one in charts[title]["series"] if one["name"]] for title in TITLES}
     assert names["gradient norm"] == ["gradient norm"]
-    assert names["expert load"] == names["dead units"] == ["layer 1", "layer 2", "layer 3"]
+    assert names["expert load"] == names["dead units"] == ["layer 0", "layer 1", "layer 2"]
     for title, now in zip(TITLES, ("0.001", "2", "0.0015", "2", "0.25", "2")):
         assert f"{title} {now}" in parsed.text
     rate = np.array(paths(page, "learning rate")[0])

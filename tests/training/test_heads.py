@@ -1,5 +1,6 @@
 """Heads of outputs: reward models and classifiers, their losses, saves, and use as a reward."""
 
+import json
 import re
 from collections import defaultdict
 from dataclasses import replace
@@ -17,11 +18,14 @@ from onward.data.examples import Encoder, classified, preferred, tabulated
 from onward.data.packing import batch_of
 from onward.data.records import Record
 from onward.errors import UserError
+from onward.evaluation.heads import evaluate_head, examples_of
 from onward.evaluation.outputs import calibration_bins, calibration_error, outputs
 from onward.model.decoder import Decoder
 from onward.model.heads import add_head, head_labels, head_of
+from onward.reports.record import Record as RunRecord
 from onward.training.finetuning import FinetuneConfig
 from onward.training.methods import METHODS
+from onward.training.result import evaluate_run
 from onward.training.reward_model import RewardModel
 from onward.training.run import Run
 from onward.training.scoring import ClassLoss, RewardLoss, reward_loss
@@ -262,3 +266,90 @@ def test_classes_are_those_of_the_first_table() -> None:
     assert encoder.labels == ("9", "10")
     with pytest.raises(UserError, match="v line 1: label is 8: choose from"):
         list(classified(encoder, [Record({"text": "a", "label": 8}, "v line 1")]))
+
+
+def evaluated(*words: object, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What `onward evaluate --json` prints."""
+    assert main(["evaluate", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_evaluate_prints_the_accuracy_and_the_confusion_of_a_classifier(
+    rank: int, runs: dict[tuple[str, int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, rows = runs["classify", rank], [*CLASSES, {"text": "9?", "pair": TEXTS[0], "label": "yes"}]
+    found = evaluated(run, write_rows(tmp_path / "kinds.jsonl", rows), capsys=capsys)
+    likeliest = [
+        max(row, key=row.__getitem__) for row in onward.load(run).classify([(r["text"], r["pair"]) for r in rows])
+    ]
+    pairs = [(row["label"], taken) for row, taken in zip(rows, likeliest)]
+    assert found["confusion"] == {a: {b: pairs.count((a, b)) for b in ("no", "yes")} for a in ("no", "yes")}
+    assert found["accuracy"] == pytest.approx(sum(a == b for a, b in pairs) / len(rows))
+    assert found["examples"] == len(rows) == 17
+    assert "perplexity" not in found
+    assert main(["evaluate", str(run), str(tmp_path / "kinds.jsonl")]) == 0
+    out = capsys.readouterr().out
+    assert "(label)  no  yes" in out
+    assert "perplexity" not in out
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_evaluate_prints_the_accuracy_and_the_margin_of_a_reward_model(
+    rank: int, runs: dict[tuple[str, int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs["reward", rank]
+    found, lm = evaluated(run, write_rows(tmp_path / "pairs.jsonl", PAIRS), capsys=capsys), onward.load(run)
+    rewards = np.array([lm.rewards(row["prompt"], [row["chosen"], row["rejected"]]) for row in PAIRS])
+    assert found["margin"] == pytest.approx((rewards[:, 0] - rewards[:, 1]).mean(), rel=1e-4)
+    assert found["accuracy"] == (rewards[:, 0] > rewards[:, 1]).mean()
+    assert found["chosen_reward"] == pytest.approx(rewards[:, 0].mean(), rel=1e-4)
+    assert found["pairs"] == 16
+    assert "perplexity" not in found
+
+
+@pytest.mark.parametrize("method", DATA)
+def test_evaluating_a_run_with_a_head_repeats_its_last_figures(
+    method: str, runs: dict[tuple[str, int], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs[method, 0]
+    result = evaluate_run(Run.resume(run))
+    assert evaluated(run, capsys=capsys)["accuracy"] == pytest.approx(result["accuracy"])
+    assert RunRecord(run).figures().perplexity is None
+    assert {*evaluated(run, "--quantize", "int8", capsys=capsys)["plain"]} >= {"accuracy"}
+
+
+def test_equal_rewards_count_as_half() -> None:
+    model, rows = decoder(replace(DECODERS["llama"], vocab_size=tokenizer().vocab_size, context_length=96)), PAIRS
+    add_head(model, ["reward"])
+    found = evaluate_head(model, examples_of(model, tokenizer(), [Record(row, "") for row in rows]))
+    assert (found.accuracy, found.margin) == (0.5, 0.0)  # type: ignore[union-attr]  # of pairs
+
+
+NO_EXAMPLES = {
+    ("classify", '{"text": "x", "label": "maybe"}'): "rows.jsonl line 1: label is 'maybe': did you mean yes?",
+    ("classify", '{"text": "x"}'): "rows.jsonl line 1: it has 'text', and needs text and label",
+    ("classify", f'{{"text": "{"y" * 900}", "label": "no"}}'): "and the model's context 96: shorten it",
+    ("reward", '{"prompt": "x", "chosen": "a"}'): "rows.jsonl line 1: it has 'prompt', 'chosen', and needs chosen and",
+    ("reward", ""): "rows.jsonl",
+}
+
+
+@pytest.mark.parametrize(("method", "row"), NO_EXAMPLES)
+def test_rows_that_a_head_cannot_be_evaluated_on_are_one_sentence(
+    method: str, row: str, runs: dict[tuple[str, int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path := tmp_path / "rows.jsonl").write_text(row)
+    assert main(["evaluate", str(runs[method, 0]), str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert NO_EXAMPLES[method, row] in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["--stride 4", "rows.txt --field x", "rows.txt --encoding ascii"])
+def test_options_of_texts_are_refused_for_a_head(
+    words: str, runs: dict[tuple[str, int], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(runs["reward", 0]), *words.split()]) == 2
+    assert "is read of texts, and" in capsys.readouterr().err

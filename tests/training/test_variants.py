@@ -1,14 +1,18 @@
 """Variants are trained under equal conditions, none is trained twice, and noise is told from a difference."""
 
 import json
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from onward import fields
 from onward.cli import main
-from onward.evaluation.significance import paired_difference, t_quantile
+from onward.evaluation.significance import Difference, paired_difference, t_quantile
+from onward.model.part_types import Attention
 from onward.reports.record import Record
 from onward.reports.variants import Result, Valley
 from onward.text.tokenizer import Tokenizer
@@ -79,7 +83,7 @@ def test_command_compares_and_says_whether_the_difference_is_noise(
     assert main(command) == 0
     said = capsys.readouterr()
     assert "plain" in said.out
-    assert "worse" in said.out or "no more than noise" in said.out
+    assert "worse" in said.out or "two seeds cannot tell" in said.out
     assert "4 of 4: still, seed 1" in said.err
     assert (tmp_path / "runs/compare.svg").read_text().startswith("<svg")
     assert main([*command, "--json"]) == 0
@@ -159,6 +163,102 @@ def test_interval_of_paired_differences_is_that_of_student() -> None:
     assert not apart.shown, "three seeds show no difference that varies this much"
     assert paired_difference([1.1, 2.1, 3.11], [1.0, 2.0, 3.0]).shown  # type: ignore[union-attr]
     assert paired_difference([1.0], [2.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "interval", "said"),
+    [
+        (2, (-0.4, 0.0005), "-0.1000 (-0.4000 to +0.0005): two seeds cannot tell"),
+        (2, (-0.4, 0.4), "two seeds cannot tell"),
+        (3, (-0.4, 0.4), "three seeds cannot tell"),
+        (12, (-0.4, 0.4), "12 seeds cannot tell"),
+        (2, (-0.2, -0.0005), "better"),
+    ],
+)
+def test_an_interval_with_0_in_it_says_that_the_seeds_cannot_tell(
+    count: int, interval: tuple[float, float], said: str
+) -> None:
+    first = Result("base", [1.1] * count, 1, 1, 1, 1.0)
+    other = Result("other", [1.0] * count, 1, 1, 1, 1.0, Difference(-0.1, *interval))
+    assert other.verdict(first).endswith(said)
+
+
+OWN_PART = """
+from dataclasses import dataclass
+
+from onward.model.config import SelfAttention
+
+
+@dataclass(frozen=True)
+class Own(SelfAttention, kind="own_attention"):
+    \"\"\"Self-attention by another name.\"\"\"
+
+    scale: float | None = 0.5  # of the scores
+"""
+
+
+@pytest.fixture
+def own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module `own_attention` in the current folder, with a subclass of self-attention."""
+    monkeypatch.setattr(Attention, "kinds", dict(Attention.kinds))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_attention", raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("own_attention.py").write_text(OWN_PART)
+    yield
+    sys.modules.pop("own_attention", None)
+
+
+@pytest.mark.usefixtures("own_part")
+def test_a_subclass_of_the_presets_part_inherits_its_fields() -> None:
+    fields.import_parts("own_attention")
+    config = RunConfig(preset="mini", model={"attention": "own_attention(window=8)"})
+    made = config.decoder(50).attention
+    assert made.kind == "own_attention"
+    assert (made.qk_norm, made.window, made.scale) == ("head", 8, 0.5)  # the preset's, the given, the subclass's own
+    several = RunConfig(preset="mini", model={"attention": "(own_attention, self(window=4))"}).decoder(50)
+    assert [one.qk_norm for one in several.attention] == ["head", "head"]
+
+
+@pytest.mark.usefixtures("own_part")
+def test_variants_tell_every_field_in_which_they_differ(
+    story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["compare", *words(story_file, "--steps", "2", "--seeds", "1", "--out", "runs"), "--import"]
+    command += ["own_attention", "--variant", "base", "--variant", "own: model.attention=own_attention"]
+    command += ["--variant", "wide: model.d_model=32 clip=2", "--json"]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    base, own, wide = json.loads(said.out)["variants"]
+    assert base["differs"] == []
+    assert {text.split()[0] for text in own["differs"]} == {"attention", "attention.scale"}
+    assert wide["differs"] == [
+        "learning_rate 0.03125 -> 0.015625",
+        "clip 1 -> 2",
+        "d_model 16 -> 32",
+        "d_head 8 -> 16",
+        "d_ff 64 -> 96",
+    ]
+    assert f"wide: {wide['parameters']:,} parameters; beside base: {'; '.join(wide['differs'])}" in said.err
+    assert f"base: {base['parameters']:,} parameters\n" in said.err
+
+
+def test_a_sweep_tells_what_follows_from_the_swept_value(
+    story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = words(story_file, "--steps", "2", "--out", str(tmp_path / "runs"))
+    assert main(["sweep", *shared, "--model.d-model", "16,32"]) == 0
+    assert "; beside model.d_model=16: learning_rate 0.03125 -> 0.015625; d_model 16 -> 32;" in capsys.readouterr().err
+
+
+def test_train_without_a_preset_tells_what_follows_from_the_changes(
+    story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", *words(story_file, "--steps", "1", "--out", str(tmp_path / "run"))]
+    assert main([*command, "--model.mlp", "plain"]) == 0
+    assert "beside your changes, the preset is changed in: " in (said := capsys.readouterr().err)
+    assert "d_ff 352 -> " in said
+    assert "mlp.act silu -> gelu" in said
 
 
 @pytest.mark.parametrize(("losses", "warning"), [((3, 2, 1), "larger"), ((1, 2, 3), "smaller"), ((2, 1, 3), "")])

@@ -10,34 +10,69 @@ from functools import partial
 
 from onward.cli import streams
 
-COMMANDS = {
-    "quickstart": "train a small decoder on the built-in text and watch it learn",
-    "plan": "memory, operations, speed and cost of a decoder before it is there, each with its formula",
-    "scaling": "the best size and length of training for an amount of computation; laws of your runs",
-    "models": "published decoders: their parts, and the changes from one to the next",
-    "data": "texts of any size as tokens, prepared once; well-known corpora",
-    "tokenizer": "learn a tokenizer from text, compare tokenizers, show the pieces of a text",
-    "train": "text -> tokens -> windows -> logits -> loss -> weights",
-    "finetune": "examples of answers -> an assistant",
-    "draw": "pictures of the ideas: masks, positions, windows, samplers, the cache, a block",
-    "explain": "the forward pass told step by step, with the numbers of a model",
-    "report": "curves, samples, attention and next tokens of a run or a model on one page",
-    "inspect": "attention, next tokens, lens, heads and more of a model that reads a text",
-    "runs": "the runs in a folder, with their figures",
-    "compare": "variants of a run side by side, and whether they differ by more than noise",
-    "sweep": "a run for each value of an option, and the valley of the loss",
-    "quantize": "a model's linear layers as int8 or int4: smaller, faster, slightly less exact",
-    "bench": "tokens per second of a model, and how near the machine's limits that is",
-    "doctor": "the usual mistakes in any decoder: yours, or a tutorial's",
-    "verify": "the promises of exactness, measured on a model",
-    "evaluate": "loss, perplexity and bits per byte of a model on a text",
-    "generate": "prompt -> logits -> next token -> text",
-    "chat": "a conversation, turn by turn",
-    "merge": "an adapter (LoRA) and its base as one model",
-    "convert": "a model as GGUF for llama.cpp and ollama, or as a Hugging Face folder",
-    "card": "the model card of a model or a run: README.md for the hub",
-    "push": "a model and its card to the Hugging Face hub",
-    "completion": "a script that lets the shell complete commands and options",
+GROUPS = {
+    "begin": {
+        "quickstart": "train a small decoder on the built-in text and watch it learn",
+    },
+    "texts and tokens": {
+        "data": "texts of any size as tokens, prepared once; well-known corpora",
+        "tokenizer": "learn a tokenizer from text, compare tokenizers, show the pieces of a text",
+    },
+    "train and compare": {
+        "train": "text -> tokens -> windows -> logits -> loss -> weights",
+        "finetune": "examples of answers -> an assistant",
+        "compare": "variants of a run side by side, and whether they differ by more than noise",
+        "sweep": "a run for each value of an option, and the valley of the loss",
+        "runs": "the runs in a folder, with their figures",
+        "report": "curves, samples, attention and next tokens of a run or a model on one page",
+    },
+    "use a model": {
+        "generate": "prompt -> logits -> next token -> text",
+        "chat": "a conversation, turn by turn",
+        "evaluate": "loss, perplexity and bits per byte of a model on a text",
+    },
+    "look inside": {
+        "inspect": "attention, next tokens, lens, heads and more of a model that reads a text",
+        "explain": "the forward pass told step by step, with the numbers of a model",
+        "draw": "pictures of the ideas: masks, positions, windows, samplers, the cache, a block",
+    },
+    "check": {
+        "doctor": "the usual mistakes in any decoder: yours, or a tutorial's",
+        "verify": "the promises of exactness, measured on a model",
+    },
+    "sizes and speed": {
+        "plan": "memory, operations, speed and cost of a decoder before it is there, each with its formula",
+        "scaling": "the best size and length of training for an amount of computation; laws of your runs",
+        "models": "published decoders: their parts, and the changes from one to the next",
+        "bench": "tokens per second of a model, and how near the machine's limits that is",
+    },
+    "smaller, merged, published": {
+        "quantize": "a model's linear layers as int8 or int4: smaller, faster, slightly less exact",
+        "merge": "an adapter (LoRA) and its base as one model",
+        "convert": "a model as GGUF for llama.cpp and ollama, or as a Hugging Face folder",
+        "card": "the model card of a model or a run: README.md for the hub",
+        "push": "a model and its card to the Hugging Face hub",
+    },
+    "the shell": {
+        "completion": "a script that lets the shell complete commands and options",
+    },
+}
+COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
+MEANT = {  # names of commands elsewhere -> ours
+    **dict.fromkeys(("serve", "server", "talk", "ask", "repl"), "chat"),
+    **dict.fromkeys(("export", "save", "gguf"), "convert"),
+    **dict.fromkeys(("sample", "infer", "inference", "predict", "complete"), "generate"),
+    **dict.fromkeys(("eval", "perplexity", "score"), "evaluate"),
+    **dict.fromkeys(("pretrain", "fit", "resume"), "train"),
+    **dict.fromkeys(("sft", "dpo", "lora", "tune", "grpo"), "finetune"),
+    **dict.fromkeys(("prepare", "download", "dataset"), "data"),
+    **dict.fromkeys(("tokenize", "encode"), "tokenizer"),
+    **dict.fromkeys(("upload", "publish"), "push"),
+    **dict.fromkeys(("benchmark", "speed"), "bench"),
+    **dict.fromkeys(("check", "test", "lint"), "doctor"),
+    **dict.fromkeys(("list", "ls", "status"), "runs"),
+    **dict.fromkeys(("plot", "show", "visualize"), "draw"),
+    **dict.fromkeys(("memory", "estimate", "cost"), "plan"),
 }
 
 WAY = """\
@@ -66,8 +101,7 @@ Well-known texts to train on:                                  onward data list
 Published decoders and their differences:                      onward models
 The ideas behind them in pictures:                             onward draw mask
 
-onward COMMAND --help explains each command, with examples. The commands:
-"""
+onward COMMAND --help explains each command, with examples. The commands:"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,8 +148,10 @@ def dispatch(words: list[str]) -> int:
     """Call the named command with the other words."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(WAY)
-        for name, what in COMMANDS.items():
-            print(f"  {name:12}{what}")
+        for group, commands in GROUPS.items():
+            print(f"\n{group}")
+            for name, what in commands.items():
+                print(f"  {name:12}{what}")
         return 0
     if words[0] == "--version":
         from importlib.metadata import version
@@ -126,7 +162,9 @@ def dispatch(words: list[str]) -> int:
         from onward.errors import UserError
         from onward.fields import nearest
 
-        raise UserError(f"{words[0]!r} is not a command: {nearest(words[0], COMMANDS)}")
+        meant = MEANT.get(words[0].lower())
+        advice = f"did you mean {meant}?" if meant else nearest(words[0], COMMANDS)
+        raise UserError(f"{words[0]!r} is not a command: {advice}")
     with warnings.catch_warnings():
         warnings.showwarning = partial(show_warning, warnings.showwarning)
         try:

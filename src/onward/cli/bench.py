@@ -1,6 +1,6 @@
 """onward bench: how fast a model generates or is trained, and how near this machine's limits that is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
@@ -41,6 +41,10 @@ class Options:
     """The model, and what is measured."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "training": ("context", "optimizer"),
+        "decoding": ("prompt", "new", "out"),
+    }
     model: str  # folder of the model, its name on the hub, or a published release, which gets random weights
     batch: str = ""  # numbers of rows that decode together, by default 1,16; with --train of windows, by default 8
     precision: str = ""  # of the weights, by default float32,bfloat16,int8,int4; with --train float32,bfloat16
@@ -56,10 +60,17 @@ class Options:
     revision: str = ""  # of a model on the hub: a branch, a tag or a commit; by default main
     json: bool = False  # print the result as JSON
 
+    @property
+    def view(self) -> str:
+        """What is measured."""
+        return "training" if self.train else "decoding"
+
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward bench", about=ABOUT)
     batches = numbers(options.batch or ("8" if options.train else "1,16"))
+    if options.revision and without_weights(options.model):
+        raise UserError(f"revision is {options.revision!r}, and {options.model} gets random weights: leave it out")
     if options.train:
         train(options, batches)
         return
@@ -148,8 +159,6 @@ def train(options: Options, batches: Sequence[int]) -> None:
     from onward.planning.machine import peak_flops
     from onward.training.speed import measure_training
 
-    if options.out:
-        raise UserError("out draws a roofline of decoding: leave it out, or --train")
     if options.threads:
         torch.set_num_threads(options.threads)
     device, found, peaks = choose_device(options.device), [], {}
@@ -199,19 +208,27 @@ def plain_cases(found: Sequence[Any]) -> dict[str, str]:
     return {reason: "; ".join(where) for reason, where in cases.items()}
 
 
+def without_weights(model: str) -> bool:
+    """Whether a model is a release or a preset of training, whose weights are made at random."""
+    from onward.families import presets
+    from onward.training.presets import PRESETS
+
+    return model in presets() or model in PRESETS
+
+
 def models(options: Options, precisions: "Sequence[Precision]", device: Any) -> "Iterator[tuple[Precision, Decoder]]":
     """The model in each precision; only one is in memory."""
     import torch
 
     import onward
-    from onward.families import preset, presets
+    from onward.families import preset
     from onward.model.quantize import quantize_model
     from onward.training.presets import PRESETS, decoder
 
     for precision in precisions:
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
         quantize = precision if precision in ("int8", "int4") else None
-        if options.model in presets() or options.model in PRESETS:
+        if without_weights(options.model):
             torch.manual_seed(0)
             config = (
                 decoder(options.model, VOCABULARY, {}) if options.model in PRESETS else preset(options.model).config

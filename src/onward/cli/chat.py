@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from onward import fields
 from onward.cli.loading import Compiling, Loading, compile_steps, load
 from onward.cli.options import parse
-from onward.cli.output import console, printable, warn_of_unknown
+from onward.cli.output import console, printable, warn_of_temperature, warn_of_unknown
 from onward.cli.streams import read_line
 from onward.errors import UserError
 from onward.generation.options import GenerationOptions
@@ -40,6 +40,8 @@ HELP = """\
 /exit                leave, as Ctrl-D does; Ctrl-C stops an answer
 Type a space before a message that begins with /."""
 
+OF_TEXTS = "n", "logprobs"  # options of onward generate that a conversation has no use for
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(GenerationOptions):
@@ -53,6 +55,7 @@ class Options(Settings, Compiling, Loading):
     """The model, the conversation and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
+    fixed: ClassVar[tuple[str, ...]] = OF_TEXTS
     adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
     model: str  # folder of the model, or its name on the hub
     system: str = ""  # the system prompt: a first message that tells the model how to answer
@@ -64,6 +67,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward chat", about=ABOUT)
     if options.context < 2:
         raise UserError(f"context is {options.context}: it must be at least 2")
+    warn_of_temperature(options.temperature)
     lm = load(options.model, options)
     options = replace(options, adapter=None)  # the one that was loaded
     conversation, typed = Conversation(lm, options), sys.stdin.isatty()
@@ -173,7 +177,7 @@ class Conversation:
     def command(self, line: str) -> None:
         """Carry out a line that begins with a slash."""
         kinds = fields.hints(Settings)
-        names = [name for name, kind in kinds.items() if not fields.only_in_python(kind)]
+        names = [name for name, kind in kinds.items() if not fields.only_in_python(kind) and name not in OF_TEXTS]
         match line.split(maxsplit=2):
             case ["/reset"]:
                 self.turns.clear()
@@ -189,6 +193,8 @@ class Conversation:
                 if name not in names:
                     raise UserError(f"{name} is not a setting: {fields.nearest(name, names)}")
                 self.settings = replace(self.settings, **{name: fields.convert(kinds[name], value, name)})
+                if name == "temperature":
+                    warn_of_temperature(self.settings.temperature)
             case [word, *_]:
                 known = ["/reset", "/undo", "/set", "/set NAME VALUE", "/help", "/exit"]
                 raise UserError(f"{word} cannot be used like this: {fields.nearest(line, known)}")

@@ -80,7 +80,8 @@ def main(argv: Sequence[str]) -> int:
     axis = "seconds" if length.time else "tokens"
     comparison_picture(outcomes, measure, str(length), axis).write(out / "compare.svg")
     if own.get("json"):
-        print_json({"measure": measure, "length": str(length), "variants": [plain(one) for one in found]})
+        rows = [plain(one) | {"differs": v.differences(variants[0])} for one, v in zip(found, variants)]
+        print_json({"measure": measure, "length": str(length), "variants": rows})
     else:
         print_table([row(one, found[0], measure) for one in found])
         if seeds > 1:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -39,6 +39,7 @@ class Options:
     """The model and what is written."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "out")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"gguf": ("accept", "modelfile"), "hf": ("shard_bytes",)}
     model: str  # folder of the model, a GGUF file, or a name on the hub
     out: str  # the file to write, which ends in .gguf, or a new folder
     dtype: Literal["", "f32", "f16", "bf16", "q8_0", "q4_0"] = ""  # of the weights; by default that of the model
@@ -51,10 +52,15 @@ class Options:
     revision: str = ""  # of a model on the hub: a branch, a tag or a commit
     json: bool = False  # print the result as JSON
 
+    @property
+    def view(self) -> str:
+        """The format."""
+        return self.to or ("gguf" if self.out.endswith(".gguf") else "hf")
+
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward convert", about=ABOUT)
-    out, gguf = Path(options.out), (options.to or ("gguf" if options.out.endswith(".gguf") else "hf")) == "gguf"
+    out, gguf = Path(options.out), options.view == "gguf"
     if gguf and out.is_dir():
         raise UserError(f"{out} is a folder: name the file to write, such as {out / 'model.gguf'}")
     if gguf and out.exists() and os.path.exists(options.model) and out.samefile(options.model):
@@ -65,8 +71,6 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"{out} exists already: name a new folder, or a file that ends in .gguf")
     if not gguf and options.dtype in ("q8_0", "q4_0"):
         raise UserError(f"dtype is {options.dtype}, which only GGUF has: name a file that ends in .gguf")
-    if options.modelfile and not gguf:
-        raise UserError("a Modelfile goes with a GGUF file: name a file that ends in .gguf")
     import torch
 
     import onward

@@ -43,6 +43,18 @@ class Options(Cleaning):
     encoding: str = "utf-8"  # encoding of text files
     workers: int = 0  # number of processes; 0: one per core
     json: bool = False  # print the result as JSON
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "prepare": (
+            *(one.name for one in fields(Cleaning)),
+            *("sources", "tokenizer", "out", "field", "encoding", "workers"),
+        ),
+        "get": ("sources",),
+    }
+
+    @property
+    def view(self) -> str:
+        """The action."""
+        return self.action
 
 
 def main(argv: Sequence[str]) -> None:

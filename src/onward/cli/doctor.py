@@ -11,6 +11,7 @@ from rich.text import Text
 from onward.arguments import Range
 from onward.cli.options import parse
 from onward.cli.output import Output, console, print_json
+from onward.errors import UserError
 from onward.model.part_types import SizeOrZero
 
 ABOUT = """\
@@ -30,11 +31,19 @@ examples:
 """
 
 
+OF_MODELS = "adapter", "loss", "cache", "batches", "frozen", "vocab_size", "context_length"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The model and how it is called."""
 
     positional: ClassVar[tuple[str, ...]] = ("target",)
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "a class or function": ("kwargs", *OF_MODELS),
+        "the folder of a model": ("text", *OF_MODELS),
+        "texts": ("validation",),
+    }
     target: str  # a folder, FILE.py:NAME, MODULE:NAME, or texts
     kwargs: str = ""  # arguments of NAME, as JSON
     adapter: str = ""  # FILE.py:FUNCTION, where FUNCTION(model, tokens) returns logits
@@ -51,6 +60,17 @@ class Options:
     html: str = ""  # also write the findings as this page
     json: bool = False  # print the findings as JSON
 
+    @property
+    def view(self) -> str:
+        """What the target is."""
+        from onward.data.tokens import is_prepared
+
+        path = Path(self.target)
+        if ":" in self.target and not path.exists() and "://" not in self.target:
+            return "a class or function"
+        model = not path.exists() or (path / "config.json").exists() or path.suffix == ".gguf"
+        return "the folder of a model" if model and not is_prepared(path) else "texts"
+
 
 COLORS = {"ok": "green", "failed": "red", "told": "blue", "not applicable": "dim"}
 LIMITS = "seconds", "gigabytes", "html", "json"
@@ -58,6 +78,8 @@ LIMITS = "seconds", "gigabytes", "html", "json"
 
 def main(argv: Sequence[str]) -> int:
     options = parse(Options, argv, prog="onward doctor", about=ABOUT)
+    if options.text and options.batches:
+        raise UserError("text and batches are both given, and either is what a trained model predicts: choose one")
     from onward.inspection.doctor.isolated import examine_apart
 
     arguments = {name: value for name, value in vars(options).items() if name not in LIMITS}

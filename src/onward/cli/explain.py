@@ -1,6 +1,6 @@
 """onward explain: the forward pass, told step by step."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -28,6 +28,7 @@ class Options(Loading):
     """What to follow, and where to write it."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "text")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"out": ("theme",)}
     model: str  # folder of the model
     text: str  # the text that the model reads
     position: int = -1  # of the token to follow, from 0; negative: from the end

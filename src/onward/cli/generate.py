@@ -8,10 +8,16 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from onward import fields
 from onward.cli.loading import Compiling, Loading, compile_steps, load
-from onward.cli.options import read
-from onward.cli.output import console, print_next, print_table, printable, warn_of_unknown
+from onward.cli.options import made, read
+from onward.cli.output import (
+    console,
+    print_next,
+    print_table,
+    printable,
+    warn_of_temperature,
+    warn_of_unknown,
+)
 from onward.cli.streams import ClosedInput, read_text
 from onward.errors import UserError
 from onward.generation.options import GenerationOptions
@@ -64,6 +70,15 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
     """The model, the prompts and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "sampling": (
+            *("seed", "stop", "logprobs", "regex", "json_schema", "compile"),
+            *("draft", "lookup", "prompt_cache", "context_overflow"),
+        ),
+        "beams": ("groups", "diversity", "length_penalty", "early_stopping"),
+        "alpha": ("k",),
+        "prompts": ("field",),
+    }
     adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
     model: str  # folder of the model, or its name on the hub
     prompt: tuple[str, ...] = ()  # texts to continue; -, or none where text is piped in: the text on standard input
@@ -73,19 +88,21 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
     prompt_cache: str = ""  # a folder that keeps the keys and values of prompts for the next call
     json: bool = False  # print a line of JSON per answer
 
-
-NEEDS = {
-    "beams": ("groups", "diversity", "length_penalty", "early_stopping"),
-    "alpha": ("k",),
-}
+    @property
+    def view(self) -> str:
+        """How tokens are chosen."""
+        return "search" if self.beams or self.alpha is not None else "sampling"
 
 
 def main(argv: Sequence[str]) -> None:
     given = read(Options, argv, prog="onward generate", about=ABOUT)
-    if searching := [name for name in ("beams", "alpha") if name in given]:
-        given = {"temperature": 1.0} | given
-    options = fields.build(Options, given | schema(given))
-    check(options, given)
+    options = made(Options, given | schema(given), "onward generate")
+    for one, other in ("beams", "alpha"), ("draft", "lookup"):
+        if {one, other} <= given.keys():
+            raise UserError(f"{one} and {other} are both given: choose one")
+    if searching := options.view == "search":
+        options = replace(options, temperature=options.temperature if "temperature" in given else 1.0)
+    warn_of_temperature(options.temperature)
     prompts = [read_text() if prompt == "-" else prompt for prompt in options.prompt]
     if options.prompts:
         prompts += from_file(options.prompts, options.field)
@@ -118,22 +135,6 @@ def schema(given: Mapping[str, Any]) -> dict[str, str]:
     if asked and not asked.lstrip().startswith(("{", "[")) and Path(asked).suffix:
         raise UserError(f"json_schema is {asked!r}, which is not JSON: write @{asked} for a file")
     return {}
-
-
-def check(options: Options, given: Mapping[str, Any]) -> None:
-    """A UserError for options that cannot be combined."""
-    modes = [name for name in ("beams", "alpha", "draft", "lookup") if name in given]
-    if len(modes) > 1:
-        raise UserError(f"{modes[0]} and {modes[1]} are both given: choose one")
-    for mode, names in NEEDS.items():
-        for name in names:
-            if name in given and mode not in given:
-                raise UserError(f"{name} is given without {mode}, which it belongs to: give both or none")
-    if {"beams", "alpha"} & {*modes}:
-        if options.context_overflow == "slide":
-            raise UserError(f"{modes[0]} cannot slide beyond the context: leave out one of them")
-        if options.prompt_cache:
-            raise UserError(f"{modes[0]} does not use a prompt_cache: leave out one of them")
 
 
 def from_file(file: str, field: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from shlex import quote
@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from onward.cli.loading import Loading, load
 from onward.cli.options import parse
-from onward.cli.output import console, print_json, print_next, print_table, printable
+from onward.cli.output import (
+    console,
+    print_json,
+    print_next,
+    print_table,
+    printable,
+    warn_of_temperature,
+)
 from onward.errors import UserError
+from onward.fields import nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +35,19 @@ if TYPE_CHECKING:
     from onward.training.loss import Loss
 
 FEATURE_TEXTS = 64  # windows in which features are looked for
+VIEWS: dict[str, tuple[str, ...]] = {  # the options that each reads, beside those that all read
+    "attention": ("layer", "head"),
+    "next": ("temperature", "top_k", "top_p"),
+    "lens": ("tuned",),
+    "heads": (),
+    "tokens": (),
+    "patch": ("corrupted", "right", "wrong"),
+    "positions": (),
+    "neurons": ("layer",),
+    "experts": (),
+    "features": ("activation", "time"),
+    "names": (),
+}
 
 ABOUT = """\
 Look inside a model: what it does with a text, in the terminal or as a picture, and the names of its activations, which
@@ -35,6 +56,7 @@ onward.trace records and onward.edit changes.
 examples:
   onward inspect runs/mybook "The cat sat on the" next
   onward inspect runs/mybook "The cat sat on the" attention --layer 1 --out attention.html
+  onward inspect runs/mybook "The cat sat on the" attention --layer 1 --head 2
   onward inspect runs/mybook "The cat sat on the" lens --out lens.svg
   onward inspect runs/mybook "The cat sat on the" patch --corrupted "The dog sat on the"
   onward inspect runs/mybook "The cat sat on the" lens --tuned mybook.txt
@@ -64,11 +86,17 @@ class Options(Loading):
     """What to look at, and where to draw it."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "words")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **{view: (*own, *(["out"] if view != "names" else [])) for view, own in VIEWS.items()},
+        "out": ("theme",),
+        "tuned": ("time",),
+    }
     model: str  # folder of the model
     words: tuple[str, ...] = ()  # a text and a view of it; heads; features and a text; or names and a pattern
     out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: as the reader's system; a .png is then light
     layer: int | None = None  # of attention and neurons, from 0; none: chosen
+    head: int | None = None  # attention: the only head to draw, from 0; none: all
     corrupted: str = ""  # patch: the other text, of as many tokens
     right: str = ""  # patch: the next token after the text; "": the likeliest
     wrong: str = ""  # patch: the next token after the other text; "": the likeliest
@@ -80,25 +108,36 @@ class Options(Loading):
     time: str = "1m"  # features and --tuned: the longest training
     json: bool = False  # print the numbers as JSON
 
+    @property
+    def view(self) -> str:
+        """The view that the words name; a UserError where they name none."""
+        match self.words:
+            case ("names", *patterns) if len(patterns) < 2:
+                return "names"
+            case ("heads",):
+                return "heads"
+            case ("features", _):
+                return "features"
+            case (_, view) if view in VIEWS.keys() - {"names", "features"}:
+                return view
+            case (_, view):
+                raise UserError(f"{view!r} is not a view: {nearest(view, VIEWS)}")
+        example = 'onward inspect MODEL "The cat sat" lens'
+        raise UserError(
+            f"onward inspect takes a text and a view ({example}), heads alone, features and a text to train on, or "
+            "names and a pattern"
+        )
+
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward inspect", about=ABOUT)
     check(options)
-    match options.words:
-        case ("names", *patterns) if len(patterns) < 2:
-            show_names(options, *patterns)
-        case ("heads",):
-            show(options, "", "heads")
-        case ("features", source):
-            present(options, features(options, source))
-        case (text, view):
-            show(options, text, view)
-        case _:
-            example = 'onward inspect MODEL "The cat sat" lens'
-            raise UserError(
-                f"onward inspect takes a text and a view ({example}), heads alone, features and a text to train on, or "
-                "names and a pattern"
-            )
+    if options.view == "names":
+        show_names(options, *options.words[1:])
+    elif options.view == "features":
+        present(options, features(options, options.words[1]))
+    else:
+        present(options, drawn(options, load(options.model, options)))
 
 
 def check(options: Options) -> None:
@@ -126,37 +165,37 @@ def show_names(options: Options, pattern: str = "*") -> None:
         print_next(f'onward inspect {quote(options.model)} "The cat sat" attention')
 
 
-def show(options: Options, text: str, view: str) -> None:
-    """Draw a view of a text."""
-    from onward.fields import nearest
-    from onward.reports.views import VIEWS
-
-    if view not in VIEWS:
-        raise UserError(f"{view!r} is not a view: {nearest(view, VIEWS)}")
-    present(options, drawn(options, load(options.model, options), text, view))
-
-
 def present(options: Options, picture: Picture) -> None:
-    """Write a picture, or print it."""
+    """Write a picture or its numbers, or print it."""
     if options.out:
         picture.write(Path(options.out), options.theme)
         console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
-    elif options.json:
+    if options.json:
         print_json(picture.values())
-    else:
+    elif not options.out:
         print(printable(picture.text(get_terminal_size((100, 24)).columns)))
 
 
-def drawn(options: Options, lm: LanguageModel, text: str, view: str) -> Picture:
-    """The picture of a view."""
+def drawn(options: Options, lm: LanguageModel) -> Picture:
+    """The picture of a view of a text; of the roles of heads, perhaps without one."""
     from onward.generation.sampling import Sampling
     from onward.reports.views import VIEWS, Reading
 
-    tokenizer = tokenizer_of(options, lm)
-    sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
-    given = options.layer, options.corrupted, options.right, options.wrong, sampling
-    reading = Reading(lm.model, tokenizer, text, *given)
-    return VIEWS[view](replace(reading, tuned=tuned(options, lm.model, tokenizer)) if view == "lens" else reading)
+    warn_of_temperature(options.temperature)
+    tokenizer, text = tokenizer_of(options, lm), options.words[0] if len(options.words) > 1 else ""
+    reading = Reading(
+        lm.model,
+        tokenizer,
+        text,
+        layer=options.layer,
+        head=options.head,
+        corrupted=options.corrupted,
+        right=options.right,
+        wrong=options.wrong,
+        sampling=Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p),
+        tuned=tuned(options, lm.model, tokenizer),
+    )
+    return VIEWS[options.view](reading)
 
 
 def tokenizer_of(options: Options, lm: LanguageModel) -> Tokenizer:

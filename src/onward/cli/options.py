@@ -6,17 +6,19 @@ Does not import torch.
 import argparse
 import dataclasses
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from shlex import join
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from onward import fields
 from onward.errors import UserError
 from onward.model.config import DecoderConfig
-from onward.suggestions import SYNONYMS, parts, same_meaning
+from onward.suggestions import SYNONYMS, has_meaning, parts, same_meaning
 
 T = TypeVar("T")
 IMPORTS = "import this module first, which defines parts of your own"
@@ -78,7 +80,7 @@ class Argument:
     def choices(self) -> list[str]:
         """The words that it takes, if there are few."""
         if get_origin(self.kind) is Literal:
-            return [str(choice) for choice in get_args(self.kind)]
+            return [str(choice) for choice in get_args(self.kind) if choice != ""]
         return [part.kind for part in fields.part_choices(self.kind)]
 
 
@@ -98,7 +100,59 @@ class Parser(argparse.ArgumentParser):
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
     """An instance of the dataclass `cls` from command-line words; `about` is the text of `--help`."""
-    return fields.build(cls, read(cls, argv, prog=prog, about=about))
+    return made(cls, read(cls, argv, prog=prog, about=about), prog)
+
+
+def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
+    """An instance of the dataclass `cls` from the values that are given. A UserError for one that nothing reads.
+
+    The class variable `reads` names the fields that are read in some cases only, by the case: another field that is
+    given (out: theme), or the `view` of the instance (attention: layer, head). All other fields are always read.
+    """
+    check_order(cls, values, prog)
+    options, reads = fields.build(cls, values), getattr(cls, "reads", {})
+    given = [name for name, value in values.items() if value or (value is False and getattr(cls, name, None))]
+    if reads:
+        view = getattr(options, "view", "")
+        cases = {view, *(name for name in given if getattr(options, name) != getattr(cls, name, None))}
+        for name in given:
+            readers = [case for case, own in reads.items() if name in own]
+            if readers and not cases & {*readers}:
+                raise UserError(unread(cls, name, values[name], readers, prog, view))
+    return options
+
+
+def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
+    """A UserError where the first argument, a model, is none, and another argument is: they were swapped."""
+    first, *others = getattr(cls, "positional", ("",))
+    if first != "model" or first not in values or is_model(values[first]):
+        return
+    given = (values.get(name, []) for name in others if name != "out")
+    words = [word for one in given for word in ([one] if isinstance(one, str) else one)]
+    if swapped := next((word for word in words if is_model(word)), None):
+        rest = [values[first] if word == swapped else word for word in words]
+        raise UserError(
+            f"{values[first]!r} is no model, and {swapped} is one: did you mean {prog} {join([swapped, *rest])}?"
+        )
+
+
+def is_model(path: str) -> bool:
+    """Whether there is a model's folder or GGUF file at a path."""
+    return os.path.isfile(os.path.join(path, "config.json")) or (path.endswith(".gguf") and os.path.isfile(path))
+
+
+def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[str], prog: str, view: str) -> str:
+    """What is wrong with a value that only other cases read."""
+    known, positional = fields.hints(cls), getattr(cls, "positional", ())
+    if name in positional:
+        word = value if isinstance(value, str) else value[0]
+        return f"{word} is one argument too many: {prog} {view} takes no {name}"
+    where = [fields.flag(one) if one in known and one not in positional else one for one in readers]
+    if readers[0] in known:
+        return f"{name} is read only with {' or '.join(where)}: give that as well, or leave it out"
+    if len(where) < 4:
+        return f"{name} is read only by {' and '.join(where)}, and not by {view}: leave it out"
+    return f"{name} is not read by {prog} {view}: leave it out"
 
 
 def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, Any]:
@@ -150,7 +204,8 @@ def meant_option(name: str, table: Sequence[Argument]) -> str:
     last = parts(name.lstrip("-"))[-1]
     value = SYNONYMS.get(last, last)
     valued = [f"{argument.flag} {value}" for argument in table if value in argument.choices]
-    similar = get_close_matches(name, flags, 1, cutoff=0.5) if name.startswith("--") else []  # -5 is like no option
+    spelled = name.startswith("--") and not has_meaning(name)  # -5 is like no option, and --bits not like --beams
+    similar = get_close_matches(name, flags, 1, cutoff=0.5) if spelled else []
     return next(iter(valued or similar), "")
 
 

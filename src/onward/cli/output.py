@@ -9,10 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from onward.fields import decimal
+
 if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
 
 console = Console(stderr=True, highlight=False)
+HOT = 2.0  # temperature from which on a warning is printed
 MESSAGE = 1000  # characters of a message
 WIDEST = 1000  # columns of a table that is not printed on a terminal
 
@@ -60,9 +63,18 @@ def warn_of_unknown(tokenizer: "Tokenizer | None", texts: Iterable[str]) -> None
             console.print(f"{count:,} characters are unknown to the tokenizer and are read as \ufffd")
 
 
+def warn_of_temperature(temperature: float) -> None:
+    """Print that a temperature is beyond those that leave the model a say."""
+    if temperature > HOT:
+        console.print(
+            f"the temperature is {temperature:g}: above {HOT:g}, tokens are drawn almost at random; usual is about 1",
+            soft_wrap=True,
+        )
+
+
 def readable(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:,.4f}"
+        return decimal(value, 4)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

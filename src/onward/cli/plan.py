@@ -1,6 +1,6 @@
 """onward plan: what a decoder needs before it is there, and how fast it will be."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from shlex import quote
@@ -38,6 +38,11 @@ class Options:
     """The decoder, its use, and the machine."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "a preset of training": ("vocab",),
+        "mesh": ("inside",),
+        "tokens": ("price",),
+    }
     model: str  # a release, a preset of training, a folder, a config.json, a GGUF file or a name on the hub
     context: Size | None = None  # tokens of a text; none: all of the model's context
     batch: Annotated[int, Range(1, 1 << 20)] = 1  # texts that are generated, or windows that are trained on, together
@@ -59,6 +64,13 @@ class Options:
     tokens: str = ""  # of the whole training, such as 10B: hours
     price: Annotated[float, Range(0, 1e9)] = 0.0  # of an hour of a device: cost
     json: bool = False  # print the result as JSON
+
+    @property
+    def view(self) -> str:
+        """The kind of model."""
+        from onward.training.presets import PRESETS
+
+        return "a preset of training" if self.model in PRESETS else "a model with a vocabulary"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -94,8 +106,6 @@ def plan(options: Options) -> "Planned":
         raise UserError(
             f"count and mesh both say how many devices train: the mesh has {mesh.count:,}, leave out --count"
         )
-    if options.price and not options.tokens:
-        raise UserError(f"price is {options.price:g} for no hours: give --tokens, the length of the training")
     return Planned(
         config,
         machine(options, config, context),

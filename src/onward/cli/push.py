@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
         if isinstance(card := files[CARD], bytes):
             print(card.decode())
         print_table(rows)
-        print(f"{len(rows)} files, {size_of(total)}, would go to {model}")
+        print(f"{len(rows)} files, {size_of(total)}, would go to {model}{' (private)' * options.private}")
     else:
         print(f"{len(rows)} files, {size_of(total)}: {result['commit']}")
         print_next(f'onward generate hf://{model} "Once upon"')

@@ -1,6 +1,6 @@
 """onward scaling: the best size and length of training for an amount of computation, and laws fitted to runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -32,6 +32,11 @@ class Options:
     """What is given, and how it is shown."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "runs")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "optimum": ("flops", "params", "tokens", "hours", "requests"),
+        "fit": ("runs",),
+        "hours": ("device", "count", "share"),
+    }
     action: Literal["optimum", "fit", "run"]  # of published laws; a law fitted to RUNS; runs, and then their law
     runs: str = ""  # fit: a folder of runs, or a table (.csv, .tsv)
     flops: str = ""  # optimum: operations of the whole training, such as 1e21
@@ -45,6 +50,13 @@ class Options:
     out: str = ""  # also draw the laws: a file that ends in .svg, .png, .html or .json
     json: bool = False  # print the result as JSON
 
+    @property
+    def view(self) -> str:
+        """The action; a UserError for `run`, which is parsed apart."""
+        if self.action == "run":
+            raise UserError("the word run comes first: onward scaling run DATA --budget 10m")
+        return self.action
+
 
 def main(argv: Sequence[str]) -> int | None:
     if argv[:1] == ["run"]:
@@ -52,8 +64,6 @@ def main(argv: Sequence[str]) -> int | None:
 
         return scaling_run.main(argv[1:])
     options = parse(Options, argv, prog="onward scaling", about=ABOUT)
-    if options.action == "run":
-        raise UserError("the word run comes first: onward scaling run DATA --budget 10m")
     result = optimum(options) if options.action == "optimum" else fit(options)
     if options.json:
         print_json(result)

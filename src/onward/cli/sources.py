@@ -1,11 +1,15 @@
 """What commands say about the texts they are given."""
 
+import os
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from onward.cli.output import console
+from onward.data import corpora
 from onward.data.sources import folder_files, is_pipe
+from onward.errors import UserError
 
 
 def announce(sources: Iterable[str]) -> None:
@@ -15,6 +19,24 @@ def announce(sources: Iterable[str]) -> None:
             console.print(f"reading the pipe {source} until it is closed", markup=False, soft_wrap=True)
         elif source == "-" and sys.stdin.buffer.isatty():
             console.print("reading standard input: type or paste the text, and end it with Ctrl-D")
+
+
+def check_texts(sources: Sequence[str]) -> None:
+    """A UserError for what stands among the texts and is a run, or the name of one to be."""
+    for source in sources:
+        if (Path(source) / "run.json").exists():
+            raise UserError(
+                f"{source} is a run and no text: --resume {source} goes on with it, --from {source} begins from its "
+                "model, and --out names the folder of a new run"
+            )
+    last = sources[-1]
+    if len(sources) > 1 and re.fullmatch(r"[\w./-]+", last) and not Path(last).suffix and not known(last):
+        raise UserError(f"{last} does not exist: for the folder of the run, --out {last}; for a text, name its file")
+
+
+def known(source: str) -> bool:
+    """Whether a source without a suffix is a path, standard input, or the name of a corpus."""
+    return os.path.exists(source) or source in ("-", "embedded", *corpora.DOWNLOADS)
 
 
 def skipped_in(source: str, out: Path) -> str:

@@ -71,7 +71,8 @@ def main(argv: Sequence[str]) -> int:
     warning = valley.edge()
     if own.get("json"):
         best_name = best.name if best.values else None
-        rows = [{**point, **plain(one)} for point, one in zip(grid, found)]
+        differ = [one.differences(variants[0]) for one in variants]
+        rows = [{**point, **plain(one), "differs": own} for point, one, own in zip(grid, found, differ)]
         print_json({"measure": measure, "length": str(length), "runs": rows, "best": best_name, "warning": warning})
     else:
         against = f"against {best.name}"

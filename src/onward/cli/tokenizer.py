@@ -1,6 +1,6 @@
 """onward tokenizer: train a tokenizer on text, compare tokenizers, show the pieces of a text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import join, quote
@@ -33,6 +33,12 @@ class Options:
     """Options of `onward tokenizer`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "names")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "train": ("out", "kind", "vocab_size", "field", "encoding"),
+        "compare": ("data",),
+        "show": ("ids",),
+        "data": ("field", "encoding"),
+    }
     action: Literal["train", "compare", "show"]  # train SOURCES, compare A B, or show MODELS TEXT
     names: tuple[str, ...] = ()  # texts; tokenizers (char, byte, bpe:N, a file or folder); models and a text (-: stdin)
     out: str = ""  # folder for the trained tokenizer
@@ -44,9 +50,20 @@ class Options:
     ids: bool = False  # show: a table of the ids and bytes of the pieces too
     json: bool = False  # print the result as JSON
 
+    @property
+    def view(self) -> str:
+        """The action."""
+        return self.action
+
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward tokenizer", about=ABOUT)
+    if options.vocab_size != Options.vocab_size and options.kind != "bpe":
+        raise UserError(
+            f"vocab_size is {options.vocab_size}, and a {options.kind} tokenizer has no limit: leave it out"
+        )
+    if options.ids and options.json:
+        raise UserError("ids and json are both given, and JSON has the ids: leave out --ids")
     if options.action == "show":
         result = show(options.names)
     else:

@@ -18,11 +18,11 @@ from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console, print_json, print_next
 from onward.cli.progress import progress_bars
-from onward.cli.sources import announce, skipped_in
+from onward.cli.sources import announce, check_texts, skipped_in
 from onward.errors import UserError
 from onward.files import read_json
 from onward.training.config import NUMBER, UNITS, RunConfig
-from onward.training.presets import merge, unnamed_changes
+from onward.training.presets import MINI, merge, unnamed_changes
 
 if TYPE_CHECKING:
     from onward.model.decoder import Decoder
@@ -80,6 +80,8 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
         return folder, as_json
     if "base" in values and (unused := values.keys() & {"preset", "model", "tokenizer"}):
         raise UserError(f"{' and '.join(sorted(unused))} and from are both given: --from has a model and a tokenizer")
+    if "sources" in values:
+        check_texts([*map(str, values["sources"])])
     if "sources" not in values and (Path(values.get("base", "")) / "inputs.json").exists():
         values = old_data(Path(values["base"])) | values
     if "sources" not in values and "base" in values:
@@ -157,9 +159,11 @@ def next_commands(run: "Run") -> list[str]:
     named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
     method = getattr(run.config, "method", "")
     if method == "reward":
-        return [f"onward finetune MODEL prompts.jsonl --method grpo --reward {named}{imports}"]
+        pairs = f"onward evaluate {named} pairs.jsonl{imports}"
+        return [pairs, f"onward finetune MODEL prompts.jsonl --method grpo --reward {named}{imports}"]
     if method == "classify":
-        return [f"""python -c 'import onward; print(onward.load("{run.folder}").classify(["a text"]))'"""]
+        examples = f"onward evaluate {named} examples.jsonl{imports}"
+        return [examples, f"""python -c 'import onward; print(onward.load("{run.folder}").classify(["a text"]))'"""]
     speak = f"onward chat {named}" if run.tokenizer.templates else f'onward generate {named} "Once upon"'
     return [f"{speak}{imports}", f"onward evaluate {named} other.txt{imports}"]
 
@@ -205,7 +209,7 @@ def train(run: "Run") -> int:
 def in_words(result: dict[str, Any]) -> list[str]:
     """The figures of a model on validation text, without counts."""
     figures = {name.replace("_", " "): value for name, value in result.items() if isinstance(value, float)}
-    return [f"{name} {value:,.{2 if name == 'perplexity' else 4}f}" for name, value in figures.items()]
+    return [f"{name} {fields.decimal(value, 2 if name == 'perplexity' else 4)}" for name, value in figures.items()]
 
 
 def describe(run: "Run", say: Say) -> None:
@@ -226,8 +230,9 @@ def describe(run: "Run", say: Say) -> None:
     )
     if run.choice:
         say(str(run.choice))
-    preset = run.config.preset
-    if preset != "auto" and (unnamed := unnamed_changes(preset, run.model.config, run.config.model)):
+    config, changes = run.config, run.config.model
+    sizes = {name: changes[name] for name in MINI if name in changes} if config.dialed else {}
+    if not config.base and (unnamed := unnamed_changes(config.preset, run.model.config, changes, sizes)):
         say(f"beside your changes, the preset is changed in: {'; '.join(unnamed)}")
     for check in run.checks():
         say(Text.assemble(OK if check.ok else LOOK, check.sentence))

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from onward import fields
 from onward.cli.options import read
 from onward.cli.output import console
+from onward.cli.sources import check_texts
 from onward.cli.train import Requests, default_name, from_toml, join_duration, signals
 from onward.errors import UserError
 from onward.model.part_types import Size
@@ -50,7 +51,9 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
     in_one_process(prog)
     toml = values.pop("config", "")
     shared = from_toml(Path(toml), RunConfig) if toml else {}
-    if not values.get("sources"):
+    if values.get("sources"):
+        check_texts(values["sources"])
+    else:
         values.pop("sources", None)
     no_length(shared, toml)
     return merge(shared, values)
@@ -150,6 +153,10 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
 
     with progress_bars() as progress:
         ready = prepare_variants(variants, length, progress)
+    base = variants[0]
+    for one, prepared in zip(variants, ready):
+        differs = "" if one is base else f"; beside {base.name}: {'; '.join(one.differences(base)) or 'no difference'}"
+        console.print(f"{one.name}: {prepared.parameters:,} parameters{differs}", markup=False, soft_wrap=True)
     runs = fields.counted(seeds * len(ready), "run")
     console.print(f"{runs} of {length} each, into {ready[0].config.out}", markup=False, soft_wrap=True)
     say = partial(console.print, markup=False, soft_wrap=True)

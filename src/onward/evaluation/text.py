@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
 
 import numpy as np
 
+from onward.data.sources import documents
 from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.evaluation.score import Evaluation, evaluate, logprobs
+from onward.files import check_text
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer
 
@@ -46,6 +49,16 @@ def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
         values += logprobs(model, np.array([context]))[0].tolist()
     pieces = [tokenizer.piece(token) for token in tokens]
     return Score(tokens, pieces, values, math.fsum(p for p in values if p is not None))
+
+
+def documents_of(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str]:
+    """The documents of one or several texts and paths: a str is a document, and a UserError if it names a file."""
+    found: list[str] = []
+    for one in [given] if isinstance(given, str | PathLike) else given:
+        if isinstance(one, str):
+            check_text(one, "text", "give Path({!r})")
+        found += [one] if isinstance(one, str) else documents([fspath(one)])
+    return found
 
 
 def evaluate_texts(model: Decoder, tokenizer: Tokenizer, documents: Sequence[str], stride: int = 0) -> Evaluation:

@@ -46,10 +46,15 @@ def check_position(position: int, tokens: Sequence[int]) -> int:
 
 def check_layer(layer: int, model: Decoder) -> int:
     """A layer from 0 on for one that may count from the end; a UserError for one that does not exist."""
-    count = model.config.n_layers
-    if not -count <= layer < count:
-        raise UserError(f"layer {layer} does not exist: the model has layers 0 to {count - 1}")
-    return layer % count
+    return check_index(layer, model.config.n_layers, "layer")
+
+
+def check_index(index: int, count: int, name: str) -> int:
+    """The index of a layer or a head from 0 on for one that may count from the end; a UserError for one that does not
+    exist."""
+    if not -count <= index < count:
+        raise UserError(f"{name} {index} does not exist: the model has {name}s 0 to {count - 1}")
+    return index % count
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def figure(
     series = [Series("rollback", "marks", metrics.places(failed), np.zeros(len(failed)))]
     for i, (layer, line) in enumerate(drawn.items()):
         places = tables.setdefault(line[:, 0].tobytes(), metrics.places(line[:, 0]))
-        name = f"layer {int(layer) + 1}" if layer.isdecimal() else layer or title
+        name = f"layer {int(layer)}" if layer.isdecimal() else layer or title
         series.append(Series("smooth", "line", places, y(line[:, 1]), name, line[:, 1], (i + 1) / len(drawn)))
     if other and len(theirs):
         name = f"{other_name}: mean" if len(other_lines) > 1 else other_name

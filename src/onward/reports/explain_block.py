@@ -20,7 +20,7 @@ from onward.tracing.attention import attend_modules
 def block(token: Followed, layer: int) -> Iterator[Step]:
     """One block in detail."""
     c, name, count = token.config, f"blocks.{layer}", len(token.tokens)
-    where = f"Block {layer + 1} of {c.n_layers}"
+    where = f"Block {layer} (of 0 to {c.n_layers - 1})"
     wide = f"(1, {count}, {c.d_model})"
     part = at(c.block, layer)
     written = formula(part)
@@ -61,11 +61,11 @@ def block_in_short(token: Followed, layer: int) -> Step:
     head, key = divmod(int(weights.argmax()), weights.size(1))
     added = f", its feed-forward one of {token.at(f'{name}.mlp.out').norm():.2f}" * (f"{name}.mlp.out" in token.t)
     return Step(
-        f"Block {layer + 1} of {c.n_layers}",
+        f"Block {layer} (of 0 to {c.n_layers - 1})",
         f"(1, {len(token.tokens)}, {c.d_model})",
         formula(at(c.block, layer)),
         f"Another block, in short. Its attention adds a vector of length {attended.norm():.2f} to "
-        f"the stream of length {before.norm():.2f}{added}. Head {head + 1} looks at “{token.pieces[key]}” with "
+        f"the stream of length {before.norm():.2f}{added}. Head {head} looks at “{token.pieces[key]}” with "
         f"{weights[head, key]:.2f}. {token.guess(layer)}",
         [token.weights_panel(layer)],
     )
@@ -95,14 +95,14 @@ def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
         "scores = q · k × scale",
         f"The query of {token.piece} is compared with the key of every token up to it: {token.p + 1} scores for "
         "each head, each the sum of products of a query's and a key's numbers, times a constant. Later tokens "
-        f"are masked: they are what the model has to predict. In head {head + 1}, the query and the key of "
+        f"are masked: they are what the model has to predict. In head {head}, the query and the key of "
         f"“{token.pieces[best]}” give {dot:.3f}, times {scale:.4g} is {dot * scale:.3f}."
         + biases
         * (not torch.allclose(scores, biased, atol=1e-4)),
         [token.of_heads("scores", biased, score_scale, "{row}: {column} scores {value}")],
     )
     likes = "; ".join(
-        f"head {h + 1} takes {weights[h].max():.0%} of “{token.pieces[int(weights[h].argmax())]}”"
+        f"head {h} takes {weights[h].max():.0%} of “{token.pieces[int(weights[h].argmax())]}”"
         for h in range(min(c.n_heads, 4))
     ).replace("%", " %")
     collected = f"{name}.heads" in token.t
@@ -157,7 +157,7 @@ def rotation(token: Followed, layer: int, where: str, q: Tensor) -> Step:
     if isinstance(position, Rotary):
         half = first + position.rope_dim(part.rope_width(c)) // 2
         a, b = (f"({x[first]:.2f}, {x[half]:.2f})" for x in (token.at(f"blocks.{layer}.attn.q")[0], q[0]))
-        turned = f" At position {token.p}, the first pair of the query of head 1 turns from {a} to {b}."
+        turned = f" At position {token.p}, the first pair of the query of head 0 turns from {a} to {b}."
     return Step(
         f"{where}: rotation by the position",
         f"(1, {len(token.tokens)}, {len(q)}, {q.size(1)})",
@@ -175,14 +175,14 @@ def feed_forward(token: Followed, layer: int, where: str, wide: str) -> Iterator
     out = token.at(f"{name}.out")
     if f"{name}.router.choices" in token.t:
         choices, shares = token.at(f"{name}.router.choices").long().tolist(), token.at(f"{name}.shares")
-        told = ", ".join(f"expert {i + 1} with {shares[i]:.0%}" for i in choices).replace("%", " %")
+        told = ", ".join(f"expert {i} with {shares[i]:.0%}" for i in choices).replace("%", " %")
         yield Step(
             f"{where}: which experts",
             f"(1, {count}, {len(shares)})",
             "shares = router(y)",
             f"A router scores {len(shares)} feed-forwards, the experts, and {token.piece} goes to the best: {told}. "
             "The others compute nothing for it.",
-            [bars("shares", {f"expert {i + 1}": float(s) for i, s in enumerate(shares.tolist())}, unit="%")],
+            [bars("shares", {f"expert {i}": float(s) for i, s in enumerate(shares.tolist())}, unit="%")],
         )
     elif f"{name}.post" in token.t:
         units = token.at(f"{name}.post")

@@ -82,7 +82,7 @@ class Followed:
     def of_heads(self, title: str, x: Tensor, scale: Scale | None = None, reading: str = "") -> Panel:
         """Numbers of each head and each token up to the followed one (H, p + 1), of the last KEYS tokens."""
         shown = slice(max(0, self.p + 1 - KEYS), self.p + 1)
-        rows = [f"head {h + 1}" for h in range(min(len(x), 2 * HEADS))]
+        rows = [f"head {h}" for h in range(min(len(x), 2 * HEADS))]
         values = x[: len(rows), shown].numpy()
         return cells(title, values, rows, self.pieces[shown], scale=scale, reading=reading)
 
@@ -113,7 +113,7 @@ def head_vectors(title: str, x: Tensor) -> Panel:
     return cells(
         title + more,
         shown.numpy(),
-        [f"head {h + 1}" for h in range(len(shown))],
+        [f"head {h}" for h in range(len(shown))],
         [str(i) for i in range(shown.size(1))],
         scale=Scale(float(x.abs().max()) or 1.0, signed=True, unit=title),
         reading="{row}, number {column}: {value}",

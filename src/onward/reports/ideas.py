@@ -92,7 +92,7 @@ def rope() -> Picture:
     ones = torch.cat([torch.ones(width // 2), torch.zeros(width // 2)]).double().expand(1, count, 1, width)
     turned = rotate(ones, cos, sin)[0, :, 0]  # (T, E): pair i is at i and at i + E / 2
     pairs = turned.unflatten(-1, (2, -1)).transpose(-1, -2).numpy()  # (T, pairs, 2)
-    dials = [dial(f"pair {pair + 1}", pairs[:9, pair]) for pair in (0, 1, 2)]
+    dials = [dial(f"pair {pair}", pairs[:9, pair]) for pair in (0, 1, 2)]
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, width, generator=generator, dtype=torch.float64)
     keys = rotate(k.expand(1, count, 1, width), cos, sin)[0, :, 0]
@@ -112,7 +112,7 @@ def rope() -> Picture:
             cells(
                 "cosine of the angle",
                 cos[0, :32, 0].T.numpy(),
-                [f"pair {i + 1}" for i in range(width // 2)],
+                [f"pair {i}" for i in range(width // 2)],
                 [str(i) for i in range(32)],
                 scale=Scale(1, signed=True, unit="cosine"),
                 reading="{row} at position {column}: cosine {value}",
@@ -162,7 +162,7 @@ def alibi() -> Picture:
     scale = Scale(float(np.nanmax(-values)), signed=True, unit="added to the score")
     panels = [
         cells(
-            f"head {head + 1} of {heads}",
+            f"head {head} of 0 to {heads - 1}",
             values[head],
             names,
             names,
@@ -173,7 +173,7 @@ def alibi() -> Picture:
         for head in shown
     ]
     far = alibi_bias(heads, 65)[:, -1].flip(-1)  # by distance
-    shares = {f"head {head + 1}": far[head].softmax(-1).tolist() for head in shown}
+    shares = {f"head {head}": far[head].softmax(-1).tolist() for head in shown}
     falls = curves(
         "weight of a key where all scores are equal", range(65), shares, x_name="distance in tokens", log=True
     )
@@ -227,7 +227,7 @@ def positions() -> Picture:
             scale=one,
         ),
         cells(
-            "ALiBi: bias of head 2 of 4",
+            "ALiBi: bias of head 1 of 0 to 3",
             bias.masked_fill(bias.isneginf(), math.nan),
             names,
             names,

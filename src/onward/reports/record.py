@@ -117,6 +117,7 @@ class Record(Shown):
         loss = final.get("loss", last.get("validation_loss"))
         spent, tokens = (sum(row.get(key, 0) for row in steps) for key in ("seconds", "tokens"))
         planned = numbers(self.options).get("steps")
+        language = self.options.get("method", "sft") == "sft"  # other losses are no cross-entropy of tokens
         return Figures(
             name=str(self.folder),
             state=self.state,
@@ -124,7 +125,7 @@ class Record(Shown):
             step=int(steps[-1]["step"]) if steps else 0,
             steps=int(planned) if planned else None,
             validation_loss=loss,
-            perplexity=None if loss is None else exp(min(loss, 700)),
+            perplexity=exp(min(loss, 700)) if loss is not None and language else None,
             bits_per_byte=final.get("bits_per_byte", last.get("bits_per_byte")),
             tokens=int(tokens),
             tokens_per_second=tokens / spent if tokens and spent else None,

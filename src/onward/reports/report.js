@@ -229,7 +229,7 @@ if (byId("attention")) {
   const choose = (l, h) => {
     [layer, head] = [l, h]
     show(grid.querySelectorAll("button"), l * heads + h)
-    byId("head-name").textContent = `Layer ${l + 1}, head ${h + 1}`
+    byId("head-name").textContent = `Layer ${l}, head ${h}`
     let i = 0
     for (let q = 0; q < T; q++) for (let k = 0; k <= q; k++) cells.children[i++].setAttribute("opacity", shade(share(l, h, q, k)).toFixed(2))
     read(query)
@@ -243,11 +243,11 @@ if (byId("attention")) {
 
   grid.style.gridTemplateColumns = `auto repeat(${heads}, minmax(1.2rem, 1fr))`
   element(grid, "span", {})
-  for (let h = 0; h < heads; h++) element(grid, "span", {}, heads > 12 ? "" : h + 1)
+  for (let h = 0; h < heads; h++) element(grid, "span", {}, heads > 12 ? "" : h)
   layers.forEach((_, l) => {
-    element(grid, "span", {}, l + 1)
+    element(grid, "span", {}, l)
     for (let h = 0; h < heads; h++) {
-      const button = element(grid, "button", { type: "button", "aria-label": `layer ${l + 1}, head ${h + 1}` })
+      const button = element(grid, "button", { type: "button", "aria-label": `layer ${l}, head ${h}` })
       element(button, "canvas", { width: T, height: T })
       button.onclick = () => choose(l, h)
     }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from onward.errors import UserError
-from onward.fields import counted, import_options
+from onward.fields import counted, decimal, import_options
 from onward.fields import text as in_text
 from onward.files import written_whole
 from onward.model.config import DecoderConfig
@@ -81,12 +81,12 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
     whole = "a part of" if record.options.get("evaluation_tokens") else "the whole"
     on = f"on {whole} validation text" if "loss" in record.result else f"at step {last[0]['step']:,}" if last else ""
     tiles: list[tuple[str, str, str]] = []
-    if f.validation_loss is not None and f.perplexity is not None:
+    if f.validation_loss is not None:
         unit = "nats per token" if record.method == "sft" else visible(record.method)
         tiles.append(("validation loss", f"{f.validation_loss:.4f}", f"{unit}, {on}"))
-        if record.method == "sft":
-            choice = "as uncertain as a uniform choice among this many tokens"
-            tiles.append(("perplexity", f"{f.perplexity:,.2f}", choice))
+    if f.perplexity is not None:
+        choice = "as uncertain as a uniform choice among this many tokens"
+        tiles.append(("perplexity", decimal(f.perplexity, 2), choice))
     if f.bits_per_byte is not None:
         tiles.append(("bits per byte", f"{f.bits_per_byte:.4f}", "of text; the text itself takes 8"))
     if f.tokens:

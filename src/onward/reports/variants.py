@@ -21,6 +21,7 @@ from onward.training.variants import Measure, Outcome
 POINTS = 100  # of a curve
 UNITS = {"loss": "nats per token", "bits_per_byte": "bits per byte"}
 LEVEL = 0.95
+NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Result:
             return f"{self.mean - first.mean:+.4f}; one seed says nothing of noise"
         found, word = self.difference, "better" if self.mean < first.mean else "worse"
         between = f"{found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f})"
-        return f"{between}: {word if found.shown else 'no more than noise'}"
+        seeds = len(self.values)
+        return f"{between}: {word if found.shown else f'{NUMBERS.get(seeds, seeds)} seeds cannot tell'}"
 
 
 def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:

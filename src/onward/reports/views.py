@@ -15,7 +15,7 @@ from onward.fields import counted
 from onward.generation.sampling import Sampling
 from onward.inspection.attention import attention_maps, head_scores
 from onward.inspection.heads import MIN_SCORE, head_roles
-from onward.inspection.inputs import as_row, check_layer, logits
+from onward.inspection.inputs import as_row, check_index, check_layer, logits
 from onward.inspection.lens import TunedLens, logit_lens
 from onward.inspection.patching import activation_patching, logit_difference
 from onward.inspection.tokens import STEPS, loss_by_position, sampling_steps, token_statistics
@@ -48,6 +48,7 @@ class Reading:
     tokenizer: Tokenizer
     text: str
     layer: int | None = None  # of attention and neurons; None: the one with the most to see
+    head: int | None = None  # attention: the only one to draw; None: all
     corrupted: str = ""  # patch: the other text, of as many tokens
     right: str = ""  # patch: the next token after the text; "": the likeliest
     wrong: str = ""  # patch: that after the corrupted text; "": the likeliest
@@ -89,6 +90,7 @@ def attention(reading: Reading) -> Picture:
         layer = check_layer(reading.layer, reading.model)
     weights = maps[layer].float().cpu().numpy()
     heads, count = weights.shape[:2]
+    shown = range(heads) if reading.head is None else [check_index(reading.head, heads, "head")]
     hidden = np.triu(np.ones((count, count), bool), 1)
     pieces = reading.pieces(reading.tokens)
     room = 170.0 if count <= 12 else 210.0 if count <= 32 else 370.0  # four, three or two heads in a row
@@ -109,7 +111,7 @@ def attention(reading: Reading) -> Picture:
                 room=room,
                 reading="{row} looks at {column} with {value}",
             )
-            for head in range(heads)
+            for head in shown
         ],
     )
 

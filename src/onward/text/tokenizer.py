@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from onward.arguments import Range, checked, explained, shown
 from onward.errors import UserError
-from onward.files import write_json, written_whole
+from onward.files import check_text, write_json, written_whole
 from onward.text.learning import learn_bpe
 from onward.text.patterns import BYTE_OF
 from onward.text.ranks import is_ranks, load_ranks, load_tekken
@@ -321,8 +321,10 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
 
     `char`: every character of the texts is a token, any other character is unknown and becomes U+FFFD. `byte`: the 256
     bytes. `bpe:N`: byte-level BPE with GPT-2's pattern and at most N ids, the control token included, learned from the
-    texts. The texts are iterated once.
+    texts. The texts are iterated once. A text in a list that names a file is a UserError.
     """
+    for text in texts if isinstance(texts, Sequence) else ():
+        check_text(text, "a text", "give Path({!r}).read_text()")
     kind, _, size = spec.partition(":")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if spec == "char":

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from inspect import get_annotations
+from typing import TYPE_CHECKING, Any, get_args
 
 from onward import families, fields
 from onward.errors import UserError
 from onward.model.config import DecoderConfig, RMSNorm, SelfAttention
+
+if TYPE_CHECKING:
+    from onward.planning.descriptions import Change
 
 MINI = {"d_model": 128, "n_layers": 3, "n_heads": 4, "context_length": 128}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -58,38 +62,59 @@ def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
     return fields.build(DecoderConfig, values | {k: v for k, v in follows.items() if k not in changes}, "model")
 
 
-def merge(base: dict[str, Any], over: dict[str, Any], where: str = "") -> dict[str, Any]:
-    """The values of `over` upon those of `base`, table by table.
+def merge(
+    base: dict[str, Any], over: dict[str, Any], where: str = "", owner: type[fields.Part] | None = None
+) -> dict[str, Any]:
+    """The values of `over` upon those of `base`, table by table; `owner` is the class of the part that these are of.
 
     A part that `over` names with its kind keeps the fields of the part of `base` that it does not name if the kind is
-    the same; of several parts of that kind, the fields that all of them share. A table without a kind changes fields of
-    the only part of `base`.
+    the same, or its class a subclass; of several such parts, the fields that all of them share. A table without a kind
+    changes fields of the only part of `base`.
     """
     result = dict(base)
     for name, value in over.items():
         path, there = f"{where}.{name}".strip("."), base.get(name)
+        kinds = kinds_of(DecoderConfig if where == "model" else owner, name)
         if where == "model" and name in PARTS and value != "none":  # of an optional part, none is no part
             there, value = tables(there, path), tables(value, path)
             if isinstance(value, list):
-                result[name] = [inherited(there, each, path) for each in value]
+                result[name] = [inherited(there, each, path, kinds) for each in value]
                 continue
         if isinstance(value, dict) and "kind" in value:
-            value = inherited(there, value, path)
+            value = inherited(there, value, path, kinds)
         elif isinstance(value, dict) and isinstance(there, list):
             raise UserError(f"{path} is several parts: write {', '.join(value)} inside each of them")
         elif isinstance(value, dict) and isinstance(there, dict):
-            value = merge(there, value, path)
+            value = merge(there, value, path, kinds.get(there.get("kind", "")))
         result[name] = value
     return result
 
 
-def inherited(there: Any, value: Any, path: str) -> Any:
-    """The table of a part with the unnamed fields of the part, or of the several, that are there."""
+def kinds_of(owner: type | None, name: str) -> Mapping[str, type[fields.Part]]:
+    """The classes that a field of a configuration or a part can hold, by their kinds; {} where it holds no part."""
+    kind = fields.hints(owner).get(name) if owner else None
+    types = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, fields.Part)]
+    return {kind: cls for one in types for kind, cls in one.kinds.items()}
+
+
+def inherited(there: Any, value: Any, path: str, kinds: Mapping[str, type[fields.Part]]) -> Any:
+    """The table of a part with the unnamed fields of the part, or of the several, that are there and that its class is
+    or descends from. A field that a subclass declares anew has the subclass's default."""
     if not isinstance(value, dict):
         return value  # to be refused where the decoder is built
-    same = [part for part in as_list(there) if isinstance(part, dict) and part.get("kind") == value["kind"]]
-    shared = {name: value for name, value in same[0].items() if all(p.get(name) == value for p in same)} if same else {}
-    return merge(shared, value, path)
+    made = kinds.get(value["kind"])
+    shared: dict[str, Any] | None = None
+    for part in as_list(there):
+        kind = part.get("kind") if isinstance(part, dict) else None
+        if kind == value["kind"]:
+            own = part
+        elif made and (parent := kinds.get(str(kind))) and issubclass(made, parent):
+            anew = {name for cls in made.__mro__ if not issubclass(parent, cls) for name in get_annotations(cls)}
+            own = {name: field for name, field in part.items() if name not in anew | {"kind", "import"}}
+        else:
+            continue
+        shared = own if shared is None else {name: x for name, x in shared.items() if name in own and own[name] == x}
+    return merge(shared or {}, value, path, made)
 
 
 def tables(value: Any, path: str) -> Any:
@@ -111,10 +136,12 @@ def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def unnamed_changes(preset: str, config: DecoderConfig, changes: Mapping[str, Any]) -> list[str]:
-    """The differences of a decoder from its preset beside the changes that are named: sizes that follow from others,
-    and fields of a part of another kind. Each is written as `norm.eps 1e-06 -> 1e-05`; what the other kind does not
-    have becomes absent."""
+def unnamed_changes(
+    preset: str, config: DecoderConfig, changes: Mapping[str, Any], sizes: Mapping[str, int] | None = None
+) -> list[str]:
+    """The differences of a decoder from its preset, in the `sizes` that were chosen for it, beside the changes that are
+    named: sizes that follow from others, and fields of a part of another kind. Each is written as
+    `norm.eps 1e-06 -> 1e-05`; what the other kind does not have becomes absent."""
     from onward.planning.descriptions import differences
 
     named = {"vocab_size", *changes}
@@ -125,15 +152,16 @@ def unnamed_changes(preset: str, config: DecoderConfig, changes: Mapping[str, An
         named.add("biases")
     inside = tuple(f"{name}." for name in named if "." in name)
     return [
-        f"{change.what} {shown(change.before)} -> {shown(change.after)}"
-        for change in differences(decoder(preset, config.vocab_size, {}), config)
+        in_words(change)
+        for change in differences(decoder(preset, config.vocab_size, dict(sizes or {})), config)
         if change.before is not None and change.what not in named | FIGURES and not change.what.startswith(inside)
     ]
 
 
-def shown(value: Any) -> str:
-    """A value of a difference; None: the field is not there."""
-    return "absent" if value is None else fields.text(value)
+def in_words(change: Change) -> str:
+    """A difference as `norm.eps 1e-06 -> 1e-05`; a value of None is a field that is not there."""
+    before, after = ("absent" if value is None else fields.text(value) for value in (change.before, change.after))
+    return f"{change.what} {before} -> {after}"
 
 
 def as_list(value: Any) -> list[Any]:

@@ -21,8 +21,10 @@ from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import read_json, write_json
 from onward.model.config import DecoderConfig
-from onward.planning.parameters import active_parameters
+from onward.planning.descriptions import Change, differences
+from onward.planning.parameters import active_parameters, parameters
 from onward.text.tokenizer import Tokenizer
+from onward.training import presets
 from onward.training.config import RunConfig, seconds
 from onward.training.events import Event
 from onward.training.inputs import open_inputs, prepare_inputs, read_config, same_tokens, share
@@ -30,6 +32,7 @@ from onward.training.optimizer import check_optimizer
 from onward.training.result import evaluate_run
 from onward.training.run import Diverged, Run
 
+LENGTHS = "steps", "time", "epochs"  # which all variants have in common
 TEXTS = "sources", "weights", "field", "encoding", "validation"  # the options that choose texts
 TOKENS = *TEXTS, "tokenizer"  # and tokens
 RESULT, FAILURE = "result.json", "failure.json"  # in the folder of a run that has ended, or diverged
@@ -44,10 +47,26 @@ class Variant:
     name: str
     config: RunConfig
     work: float = 1.0  # of one of its runs, in a unit that the variants share
+    parameters: int = 0  # of its model; 0 before its tokens are prepared
 
     def folder(self, seed: int) -> Path:
         """The run with a seed."""
         return Path(self.config.out) / self.name / f"seed-{seed}"
+
+    def differences(self, base: "Variant") -> list[str]:
+        """The fields of the run and of the decoder in which it differs from another variant, each as
+        `optimizer adamw -> muon`; of the learning rate, what it is where none was given. For variants whose tokens are
+        not prepared yet."""
+        models = base.config.decoder(1), self.config.decoder(1)
+        rates = (one.config.peak_learning_rate(model.d_model) for one, model in zip((base, self), models))
+        pairs = {"learning_rate": (*rates,)} | {
+            name: (getattr(base.config, name), getattr(self.config, name))
+            for name in fields.hints(RunConfig)
+            if name not in ("out", "model", "seed", "learning_rate", *LENGTHS)
+        }
+        changes = [Change(name, before, after, "") for name, (before, after) in pairs.items() if before != after]
+        changes += differences(*models)
+        return [presets.in_words(change) for change in changes if change.what not in presets.FIGURES]
 
 
 @dataclass(frozen=True)
@@ -189,7 +208,7 @@ def with_tokens(variant: Variant, tokens: Path, length: Length | None) -> Varian
     steps = length.steps_of(config, model)
     per_step = tokens_per_step(config, model) * flops_per_token(model) + OVERHEAD
     work = steps * per_step if steps else seconds(length.time)
-    return Variant(variant.name, replace(config, steps=steps, time=length.time), work)
+    return Variant(variant.name, replace(config, steps=steps, time=length.time), work, parameters(model))
 
 
 def train_variants(

@@ -1,0 +1,83 @@
+"""The figures of a classifier or a reward model on examples: what its head of outputs gets right.
+
+Shapes: M examples, N outputs.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from onward.data.examples import Encoder, Example, Examples, classified, preferred, tabulated
+from onward.data.records import Record
+from onward.errors import UserError
+from onward.evaluation.outputs import outputs
+from onward.model.decoder import Decoder
+from onward.model.heads import VALUE, head_labels
+from onward.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ClassEvaluation:
+    """The figures of a classifier."""
+
+    accuracy: float  # share of the examples whose likeliest class is their label
+    label_loss: float  # mean cross-entropy of the labels, in nats
+    examples: int
+    confusion: dict[str, dict[str, int]]  # by label: how many of its examples were taken for each class
+
+
+@dataclass(frozen=True)
+class PairEvaluation:
+    """The figures of a reward model."""
+
+    accuracy: float  # share of the pairs whose chosen answer has the higher reward; equal rewards count as half
+    margin: float  # mean reward of the chosen answer less that of the rejected one
+    chosen_reward: float  # mean
+    rejected_reward: float  # mean
+    pairs: int
+
+
+def judges(model: Decoder) -> bool:
+    """Whether a model is a classifier or a reward model, and no language model that has a head of values."""
+    return head_labels(model) not in ((), VALUE)
+
+
+def examples_of(model: Decoder, tokenizer: Tokenizer, records: Iterable[Record]) -> Examples:
+    """The examples that records hold: texts and labels for a classifier, pairs of answers for a reward model. A
+    UserError names a record without them, with an unknown label, or longer than the context."""
+    encoder, labels = Encoder(tokenizer), head_labels(model)
+    encoder.labels = labels
+    form = classified if len(labels) > 1 else preferred
+    length = model.config.context_length
+    return tabulated(within(form(encoder, records), length), length, "error")[0]
+
+
+def within(examples: Iterable[Example], length: int) -> Iterator[Example]:
+    """Examples; a UserError for one with a sequence of more than `length` tokens."""
+    for example in examples:
+        longest = max(len(sequence.tokens) for sequence in example.sequences)
+        if longest > length:
+            raise UserError(f"{example.place} has {longest:,} tokens, and the model's context {length:,}: shorten it")
+        yield example
+
+
+def evaluate_head(model: Decoder, examples: Examples) -> ClassEvaluation | PairEvaluation:
+    """The figures of a classifier or, of a head with one output, a reward model."""
+    labels = head_labels(model)
+    found = outputs(model, [examples.sequence(i).until_trained() for i in range(len(examples.ends))]).cpu()
+    if len(labels) < 2:
+        chosen, rejected = found[::2, 0], found[1::2, 0]
+        right = (chosen > rejected).float() + 0.5 * (chosen == rejected)
+        mean = lambda values: float(values.mean())
+        return PairEvaluation(mean(right), mean(chosen - rejected), mean(chosen), mean(rejected), len(examples))
+    wanted = torch.from_numpy(examples.numbers["label"]).long()
+    taken = found.argmax(-1)  # (M,)
+    counts = torch.bincount(wanted * len(labels) + taken, minlength=len(labels) ** 2).view(len(labels), -1)
+    return ClassEvaluation(
+        accuracy=float((taken == wanted).float().mean()),
+        label_loss=float(F.cross_entropy(found, wanted)),
+        examples=len(examples),
+        confusion={label: dict(zip(labels, row)) for label, row in zip(labels, counts.tolist())},
+    )

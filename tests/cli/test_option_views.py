@@ -1,0 +1,253 @@
+"""Every option that is given is read by the view of a command, or refused.
+
+The fuzzer runs a seeded sample by default and many more cases with `-m long`.
+"""
+
+import importlib
+import io
+import random
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from onward import fields as typed
+from onward.cli import COMMANDS, main
+from onward.cli.options import Argument, arguments
+from onward.reports import views
+
+REFUSED = {
+    "inspect RUN The attention --corrupted foo": "--corrupted is read only by patch, and not by attention",
+    "inspect RUN The next --layer 1": "--layer is read only by attention and neurons, and not by next",
+    "inspect RUN The neurons --head 1": "--head is read only by attention",
+    "inspect RUN The lens --time 3s": "--time is read only by features and --tuned, and not by lens",
+    "inspect RUN The lens --theme dark": "--theme is read only with --out: give that as well",
+    "inspect RUN heads --top-k 3": "--top-k is read only by next",
+    "inspect RUN names --out x.svg": "--out is not read by onward inspect names",
+    "inspect RUN The atention --layer 1": "'atention' is not a view: did you mean attention?",
+    "data list STORY": "STORY is one argument too many: onward data list takes no sources",
+    "data list --no-exact": "exact is read only by prepare",
+    "data get tinyshakespeare --workers 2": "--workers is read only by prepare, and not by get",
+    "tokenizer show RUN The --out x": "--out is read only by train",
+    "tokenizer train STORY --out x --ids": "--ids is read only by show",
+    "tokenizer train STORY --out x --kind char --vocab-size 9": "--vocab-size is 9, and a char tokenizer has no limit",
+    "tokenizer compare byte --field body": "--field is read only by train and --data",
+    "tokenizer show RUN The --ids --json": "--ids and --json are both given",
+    "scaling fit RUNS --flops 1e9": "--flops is read only by optimum",
+    "scaling optimum --flops 1e20 --device a100": "--device is read only with --hours",
+    "scaling optimum RUNS --flops 1e20": "RUNS is one argument too many: onward scaling optimum takes no runs",
+    "doctor STORY --kwargs {}": "--kwargs is read only by a class or function, and not by texts",
+    "doctor RUN --validation STORY": "--validation is read only by texts, and not by the folder of a model",
+    "doctor model.py:GPT --text STORY": "--text is read only by the folder of a model",
+    "doctor RUN --text STORY --batches b.py:x": "--text and --batches are both given",
+    "explain RUN The --theme dark": "--theme is read only with --out",
+    "draw mask --theme dark": "--theme is read only with --out",
+    "plan gpt2 --device h100 --vocab 99": "--vocab is read only by a preset of training",
+    "plan gpt2 --device h100 --inside tensor": "--inside is read only with --mesh",
+    "bench RUN --context 5": "--context is read only by training, and not by decoding",
+    "bench RUN --train --new 8": "--new is read only by decoding, and not by training",
+    "bench gpt2 --revision v1": "--revision is 'v1', and gpt2 gets random weights",
+    "generate RUN The --beams 2 --seed 3": "--seed is read only by sampling, and not by search",
+    "generate RUN The --alpha 0.6 --compile": "--compile is read only by sampling",
+    "generate RUN The --field text": "--field is read only with --prompts",
+    "evaluate RUN --encoding utf-8": "--encoding is read only with sources",
+    "convert RUN folder --accept gelu": "--accept is read only by gguf, and not by hf",
+    "convert RUN x.gguf --shard-bytes 3e3": "--shard-bytes is read only by hf",
+    "chat RUN --logprobs 2": "--logprobs is not an option of onward chat",
+}
+
+
+@pytest.fixture
+def where(tiny_run: Path, story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The words that stand for paths, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return {"RUN": str(tiny_run), "STORY": str(story_file), "RUNS": str(tiny_run.parent)}
+
+
+def filled(text: str, where: dict[str, str]) -> str:
+    return " ".join(where.get(word, word) for word in text.split(" "))
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_an_option_of_another_view_is_refused(
+    words: str, where: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(filled(words, where).split()) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert filled(REFUSED[words], where) in err
+    assert err.splitlines()[-1].startswith("onward: ")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_each_view_of_inspect_declares_its_options() -> None:
+    inspect = importlib.import_module("onward.cli.inspect")
+    assert inspect.VIEWS.keys() == {*views.VIEWS, "features", "names"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_declared_options_exist(command: str) -> None:
+    options = importlib.import_module(f"onward.cli.{command}").Options
+    names = typed.hints(options).keys()
+    declared = {name for own in getattr(options, "reads", {}).values() for name in own}
+    assert declared <= names
+
+
+CASES = [  # commands of each view, which succeed as they are
+    *(f"inspect RUN The_cat_sat {view}" for view in ("attention", "next", "lens", "tokens", "positions", "neurons")),
+    "inspect RUN The_cat_sat patch --corrupted The_dog_sat",
+    "inspect RUN heads",
+    "inspect RUN names",
+    "data prepare STORY --out prepared --tokenizer char --workers 1",
+    "data list",
+    "tokenizer train STORY --out tok --vocab-size 300",
+    "tokenizer compare byte",
+    "tokenizer compare byte --data STORY",
+    "tokenizer show RUN The_cat",
+    "scaling optimum --flops 1e20",
+    "scaling optimum --hours 3",
+    "doctor STORY",
+    "doctor RUN",
+    "doctor model.py:GPT",
+    "explain RUN The_cat",
+    "draw",
+    "draw mask",
+    "draw block gpt2",
+    "plan gpt2 --device h100",
+    "plan tiny --device h100 --tokens 1B",
+    "generate RUN The_cat --max-new-tokens 2",
+    "generate RUN The_cat --max-new-tokens 2 --beams 2",
+    "generate RUN The_cat --max-new-tokens 2 --alpha 0.6",
+    "generate RUN --prompts STORY --max-new-tokens 1",
+    "evaluate RUN",
+    "evaluate RUN STORY",
+    "convert RUN model.gguf",
+    "convert RUN folder",
+    "models gpt2",
+    "runs RUNS",
+    "report RUN --out page.html --text The_cat_sat_on_the_mat",
+    "card RUN --out card.md",
+]
+VALUES = {  # by option, where one of its type would be refused
+    "out": "made/x.svg",
+    "theme": "dark",
+    "corrupted": "The_dog_sat",
+    "right": "a",
+    "wrong": "e",
+    "tuned": "STORY",
+    "time": "1s",
+    "data": "STORY",
+    "near": "0.8",
+    "tokenizer": "byte",
+    "text": "The_cat_sat_on_the_mat",
+    "prompts": "STORY",
+    "json_schema": '{"type":"integer"}',
+    "regex": "[a-z]+",
+    "requests": "1e12",
+    "flops": "1e20",
+    "params": "7B",
+    "tokens": "1B",
+    "hours": "2",
+    "mesh": "2x2",
+    "memory": "24GiB",
+    "bandwidth": "1TB/s",
+    "batches": "model.py:BATCHES",
+    "validation": "STORY",
+    "kwargs": "{}",
+    "device": "cpu",
+    "logit_bias": "{5: 1}",
+    "prompt_cache": "cache",
+    "compare": "RUN",
+    "draft": "RUN",
+    "name": "me/x",
+    "rope": "linear:2",
+}
+SLOW = {"compile", "imports", "adapter", "revision", "tuned", "near", "gopher"}  # seconds each, or files that lack
+
+
+@dataclass
+class Reads:
+    """The fields of options that a command has read since they were made."""
+
+    names: set[str]
+
+
+def recording(cls: type, reads: Reads) -> type:
+    """A dataclass like `cls` that notes which of its fields are read, except by a copy."""
+    own = {field.name for field in fields(cls)}
+
+    def get(self: Any, name: str) -> Any:
+        caller = sys._getframe(1).f_code
+        if name == "__dict__" and caller.co_name == "main":
+            reads.names |= own
+        if name in own and caller.co_name not in ("__post_init__", "replace", "_replace", "made", "view", "<setcomp>"):
+            reads.names.add(name)
+        return object.__getattribute__(self, name)
+
+    made = type(cls.__name__, (cls,), {"__getattribute__": get, "__doc__": cls.__doc__})
+    made.__module__ = cls.__module__
+    return made
+
+
+def options_of(command: str) -> list[Argument]:
+    table = arguments(importlib.import_module(f"onward.cli.{command}").Options)
+    return [one for one in table if not one.positional and one.name not in SLOW]
+
+
+def value_of(option: Argument) -> list[str]:
+    """Words that give an option another value than its default."""
+    if option.kind is bool:
+        return [option.flag if not option.default else f"--no-{option.flag[2:]}"]
+    kind = get_args(option.kind)[0] if option.many else option.kind
+    if option.name in VALUES:
+        return [option.flag, VALUES[option.name]]
+    if option.choices:
+        return [option.flag, next(choice for choice in reversed(option.choices) if choice != option.default)]
+    numbers = {int, float} & {kind, *get_args(kind)}
+    return [option.flag, "1" if numbers and option.default != 1 else "2" if numbers else "x"]
+
+
+@pytest.fixture
+def fast_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A doctor that examines nothing, in this process."""
+    from onward.inspection.doctor import isolated
+
+    monkeypatch.setattr(isolated, "examine_apart", lambda *_: [])
+
+
+@pytest.mark.fuzzer
+@pytest.mark.usefixtures("fast_doctor")
+@pytest.mark.parametrize("count", [20, pytest.param(600, marks=pytest.mark.long)])
+def test_given_options_are_read_or_refused(
+    count: int,
+    where: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failures = list[tuple[object, ...]]()
+    for seed in range(count):
+        choose = random.Random(seed)
+        case = choose.choice(CASES)
+        command = case.split()[0]
+        option = choose.choice(options_of(command))
+        words = [where.get(word, word).replace("_", " ") if word[0] != "-" else word for word in case.split()]
+        given = [where.get(word, word) for word in value_of(option)]
+        (place := tmp_path / str(seed) / "made").mkdir(parents=True)
+        monkeypatch.chdir(place.parent)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The cat\n")))
+        module = importlib.import_module(f"onward.cli.{command}")
+        with monkeypatch.context() as patch:
+            reads = Reads(set())
+            patch.setattr(module, "Options", recording(module.Options, reads))
+            try:
+                status = main([*words, *given])
+            except SystemExit as error:
+                status = int(error.code or 0)
+        err = capsys.readouterr().err
+        refused = status == 2 and err.rstrip("\n").rpartition("\n")[2].startswith("onward: ")
+        if "Traceback" in err or not (refused or option.name in reads.names):
+            failures.append((seed, " ".join(words[:1] + words[2:]), given, status, err[-200:]))
+    assert not failures, "\n".join(map(str, [len(failures), *failures]))
