@@ -13,7 +13,8 @@ import torch
 
 import onward
 from onward.cli import main
-from onward.data.examples import Encoder, classified, preferred, tabulated
+from onward.data.examples import Encoder, tabulated
+from onward.data.forms import classified, preferred
 from onward.data.packing import batch_of
 from onward.data.records import Record
 from onward.errors import UserError

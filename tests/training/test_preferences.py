@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.data.examples import Encoder, judged, preferred, tabulated
+from onward.data.examples import Encoder, tabulated
+from onward.data.forms import judged, preferred
 from onward.data.packing import ExampleBatch, batch_of
 from onward.data.records import Record
 from onward.errors import UserError
