@@ -47,6 +47,11 @@ class Readers:
     methods: tuple[str, ...] = get_args(MethodName)
     given: tuple[str, ...] = ()
 
+    def include(self, config: FinetuneConfig) -> bool:
+        """Whether the run of a configuration is one of them."""
+        others = not self.given or any(getattr(config, name) for name in self.given)
+        return config.method in self.methods and others
+
     def __str__(self) -> str:
         methods = "runs" if self.methods == get_args(MethodName) else ", ".join(self.methods)
         return methods + (f" with {' or '.join(self.given)}" if self.given else "")
@@ -151,16 +156,11 @@ class FinetuneConfig(RunConfig, MethodOptions):
                 raise UserError(f"{name} is given with adapters, {reason}: leave it out")
         for name in changed:
             readers = [one for one in READERS if name in one.options]
-            if readers and not any(map(self.satisfies, readers)):
+            if readers and not any(one.include(self) for one in readers):
                 known = ", and ".join(map(str, readers))
                 raise UserError(
                     f"{name} is {shown(changed[name])}, which this run does not read: leave it out, it is for {known}"
                 )
-
-    def satisfies(self, readers: Readers) -> bool:
-        """Whether this run is one of the readers of an option."""
-        others = not readers.given or any(getattr(self, name) for name in readers.given)
-        return self.method in readers.methods and others
 
     @property
     def rank(self) -> int:
