@@ -190,7 +190,7 @@ def test_best_fit_fills_the_fullest_row_that_has_room() -> None:
 def test_an_answer_that_a_reward_compares_with_is_a_text_and_is_never_cut() -> None:
     names = tokenizer()
     answers = {"5": "5", 5: "5", 2.5: "2.5", None: "", "is " * 20: "is " * 20}
-    rows = [{"prompt": "2 + 3? " * (1 + i), "answer": answer} for i, answer in enumerate(answers)]
+    rows: list[dict[str, Any]] = [{"prompt": "2 + 3? " * (1 + i), "answer": answer} for i, answer in enumerate(answers)]
     records = [Record(row, f"line {i}") for i, row in enumerate([*rows, {"prompt": "4?"}])]
     longest = len(names.encode("2 + 3? "))
     table, left = tabulated(prompted(Encoder(names), records), longest, "cut")

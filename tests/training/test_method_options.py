@@ -57,7 +57,7 @@ VALUES: dict[str, Any] = {  # of each other option, one that is not its default
 WITH: dict[str, dict[str, Any]] = {one: {"lora": 2} for one in VALUES if one.startswith("lora_") or one == "quantize"}
 WITH |= {"rslora": {"lora": 2, "lora_alpha": 9.0}, "clip_low": {"iterations": 3}, "clip_high": {"iterations": 3}}
 EQUAL = {"loss_chunk", "reference"}  # another way to compute the same
-ROWS = {
+ROWS: dict[str, list[dict[str, Any]]] = {
     "prompt": [{"prompt": f"{i} + 3?", "answer": str(i)} for i in range(4)],
     "pair": [{"prompt": f"{i} + 3?", "chosen": f"It is {i}.", "rejected": "be brief"} for i in range(4)],
     "class": [{"text": f"{i} + 3", "label": i % 2} for i in range(4)],
@@ -92,7 +92,7 @@ def test_an_option_that_no_one_reads_is_refused_with_its_readers(method: Any) ->
             ) as info:
                 FinetuneConfig(base="base", method=method, **others)
             assert all(reader in str(info.value) for one in readers for reader in (*one.given, str(one)))
-        default = {field.name: field.default for field in dataclasses.fields(FinetuneConfig)}[name]
+        default: Any = next(field.default for field in dataclasses.fields(FinetuneConfig) if field.name == name)
         FinetuneConfig(base="base", method=method, **{name: default} | needed(method))  # which changes nothing
 
 

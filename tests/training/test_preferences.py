@@ -191,7 +191,7 @@ def test_judged_answers_come_with_an_answer_to_another_prompt() -> None:
 def test_partners_of_pairs_and_mixed_rows_answer_another_prompt_of_the_same_kind() -> None:
     names = with_template(tokenizer(), "plain")
     say = lambda role, text: [{"role": role, "content": text}]
-    rows = [{"prompt": f"{i}?", "chosen": f"is {i}", "rejected": f"is {i}{i}"} for i in range(3)]
+    rows: list[dict[str, Any]] = [{"prompt": f"{i}?", "chosen": f"is {i}", "rejected": f"is {i}{i}"} for i in range(3)]
     rows += [{"prompt": "0?", "completion": f"It is {i}", "label": i} for i in range(2)]
     rows[2:2] = [
         {"prompt": say("user", f"{i}?"), "completion": say("assistant", f"Be {i}"), "label": i} for i in range(2)
