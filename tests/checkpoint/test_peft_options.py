@@ -249,6 +249,19 @@ def test_an_adapter_with_a_changed_base_is_also_read_as_peft_converts_it(
     assert_logits(bases["llama"], tmp_path / "ours", theirs(TOKENS).logits)
 
 
+def test_a_changed_base_is_refused_where_the_change_does_not_follow(bases: dict[str, Path], tmp_path: Path) -> None:
+    for base, kind, target, quantize, message in (
+        ("llama", "pissa", "gate_proj", "int8", "which is for layers with plain weights"),
+        ("tied", "pissa", "lm_head", None, "which changed the embedding too, as the head shares its weight"),
+        ("gpt2", "olora", "attn.c_proj", None, "which PEFT confuses with its transpose"),
+    ):
+        folder = tmp_path / f"{base}-{target}"
+        written(bases[base], folder, 0, r=2, target_modules=[target], init_lora_weights=kind)
+        model, hf = load_model(bases[base], quantize=quantize)
+        with pytest.raises(UserError, match=f"init_lora_weights is {kind}, {message}"):
+            load_adapter(model, folder, hf)
+
+
 def test_an_adapter_of_another_embedding_is_refused(bases: dict[str, Path], tmp_path: Path) -> None:
     written(bases["llama"], tmp_path / "adapter", 0, r=2, target_modules=["embed_tokens"])
     written(bases["llama"], tmp_path / "whole", 0, r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])

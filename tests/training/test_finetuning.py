@@ -258,6 +258,7 @@ MISTAKES: dict[str, tuple[Any, str, str]] = {  # a record or several, further op
         "",
         "data.jsonl is not utf-8 at byte offset 10 (line 1): JSON is written in UTF-8",
     ),
+    "show and json": ({"text": "2"}, "--show 1 --json", "prints examples and ends, and json is given: choose one"),
     "an option of onward train": ({"text": "2"}, "--config fine.toml", "encoding is given, which a run on examples"),
     "no label": ({"text": "2"}, "--method classify", "needs text and label"),
     "unfit options": ({"text": "2"}, "--full --lora 2", "--full and --lora are both given"),

@@ -173,7 +173,7 @@ def initial_factors(
     place: Place, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """A (R, I) and B (O, R) that an adapter of PEFT began from, in the rows of the family: it subtracts scaling B A
-    from the base. PiSSA (Meng et al. 2024) has the largest singular values and their vectors, OLoRA (Bueyuekakyuez
+    from the base. PiSSA (Meng et al. 2024) has the largest singular values and their vectors, OLoRA (Büyükakyüz
     2024) the first columns of a QR decomposition."""
     modules = [targets[one].module for one in place.ours]
     if place.stack or place.expert is not None or any(isinstance(module, QuantizedLinear) for module in modules):
