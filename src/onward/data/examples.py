@@ -207,10 +207,11 @@ class Left:
 
 
 def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, Left]:
-    """A table of examples, each of whose sequences has at most `length` tokens.
+    """A table of examples, of each of whose sequences the model reads at most `length` tokens.
 
     Of a longer sequence, "cut" keeps the first tokens, "drop" leaves the example out, and "error" is a UserError. An
-    example of which no trained token is left is left out, too. A number that an example lacks is 0.
+    example of which no trained token is left is left out, too; one that never had any is a UserError. A number that an
+    example lacks is 0.
     """
     tokens, trained, ends = list[np.ndarray](), list[np.ndarray](), [0]
     numbers: dict[str, list[float]] = {}

@@ -165,7 +165,8 @@ def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
             if not isinstance(text, str) or not isinstance(pair, str | None) or type(label) not in (str, int, bool):
                 raise missing(record.values, "text and label, and perhaps pair: texts, and a text or a whole number")
             found.append((encoder.texts(text, *([] if pair is None else [pair])), label, record.place))
-    encoder.labels = encoder.labels or tuple(map(str, sorted({label for _, label, _ in found}, key=order_of)))
+    named = {str(label): label for _, label, _ in found}
+    encoder.labels = encoder.labels or tuple(sorted(named, key=lambda name: order_of(named[name])))
     for sequence, label, place in found:
         with placed(Record({}, place)):
             if str(label) not in encoder.labels:
