@@ -135,7 +135,7 @@ def assert_logits(base: Path, folder: Path, wanted: torch.Tensor) -> None:
     ours.eval()
     for use in (lambda: None, lambda: merge_lora(ours)):
         use()
-        torch.testing.assert_close(ours(TOKENS), wanted, rtol=0, atol=5e-5 * wanted.abs().max().item())
+        torch.testing.assert_close(ours(TOKENS), wanted, rtol=0, atol=2e-4 * wanted.abs().max().item())
 
 
 def with_keys(adapter: Path, folder: Path, **keys: Any) -> Path:
@@ -152,7 +152,7 @@ def test_an_adapter_of_any_options_has_the_logits_of_peft_or_is_refused(
     count: int, bases: dict[str, Path], tmp_path: Path
 ) -> None:
     failures, compared = list[tuple[object, ...]](), 0
-    for seed in range(count):
+    for seed in [*range(count), 1591]:  # the last has a pattern for a layer that is targeted as a parameter
         choose = random.Random(seed)
         name = choose.choice([*BASES])
         keys = {key: choose.choice(HONORED[key]) for key in choose.sample([*HONORED], choose.randint(0, 5))}

@@ -36,15 +36,13 @@ class LoraConfig:
     alpha_pattern: Mapping[str, Alpha] | None = field(default_factory=dict)
     target_parameters: tuple[str, ...] | None = ()
 
-    def rank_of(self, *names: str) -> int:
-        """The rank of the module or parameter of these names."""
-        return next((rank for key, rank in (self.rank_pattern or {}).items() if matches(key, *names)), self.r)
+    def rank_of(self, name: str) -> int:
+        """The rank of the module or parameter of a name."""
+        return next((rank for key, rank in (self.rank_pattern or {}).items() if matches(key, name)), self.r)
 
-    def alpha_of(self, *names: str) -> float:
-        """The alpha of the module or parameter of these names."""
-        return next(
-            (alpha for key, alpha in (self.alpha_pattern or {}).items() if matches(key, *names)), self.lora_alpha
-        )
+    def alpha_of(self, name: str) -> float:
+        """The alpha of the module or parameter of a name."""
+        return next((alpha for key, alpha in (self.alpha_pattern or {}).items() if matches(key, name)), self.lora_alpha)
 
 
 def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
@@ -69,7 +67,6 @@ def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
     return config
 
 
-def matches(pattern: str, *names: str) -> bool:
-    """Whether a key of rank_pattern or alpha_pattern, or a target, is for a module or parameter of one of these
-    names."""
-    return any(re.fullmatch(rf"(.*\.)?({pattern})", name) for name in names)
+def matches(pattern: str, name: str) -> bool:
+    """Whether a key of rank_pattern or alpha_pattern, or a target, is for a module or parameter."""
+    return re.fullmatch(rf"(.*\.)?({pattern})", name) is not None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onward.checkpoint.peft import CHANGED_BASE, LoraConfig
+from onward.checkpoint.peft import CHANGED_BASE, LoraConfig, matches
 from onward.families import Family
 from onward.families._experts import FUSED, LLAMA, stack_module
 from onward.model.adapters import Adapter
@@ -138,14 +138,16 @@ def split(
     a, b = (given[leaf.removesuffix(".weight")] for leaf in leaves)
     if place.stack:
         a, b = a.unflatten(0, (len(first.weight), -1)), b.unflatten(1, (-1, len(first.weight))).permute(2, 0, 1)
-    magnitude, rank, names = given.get(MAGNITUDE), a.size(-2), (place.module, place.key)
-    if rank != config.rank_of(*names):
-        raise ValueError(f"its rank is {rank}, and by adapter_config.json {config.rank_of(*names)}")
+    magnitude, rank = given.get(MAGNITUDE), a.size(-2)
+    own = place.key if place.stack else f"{place.module}.weight"  # its name where it is targeted as a parameter
+    name = own if any(matches(one, own) for one in config.target_parameters or ()) else place.module
+    if rank != config.rank_of(name):
+        raise ValueError(f"its rank is {rank}, and by adapter_config.json {config.rank_of(name)}")
     if config.use_dora != (magnitude is not None):
         raise ValueError(
             f"use_dora is {config.use_dora}, and magnitudes are {'there' if magnitude is not None else 'missing'}"
         )
-    scaling = config.alpha_of(*names) / (math.sqrt(rank) if config.use_rslora else rank)
+    scaling = config.alpha_of(name) / (math.sqrt(rank) if config.use_rslora else rank)
     if config.init_lora_weights in CHANGED_BASE and leaves is LAYER:
         start_a, start_b = initial_factors(place, targets, str(config.init_lora_weights), rank, scaling)
         a, b, rank = torch.cat([a.to(start_a), start_a]), torch.cat([b.to(start_b), -start_b], 1), 2 * rank
