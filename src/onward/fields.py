@@ -281,8 +281,12 @@ def counted(number: int, noun: str) -> str:
 
 def changed_fields(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults."""
-    found = {f.name: (getattr(value, f.name), f.default) for f in dataclasses.fields(value) if f.init}
-    return {name: now for name, (now, default) in found.items() if now != default}
+    found = {}
+    for f in dataclasses.fields(value):
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if f.init and getattr(value, f.name) != default:
+            found[f.name] = getattr(value, f.name)
+    return found
 
 
 def only_in_python(kind: Any) -> bool:

@@ -40,12 +40,17 @@ KINDS = {
     "DoRA, a part of a fused tensor, a whole norm": LoRA(
         rank=3, targets=("attn.k", "attn.out"), dora=True, full=("norm",)
     ),
+    "DoRA, embedding": LoRA(rank=2, targets=("embed", "attn.q"), dora=True),
     "rsLoRA, a part of fused stacks": LoRA(rank=2, targets=("mlp.gate", "attn.q"), rslora=True, dropout=0.1),
 }
 PAIRS = [
     (f, k) for i, f in enumerate(FAMILIES) for j, k in enumerate(KINDS) if j < 3 and ((i + j) % 3 == 0 or f == "gpt2")
 ]
-PAIRS += [(f, "LoRA") for f in EXPERTS] + [(f, "rsLoRA, a part of fused stacks") for f in ("gpt_oss", "qwen3_moe")]
+PAIRS += (
+    [("llama", "DoRA, embedding"), ("gpt2", "DoRA, embedding")]
+    + [(f, "LoRA") for f in EXPERTS]
+    + [(f, "rsLoRA, a part of fused stacks") for f in ("gpt_oss", "qwen3_moe")]
+)
 
 
 def trained(folder: Path, lora: LoRA) -> tuple[Decoder, dict[str, Any]]:
@@ -239,7 +244,9 @@ def test_an_adapter_that_does_not_fit_is_one_sentence(lm: Path, poems: Path, tmp
     routed = {"base_model.model.model.layers.0.mlp.gate.lora_A.weight": torch.ones(2, 2)}
     write_tensors(changed(poems, tmp_path / "router") / "adapter_model.safetensors", routed)
     for message, folder in {
-        "ranks or factors differ": per_expert(tmp_path / "mixtral", tmp_path / "ranks", ranks=(2, 3)),
+        "ranks or factors differ": per_expert(
+            tmp_path / "mixtral", tmp_path / "ranks", ranks=(2, 3), rank_pattern={r"experts\.[1357]\.w.": 3}
+        ),
         "DoRA, which is not for stacks": per_expert(tmp_path / "mixtral", tmp_path / "dora", use_dora=True),
         "layers.0.mlp.gate, which is no layer or stack of experts": tmp_path / "router",
     }.items():

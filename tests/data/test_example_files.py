@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.data.examples import Encoder, Example, TokenSequence, held_out, supervised, tabulated
+from onward.data.examples import Encoder, Example, TokenSequence, held_out, tabulated
+from onward.data.forms import prompted, supervised
 from onward.data.packing import PackedExamples, batch_of, best_fit
 from onward.data.records import Record, read_records
 from onward.data.windows import IGNORE_INDEX
@@ -147,7 +148,7 @@ def examples(lengths: list[int], per_example: int = 1) -> list[Example]:
 @pytest.mark.parametrize("per_example", [1, 2])
 @pytest.mark.parametrize("packed", [True, False])
 def test_rows_hold_each_token_once_with_positions_of_its_own(packed: bool, per_example: int) -> None:
-    lengths = [3, 9, 2, 4, 4, 7, 1, 9, 5]
+    lengths = [3, 9, 2, 4, 4, 7, 2, 9, 5]
     table, _ = tabulated(examples(lengths, per_example), 10, "error")
     rows = PackedExamples(table, 10, seed=3, packed=packed)
     epochs = [[rows.read([i]) for i in range(start, start + len(rows))] for start in (0, len(rows))]
@@ -184,6 +185,23 @@ def test_best_fit_fills_the_fullest_row_that_has_room() -> None:
     assert sorted(i for row in rows for i in row) == list(range(500))
     assert all(sum(lengths[i] for i in row) <= 64 for row in rows)
     assert len(rows) <= 1.05 * sum(lengths) / 64
+
+
+def test_an_answer_that_a_reward_compares_with_is_a_text_and_is_never_cut() -> None:
+    names = tokenizer()
+    answers = {"5": "5", 5: "5", 2.5: "2.5", None: "", "is " * 20: "is " * 20}
+    rows: list[dict[str, Any]] = [{"prompt": "2 + 3? " * (1 + i), "answer": answer} for i, answer in enumerate(answers)]
+    records = [Record(row, f"line {i}") for i, row in enumerate([*rows, {"prompt": "4?"}])]
+    longest = len(names.encode("2 + 3? "))
+    table, left = tabulated(prompted(Encoder(names), records), longest, "cut")
+    assert left.count == 4
+    for i, wanted in enumerate([*answers.values(), ""]):
+        sequence = table.sequence(i)
+        assert trained_text(names, sequence) == wanted + names.eos
+        assert 0 < sequence.trained.index(True) <= longest
+    for answer in [5], {"is": 5}, True:
+        with pytest.raises(UserError, match=r"line 1: answer is .*: give a text or a number"):
+            list(prompted(Encoder(names), [Record({"prompt": "2?", "answer": answer}, "line 1")]))
 
 
 def test_long_examples_are_an_error_cut_or_dropped() -> None:

@@ -3,7 +3,8 @@
 import ast
 import inspect
 
-from onward.data.examples import Encoder, preferred, supervised
+from onward.data.examples import Encoder
+from onward.data.forms import preferred, supervised
 from onward.data.questions import conversations, described, functions, preferences
 from onward.data.records import Record
 from onward.text.templates import with_template

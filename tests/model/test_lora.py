@@ -35,6 +35,21 @@ def test_adapters_of_every_part_change_nothing_at_first_and_equal_the_merged_mod
         assert torch.equal(model(tokens), plain)
 
 
+@torch.no_grad()
+def test_dora_of_an_embedding_changes_nothing_at_first_and_equals_the_merged_model() -> None:
+    model, tokens = decoder(DECODERS["gemma2"], torch.float64), token_ids(DECODERS["gemma2"])
+    plain, lora = model(tokens), LoRA(rank=2, targets=("embed", "attn.q"), dora=True)
+    add_lora(model, lora, "fresh")
+    assert torch.equal(model(tokens), plain)
+    stirred(model, "one", "two", lora=lora)
+    apart = model(tokens)
+    with use_adapter(model, ["two"] * len(tokens)):
+        assert_close(model(tokens), apart)
+    merge_lora(model, "two")
+    assert_close(model(tokens), apart)
+    assert (apart - plain).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "deepseek", "gpt-oss", "olmo2"])
 @torch.no_grad()
 def test_rows_with_different_adapters_equal_each_alone(name: str) -> None:
@@ -71,14 +86,15 @@ def test_only_adapters_and_whole_modules_are_trained(lora: LoRA, precision: str)
 
 
 def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
-    model = decoder(DECODERS["llama"])
+    model, mixture = decoder(DECODERS["llama"]), decoder(DECODERS["deepseek"])
     for make, message in (
+        (lambda: add_lora(mixture, LoRA(dora=True)), "dora is not for stacks of experts such as"),
         (lambda: add_lora(model, LoRA(targets=("attn.qq",))), "target 'attn.qq' names nothing .* did you mean attn.q?"),
         (lambda: add_lora(model, LoRA(targets=("o_proj",))), "did you mean .*out?"),
         (lambda: add_lora(model, LoRA(full=("heads",))), "full 'heads' names nothing .* did you mean head?"),
-        (lambda: add_lora(model, LoRA(targets=("embed",), dora=True)), "dora is not for embeddings"),
         (lambda: use_adapter(model, "poems"), "there is no adapter of the name 'poems'"),
         (lambda: LoRA(targets=()), "targets are empty"),
+        (lambda: LoRA(targets=(), full=("norm",)), "targets are empty"),
     ):
         with pytest.raises(UserError, match=message):
             make()

@@ -12,6 +12,7 @@ import onward
 from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 from onward.training.answers import Frozen
+from onward.training.base import with_vocabulary
 from onward.training.distillation import Distillation, OnPolicy, divergence
 from onward.training.finetuning import FinetuneConfig
 from onward.training.run import Run
@@ -69,6 +70,30 @@ def test_a_student_comes_closer_to_its_teacher(tmp_path: Path) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.parametrize("mix", [0.0, 0.5, 1.0])
+def test_padding_of_one_vocabulary_is_left_out(mix: float) -> None:
+    student, teacher = decoder(DECODERS["llama"]), decoder(DECODERS["gpt2"])
+    longer = with_vocabulary(teacher, teacher.config.vocab_size + 64)
+    torch.nn.init.normal_(longer.embed.weight[-64:], std=9)
+    tokens = token_ids(student.config)
+    batch = onward.Batch(tokens[:, :-1], tokens[:, 1:])
+    wanted = Distillation(Frozen(lambda: teacher), mix)(student, batch)[0]
+    assert_close(Distillation(Frozen(lambda: longer), mix)(student, batch)[0], wanted)
+    grown = with_vocabulary(student, student.config.vocab_size + 64).eval()
+    assert_close(Distillation(Frozen(lambda: teacher), mix)(grown, batch)[0], wanted)
+
+
+def test_a_run_learns_from_a_teacher_with_padded_embeddings(tmp_path: Path) -> None:
+    base, teacher = base_model(tmp_path / "base"), tmp_path / "teacher"
+    lm = onward.load(base)
+    lm.model = with_vocabulary(lm.model, lm.model.config.vocab_size + 64)
+    onward.save(lm, teacher)
+    options: dict[str, Any] = {"method": "distill", "teacher": str(teacher), "template": "plain", "steps": 1}
+    data = write_rows(tmp_path / "chats.jsonl", sums(8))
+    (step, *_) = Run.start(config(base, data, tmp_path / "run", **options)).train()
+    assert step.loss < 0.01, "of equal models, but for dropout"  # type: ignore[union-attr]
+
+
 def test_a_teacher_of_another_vocabulary_is_one_sentence(tmp_path: Path) -> None:
     base, teacher = base_model(tmp_path / "base"), base_model(tmp_path / "teacher")
     train_tokenizer("byte", []).save(teacher)
@@ -79,7 +104,8 @@ def test_a_teacher_of_another_vocabulary_is_one_sentence(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"), [({"method": "distill"}, "not given"), ({"teacher": "a"}, "only the method distill")]
+    ("values", "sentence"),
+    [({"method": "distill"}, "missing, which distill needs"), ({"teacher": "a"}, "it is for distill")],
 )
 def test_only_distillation_has_a_teacher(values: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=f"teacher is .*{sentence}"):

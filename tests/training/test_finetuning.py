@@ -15,7 +15,8 @@ import torch
 
 import onward
 from onward.cli import main
-from onward.data.examples import Examples, classified, supervised
+from onward.data.examples import Examples
+from onward.data.forms import classified, supervised
 from onward.data.packing import batch_of
 from onward.data.windows import Batch
 from onward.errors import UserError
@@ -202,7 +203,9 @@ def test_sequences_without_a_trained_token_change_nothing(base: Path) -> None:
 TALK = {"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}
 PROMPT, PAIR = {"prompt": "2 + 3?", "answer": "5"}, {"prompt": "2?", "chosen": "3", "rejected": "4"}
 LONG = {"text": "what is the sum of these numbers? " * 60}
-MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {  # a record, further options, and the sentence
+JUDGED = {"prompt": "2?", "completion": "3", "label": 1}
+KIND = {"text": "2", "label": "a"}
+MISTAKES: dict[str, tuple[Any, str, str]] = {  # a record or several, further options, and the sentence
     "no template": ({"messages": TALK}, "", "no chat template for messages: name one, such as --template chatml"),
     "a turn that never ends": (
         {"messages": TALK},
@@ -223,7 +226,40 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {  # a record, further op
     "no texts or messages": ({"prompt": 2, "completion": None}, "", "prompt and answer are int and NoneType: give"),
     "an adapter": ({"text": "2"}, "--method distill --teacher adapter", "adapter holds an adapter: onward merge"),
     "no schema": (PROMPT, "--method grpo --reward json:schema.json", "there is no file schema.json: give --reward"),
-    "a reward for sft": (PROMPT, "--reward exact", "--reward is given, which only the methods grpo, rloo, ppo use"),
+    "a reward for sft": (PROMPT, "--reward exact", "which this run does not read: leave it out, it is for grpo, rloo,"),
+    "adapters without lora": (PROMPT, "--lora-alpha 32", "leave it out, it is for runs with lora or dora"),
+    "beta 0": (PAIR, "--method ipo --beta 0", "--beta is 0, and ipo would learn nothing"),
+    "an empty text": ([KIND, {"text": ""}], "", "data.jsonl line 2: the text is empty"),
+    "an empty answer": ({**PAIR, "rejected": ""}, "--method dpo", "data.jsonl line 1: the answer is empty"),
+    "an empty prompt": ({"prompt": ""}, "--method grpo --reward length:5", "line 1: the prompt is empty"),
+    "a prompt of another type": ({"prompt": 5}, "--method rloo --reward length:5", "line 1: prompt is 5: give a text"),
+    "an empty pair": ([KIND, {**KIND, "pair": ""}], "--method classify", "line 2: the text or pair is empty"),
+    "one class": ([KIND] * 4, "--method classify", "all 4 examples have the same label, and classify learns"),
+    "one label": ([JUDGED, {**JUDGED, "prompt": "4?"}], "--method kto", "all 2 examples have the same label, and kto"),
+    "a strength as label": ([JUDGED, {**JUDGED, "label": 5}], "--method kto", "line 2: label is 5: it is 1 or true"),
+    "one prompt": ([JUDGED, {**JUDGED, "label": 0}], "--method kto", "line 1: no other example has another prompt"),
+    "mixed rows": (
+        [JUDGED, {**JUDGED, "prompt": "4?"}, {**JUDGED, "completion": TALK[1:]}],
+        "--method kto",
+        "data.jsonl line 3: prompt and answer are str and list",
+    ),
+    "no answer": (
+        [PROMPT, {"prompt": "2?", "answer": None}],
+        "--method grpo --reward exact",
+        "line 2: it has no answer",
+    ),
+    "an answer of another type": (
+        {"prompt": "2?", "answer": [5]},
+        "--method ppo --reward exact",
+        "answer is [5]: give",
+    ),
+    "not UTF-8": (
+        b'{"text": "\xe9"}',
+        "",
+        "data.jsonl is not utf-8 at byte offset 10 (line 1): JSON is written in UTF-8",
+    ),
+    "show and json": ({"text": "2"}, "--show 1 --json", "prints examples and ends, and json is given: choose one"),
+    "an option of onward train": ({"text": "2"}, "--config fine.toml", "encoding is given, which a run on examples"),
     "no label": ({"text": "2"}, "--method classify", "needs text and label"),
     "unfit options": ({"text": "2"}, "--full --lora 2", "--full and --lora are both given"),
 }
@@ -235,7 +271,12 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
 ) -> None:
     record, options, sentence = MISTAKES[case]
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "data.jsonl", [record] if case == "too long" else [record] * 4)
+    if isinstance(record, bytes):
+        Path("data.jsonl").write_bytes(record)
+    else:
+        rows = record if isinstance(record, list) else [record] if case == "too long" else [record] * 4
+        write_rows(Path("data.jsonl"), rows)
+    Path("fine.toml").write_text('encoding = "latin-1"')
     Path("open.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     Path("mine.py").write_text(
         "def raises(p, c, a): return [1 / 0]\ndef few(p, c, a): return [1.0]\n"
@@ -249,7 +290,9 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
     if case == "a quantized base":
         base = base_model(tmp_path / "plain", d_model=32, d_ff=64)
         onward.save(onward.load(base, quantize="int8"), base := tmp_path / "int8")
-    words = f"--steps 1 --validation none --precision fp32 --device cpu --samples 4 --completion-length 2 {options}"
+    words = f"--steps 1 --validation none --precision fp32 --device cpu {options}"
+    if case != "a reward for sft" and "--reward" in options:
+        words += " --samples 4 --completion-length 2"
     argv = ["finetune", str(base), "data.jsonl", "--out", "run", *words.format(base=base).split()]
     assert main(argv) == 2
     said = capsys.readouterr().err

@@ -14,7 +14,8 @@ import torch
 
 import onward
 from onward.cli import main
-from onward.data.examples import Encoder, classified, preferred, tabulated
+from onward.data.examples import Encoder, tabulated
+from onward.data.forms import classified, preferred
 from onward.data.packing import batch_of
 from onward.data.records import Record
 from onward.errors import UserError
@@ -264,6 +265,9 @@ def test_classes_are_those_of_the_first_table() -> None:
     rows = [Record({"text": "a", "label": label}, "") for label in (10, 9, 10)]
     assert [e.numbers["label"] for e in classified(encoder, rows)] == [1, 0, 1]
     assert encoder.labels == ("9", "10")
+    mixed = Encoder(tokenizer())
+    list(classified(mixed, [Record({"text": "a", "label": label}, "") for label in (1, "1", 2)]))
+    assert sorted(mixed.labels) == ["1", "2"], "a number and its text are one class"
     with pytest.raises(UserError, match="v line 1: label is 8: choose from"):
         list(classified(encoder, [Record({"text": "a", "label": 8}, "v line 1")]))
 

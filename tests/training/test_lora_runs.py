@@ -106,7 +106,8 @@ def test_another_base_under_a_run_is_refused_with_both_checksums(base: Path, cha
 def test_options_of_adapters_that_contradict_are_one_sentence(base: Path, chats: Path, tmp_path: Path) -> None:
     for changes, message in (
         ({"lora": 4, "full": True}, "full and lora are both given"),
-        ({"quantize": "int8"}, "give lora as well"),
+        ({"quantize": "int8"}, "it is for runs with lora or dora"),
+        ({"lora": 4, "balance_bias": 0.1}, "beside which routers stay as they are"),
         ({"lora": 4, "average": 0.9}, "leave it out"),
         ({"lora": 4, "lora_targets": ("attn.qq",)}, "did you mean attn.q?"),
         ({"lora": 4, "template": "chatml"}, "tokens to the vocabulary"),

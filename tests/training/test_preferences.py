@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.data.examples import Encoder, judged, preferred, tabulated
+from onward.data.examples import Encoder, tabulated
+from onward.data.forms import judged, preferred
 from onward.data.packing import ExampleBatch, batch_of
 from onward.data.records import Record
 from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.model.lora import LoRA, add_lora
+from onward.text.templates import with_template
 from onward.training import preferences
 from onward.training.answers import sequence_logprobs
 from onward.training.finetuning import FinetuneConfig
@@ -184,6 +186,39 @@ def test_judged_answers_come_with_an_answer_to_another_prompt() -> None:
     found = list(judged(Encoder(tokenizer()), [Record(row, "") for row in rows]))
     assert [tokenizer().decode(e.sequences[1].tokens) for e in found] == ["0 22", "1 00", "2 11"]
     assert [e.numbers["label"] for e in found] == [1, 0, 1]
+
+
+def test_partners_of_pairs_and_mixed_rows_answer_another_prompt_of_the_same_kind() -> None:
+    names = with_template(tokenizer(), "plain")
+    say = lambda role, text: [{"role": role, "content": text}]
+    rows: list[dict[str, Any]] = [{"prompt": f"{i}?", "chosen": f"is {i}", "rejected": f"is {i}{i}"} for i in range(3)]
+    rows += [{"prompt": "0?", "completion": f"It is {i}", "label": i} for i in range(2)]
+    rows[2:2] = [
+        {"prompt": say("user", f"{i}?"), "completion": say("assistant", f"Be {i}"), "label": i} for i in range(2)
+    ]
+    rows += [
+        {"chosen": say("user", "7?") + say("assistant", f"{i}"), "rejected": say("user", "7?") + say("assistant", "!")}
+        for i in range(2)
+    ]
+    found = list(judged(Encoder(names), [Record(row, f"line {i}") for i, row in enumerate(rows)]))
+    texts = [[names.decode(s.tokens) for s in one.sequences] for one in found]
+    assert len(found) == 3 * 2 + 2 + 2 + 2 * 2
+    answers = defaultdict(set)
+    for own, _ in texts:
+        answers[own.split("?")[0]].add(own.split("?")[1])
+    for own, partner in texts:
+        prompt, answer = partner.split("?")
+        assert prompt == own.split("?")[0]
+        assert ("User" in own) == ("Assistant" in answer), "of the same kind"
+        assert answer not in answers[prompt]
+        assert any(answer in several for several in answers.values())
+
+
+@pytest.mark.parametrize("label", [5, -1, 0.5, "1", None])
+def test_a_label_is_1_or_0(label: Any) -> None:
+    row = {"prompt": "2?", "completion": "3", "label": label}
+    with pytest.raises(UserError, match=r"p.jsonl line 3: label is .*: it is 1 or true for a wanted answer"):
+        list(judged(Encoder(tokenizer()), [Record(row, "p.jsonl line 3")]))
 
 
 class Stub:

@@ -327,3 +327,16 @@ def test_a_run_of_reinforcement_resumes_exactly_and_logs_its_figures(method: str
     with pytest.raises(UserError, match="reward is missing"):
         config(base, data, tmp_path / "none", method="rloo")
     assert json.loads((tmp_path / "whole" / "run.json").read_text())["method"] == method
+
+
+def test_prompts_that_are_cut_leave_room_for_a_completion(tmp_path: Path) -> None:
+    base = base_model(tmp_path / "base")
+    data = write_rows(tmp_path / "long.jsonl", [{"prompt": f"{i} + 3? " * 60, "answer": "4 " * 60} for i in range(4)])
+    options = {"method": "grpo", "reward": "exact", "samples": 2, "completion_length": 4, "too_long": "cut", "steps": 1}
+    run = Run.start(config(base, data, tmp_path / "run", **options, validation="none", template=""))
+    list(run.train())
+    (row, *_) = metrics(tmp_path / "run")
+    assert row["length"] == 1
+    batch = run.inputs.windows(run.config, 96).read([0])
+    assert int((batch.targets[0] == IGNORE_INDEX).long().argmin()) == 94, "95 tokens of the prompt"
+    assert batch.num_targets > 60, "and the whole answer"

@@ -8,7 +8,6 @@ that are trained whole under their own names, and so is a head of outputs. base.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
@@ -31,12 +30,12 @@ from onward.checkpoint.bases import (
 )
 from onward.checkpoint.folder import describe, load_model
 from onward.checkpoint.gguf.header import Header, opened
+from onward.checkpoint.peft import CHANGED_BASE, lora_config, matches
 from onward.checkpoint.places import (
     EMBEDDING,
     LAYER,
     MAGNITUDE,
     joined,
-    matches,
     places,
     split,
     stacked,
@@ -54,12 +53,6 @@ from onward.model.lora import adapter_names, adapters_of, add_adapter, check_ada
 TENSORS = "adapter_model.safetensors"
 ADAPTER_FILES = TENSORS, BASE, CONFIG
 PREFIX = "base_model.model."
-HARMLESS = re.compile(  # keys of adapter_config.json that change no output, or are read from the tensors
-    "peft_type|task_type|inference_mode|base_model_name_or_path|revision|auto_mapping|peft_version|fan_in_fan_out|"
-    "r|lora_alpha|lora_dropout|use_rslora|use_dora|target_modules|target_parameters|exclude_modules|modules_to_save|"
-    "rank_pattern|alpha_pattern|init_lora_weights|layers_to_transform|layers_pattern|loftq_config|eva_config|"
-    "corda_config|lora_ga_config|runtime_config|megatron_core|qalora_group_size|ensure_weight_tying"
-)
 
 
 def load_with_adapters(
@@ -198,13 +191,15 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
     A UserError names what does not fit the model, and options of PEFT that Onward does not have.
     """
     check_adapter_folder(folder)
-    config = read_json(folder / CONFIG)
-    refuse(config, folder)
-    parts, whole = sorted_tensors(folder)
+    config = lora_config(read_json(folder / CONFIG), folder / CONFIG)
+    parts, whole, bases = sorted_tensors(folder)
     kind = family(describe(model.config, hf)["model_type"])
     targets = weights(model)
+    check_alone(model, whole, folder)
+    if config.init_lora_weights not in CHANGED_BASE:
+        check_base_layers(model, kind, bases, folder)
     model.requires_grad_(False)
-    targeted = config.get("target_parameters") or ()
+    targeted = config.target_parameters or ()
     found = places(kind, model, targets)
     present = [place for place in found if not place.stack or any(matches(one, place.key) for one in targeted)]
     experts: dict[str, dict[int, Adapter]] = {}
@@ -234,54 +229,71 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
     selection(model).name = name
 
 
-def refuse(config: Mapping[str, Any], folder: Path) -> None:
-    """Raise a UserError for options that change the output and that Onward does not have."""
-    if config.get("peft_type") != "LORA":
-        raise UserError(f"{folder} is a {config.get('peft_type')} adapter: Onward reads LORA")
-    odd = {
-        key: value
-        for key, value in config.items()
-        if not HARMLESS.fullmatch(key) and value not in (None, False, "none")
-    }
-    odd = {key: value for key, value in odd.items() if value not in ([], {}, "")} | (
-        {"megatron_config": config["megatron_config"]} if config.get("megatron_config") else {}
-    )
-    for key, value in odd.items():
-        raise UserError(f"{folder / CONFIG} has {key} {value!r:.60}, which Onward does not support")
-
-
-def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-    """The tensors of an adapter's file: those of adapters by module and kind, and those of whole modules by name."""
+def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of an adapter's file: those of adapters by module and kind, those of whole modules by name, and the
+    weights of the base, which PEFT writes where embeddings are adapted."""
     parts: dict[str, dict[str, Tensor]] = {}
-    whole = {}
+    whole, bases = {}, {}
     leaves = (*LAYER, *EMBEDDING, MAGNITUDE, f"{MAGNITUDE}.weight")
     for key, tensor in read_tensors(folder / TENSORS).items():
         name = key.removeprefix(PREFIX).removesuffix(".default")
         leaf = next((one for one in leaves if name.endswith(f".{one}")), None)
         if leaf:
             parts.setdefault(name.removesuffix(f".{leaf}"), {})[leaf.removesuffix(".weight")] = tensor
-        elif not name.endswith(".base_layer.weight"):  # of the base, which PEFT writes where embeddings are adapted
+        elif name.endswith(".base_layer.weight"):
+            bases[name.replace(".base_layer.", ".")] = tensor
+        else:
             whole[name] = tensor
-    return parts, whole
+    return parts, whole, bases
 
 
-def load_whole(model: Decoder, kind: Family, whole: dict[str, Tensor], folder: Path) -> None:
-    """Put modules that were trained whole into a model, and train them further."""
+def check_alone(model: Decoder, whole: Mapping[str, Tensor], folder: Path) -> None:
+    """Raise a UserError where modules that are trained whole would change the base of other adapters."""
+    others = [name for name, p in model.named_parameters() if p.requires_grad and "_lora." not in name]
+    if adapter_names(model) and (whole or others):
+        what = f"{folder} has" if whole else "the adapter that is loaded has"
+        raise UserError(
+            f"{what} {min(whole or others)}, trained whole, which would change the base of both adapters: load one"
+        )
+
+
+def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], folder: Path) -> None:
+    """Raise a UserError where weights of the base in an adapter's file are, but for rounding, not those of the
+    model."""
+    for their, one, part in by_our_names(model, kind, bases, folder):
+        weight = model.get_parameter(one).detach().float()
+        if not torch.allclose(part.float(), weight, rtol=1e-2, atol=1e-2 * weight.abs().mean().item()):
+            raise UserError(f"{folder} was made for a base with another {their}: load it with its own base")
+
+
+def by_our_names(
+    model: Decoder, kind: Family, tensors: dict[str, Tensor], folder: Path
+) -> Iterator[tuple[str, str, Tensor]]:
+    """Takes the tensors that hold parameters of a model: the family's name, ours, and the parameter's tensor. A
+    UserError names one of another shape."""
     own = dict(model.named_parameters(remove_duplicate=False))
     rows = [(their, [our] if isinstance(our, str) else our, fix) for their, our, *fix in kind.names(model.config)]
     rows += [(name, [name], []) for name in own]
     for their, ours, fix in rows:
-        if not isinstance(their, str) or their not in whole or not all(one in own for one in ours):
-            continue
-        tensor = whole.pop(their)
-        tensor = fix[0][0](tensor) if fix else tensor
-        if model.config.tied and ours[0] in ("embed.weight", "head.weight"):
-            untie(model)
-            own = dict(model.named_parameters())
-        for one, part in zip(ours, tensor.split([own[one].size(0) for one in ours])):
-            if part.shape != own[one].shape:
+        if isinstance(their, str) and their in tensors and all(one in own for one in ours):
+            tensor, sizes = tensors.pop(their), [own[one].size(0) for one in ours]
+            try:
+                parts = (fix[0][0](tensor) if fix else tensor).split(sizes)
+            except RuntimeError:
+                parts = ()
+            if [part.shape for part in parts] != [own[one].shape for one in ours]:
                 raise UserError(f"{folder} has {their} of another shape than this model: load its own base")
-            own[one].data.copy_(part)
-            own[one].requires_grad_(True)
+            for one, part in zip(ours, parts):
+                yield their, one, part
+
+
+def load_whole(model: Decoder, kind: Family, whole: dict[str, Tensor], folder: Path) -> None:
+    """Put modules that were trained whole into a model, and train them further."""
+    for _, one, part in by_our_names(model, kind, whole, folder):
+        if model.config.tied and one in ("embed.weight", "head.weight"):
+            untie(model)
+        parameter = model.get_parameter(one)
+        parameter.data.copy_(part)
+        parameter.requires_grad_(True)
     if whole:
         raise UserError(f"{folder} has {min(whole)}, which this model has no place for: load its own base")

@@ -10,7 +10,6 @@ Shapes: X experts, I inputs, O outputs, R rank.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onward.families import HF, Family
+from onward.checkpoint.peft import CHANGED_BASE, LoraConfig, matches
+from onward.families import Family
 from onward.families._experts import FUSED, LLAMA, stack_module
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
 from onward.model.lora import Target
+from onward.model.quantize import QuantizedLinear
 
 LAYER = "lora_A.weight", "lora_B.weight"
 EMBEDDING = "lora_embedding_A", "lora_embedding_B"
@@ -40,6 +41,7 @@ class Place:
     order: Tensor  # the row of ours for each of its rows
     stack: bool = False
     expert: int | None = None  # the index of one matrix of our stacks; PEFT had such adapters before transformers 5
+    transposed: bool = False  # whether the family's weight is (I, O)
 
 
 def places(kind: Family, model: Decoder, targets: Mapping[str, Target]) -> Iterator[Place]:
@@ -57,13 +59,16 @@ def places(kind: Family, model: Decoder, targets: Mapping[str, Target]) -> Itera
         rows = torch.arange(sum(targets[name].weight.size(-2) for name in ours))
         stack = targets[ours[0]].weight.ndim == 3
         if isinstance(their, str):
-            order = fix[0][1](rows.view((len(ours), -1, 1) if stack else (-1, 1))).flatten() if fix else rows
+            column = rows.view((len(ours), -1, 1) if stack else (-1, 1))
+            theirs = fix[0][1](column) if fix else column
+            order = theirs.flatten()
             module, _, leaf = their.removesuffix(".weight").rpartition(".")
             if stack:
                 yield Place(module, their, ours, order, stack=True)
             else:  # PEFT takes a layer of this name for one of the experts' matrices, unless it is named as a parameter
                 layer = their.removesuffix(".weight")
-                yield Place(layer, their if mixtures and leaf in LLAMA else layer, ours, order)
+                key, transposed = their if mixtures and leaf in LLAMA else layer, theirs.size(-1) > 1
+                yield Place(layer, key, ours, order, transposed=transposed)
         else:
             for expert, one in enumerate(their):
                 one = one.removesuffix(".weight")
@@ -124,27 +129,36 @@ def joined(place: Place, found: Mapping[str, Adapter], targets: Mapping[str, Tar
     return Joined(a, b, magnitude, rank, scaling * (math.sqrt(rank) if present[0].rslora else rank))
 
 
-def split(place: Place, given: Mapping[str, Tensor], config: HF, targets: Mapping[str, Target]) -> list[Adapter]:
-    """The adapters of our weights that a place joins, from its tensors."""
+def split(
+    place: Place, given: Mapping[str, Tensor], config: LoraConfig, targets: Mapping[str, Target]
+) -> list[Adapter]:
+    """The adapters of our weights that a place joins, from its tensors. A ValueError says what does not fit."""
     first = targets[place.ours[0]]
     leaves = EMBEDDING if isinstance(first.module, nn.Embedding) else LAYER
     a, b = (given[leaf.removesuffix(".weight")] for leaf in leaves)
     if place.stack:
         a, b = a.unflatten(0, (len(first.weight), -1)), b.unflatten(1, (-1, len(first.weight))).permute(2, 0, 1)
-    magnitude, rank, rslora = given.get(MAGNITUDE), a.size(-2), bool(config.get("use_rslora"))
-    patterns = (config.get("alpha_pattern") or {}).items()
-    alpha = next((value for key, value in patterns if matches(key, place.module) or matches(key, place.key)), None)
-    alpha = float(config.get("lora_alpha", 8) if alpha is None else alpha)
-    kind: dict[str, Any] = {"dropout": float(config.get("lora_dropout", 0)), "rslora": rslora}
+    magnitude, rank = given.get(MAGNITUDE), a.size(-2)
+    own = place.key if place.stack else f"{place.module}.weight"  # its name where it is targeted as a parameter
+    name = own if any(matches(one, own) for one in config.target_parameters or ()) else place.module
+    if rank != config.rank_of(name):
+        raise ValueError(f"its rank is {rank}, and by adapter_config.json {config.rank_of(name)}")
+    if config.use_dora != (magnitude is not None):
+        raise ValueError(
+            f"use_dora is {config.use_dora}, and magnitudes are {'there' if magnitude is not None else 'missing'}"
+        )
+    scaling = config.alpha_of(name) / (math.sqrt(rank) if config.use_rslora else rank)
+    if config.init_lora_weights in CHANGED_BASE and leaves is LAYER:
+        start_a, start_b = initial_factors(place, targets, str(config.init_lora_weights), rank, scaling)
+        a, b, rank = torch.cat([a.to(start_a), start_a]), torch.cat([b.to(start_b), -start_b], 1), 2 * rank
+    kind: dict[str, Any] = {"dropout": config.lora_dropout, "rslora": config.use_rslora}
     back = place.order.argsort()
     b, magnitude = b[..., back, :], None if magnitude is None else magnitude[back]
     found, start = [], 0
     for one in place.ours:
         weight = targets[one].weight if place.expert is None else targets[one].weight[0]
         end = start + weight.size(-2)
-        adapter = Adapter(
-            weight, rank, alpha / (math.sqrt(rank) if rslora else rank), dora=magnitude is not None, **kind
-        )
+        adapter = Adapter(weight, rank, scaling, dora=magnitude is not None, **kind)
         pairs = [(adapter.a, a), (adapter.b, b[..., start:end, :])]
         if adapter.magnitude is not None and magnitude is not None:
             pairs.append((adapter.magnitude, magnitude[start:end]))
@@ -155,6 +169,29 @@ def split(place: Place, given: Mapping[str, Tensor], config: HF, targets: Mappin
         found.append(adapter)
         start = end
     return found
+
+
+def initial_factors(
+    place: Place, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """A (R, I) and B (O, R) that an adapter of PEFT began from, in the rows of the family: it subtracts scaling B A
+    from the base. PiSSA (Meng et al. 2024) has the largest singular values and their vectors, OLoRA (Büyükakyüz
+    2024) the first columns of a QR decomposition."""
+    modules = [targets[one].module for one in place.ours]
+    if place.stack or place.expert is not None or any(isinstance(module, QuantizedLinear) for module in modules):
+        raise ValueError(f"init_lora_weights is {kind}, which is for layers with plain weights: merge it in PEFT")
+    if place.ours[0] == "head" and targets["head"].weight.data_ptr() == targets["embed"].weight.data_ptr():
+        raise ValueError(f"init_lora_weights is {kind}, which changed the embedding too, as the head shares its weight")
+    weight = torch.cat([targets[one].weight.detach() for one in place.ours])[place.order]
+    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    if kind == "pissa":
+        u, s, v = torch.linalg.svd(weight, full_matrices=False)
+        root = (s[:rank] / scaling).sqrt()
+        return root[:, None] * v[:rank], u[:, :rank] * root
+    if place.transposed:
+        raise ValueError("init_lora_weights is olora, which PEFT confuses with its transpose in this family")
+    q, r = torch.linalg.qr(weight)
+    return r[:rank], q[:, :rank]
 
 
 def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
@@ -169,8 +206,3 @@ def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
     for expert, one in by_expert.items():
         adapter.a.data[expert], adapter.b.data[expert] = one.a.data, one.b.data
     return adapter
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Whether a key of rank_pattern or alpha_pattern, or a target, is for a module or parameter."""
-    return re.fullmatch(rf"(.*\.)?({pattern})", name) is not None

@@ -52,6 +52,8 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
     """The configuration of a new run, or the folder of the run to resume; how many examples to print; and whether to
     print figures as JSON."""
     values = read(Options, join_duration(argv), prog="onward finetune", about=ABOUT)
+    if "show" in values and (unread := values.keys() & {"resume", "json"}):
+        raise UserError(f"show prints examples and ends, and {' and '.join(sorted(unread))} is given: choose one")
     show = fields.convert(int, values.pop("show", 0), "show")
     values, folder, as_json = given_options(values, FinetuneConfig)
     if folder:

@@ -6,8 +6,7 @@ of examples is one .safetensors file.
 Shapes: N tokens of all sequences, S sequences, M examples of S / M sequences each.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,16 +15,16 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from onward.data.records import Record
+from onward.arguments import shown
 from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.files import written_whole
-from onward.suggestions import nearest
 from onward.text.chat import Chat, Message
 from onward.text.tokenizer import Tokenizer
 
 TooLong = Literal["error", "cut", "drop"]
 SHOWN = 300  # characters of a text in a message
+NO_TEMPLATE = "the model has no chat template for messages: name one, such as --template chatml"
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class TokenSequence:
     tokens: Sequence[int]
     trained: Sequence[bool]
     text: str = ""
+    unread: int = 0  # the last tokens that the model never reads, such as an answer that a reward compares with
 
     def until_trained(self) -> Sequence[int]:
         """The tokens up to the last that is trained."""
@@ -50,9 +50,6 @@ class Example:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-Form = Callable[["Encoder", Iterable[Record]], Iterator[Example]]  # the examples that a method makes of records
-
-
 class Encoder:
     """Makes token sequences of texts and messages."""
 
@@ -64,6 +61,7 @@ class Encoder:
 
     def document(self, text: str) -> TokenSequence:
         """A text between beginning-of-text and end token; all of it is trained."""
+        check_text(text, "text")
         tokens = self.tokenizer.begin(self.tokenizer.encode(text, special=False)) + self.end
         return TokenSequence(tokens, [True] * len(tokens))
 
@@ -71,6 +69,7 @@ class Encoder:
         """Texts, each followed by the end token or, without one, by a line break; all of it is trained."""
         tokens = self.tokenizer.begin([])
         for text in texts:
+            check_text(text, "text or pair")
             tokens = tokens + self.tokenizer.encode(text, special=False)
             tokens = tokens + (self.end or self.tokenizer.encode("\n", special=False))
         return TokenSequence(tokens, [True] * len(tokens))
@@ -92,15 +91,33 @@ class Encoder:
             raise UserError(f"prompt and answer are {kinds}: give both as texts, or both as lists of messages")
         return self.conversation([*prompt, *completion], len(prompt))
 
+    def prompt(self, prompt: str | Sequence[Message]) -> list[int]:
+        """The tokens of a prompt, a text or messages, as they are at the time of use."""
+        if isinstance(prompt, str):
+            check_text(prompt, "prompt")
+            return self.tokenizer.encode(prompt)
+        if not isinstance(prompt, list | tuple):
+            raise UserError(f"prompt is {shown(prompt)}: give a text, or a list of messages")
+        if self.chat is None:
+            raise UserError(NO_TEMPLATE)
+        check_roles(prompt)
+        return self.chat.encode(prompt)
+
     def conversation(self, messages: Sequence[Message], given: int = 0) -> TokenSequence:
         """Messages, of which what the assistant says is trained, after the first `given` of them."""
         if self.chat is None:
-            raise UserError("the model has no chat template for messages: name one, such as --template chatml")
+            raise UserError(NO_TEMPLATE)
         check_roles(messages)
         tokens, trained, text = self.chat.conversation(messages, given)
         if not any(trained):
             raise UserError(f"no token is trained, since the assistant says nothing in {text[:SHOWN]!r}")
         return TokenSequence(tokens, trained, text)
+
+
+def check_text(text: str, name: str) -> None:
+    """A UserError where a text is empty."""
+    if not text:
+        raise UserError(f"the {name} is empty: give it words, or remove the example")
 
 
 def check_roles(messages: Any) -> None:
@@ -117,137 +134,6 @@ def check_roles(messages: Any) -> None:
                 f"message {i + 1} is of role {role!r} after {before or 'nothing'!r}: system comes first, and user and "
                 "assistant take turns"
             )
-
-
-def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Conversations (messages), prompt and completion, or text."""
-    for record in records:
-        with placed(record):
-            yield Example([one_sequence(encoder, record.values)], record.place)
-
-
-def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A prompt, a text or messages, to be answered by the model, and the `answer` that a reward compares with; on disk
-    the answer follows the prompt as tokens that are trained, with an end token."""
-    for record in records:
-        with placed(record):
-            if "prompt" not in record.values:
-                raise missing(record.values, "prompt, and answer where the reward compares with one")
-            prompt, answer = record.values["prompt"], str(record.values.get("answer", ""))
-            end = encoder.end or encoder.tokenizer.end_ids[:1] or [0]
-            if isinstance(prompt, str):
-                before = encoder.tokenizer.encode(prompt) or encoder.tokenizer.begin([])
-            elif encoder.chat is None:
-                raise UserError("the model has no chat template for messages: name one, such as --template chatml")
-            else:
-                check_roles(prompt)
-                before = encoder.chat.encode(prompt)
-            after = encoder.tokenizer.encode(answer, special=False) + end
-            yield Example([TokenSequence(before + after, [False] * len(before) + [True] * len(after))], record.place)
-
-
-def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
-    """The sequence of a record that has one."""
-    if "messages" in values:
-        return encoder.conversation(values["messages"])
-    if "prompt" in values and "completion" in values:
-        return encoder.answer(values["prompt"], values["completion"])
-    if isinstance(values.get("text"), str):
-        return encoder.document(values["text"])
-    raise missing(values, "messages, prompt and completion, or text")
-
-
-def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A prompt with a chosen and a rejected answer, and perhaps the `margin` between them."""
-    for record in records:
-        with placed(record):
-            yield Example(pair(encoder, record.values), record.place, margin(record.values))
-
-
-def pair(encoder: Encoder, values: Mapping[str, Any]) -> list[TokenSequence]:
-    """The sequences of a chosen and a rejected answer. Where both are conversations, what they have in common at their
-    beginning is the prompt."""
-    if "chosen" not in values or "rejected" not in values:
-        raise missing(values, "chosen and rejected, with a prompt")
-    prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
-    if chosen == rejected:
-        raise UserError("chosen and rejected are equal, so that there is nothing to prefer: remove it")
-    if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
-        same = [one == other for one, other in zip(chosen, rejected)]
-        first = (*same, False).index(False)
-        prompt, chosen, rejected = chosen[:first], chosen[first:], rejected[first:]
-    return [encoder.answer("" if prompt is None else prompt, answer) for answer in (chosen, rejected)]
-
-
-def margin(values: Mapping[str, Any]) -> dict[str, float]:
-    """The margin of a pair, where it has one."""
-    if values.get("margin") is None:
-        return {}
-    return {"margin": number(values["margin"], "margin")}
-
-
-def number(value: Any, name: str) -> float:
-    """A number of a record."""
-    if not isinstance(value, int | float) or not np.isfinite(value):
-        raise UserError(f"{name} is {value!r}: it must be a finite number")
-    return float(value)
-
-
-def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A prompt, a completion and a `label`, whether it is wanted; of a pair, both answers with their labels. The second
-    sequence of an example is the prompt with the completion of the example before."""
-    found: list[tuple[Any, Any, float, str]] = []
-    for record in records:
-        with placed(record):
-            values = record.values
-            if "chosen" in values and "rejected" in values:
-                answers = [(values["chosen"], 1.0), (values["rejected"], 0.0)]
-            elif "completion" in values and "label" in values:
-                answers = [(values["completion"], number(values["label"], "label"))]
-            else:
-                raise missing(values, "completion and label, or chosen and rejected, with a prompt")
-            found += [(values.get("prompt", ""), answer, label, record.place) for answer, label in answers]
-    others = [found[-1][1], *(answer for _, answer, _, _ in found[:-1])] if found else []
-    for (prompt, answer, label, place), other in zip(found, others):
-        with placed(Record({}, place)):
-            yield Example([encoder.answer(prompt, one) for one in (answer, other)], place, {"label": label})
-
-
-def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A `text`, perhaps a second one as `pair`, and their `label`, a text or a whole number. The labels of the first
-    table are the classes, in the order of the alphabet or of the numbers."""
-    found: list[tuple[TokenSequence, Any, str]] = []
-    for record in records:
-        with placed(record):
-            text, pair, label = (record.values.get(name) for name in ("text", "pair", "label"))
-            if not isinstance(text, str) or not isinstance(pair, str | None) or type(label) not in (str, int, bool):
-                raise missing(record.values, "text and label, and perhaps pair: texts, and a text or a whole number")
-            found.append((encoder.texts(text, *([] if pair is None else [pair])), label, record.place))
-    encoder.labels = encoder.labels or tuple(map(str, sorted({label for _, label, _ in found}, key=order_of)))
-    for sequence, label, place in found:
-        with placed(Record({}, place)):
-            if str(label) not in encoder.labels:
-                raise UserError(f"label is {label!r}: {nearest(str(label), encoder.labels)}")
-        yield Example([sequence], place, {"label": float(encoder.labels.index(str(label)))})
-
-
-def order_of(label: str | int) -> tuple[bool, str | int]:
-    """A key that sorts labels: numbers before texts."""
-    return isinstance(label, str), label
-
-
-@contextmanager
-def placed(record: Record) -> Iterator[None]:
-    """A UserError in the block names the record."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{record.place}: {error}") from None
-
-
-def missing(values: Mapping[str, Any], wanted: str) -> UserError:
-    """The error of a record that lacks what a method trains on."""
-    return UserError(f"it has {', '.join(map(repr, values)) or 'no fields'}, and needs {wanted}")
 
 
 @dataclass(frozen=True)
@@ -321,10 +207,11 @@ class Left:
 
 
 def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, Left]:
-    """A table of examples, each of whose sequences has at most `length` tokens.
+    """A table of examples, of each of whose sequences the model reads at most `length` tokens.
 
     Of a longer sequence, "cut" keeps the first tokens, "drop" leaves the example out, and "error" is a UserError. An
-    example of which no trained token is left is left out, too. A number that an example lacks is 0.
+    example of which no trained token is left is left out, too; one that never had any is a UserError. A number that an
+    example lacks is 0.
     """
     tokens, trained, ends = list[np.ndarray](), list[np.ndarray](), [0]
     numbers: dict[str, list[float]] = {}
@@ -332,13 +219,16 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
     place = ""
     for example in examples:
         total += 1
-        most = max(len(sequence.tokens) for sequence in example.sequences)
+        most = max(len(sequence.tokens) - sequence.unread for sequence in example.sequences)
         if most > longest:
             longest, place = most, example.place
-        rows = [(s.tokens[:length], s.trained[:length]) for s in example.sequences]
+        rows = [cut(sequence, length) for sequence in example.sequences]
+        learns = all(any(mask[1:]) for _, mask in rows)
         count += most > length
-        if most > length and (too_long == "drop" or not all(any(mask[1:]) for _, mask in rows)):
+        if most > length and (too_long == "drop" or not learns):
             continue
+        if not learns:
+            raise UserError(f"{example.place}: it has no token that is trained after another one: make it longer")
         per_example = len(rows)
         for ids, mask in rows:
             tokens.append(np.array(ids, np.uint32))
@@ -359,6 +249,13 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
     arrays = {name: np.array(values + [0.0] * (size - len(values))) for name, values in numbers.items()}
     table = Examples(np.concatenate(tokens), np.concatenate(trained), np.array(ends[1:]), per_example, arrays)
     return table, Left(count, longest)
+
+
+def cut(sequence: TokenSequence, length: int) -> tuple[Sequence[int], Sequence[bool]]:
+    """The first `length` tokens that the model reads, and all that it does not read; and whether each is trained."""
+    read = len(sequence.tokens) - sequence.unread
+    tokens, trained = ([*x[: min(read, length)], *x[read:]] for x in (sequence.tokens, sequence.trained))
+    return tokens, trained  # type: ignore[return-value]
 
 
 def held_out(count: int, share: float) -> np.ndarray:

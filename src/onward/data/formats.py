@@ -190,6 +190,14 @@ def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iter
             parts, size, line, begins = [], len(rest), line + content.count(b"\n"), False
 
 
+class NotText(UserError):
+    """Bytes that are no text in an encoding: `what` says where, and the advice is for commands with --encoding."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what}: {advice}")
+        self.what = what
+
+
 def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) -> Iterator[tuple[str, bool]]:
     """The text of a stream, `block_bytes` bytes at a time; each with whether it is the last."""
     try:
@@ -204,20 +212,16 @@ def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) 
         block = stream.read(block_bytes)
         last = len(block) < block_bytes
         if b"\0" in block and not wide:
-            raise UserError(
-                f"{name} is binary (a zero byte at offset {offset + block.index(0)}): name text files, or give "
-                "--encoding utf-16"
-            )
+            what = f"{name} is binary (a zero byte at offset {offset + block.index(0)})"
+            raise NotText(what, "name text files, or give --encoding utf-16")
         left = decoder.getstate()[0]  # the first bytes of a character that the last block has split
         try:
             text = decoder.decode(block, last)
         except UnicodeError as error:
             at = getattr(error, "start", 0)
             line = lines + (left + block)[:at].count(b"\n")
-            raise UserError(
-                f"{name} is not {encoding} at byte offset {offset - len(left) + at} (line {line}): give its "
-                "--encoding, such as latin-1"
-            ) from None
+            what = f"{name} is not {encoding} at byte offset {offset - len(left) + at} (line {line})"
+            raise NotText(what, "give its --encoding, such as latin-1") from None
         yield text.removeprefix("\ufeff") if first else text, last
         offset, lines, first = offset + len(block), lines + block.count(b"\n"), False
 

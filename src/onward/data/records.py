@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onward.data.formats import SIZES, as_text, one_line, pyarrow, read_file, reading, seekable, suffixes
+from onward.data.formats import (
+    SIZES,
+    NotText,
+    Piece,
+    as_text,
+    one_line,
+    pyarrow,
+    read_file,
+    reading,
+    seekable,
+    suffixes,
+)
 from onward.data.sources import BATCH_ROWS, HUB, dataset, source_files
 from onward.errors import UserError
 
@@ -40,7 +51,7 @@ def read_records(source: str) -> Iterator[Record]:
 
 def jsonl_records(path: Path) -> Iterator[Record]:
     """The objects in the lines of a .jsonl file."""
-    for piece in read_file(path, str(path), "", "utf-8", SIZES):
+    for piece in utf8_pieces(path):
         for number, line in enumerate(io.BytesIO(piece.text), piece.line):
             if not line.strip():
                 continue
@@ -52,6 +63,14 @@ def jsonl_records(path: Path) -> Iterator[Record]:
             if not isinstance(value, dict):
                 raise UserError(f"{place} is {type(value).__name__}, not an object: write it as {{...}}")
             yield Record(value, place)
+
+
+def utf8_pieces(path: Path) -> Iterator[Piece]:
+    """The pieces of a .jsonl file, which is UTF-8."""
+    try:
+        yield from read_file(path, str(path), "", "utf-8", SIZES)
+    except NotText as error:
+        raise UserError(f"{error.what}: JSON is written in UTF-8, so convert it") from None
 
 
 def parquet_records(path: Path) -> Iterator[Record]:

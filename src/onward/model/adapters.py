@@ -92,7 +92,9 @@ class Adapter(nn.Module):
     def forward(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The output of a layer with this adapter, from its input x (..., I), or tokens (...), and its output y."""
         if isinstance(layer, nn.Embedding):
-            return (y + self.scaling * F.linear(F.embedding(x, self.a.T), self.b)).to(y.dtype)
+            sum_ = y + self.scaling * F.linear(F.embedding(x, self.a.T), self.b)
+            scale = 1.0 if self.magnitude is None else self.magnitude / self.row_norms(layer.weight.mT)
+            return (scale * sum_).to(y.dtype)
         dropped = self.dropout(x)
         low = self.scaling * linear(linear(dropped.to(self.a.dtype), self.a), self.b)
         if self.magnitude is None:

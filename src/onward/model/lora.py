@@ -44,7 +44,7 @@ class LoRA:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.targets and not self.full:
+        if not self.targets:
             raise UserError("targets are empty: name weights to adapt, such as attn.q")
 
     @property
@@ -105,8 +105,8 @@ def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
     modules = [one for one, module in model.named_modules() if one and list(module.parameters())]
     full = [one for target in lora.full for one in matching(modules, target, "full")]
     for one in dict.fromkeys(chosen):
-        if lora.dora and (isinstance(targets[one].module, nn.Embedding) or targets[one].weight.ndim > 2):
-            raise UserError(f"dora is not for embeddings and stacks of experts such as {one}: leave out one of them")
+        if lora.dora and targets[one].weight.ndim > 2:
+            raise UserError(f"dora is not for stacks of experts such as {one}: leave out one of them")
     model.requires_grad_(False)
     for one in dict.fromkeys(chosen):
         kind = {"dropout": lora.dropout, "rslora": lora.rslora, "dora": lora.dora}

@@ -40,7 +40,10 @@ def divergence(student: Tensor, teacher: Tensor, mix: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Distillation:
-    """The divergence from a teacher at the trained tokens, summed; a Loss. Logits are divided by `temperature`."""
+    """The divergence from a teacher at the trained tokens, summed; a Loss. Logits are divided by `temperature`.
+
+    Where one of the two has more rows than the other, as padding of its vocabulary, those rows are left out.
+    """
 
     teacher: Frozen
     mix: float
@@ -65,7 +68,8 @@ class Distillation:
 
     def of_hidden(self, model: Decoder, teacher: Decoder, hidden: Tensor, wanted: Tensor) -> Tensor:
         """The sum for hidden states of the student (N, D) and of the teacher."""
-        logits = [model.logits(hidden), teacher.logits(wanted)]
+        size = min(model.config.vocab_size, teacher.config.vocab_size)
+        logits = [model.logits(hidden)[:, :size], teacher.logits(wanted)[:, :size]]
         student, other = (x.to(torch.promote_types(x.dtype, torch.float32)) / self.temperature for x in logits)
         return divergence(student, other, self.mix).sum()
 

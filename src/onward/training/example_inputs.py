@@ -3,7 +3,7 @@
 RUN/inputs.json has their checksums.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +15,13 @@ from onward import fields
 from onward.checkpoint.bases import weights_checksum
 from onward.checkpoint.folder import read_config, required_tokenizer
 from onward.data.examples import Encoder, Examples, held_out, tabulated
+from onward.data.forms import answered
 from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
-from onward.data.records import read_records
+from onward.data.records import Record, read_records
 from onward.device import choose_device
 from onward.errors import UserError
+from onward.families import read
 from onward.files import file_sha256, write_json
 from onward.hub import locate
 from onward.model.decoder import Decoder
@@ -30,6 +32,7 @@ from onward.training.finetuning import FinetuneConfig
 from onward.training.inputs import Inputs, read_record, share
 from onward.training.loss import Loss, mean_figures
 from onward.training.methods import METHODS
+from onward.training.rewards import COMPARING
 
 TRAIN, VALIDATION = "data/train.safetensors", "data/validation.safetensors"
 LONGEST = 4096  # tokens of an example, where the context is longer
@@ -94,13 +97,21 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
                 f"the teacher {config.teacher} has another vocabulary than {config.base}: take one with the same "
                 "tokenizer"
             )
-        read_config(teacher)  # a folder that holds no model is refused before anything is written
-    encoder, length = Encoder(tokenizer), row_length(config, config.decoder(1).context_length)
-    method = METHODS[config.method]
+        if (rows := read(read_config(teacher))[1].vocab_size) < tokenizer.vocab_size:
+            raise UserError(
+                f"the teacher {config.teacher} has embeddings of {rows} tokens, and its tokenizer "
+                f"{tokenizer.vocab_size}: take another"
+            )
+    method, context_length = METHODS[config.method], config.decoder(1).context_length
+    encoder, length = Encoder(tokenizer), row_length(config, context_length)
+    if not method.packs:
+        length = min(length, context_length - 1)  # room for a token of the completion
 
     def table(sources: Sequence[str]) -> Examples:
         progress("reading examples", 0, 0)
-        records = (record for source in sources for record in read_records(source))
+        records: Iterable[Record] = (record for source in sources for record in read_records(source))
+        if config.reward in COMPARING:
+            records = answered(records, config.reward)
         return tabulated(method.form(encoder, records), length, config.too_long)[0]
 
     train, part = table(config.sources), share(config.validation) if config.validation != "none" else None
@@ -111,6 +122,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
             files = {TRAIN: train.select(np.flatnonzero(~chosen)), VALIDATION: train.select(np.flatnonzero(chosen))}
     elif config.validation != "none":
         files[VALIDATION] = table([config.validation])
+    check_labels(files[TRAIN], config)
     compared = method.reference and config.reference == "online"
     for name, examples in files.items():
         (with_reference(examples, config) if method.reference and not compared else examples).save(folder / name)
@@ -126,6 +138,16 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
     }
     write_json(folder / "inputs.json", record)
     return tokenizer
+
+
+def check_labels(examples: Examples, config: FinetuneConfig) -> None:
+    """A UserError where all examples have the same label."""
+    labels = examples.numbers.get("label")
+    if labels is not None and len(np.unique(labels)) == 1:
+        raise UserError(
+            f"all {len(labels)} examples have the same label, and {config.method} learns to tell labels apart: add "
+            "examples with another"
+        )
 
 
 def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from onward.arguments import Range, check_fields, checked, named
+from onward.arguments import Range, check_fields, checked, named, shown
 from onward.errors import UserError
+from onward.fields import changed_fields, docs
 from onward.model.part_types import Rate, Size, SizeOrZero
 from onward.training.config import NotNegative, RunConfig, Share
 
@@ -34,6 +35,51 @@ LEARNING_RATES = {  # the default, times 1 / d_model; pre-training has 0.5
     **dict.fromkeys(("orpo", "grpo", "rloo", "ppo"), 0.02),
 }
 REWARDED = "grpo", "rloo", "ppo"  # methods that sample completions and need a reward
+COMPARED = "dpo", "ipo", "hinge", "robust", "kto"  # methods that compare the model with a reference
+PREFERENCES = (*COMPARED, "orpo", "simpo")
+
+
+@dataclass(frozen=True)
+class Readers:
+    """The runs that read some options: those of these methods, with one of the options `given`."""
+
+    options: tuple[str, ...]
+    methods: tuple[str, ...] = get_args(MethodName)
+    given: tuple[str, ...] = ()
+
+    def include(self, config: FinetuneConfig) -> bool:
+        """Whether the run of a configuration is one of them."""
+        others = not self.given or any(getattr(config, name) for name in self.given)
+        return config.method in self.methods and others
+
+    def __str__(self) -> str:
+        methods = "runs" if self.methods == get_args(MethodName) else ", ".join(self.methods)
+        return methods + (f" with {' or '.join(self.given)}" if self.given else "")
+
+
+ADAPTERS = "lora", "dora"
+READERS = (  # options that some runs do not read; all runs read the others
+    Readers(("label_smoothing",), ("sft", "dpo", "robust", "simpo")),
+    Readers(("z_loss",), ("sft",)),
+    Readers(("loss_chunk",), ("sft", "distill")),
+    Readers(("beta",), PREFERENCES),
+    Readers(("gamma",), ("simpo",)),
+    Readers(("desirable", "undesirable"), ("kto",)),
+    Readers(("reference",), COMPARED),
+    Readers(("center",), ("reward",)),
+    Readers(("lm_weight",), ("classify",)),
+    Readers(("teacher", "mix", "on_policy"), ("distill",)),
+    Readers(("temperature",), ("distill", *REWARDED)),
+    Readers(("completion_length",), REWARDED),
+    Readers(("completion_length",), ("distill",), ("on_policy",)),
+    Readers(("reward", "samples", "kl", "clip_low", "clip_high", "iterations"), REWARDED),
+    Readers(("reduction",), ("grpo",)),
+    Readers(("discount", "gae_lambda", "value_weight"), ("ppo",)),
+    Readers(("lora_alpha", "lora_targets", "rslora", "quantize"), given=ADAPTERS),
+    Readers(("lora_dropout",), tuple(m for m in get_args(MethodName) if m not in PREFERENCES), ADAPTERS),
+)
+REQUIRED = {"teacher": ("distill",), "reward": REWARDED}
+NOT_WITH_ADAPTERS = {"average": "which are not averaged", "balance_bias": "beside which routers stay as they are"}
 
 
 @dataclass(frozen=True)
@@ -95,23 +141,26 @@ class FinetuneConfig(RunConfig, MethodOptions):
         super().__post_init__()
         if self.label_smoothing >= 0.5 and self.method == "robust":
             raise UserError(f"label_smoothing is {self.label_smoothing}: of robust, it must be below 0.5")
-        if bool(self.teacher) != (self.method == "distill"):
-            given = "is given, which only" if self.teacher else "is not given, which"
-            raise UserError(f"teacher {given} the method distill uses")
+        if not self.beta and self.method in PREFERENCES and self.method != "orpo":
+            raise UserError(f"beta is 0, and {self.method} would learn nothing: give it a number above 0")
         if not self.base:
             raise UserError("no model to fine-tune: name its folder")
-        if self.method in REWARDED and not self.reward:
-            raise UserError(
-                f"reward is missing, which {self.method} needs: exact, arithmetic, FILE.py:FUNCTION or a model"
-            )
-        if self.reward and self.method not in REWARDED:
-            raise UserError(f"reward is given, which only the methods {', '.join(REWARDED)} use")
+        for name, methods in REQUIRED.items():
+            if self.method in methods and not getattr(self, name):
+                raise UserError(f"{name} is missing, which {self.method} needs: {docs(MethodOptions)[name]}")
         if self.full and self.rank:
             raise UserError(f"full and {'lora' if self.lora else 'dora'} are both given: choose one")
-        if self.quantize and not self.rank:
-            raise UserError(f"quantize is {self.quantize}, and quantized weights are not trained: give lora as well")
-        if self.average and self.rank:
-            raise UserError("average is given with adapters, which are not averaged: leave it out")
+        changed = changed_fields(self)
+        for name, reason in NOT_WITH_ADAPTERS.items():
+            if name in changed and self.rank:
+                raise UserError(f"{name} is given with adapters, {reason}: leave it out")
+        for name in changed:
+            readers = [one for one in READERS if name in one.options]
+            if readers and not any(one.include(self) for one in readers):
+                known = ", and ".join(map(str, readers))
+                raise UserError(
+                    f"{name} is {shown(changed[name])}, which this run does not read: leave it out, it is for {known}"
+                )
 
     @property
     def rank(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onward.checkpoint.folder import load_model
-from onward.data.examples import Form, classified, judged, preferred, prompted, supervised
+from onward.data.forms import Form, classified, judged, preferred, prompted, supervised
 from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.model.heads import REWARD, VALUE

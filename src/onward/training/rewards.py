@@ -17,6 +17,7 @@ from onward.suggestions import nearest
 
 Reward = Callable[[Sequence[str], Sequence[str], Sequence[str]], Sequence[float]]
 SECONDS = 60.0  # that a call of a reward may take
+COMPARING = "exact", "arithmetic"  # rewards that compare with the answer of a record
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 

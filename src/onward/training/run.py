@@ -144,6 +144,9 @@ class Run(Shown):
         folder, processes, hf = Path(config.out), Processes.join(), dict[str, Any]()
         for module in config.imports:
             fields.import_parts(module)
+        for name in config.fixed:
+            if name in fields.changed_fields(config):
+                raise UserError(f"{name} is given, which a run on examples does not read: leave it out")
         if model is None and config.base:
             model, hf = load_base(config)
         if model is not None:

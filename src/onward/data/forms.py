@@ -1,0 +1,193 @@
+"""The forms of examples: what a method of fine-tuning makes of the records of a table."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from onward.arguments import shown
+from onward.data.examples import Encoder, Example, TokenSequence, check_text
+from onward.data.records import Record
+from onward.errors import UserError
+from onward.suggestions import nearest
+
+Form = Callable[[Encoder, Iterable[Record]], Iterator[Example]]
+
+
+def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+    """Conversations (messages), prompt and completion, or text."""
+    for record in records:
+        with placed(record):
+            yield Example([one_sequence(encoder, record.values)], record.place)
+
+
+def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+    """A prompt, a text or messages, to be answered by the model, and the `answer` that a reward compares with; on disk
+    the answer follows the prompt as tokens that are trained, with an end token."""
+    end = encoder.end or encoder.tokenizer.end_ids[:1] or [0]
+    for record in records:
+        with placed(record):
+            if record.values.get("prompt") is None:
+                raise missing(record.values, "prompt, and answer where the reward compares with one")
+            before = encoder.prompt(record.values["prompt"])
+            after = encoder.tokenizer.encode(answer_text(record.values.get("answer")), special=False) + end
+            trained = [False] * len(before) + [True] * len(after)
+            yield Example([TokenSequence(before + after, trained, unread=len(after))], record.place)
+
+
+def answer_text(value: Any) -> str:
+    """The answer of a record as a text: a text, a number, or nothing."""
+    if not isinstance(value, str | int | float | None) or isinstance(value, bool):
+        raise UserError(f"answer is {shown(value)}: give a text or a number")
+    return "" if value is None else str(value)
+
+
+def answered(records: Iterable[Record], reward: str) -> Iterator[Record]:
+    """Records, each with the answer that a reward compares with."""
+    for record in records:
+        with placed(record):
+            if not answer_text(record.values.get("answer")).strip():
+                raise UserError(f"it has no answer, which the reward {reward} compares with: add one")
+        yield record
+
+
+def said(encoder: Encoder, prompt: Any, answer: Any) -> TokenSequence:
+    """The sequence of a prompt and its answer, which is not empty."""
+    if isinstance(answer, str):
+        check_text(answer, "answer")
+    return encoder.answer(prompt, answer)
+
+
+def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
+    """The sequence of a record that has one."""
+    if "messages" in values:
+        return encoder.conversation(values["messages"])
+    if "prompt" in values and "completion" in values:
+        return said(encoder, values["prompt"], values["completion"])
+    if isinstance(values.get("text"), str):
+        return encoder.document(values["text"])
+    raise missing(values, "messages, prompt and completion, or text")
+
+
+def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+    """A prompt with a chosen and a rejected answer, and perhaps the `margin` between them."""
+    for record in records:
+        with placed(record):
+            prompt, *answers = pair(record.values)
+            sequences = [said(encoder, prompt, answer) for answer in answers]
+            yield Example(sequences, record.place, margin(record.values))
+
+
+def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """A prompt, and its chosen and rejected answer. Where both are conversations, what they have in common at their
+    beginning is the prompt."""
+    if "chosen" not in values or "rejected" not in values:
+        raise missing(values, "chosen and rejected, with a prompt")
+    prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
+    if chosen == rejected:
+        raise UserError("chosen and rejected are equal, so that there is nothing to prefer: remove it")
+    if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
+        same = [one == other for one, other in zip(chosen, rejected)]
+        first = (*same, False).index(False)
+        prompt, chosen, rejected = chosen[:first], chosen[first:], rejected[first:]
+    return "" if prompt is None else prompt, chosen, rejected
+
+
+def margin(values: Mapping[str, Any]) -> dict[str, float]:
+    """The margin of a pair, where it has one."""
+    if values.get("margin") is None:
+        return {}
+    return {"margin": number(values["margin"], "margin")}
+
+
+def number(value: Any, name: str) -> float:
+    """A number of a record."""
+    if not isinstance(value, int | float) or not np.isfinite(value):
+        raise UserError(f"{name} is {value!r}: it must be a finite number")
+    return float(value)
+
+
+def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+    """A prompt, a completion and a `label`, whether it is wanted; of a pair, both answers with their labels. The second
+    sequence of an example is its prompt with the completion of the nearest example before, around the end of the table,
+    that has another prompt."""
+    found: list[tuple[Any, Any, TokenSequence, float, str]] = []
+    for record in records:
+        with placed(record):
+            values = record.values
+            if "chosen" in values and "rejected" in values:
+                prompt, chosen, rejected = pair(values)
+                answers = [(chosen, 1.0), (rejected, 0.0)]
+            elif "completion" in values and "label" in values:
+                prompt = "" if values.get("prompt") is None else values["prompt"]
+                answers = [(values["completion"], wanted(values["label"]))]
+            else:
+                raise missing(values, "completion and label, or chosen and rejected, with a prompt")
+            for answer, label in answers:
+                found.append((prompt, answer, said(encoder, prompt, answer), label, record.place))
+    partners = other_prompts([prompt for prompt, *_ in found])
+    for (prompt, _, sequence, label, place), partner in zip(found, partners):
+        with placed(Record({}, place)):
+            if partner is None:
+                raise UserError("no other example has another prompt, whose answer estimates the divergence: add some")
+            yield Example([sequence, encoder.answer(prompt, found[partner][1])], place, {"label": label})
+
+
+def wanted(label: Any) -> float:
+    """The label of an answer: 1 where it is wanted, else 0."""
+    if not isinstance(label, int | float) or label not in (0, 1):
+        raise UserError(f"label is {shown(label)}: it is 1 or true for a wanted answer, 0 or false for another")
+    return float(label)
+
+
+def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
+    """For each prompt the index of the nearest one before it, around the end, that is another prompt of its kind (a
+    text, or messages); None where there is none."""
+    found: list[int | None] = [None] * len(prompts)
+    for texts in (True, False):
+        indices = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) == texts]
+        for before, i in zip(indices[-1:] + indices, indices):
+            if before == indices[-1]:  # the first one: search from the end
+                found[i] = next((j for j in reversed(indices) if prompts[j] != prompts[i]), None)
+            else:  # an equal prompt shares the one that was found
+                found[i] = before if prompts[before] != prompts[i] else found[before]
+    return found
+
+
+def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+    """A `text`, perhaps a second one as `pair`, and their `label`, a text or a whole number. The labels of the first
+    table are the classes, in the order of the alphabet or of the numbers."""
+    found: list[tuple[TokenSequence, Any, str]] = []
+    for record in records:
+        with placed(record):
+            text, pair, label = (record.values.get(name) for name in ("text", "pair", "label"))
+            if not isinstance(text, str) or not isinstance(pair, str | None) or type(label) not in (str, int, bool):
+                raise missing(record.values, "text and label, and perhaps pair: texts, and a text or a whole number")
+            found.append((encoder.texts(text, *([] if pair is None else [pair])), label, record.place))
+    named = {str(label): label for _, label, _ in found}
+    encoder.labels = encoder.labels or tuple(sorted(named, key=lambda name: order_of(named[name])))
+    for sequence, label, place in found:
+        with placed(Record({}, place)):
+            if str(label) not in encoder.labels:
+                raise UserError(f"label is {label!r}: {nearest(str(label), encoder.labels)}")
+        yield Example([sequence], place, {"label": float(encoder.labels.index(str(label)))})
+
+
+def order_of(label: str | int) -> tuple[bool, str | int]:
+    """A key that sorts labels: numbers before texts."""
+    return isinstance(label, str), label
+
+
+@contextmanager
+def placed(record: Record) -> Iterator[None]:
+    """A UserError in the block names the record."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{record.place}: {error}") from None
+
+
+def missing(values: Mapping[str, Any], wanted: str) -> UserError:
+    """The error of a record that lacks what a method trains on."""
+    return UserError(f"it has {', '.join(map(repr, values)) or 'no fields'}, and needs {wanted}")
