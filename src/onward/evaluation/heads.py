@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from onward.data.forms import Encoder, Example, Examples, classified, preferred, tabulated
+from onward.data.examples import Examples, tabulated
+from onward.data.forms import Encoder, Example, classified, preferred
 from onward.data.records import Record
 from onward.errors import UserError
 from onward.evaluation.outputs import outputs
