@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,6 +77,7 @@ class Subject:
 
     def __init__(self, model: nn.Module, **about: Unpack[About]) -> None:
         self.model, self.about = model.eval(), about
+        self.memo: dict[str, Any] = {}  # of what several checks use
         self.fresh, self.trained = about.get("fresh", False), about.get("trained", False)
         self.adapter, self.tokenizer = about.get("adapter"), about.get("tokenizer")
         self.context_length = about.get("context_length") or self.attribute(*LENGTH_NAMES) or 0
@@ -87,6 +88,7 @@ class Subject:
         with torch.no_grad():
             few = torch.zeros(1, min(2, length), dtype=torch.long, device=self.device)
             self.vocab_size = about.get("vocab_size") or self(few).size(-1)
+            length = self.longest(length)
             length -= length == self.vocab_size  # T = V would hide axes that are mixed up
             self.tokens = torch.randint(self.vocab_size, (ROWS, length), generator=generator).to(self.device)
             self.logits = self(self.tokens)
@@ -105,6 +107,7 @@ class Subject:
 
     def __call__(self, tokens: Tensor, **more: Any) -> Tensor:
         """The logits (B, T, V) of token ids (B, T); `more` are further arguments of forward."""
+        tokens = tokens.contiguous()  # a model may call view()
         if self.adapter:
             return self.adapter(self.model, tokens)
         try:
@@ -125,6 +128,21 @@ class Subject:
         if name and logits.size(1) < tokens.size(1):  # nanoGPT gives all logits only for training
             return logits_of(self.model(tokens, **more, **{name: tokens}))
         return logits
+
+    def longest(self, length: int) -> int:
+        """The most tokens, up to `length`, that the model takes. A UserError if it takes fewer than four."""
+        try:
+            self(torch.zeros(1, length, dtype=torch.long, device=self.device))
+            return length
+        except UserError as error:
+            cause = error
+        for shorter in range(length - 1, 3, -1):
+            try:
+                self(torch.zeros(1, shorter, dtype=torch.long, device=self.device))
+                return shorter
+            except UserError:
+                continue
+        raise UserError(f"{cause}; if its context is shorter, give --context-length") from cause
 
     def checked_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
         """A batch of the user's on the model's device. A UserError if it is no token ids with as many targets."""
@@ -284,8 +302,15 @@ def hooked(handles: Iterable[Any]) -> Iterator[None]:
 
 
 def logits_of(result: Any) -> Tensor:
-    """The logits in what a model returns: a tensor, the first of a tuple, or `.logits`."""
+    """The logits in what a model returns: a tensor, the first of a tuple, `.logits` or ["logits"]."""
+    if isinstance(result, Mapping) and "logits" in result:
+        result = result["logits"]
     result = result.logits if hasattr(result, "logits") else result[0] if isinstance(result, tuple) else result
+    if isinstance(result, list) and result and all(isinstance(x, Tensor) and x.dim() == 3 for x in result):
+        raise UserError(
+            f"the model returns a list of {len(result)} logits, as of early exits: give --adapter FILE.py:FUNCTION, "
+            "where FUNCTION(model, tokens) returns one of them, such as model(tokens)[-1]"
+        )
     if not isinstance(result, Tensor) or result.dim() != 3:
         shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise UserError(f"the model returns {shape} instead of logits (B, T, V): give --adapter FILE.py:FUNCTION")
