@@ -174,11 +174,11 @@ KINDS: dict[str, dict[str, str]] = {
         "layers_of_pairs": "a * cos - b * sin => a * cos + b * sin",
     },
     "rotation over heads": {
-        "model_output": "return emb.cos()[:, None], emb.sin()[:, None]"
-        + " => return emb.cos()[:, :4, None], emb.sin()[:, :4, None]"
+        "model_output": "q_embed = (q * cos) + (rotate_half(q) * sin)"
+        + " => cos, sin = cos[:, :, 1:2], sin[:, :, 1:2]\n    h = (torch.arange(q.shape[1]) % 2)[:, None, None]\n"
+        + "    q_embed = q * (1 + h * (cos - 1)) + h * rotate_half(q) * sin"
         + AND
-        + "k_embed = (k * cos) + (rotate_half(k) * sin)"
-        + " => k_embed = (k * cos[:, :2]) + (rotate_half(k) * sin[:, :2])",
+        + "k_embed = (k * cos) + (rotate_half(k) * sin) => k_embed = k",
         "layers_of_pairs": "rotate_pairs(q, freqs), rotate_pairs(k, freqs)"
         + " => rotate_pairs(q, (freqs[1] * torch.arange(h)[:, None])[:, None]),"
         + " rotate_pairs(k, (freqs[1] * torch.arange(h)[:, None])[:, None])",

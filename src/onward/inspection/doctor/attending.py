@@ -20,6 +20,7 @@ from onward.inspection.doctor.operations import Attention, length_of_texts, loud
 from onward.inspection.doctor.subject import POSITION_NAMES, TOLERANCE, Subject
 
 TEXTS = 6
+GAIN = {"repeated": 1.5, "random": 0.5}  # small scores stay where softmax and soft caps are nearly linear
 FIT = 0.05  # the share of what is to be explained that may stay unexplained
 ALIKE = 1e-4  # of the largest number: two vectors that differ by less are the same
 FASTEST = 1.05  # radians per token of the fastest pair
@@ -37,7 +38,7 @@ def layers(s: Subject, kind: str) -> list[Layer]:
         ids = torch.randperm(s.vocab_size, generator=generator)[: TEXTS if T else 0, None].expand(-1, T)
         if kind == "random":
             ids = torch.randint(s.vocab_size, ids.shape, generator=generator)
-        with loud(s):
+        with loud(s, GAIN[kind]):
             texts = [operations(s, row[None].to(s.device)).attentions for row in ids.contiguous()]
         finite = all(bool(x.isfinite().all()) for text in texts for a in text for x in (a.queries, a.keys, a.values))
         s.memo[kind] = [*zip(*texts)] if finite else []
@@ -204,6 +205,9 @@ def heads(s: Subject) -> Outcome:
         if status == "failed":
             return "failed", what, layer[0].module
         told.append((status, what))
+    for one, other in zip(found, found[1:]):  # heads as modules of their own
+        if all(torch.equal(stacked(one, name), stacked(other, name)) for name in ("queries", "keys", "values")):
+            return "failed", "two heads have the same queries, keys and values: they are one head", one[0].module
     return next(((status, what) for status, what in told if status == "told"), told[0])
 
 
@@ -233,7 +237,7 @@ def of_layer(s: Subject, layer: Layer) -> tuple[str, str]:
         return "ok", f"{what}, and heads read the keys and values of their groups, {usual}"
     wrong = {
         "the scale is missing": 1.0,
-        "the scale is of the whole width": (H * E) ** -0.5,
+        "the scale is of the whole width": layer[0].width**-0.5,
         "the scale lacks the root": 1 / E,
         "scores are multiplied by the root": E**0.5,
         "the scale is of the number of heads": H**-0.5,

@@ -50,8 +50,7 @@ def share_equal(batches: list[tuple[Tensor, Tensor]], offset: int) -> float:
 
 
 def loss(s: Subject) -> Outcome:
-    generator = torch.Generator().manual_seed(1)
-    wanted = torch.randint(s.vocab_size, s.tokens.shape, generator=generator).to(s.device)
+    wanted = spread_targets(s)
     theirs = s.loss(s.logits, wanted)
     if theirs is None:
         return "not applicable", f"no loss is given, and forward returns none for {', '.join(TARGET_NAMES)}"
@@ -59,19 +58,64 @@ def loss(s: Subject) -> Outcome:
         return "failed", f"the loss has the shape {tuple(theirs.shape)}", "a mean over tokens is one number"
     name, z = ("" if s.about.get("loss") else s.parameter(*TARGET_NAMES)), s.logits
     right = 1 if name.startswith("label") else 0  # as in transformers, and as in nanoGPT
+    expected, value = float(cross_entropy(z, wanted, right)), float(theirs)
+    same = lambda one: abs(value - one) <= 1e-5 * max(1e-3, abs(one))
+    shift = "are shifted by one inside" if right else "come shifted by one"
+    what = f"the loss is {value:.4f}, and the cross-entropy {expected:.4f} where {name or 'targets'} {shift}"
+    if same(expected):
+        return ignored(s, wanted, right, what)
+    if like := next((known for known, one in mistakes(z, wanted, expected).items() if same(one)), ""):
+        return "failed", what, f"it is {like}"
+    others = wanted.roll(1, 0).flip(1)  # a part that no target changes is not the loss of the next token
+    more, gap = s.loss(s.logits, others), value - expected
+    assert more is not None
+    if gap > 0 and abs(float(more) - float(cross_entropy(z, others, right)) - gap) <= 1e-4 * expected:
+        return "told", f"{what}: {gap:.2g} of it does not depend on the targets, as for the balance of experts"
+    return "failed", what
+
+
+def spread_targets(s: Subject) -> Tensor:
+    """Random targets (B, T), among them the first and the last token ids, which a loss may treat otherwise."""
+    generator = torch.Generator().manual_seed(1)
+    wanted = torch.randint(s.vocab_size, s.tokens.shape, generator=generator)
+    wanted[:, 1], wanted[:, 2] = 0, s.vocab_size - 1
+    return wanted.to(s.device)
+
+
+def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
+    """The values that the usual mistakes give instead of the expected loss."""
     known = {f"that of targets {k} ahead of the logits": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
     known["that over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
         F.cross_entropy(z.reshape(z.size(0), z.size(2), z.size(1)).float(), wanted)
     )
-    flat = z.transpose(1, 2).reshape(-1, s.vocab_size).float()
+    flat = z.transpose(1, 2).reshape(-1, z.size(2)).float()
     known["that of logits whose axes were exchanged"] = float(F.cross_entropy(flat, wanted.flatten()))
-    expected, value = known[f"that of targets {right} ahead of the logits"], float(theirs)
     known["the sum over tokens instead of their mean"] = expected * wanted.numel()
-    good = abs(value - expected) <= 1e-5 * expected
-    like = next((what for what, one in known.items() if abs(one - value) <= 1e-5 * one), "")
-    shift = "are shifted by one inside" if right else "come shifted by one"
-    what = f"the loss is {value:.4f}, and the cross-entropy {expected:.4f} where {name or 'targets'} {shift}"
-    return verdict(good, what, f"it is {like}" if like else "")
+    for token in 0, z.size(2) - 1:
+        kept = wanted.masked_fill(wanted == token, IGNORED)
+        for k in 0, 1:
+            known[f"that without targets that are token {token}: ignore_index={token}"] = float(
+                cross_entropy(z, kept, k)
+            )
+    return known
+
+
+def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
+    """Whether the loss has a target that does not count: -100, as in PyTorch, or -1, as in nanoGPT."""
+    if s.about.get("loss") is None and s.attribute("pad_token_id", "padding_idx") is not None:
+        return "ok", what
+    for value in IGNORED, -1:
+        marked = wanted.clone()
+        marked[:, -3:] = value
+        try:
+            theirs = s.loss(s.logits, marked)
+        except Exception:
+            continue  # an index out of range
+        expected = float(cross_entropy(s.logits, marked.masked_fill(marked == value, IGNORED), right))
+        if theirs is not None and abs(float(theirs) - expected) <= 1e-5 * expected:
+            return "ok", f"{what}; targets of {value} do not count"
+    where = "targets of padding count: pass ignore_index"
+    return "failed", f"{what}; neither targets of {IGNORED} nor of -1 are left out", where
 
 
 def first_loss(s: Subject) -> Outcome:
@@ -86,7 +130,10 @@ def gradients(s: Subject) -> Outcome:
     if not trained:
         return "not applicable", ALL_FROZEN
     with torch.enable_grad():
-        found = torch.autograd.grad(cross_entropy(s(s.tokens), s.tokens, 1), [*trained.values()], allow_unused=True)
+        value = cross_entropy(s(s.tokens), s.tokens, 1)
+        if not value.requires_grad:
+            return "failed", "no parameter gets a gradient: the logits have none", "torch.no_grad() or .detach()"
+        found = torch.autograd.grad(value, [*trained.values()], allow_unused=True)
     blocked = any(p.dim() > 1 and not p.any() for p in trained.values())  # a matrix of zeros, as LoRA begins with
     reached = {name for name, g in zip(trained, found) if g is not None and (blocked or bool(g.any()))}
     frozen = [name for name, p in s.model.named_parameters() if not p.requires_grad]
@@ -144,6 +191,8 @@ def overfit(s: Subject) -> Outcome:
     with torch.enable_grad():
         while len(values) < OVERFIT_STEPS and perf_counter() - began < OVERFIT_SECONDS:
             step = cross_entropy(copy(s.tokens), s.tokens, 1)
+            if not step.requires_grad:
+                return "not applicable", "the logits have no gradient"
             for p, gradient in zip(trained, torch.autograd.grad(step, trained, allow_unused=True)):
                 if gradient is not None:
                     p.data.sub_(gradient.sign(), alpha=RATE / max(32, p.size(-1) if p.dim() else 1))

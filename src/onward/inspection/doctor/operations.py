@@ -50,6 +50,7 @@ class Attention:
     values: Tensor
     sources: dict[str, list[Tensor]]  # of queries, keys and values: the parts of the projections they are made of
     softmax_of_softmax: bool
+    width: int  # D of the vectors that are projected
 
 
 @dataclass(eq=False)
@@ -149,7 +150,8 @@ class Operations(TorchDispatchMode):
         repeat = lambda x: x.repeat_interleave(group, 0).double()
         q, k, w, v = unfold(flat[0]), repeat(flat[1]), unfold(flat[2]), repeat(flat[3])
         if q.shape[:2] == k.shape[:2] == w.shape[:2] == v.shape[:2]:
-            self.attentions.append(Attention(self.place(), q, k, w, v, sources, self.twice))
+            width = self.linears[-1].given.size(-1) if self.linears else 0
+            self.attentions.append(Attention(self.place(), q, k, w, v, sources, self.twice, width))
         self.scores, self.twice = None, False
 
     def follow(self, name: str, floats: list[Tensor], out: Tensor) -> None:
@@ -222,11 +224,9 @@ def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterato
                 p.copy_(before)
 
 
-GAIN = 1.5  # of each matrix in a loud model
-
-
-def loud(s: Subject) -> Any:
-    """The model with matrices that let every part show: each about keeps the size of vectors, and none is zero. A
+def loud(s: Subject, gain: float = 1.5) -> Any:
+    """The model with matrices that let every part show: each multiplies the size of vectors by about `gain`, and none
+    is zero. A
     fresh model has scores near 0 and branches near 0, in which many a mistake is smaller than rounding."""
     generator = torch.Generator().manual_seed(2)
 
@@ -234,6 +234,6 @@ def loud(s: Subject) -> Any:
         size = float(p.detach().float().square().mean().sqrt()) if p.numel() else 1.0
         if not size:
             return torch.randn(p.shape, generator=generator).to(p) * 0.3
-        return p * (GAIN / p.numel() ** 0.25 / size) if p.dim() > 1 else None
+        return p * (gain / p.numel() ** 0.25 / size) if p.dim() > 1 else None
 
     return changed(s.model, new)

@@ -61,36 +61,35 @@ def residual(s: Subject) -> Outcome:
         return p * (LOUD / size) if size else torch.full_like(p, QUIET)
 
     with loud(s), changed(s.model, new):
-        found = operations(s, s.tokens[:1, : length_of_texts(s)].contiguous())
+        return kept_once(operations(s, s.tokens[:1, : length_of_texts(s)].contiguous()), s)
+
+
+def kept_once(found: Operations, s: Subject) -> Outcome:
+    """Whether the head reads the embeddings once, where branches are nearly 0."""
     head = head_of(found, s)
     assert head
-    rows = [x.flatten(0, -2) for x in found.lookups if x.size(-1) == head.given.size(-1)]
     read = head.given.flatten(0, -2)
+    rows = [x.flatten(0, -2) for x in found.lookups]
     kept = [cosine(x, read) for x in rows if x.shape == read.shape]
     if not kept:
         return "not applicable", "no table gives vectors as wide as those that the head reads"
     what = f"with branches near 0, the head reads the embeddings of tokens at a cosine of {max(kept):.2f}"
     if max(kept) < KEPT:
-        return "failed", f"{what}: a branch replaces the residual stream, or its norm reads another one", broken(found)
-    began: Tensor | None = None
+        return "failed", f"{what}: a branch replaces the residual stream", "a sum of the stream and a branch"
+    began: Tensor | None = None  # the stream before its first branch
     for one in found.sums:
-        sizes = sorted((float(one.left.norm()), float(one.right.norm())))
-        if one.result.size(-1) != read.size(-1) or not sizes[1]:
+        small, big = sorted((one.left, one.right), key=lambda x: float(x.norm()))
+        share = float(small.norm() / big.norm().clamp(min=1e-12))
+        if one.result.size(-1) != read.size(-1) or (began is not None and one.result.shape != began.shape):
             continue
-        big = one.left if float(one.left.norm()) == sizes[1] else one.right
-        if sizes[0] > sizes[1] / 3 and cosine(one.left, one.right) > 0.99:
+        if share > 1 / 3 and cosine(small, big) > 0.99:
             return "failed", f"{what}; the residual stream is added to itself", one.module
-        if sizes[0] < 0.05 * sizes[1] and big.numel() == one.result.numel():
+        if share < 0.05:
             began = big if began is None else began
-            times = float((one.result * began).sum() / began.square().sum()) if began.shape == one.result.shape else 0
+            times = float((one.result * began).sum() / began.square().sum())
             if times > TIMES and cosine(one.result, began) > 0.9:
                 return "failed", f"{what}; after a branch the stream holds them {times:.2g} times", one.module
     return "ok", what
-
-
-def broken(found: Operations) -> str:
-    """The module of the last product whose input has lost the embeddings."""
-    return next((x.module for x in found.linears if x.module), "")
 
 
 def cosine(x: Tensor, y: Tensor) -> float:

@@ -179,7 +179,10 @@ class Subject:
         if not name:
             return None
         result = self.model(self.tokens, **{name: targets})
-        loss = result.loss if hasattr(result, "loss") else result[1] if isinstance(result, tuple) else result
+        if isinstance(result, Mapping):
+            loss = result.get("loss")
+        else:
+            loss = result.loss if hasattr(result, "loss") else result[1] if isinstance(result, tuple) else result
         return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 
     def new_cache(self) -> Cache | None:
