@@ -22,11 +22,16 @@ def made(source: str) -> nn.Module:
     return model
 
 
+def edited(style: str, changes: str) -> str:
+    """The source of a style with other lines."""
+    source = STYLES[style]
+    for change in changes.split(AND) if changes else []:
+        line, _, instead = change.partition(" => ")
+        assert line in source, f"{style} has no line {line!r}"
+        source = source.replace(line, instead)
+    return source
+
+
 def mutant(style: str, kind: str) -> nn.Module:
     """The model of a style with a bug of this kind."""
-    source = STYLES[style]
-    for change in KINDS[kind][style].split(AND):
-        line, _, instead = change.partition(" => ")
-        assert source.count(line) > 0, f"{style} has no line {line!r}"
-        source = source.replace(line, instead)
-    return made(source)
+    return made(edited(style, KINDS[kind][style]))

@@ -74,9 +74,8 @@ def positions(s: Subject) -> Outcome:
         if any(row is None for row in rows):
             return "told", f"{told}; the projections of {layer[0].module or 'the attention'} are not known"
         given = torch.stack([row for row in rows if row is not None])
-        if apart(given, 1) > ALIKE:
-            same = repeated_rows(given)
-            if same:
+        if apart(given, 1) > max(ALIKE, TOLERANCE.get(s.dtype, 0.0)):
+            if layer is found[0] and (same := repeated_rows(given)):
                 return "failed", f"{told}; positions {same} add the same vector to a token", where
             return "told", f"{told}: positions are absolute" if layer is found[0] else told
         wrong, sees = misplaced(s, layer)
@@ -115,18 +114,22 @@ def misplaced(s: Subject, layer: Layer) -> tuple[str, bool]:
     if len(moves) == 1:
         return f"{moves[0]} turn with the position, and the other side of the product does not", True
     scores = q @ k.mT
-    T = scores.size(-1)
-    size = q.norm(dim=-1)  # scores may grow with the number of keys, for all tokens alike
-    if apart((size / size[..., :1]).flatten(0, 1), 0) <= allowed:
-        scores = scores / (size / size[..., :1])[..., None]
-    diagonals = [scores.diagonal(d, -2, -1) for d in range(1 - T, T)]
-    spread = max(largest(x - x.mean(-1, keepdim=True)) for x in diagonals) / largest(scores)
+    spread, size = along_diagonals(scores), q.norm(dim=-1)
+    if spread > allowed and apart((size / size[..., :1]).flatten(0, 1), 0) <= allowed:
+        spread = along_diagonals(scores / (size / size[..., :1])[..., None])  # scores that grow with the text
     if spread > allowed:
         what = f"the same tokens at the same distance get scores that differ by {spread:.1%} between places"
         return f"{what}: queries and keys are not turned alike", True
     if same := repeated_rows(q.transpose(1, 2).flatten(2)):
         return f"positions {same} turn queries alike", True
     return turns(q), True
+
+
+def along_diagonals(scores: Tensor) -> float:
+    """How much scores (N, H, T, T) differ at the same distance, as a share of the largest one."""
+    T = scores.size(-1)
+    diagonals = [scores.diagonal(d, -2, -1) for d in range(1 - T, T)]
+    return max(largest(x - x.mean(-1, keepdim=True)) for x in diagonals) / largest(scores)
 
 
 def biased(weights: Tensor) -> tuple[str, bool]:

@@ -37,6 +37,7 @@ class Linear:
     result: Tensor
     module: str
     after: Linear | None  # the product whose result is `given`, with nothing in between but views and biases
+    read: bool = False  # by an operation that is no product with a weight
 
 
 @dataclass(eq=False)
@@ -129,6 +130,7 @@ class Operations(TorchDispatchMode):
             self.linears.append(linear)
             self.sources[id(out)], self.direct[id(out)] = [out], linear
             return
+        self.mark_read(left, right)
         T = self.length
         if out.size(-1) == T and not out.size(-2) % T and left.size(-1) % T:
             self.scores = left, right
@@ -164,6 +166,7 @@ class Operations(TorchDispatchMode):
             if name in SOFTMAXES or descends:
                 self.soft.add(id(out))
         if len(known) != 1 or known[0] is out:
+            self.mark_read(*known)
             found = {id(s): s for x in known for s in self.sources.get(id(x), [])}
             self.sources[id(out)] = [*found.values()]
             return
@@ -175,6 +178,13 @@ class Operations(TorchDispatchMode):
         self.sources[id(out)] = [out] if whole and same and out.is_floating_point() else before
         if same and id(x) in self.direct:
             self.direct[id(out)] = self.direct[id(x)]
+        elif not same:
+            self.mark_read(x)
+
+    def mark_read(self, *tensors: Tensor) -> None:
+        for x in tensors:
+            if id(x) in self.direct:
+                self.direct[id(x)].read = True
 
 
 def length_of_texts(s: Subject) -> int:

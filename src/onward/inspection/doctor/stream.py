@@ -103,7 +103,7 @@ def activation(s: Subject) -> Outcome:
     if not found:
         return "not applicable", NO_TEXT
     for one in found.linears:
-        if one.after is None:
+        if one.after is None or one.after.read:
             continue
         sizes = one.after.given.size(-1), one.given.size(-1), one.result.size(-1)
         if sizes[1] >= min(sizes[0], sizes[2]):  # fewer is a matrix of low rank, as in LoRA
