@@ -232,7 +232,8 @@ KINDS: dict[str, dict[str, str]] = {
         "torch_encoder": "self.pe[:, : x.size(1)] => self.pe[:, : x.size(0)].transpose(0, 1)",
     },
     "positions that ignore padding on the left": {
-        "model_output": "(padding.cumsum(-1) - 1).clamp(min=0) => torch.arange(t)[None]" + AND
+        "model_output": "(padding.cumsum(-1) - 1).clamp(min=0) => torch.arange(t)[None]"
+        + AND
         + "position_embeddings = self.rotary_emb(position_ids)"
         + " => position_embeddings = self.rotary_emb(torch.arange(t)[None] ** 1.1)",
     },
@@ -348,9 +349,12 @@ KINDS: dict[str, dict[str, str]] = {
         "time_first": "f = self.fc2( => f = F.dropout(self.fc2(" + AND + "(self.fc1(x))) => (self.fc1(x))), 0.1)",
     },
     "dropout that never acts": {
-        "config_class": "        p = self.dropout if self.training else 0.0 =>         p = 0.0" + AND
-        + "return self.resid_dropout(self.c_proj(y)) => return self.c_proj(y)" + AND
-        + "return self.dropout(x) => return x" + AND
+        "config_class": "        p = self.dropout if self.training else 0.0 =>         p = 0.0"
+        + AND
+        + "return self.resid_dropout(self.c_proj(y)) => return self.c_proj(y)"
+        + AND
+        + "return self.dropout(x) => return x"
+        + AND
         + 'x = self.transformer["drop"](x) => pass',
     },
     "attention never added": {
@@ -370,7 +374,8 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "forward without gradients": {
         "complex_rotary": "        _, seqlen = tokens.shape => "
-        + "        torch.set_grad_enabled(False)\n        _, seqlen = tokens.shape" + AND
+        + "        torch.set_grad_enabled(False)\n        _, seqlen = tokens.shape"
+        + AND
         + "        return self.output(self.norm(h)).float() => "
         + "        y = self.output(self.norm(h)).float()\n        torch.set_grad_enabled(True)\n        return y",
     },
@@ -422,7 +427,8 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "initialization far too large": {
         "config_class": "nn.init.normal_(module.weight, mean=0.0, std=0.02)\n            if"
-        + " => nn.init.normal_(module.weight, mean=0.0, std=2.0)\n            if" + AND
+        + " => nn.init.normal_(module.weight, mean=0.0, std=2.0)\n            if"
+        + AND
         + "elif isinstance(module, nn.Embedding) => elif isinstance(module, nn.Conv1d)",
         "functional": "std, E = 0.02 => std, E = 1.0",
         "model_output": "std=0.02 => std=1.0",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from types import CodeType
 
 import torch
@@ -208,7 +208,7 @@ def heads(s: Subject) -> Outcome:
         if status == "failed":
             return "failed", what, layer[0].module
         told.append((status, what))
-    for one, other in zip(found, found[1:]):  # heads as modules of their own
+    for one, other in pairwise(found):  # heads as modules of their own
         if all(torch.equal(stacked(one, name), stacked(other, name)) for name in ("queries", "keys", "values")):
             return "failed", "two heads have the same queries, keys and values: they are one head", one[0].module
     return next(((status, what) for status, what in told if status == "told"), told[0])
@@ -240,7 +240,7 @@ def of_layer(s: Subject, layer: Layer) -> tuple[str, str]:
         return "ok", f"{what}, and heads read the keys and values of their groups, {usual}"
     wrong = {
         "the scale is missing": 1.0,
-        "the scale is of the whole width": layer[0].width**-0.5,
+        "the scale is of the whole width": layer[0].width ** -0.5,
         "the scale lacks the root": 1 / E,
         "scores are multiplied by the root": E**0.5,
         "the scale is of the number of heads": H**-0.5,
@@ -292,7 +292,7 @@ ATTENDING = {
         "",
         "earlier tokens in another order, and texts of one token, repeated: places alone may change its scores",
         "the model cannot tell the order of tokens, or the same words are another text at another place",
-        "give token i position i; rotate queries and keys by the same angles, by position, and leave values as they are",
+        "give token i position i; rotate queries and keys by the same angles, and leave values as they are",
         positions,
         cheap=True,
     ),

@@ -22,9 +22,10 @@ from onward.inspection.doctor.parts import PARTS
 from onward.inspection.doctor.stream import STREAM
 from onward.inspection.doctor.subject import About, Subject
 from onward.inspection.doctor.trained import TRAINED
+from onward.inspection.doctor.training import TRAINING
 from onward.suggestions import nearest
 
-CHECKS: dict[str, Check] = FORWARD | CACHING | ATTENDING | STREAM | PARTS | LEARNING | TRAINED
+CHECKS: dict[str, Check] = FORWARD | CACHING | ATTENDING | STREAM | PARTS | LEARNING | TRAINING | TRAINED
 CHEAP = tuple(name for name, check in CHECKS.items() if check.cheap)
 
 

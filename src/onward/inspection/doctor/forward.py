@@ -86,7 +86,7 @@ def modes(s: Subject) -> Outcome:
         rate = max((value for _, _, value in rates), default=0.0)
         acts = largest(seeded(s.tokens, 0) - seeded(s.tokens, 1)) > 0
         with loud(s):  # branches may begin at zero
-            acts = acts or not largest(seeded(s.tokens, 0) - seeded(s.tokens, 1)) == 0
+            acts = acts or largest(seeded(s.tokens, 0) - seeded(s.tokens, 1)) != 0
         for module, name, _ in rates:
             setattr(module, name, 0.0)
         plain = seeded(s.tokens, 0)

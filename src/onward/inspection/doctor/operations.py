@@ -199,9 +199,15 @@ def operations(s: Subject, tokens: Tensor) -> Operations:
     found = Operations(s.model, tokens.size(1))
 
     def enter(name: str) -> Callable[..., None]:
-        return lambda module, args: (found.module.append(name), found.called.add(name)) and None
+        def hook(module: nn.Module, args: Any) -> None:
+            found.module.append(name)
+            found.called.add(name)
 
-    leave = lambda module, args, result: found.module.pop() and None
+        return hook
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        found.module.pop()
+
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     named = [(name, module) for name, module in s.model.named_modules() if name]

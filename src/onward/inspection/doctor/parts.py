@@ -129,7 +129,8 @@ def norms(s: Subject) -> Outcome:
     modules = dict(s.model.named_modules())
     size = lambda x: float(x.float().square().mean().sqrt())
     for block, _ in s.blocks:
-        stream = next((size(b.result) / max(size(a.result), 1e-12) for a, b in zip(before, after) if a.name == block), 0.0)
+        pairs = [(a.result, b.result) for a, b in zip(before, after) if a.name == block]
+        stream = next((size(b) / max(size(a), 1e-12) for a, b in pairs), 0.0)
         ratios: dict[str, float] = {}  # of the input of the first linear layer of each branch
         for (name, _, one), (_, _, other) in zip(before, after):
             if (
@@ -142,6 +143,10 @@ def norms(s: Subject) -> Outcome:
                 ratios.setdefault(
                     ".".join(name.split(".")[: block.count(".") + 2]), size(other) / max(size(one), 1e-12)
                 )
+        odd = next((name for name, ratio in ratios.items() if ratio > 2 * BY or ratio < 0.5), "")
+        if odd:
+            what = f"a residual stream {BY:g} times as large makes the input of {odd} {ratios[odd]:.2g} times as large"
+            return "failed", f"{what}: a norm must divide by the size of its input", odd
         bare = [name for name, ratio in ratios.items() if ratio > BY / 2]
         if stream > BY / 2 and bare and len(bare) < len(ratios):
             normed = [name for name in ratios if name not in bare]

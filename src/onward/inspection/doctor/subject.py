@@ -26,7 +26,7 @@ Adapter = Callable[[nn.Module, Tensor], Tensor]  # (model, token ids (B, T)) -> 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits (B, T, V), targets (B, T)) -> a scalar
 Step = Callable[[Tensor], Tensor]  # the next token ids (1, S) of a text -> their logits (1, S, V)
 ROWS, LENGTH = 2, 16  # of the token ids that the checks use
-BATCHES = 4  # of the user's that are looked at
+BATCHES = 64  # of the user's that are looked at
 LENGTH_NAMES = "context_length", "block_size", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"
 TARGET_NAMES = "targets", "target", "labels", "label", "y"
 POSITION_NAMES = "position_ids", "positions"
@@ -47,6 +47,8 @@ class About(TypedDict, total=False):
     cache: Callable[[nn.Module], Step] | None  # makes an empty cache: a function from the next tokens to their logits,
     # with a method crop(length) if the cache can be rolled back
     batches: Iterable[tuple[Tensor, Tensor]]  # token ids and targets, (B, T) each, that the model is trained on
+    validation_batches: Iterable[tuple[Tensor, Tensor]]  # the same, of the text that is held out
+    train: Callable[..., Any] | None  # train(model), or one step as train(model, optimizer, tokens, targets)
     tokenizer: Any  # with a vocab_size or a length; Onward's has chat templates
     frozen: str  # a pattern of the names of parameters that must not be trained
 
@@ -104,6 +106,8 @@ class Subject:
         except re.error as error:
             raise UserError(f"frozen is {about.get('frozen')!r}, and no pattern ({error}): name parameters") from None
         self.batches = [self.checked_batch(batch) for batch in islice(about.get("batches", ()), BATCHES)]
+        held_out = islice(about.get("validation_batches", ()), BATCHES)
+        self.validation_batches = [self.checked_batch(batch) for batch in held_out]
 
     def __call__(self, tokens: Tensor, **more: Any) -> Tensor:
         """The logits (B, T, V) of token ids (B, T); `more` are further arguments of forward."""
