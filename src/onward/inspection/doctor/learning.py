@@ -159,6 +159,20 @@ def tied(s: Subject) -> Outcome:
     return verdict(shared, f"embedding and head are {'one matrix' if shared else 'two matrices'}, and should be one")
 
 
+def shared(s: Subject) -> Outcome:
+    """Modules that stand in several places. That is told only: a Universal Transformer shares its block by design, and
+    no output tells it from a list that was multiplied by mistake."""
+    first: dict[int, str] = {}
+    for name, module in s.model.named_modules(remove_duplicate=False):
+        known = first.setdefault(id(module), name)
+        if known != name and any(True for _ in module.parameters()):
+            return (
+                "told",
+                f"{known} and {name} are one module, with one set of parameters: [block] * n makes such a list",
+            )
+    return "ok", "no module with parameters stands in two places"
+
+
 def initialization(s: Subject) -> Outcome:
     if not s.fresh:
         return "not applicable", NOT_FRESH
@@ -167,6 +181,9 @@ def initialization(s: Subject) -> Outcome:
         if p.dim() > 1 and (deviation := float(p.detach().float().std())):
             layers[re.sub(r"\.\d+\.", ".*.", name, count=1)][name] = deviation
     spread = [value for found in layers.values() for value in found.values()]
+    equal = [n for n, p in s.model.named_parameters() if p.dim() == 2 and min(p.shape) > 1 and p.any() and same_rows(p)]
+    if equal:
+        return "failed", f"all rows of {len(equal)} matrices are the same: their units stay one", equal[0]
     for kind, found in layers.items():
         values = [*found.values()]
         times = max(values) / min(values)
@@ -181,6 +198,10 @@ def initialization(s: Subject) -> Outcome:
         first, last = sizes[s.blocks[0][0]], sizes[s.blocks[-1][0]]
         what += f"; the residual stream is {first:.2g} after the first block and {last:.2g} after the last"
     return "ok", what
+
+
+def same_rows(p: Tensor) -> bool:
+    return bool((p == p[:1]).all())
 
 
 def overfit(s: Subject) -> Outcome:
@@ -264,9 +285,17 @@ LEARNING = {
         tied,
         cheap=True,
     ),
+    "shared": Check(
+        "",
+        "modules with parameters that stand in several places (told)",
+        "a model of n layers learns as one of one layer",
+        "write [Block() for _ in range(n)], which makes n blocks",
+        shared,
+        cheap=True,
+    ),
     "overfit": Check(
         "a fresh model",
-        f"sign descent on one batch, {OVERFIT_STEPS} steps or {OVERFIT_SECONDS:.0f} s: below the loss of a constant guess",
+        f"sign descent on one batch, {OVERFIT_STEPS} steps or {OVERFIT_SECONDS:.0f} s: it must beat a constant guess",
         "a model that cannot learn one batch by heart cannot learn",
         "look at the checks above, then at the learning rate, at residual connections and at norms",
         overfit,
