@@ -314,8 +314,8 @@ KINDS: dict[str, dict[str, str]] = {
         + "x = self.ln_f(x) => x = self.ln_f(x.transpose(1, 2)).transpose(1, 2)",
     },
     "norm that multiplies": {
-        "functional": "(x - mean) / torch.sqrt(variance + eps) => (x - mean) * torch.sqrt(variance + eps)",
         "model_output": "torch.rsqrt(variance => torch.sqrt(variance",
+        "functional": "(x - mean) / torch.sqrt(variance + eps) => (x - mean) * torch.sqrt(variance + eps)",
     },
     "final norm not called": {
         "config_class": 'x = self.transformer["ln_f"](x) => pass',

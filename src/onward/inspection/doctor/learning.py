@@ -168,7 +168,7 @@ def shared(s: Subject) -> Outcome:
         if known != name and any(True for _ in module.parameters()):
             return (
                 "told",
-                f"{known} and {name} are one module, with one set of parameters: [block] * n makes such a list",
+                f"{known} and {name} are one module, with one set of parameters, as [block] * n makes",
             )
     return "ok", "no module with parameters stands in two places"
 
@@ -181,7 +181,7 @@ def initialization(s: Subject) -> Outcome:
         if p.dim() > 1 and (deviation := float(p.detach().float().std())):
             layers[re.sub(r"\.\d+\.", ".*.", name, count=1)][name] = deviation
     spread = [value for found in layers.values() for value in found.values()]
-    equal = [n for n, p in s.model.named_parameters() if p.dim() == 2 and min(p.shape) > 1 and p.any() and same_rows(p)]
+    equal = [name for name, m in s.model.named_modules() if isinstance(m, nn.Linear) and same_rows(m.weight)]
     if equal:
         return "failed", f"all rows of {len(equal)} matrices are the same: their units stay one", equal[0]
     for kind, found in layers.items():
@@ -201,7 +201,8 @@ def initialization(s: Subject) -> Outcome:
 
 
 def same_rows(p: Tensor) -> bool:
-    return bool((p == p[:1]).all())
+    """Whether all rows of a matrix are one, and not zero."""
+    return min(p.shape) > 1 and bool(p.any()) and bool((p == p[:1]).all())
 
 
 def overfit(s: Subject) -> Outcome:
