@@ -15,6 +15,7 @@ from onward.cli.train import examine as examine_run
 from onward.errors import UserError
 from onward.inspection.doctor import doctor
 from onward.inspection.doctor.checks import CHEAP
+from onward.inspection.doctor.training import TRAINING
 from onward.model.decoder import Decoder
 from onward.training.config import RunConfig
 
@@ -52,7 +53,7 @@ def test_nothing_is_found_in(name: str) -> None:
 @pytest.mark.parametrize("name", ["a GPT in one file", "a Llama in one file"])
 def test_checks_apply_to(name: str) -> None:
     lacking = {f.check for f in doctor(HEALTHY[name](), fresh=True) if f.status == "not applicable"}
-    trained = {"targets", "offset", "repetition", "tokenizer", "chat template"}
+    trained = {"targets", "offset", "repetition", "tokenizer", "chat template", *TRAINING}
     assert lacking == trained | ({"rolled back", "experts"} if "GPT" in name else {"tied"})
 
 

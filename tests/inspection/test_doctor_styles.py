@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from onward.errors import UserError
 from onward.inspection.doctor import doctor
+from onward.inspection.doctor.checks import CHEAP
 from onward.inspection.doctor.subject import Subject
 from onward.inspection.doctor.target import subjects_of
 
@@ -36,24 +37,7 @@ def test_one_mutant_of_each_kind_is_found(style: str, kind: str) -> None:
     assert failures(doctor(mutant(style, kind), fresh=True, checks=QUICK_CHECKS))
 
 
-QUICK_CHECKS = tuple(
-    [
-        "finite",
-        "repeatable",
-        "modes",
-        "causal",
-        "context",
-        "rows",
-        "ids",
-        "shapes",
-        "padding",
-        "positions",
-        "heads",
-        "residual",
-        "activation",
-        "reach",
-    ]
-) + ("embedding", "norms", "loss", "initialization", "gradients", "first loss")
+QUICK_CHECKS = (*CHEAP, "loss", "first loss", "initialization")
 
 
 @pytest.mark.long
