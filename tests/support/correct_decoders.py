@@ -4,6 +4,7 @@ A change is a style and its substitutions, as of mutants.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -260,7 +261,7 @@ EDITS: dict[str, tuple[str, str]] = {
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], residual: bool) -> None:
+    def __init__(self, kind: Callable[..., nn.Module], residual: bool) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(61, 32), nn.Linear(32, 61)
         self.layers = nn.ModuleList(kind(32, 32, batch_first=True) for _ in range(2))
@@ -337,13 +338,14 @@ def of(change: tuple[str, str]) -> nn.Module:
     return made(edited(*change))
 
 
+def in_bf16(style: str) -> nn.Module:
+    return made(STYLES[style]).bfloat16()
+
+
+BF16 = [style for style in STYLES if style != "model_output"]  # whose masks and angles are fp32 throughout
 CORRECT: dict[str, Callable[[], nn.Module]] = {
-    **{name: lambda change=change: of(change) for name, change in EDITS.items()},  # type: ignore[misc]
-    **{
-        f"{style} in bf16": lambda style=style: of((style, "")).bfloat16()
-        for style in STYLES
-        if style != "model_output"
-    },  # type: ignore[misc]
+    **{name: partial(of, change) for name, change in EDITS.items()},
+    **{f"{style} in bf16": partial(in_bf16, style) for style in BF16},
     "GRU": lambda: Recurrent(nn.GRU, True),
     "LSTM without residuals": lambda: Recurrent(nn.LSTM, False),
     "convolution": Convolution,

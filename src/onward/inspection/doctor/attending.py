@@ -15,7 +15,7 @@ from types import CodeType
 import torch
 from torch import Tensor, nn
 
-from onward.inspection.doctor.finding import Check, Outcome, largest
+from onward.inspection.doctor.finding import Check, Outcome, Status, largest
 from onward.inspection.doctor.operations import Attention, length_of_texts, loud, operations
 from onward.inspection.doctor.subject import POSITION_NAMES, TOLERANCE, Subject
 
@@ -214,7 +214,7 @@ def heads(s: Subject) -> Outcome:
     return next(((status, what) for status, what in told if status == "told"), told[0])
 
 
-def of_layer(s: Subject, layer: Layer) -> tuple[str, str]:
+def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
     """What is found in the heads of one attention."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     H, E = q.size(1), q.size(-1)

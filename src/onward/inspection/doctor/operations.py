@@ -79,6 +79,7 @@ class Operations(TorchDispatchMode):
         self.attentions: list[Attention] = []
         self.sums: list[Sum] = []
         self.lookups: list[Tensor] = []  # rows (T, D) of tables
+        self.tables: set[int] = set()  # addresses of these tables
         self.module: list[str] = []  # names of the modules that run now
         self.called: set[str] = set()  # names of modules
         self.alive: list[Tensor] = []  # so that no id is given to another tensor
@@ -108,6 +109,7 @@ class Operations(TorchDispatchMode):
         floats = [x for x in given if is_continuous(x)]
         if name in LOOKUPS and floats and self.is_weight(floats[0]):
             self.lookups.append(out)
+            self.tables.add(floats[0].untyped_storage().data_ptr())
             return
         if floats and all(map(self.is_weight, floats)):
             self.weights.add(id(out))
@@ -117,7 +119,7 @@ class Operations(TorchDispatchMode):
             return
         self.follow(name, floats, out)
         if name in ("add", "add_") and len(floats) == 2 and floats[0].shape == floats[1].shape:
-            self.sums.append(Sum(*floats, out, self.place()))
+            self.sums.append(Sum(floats[0], floats[1], out, self.place()))
 
     def place(self) -> str:
         return self.module[-1] if self.module else ""
@@ -236,8 +238,8 @@ def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterato
         yield
     finally:
         with torch.no_grad():
-            for p, before in kept:
-                p.copy_(before)
+            for changed_one, before in kept:
+                changed_one.copy_(before)
 
 
 def loud(s: Subject, gain: float = 1.5) -> Any:

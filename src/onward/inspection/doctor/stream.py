@@ -5,7 +5,6 @@ Shapes: T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -49,16 +48,13 @@ def residual(s: Subject) -> Outcome:
         return "not applicable", NO_TEXT if not found else "no attention and no head are known"
     if head.after:
         return "not applicable", "a matrix follows the stream before the head"
-    matrices = {x.weight.untyped_storage().data_ptr() for x in found.linears if x is not head}
-    matrices -= {head.weight.untyped_storage().data_ptr()}
+    tables, last = found.tables, head.weight.untyped_storage().data_ptr()
 
     def new(p: Tensor) -> Tensor | None:
-        size = float(p.detach().float().square().mean().sqrt())
-        if p.untyped_storage().data_ptr() in matrices:
-            return p * QUIET
-        if p.dim() < 2:
-            return None
-        return p * (LOUD / size) if size else torch.full_like(p, QUIET)
+        place = p.untyped_storage().data_ptr()
+        if place in tables:
+            return p * (LOUD / max(1e-12, float(p.detach().float().square().mean().sqrt())))
+        return p * QUIET if p.dim() > 1 and place != last else None
 
     with loud(s), changed(s.model, new):
         return kept_once(operations(s, s.tokens[:1, : length_of_texts(s)].contiguous()), s)
