@@ -143,12 +143,27 @@ def gradients(s: Subject) -> Outcome:
     frozen = [name for name, p in s.model.named_parameters() if not p.requires_grad]
     apart = re.compile(r"expert|^score\.")  # not every text reaches an expert, and no logit a head of rewards
     dead = [name for name in trained if name not in reached and not apart.search(name)]
+    dead += [name for name, g in zip(trained, found) if g is not None and unread(s, name, g) and name in reached]
     pattern = s.about.get("frozen") or "$^"
     thawed = [name for name in reached if re.search(pattern, name)]
     what = f"{len(dead)} parameters get no gradient" + (f", {len(frozen)} are frozen" if frozen else "")
     if thawed:
         return "failed", f"{what}, and {len(thawed)} that should be frozen get one", ", ".join(sorted(thawed)[:5])
     return verdict(not dead, what, ", ".join(dead[:5]))
+
+
+def unread(s: Subject, name: str, gradient: Tensor) -> bool:
+    """Whether a quarter of the rows or columns of a linear layer, side by side, get no gradient, such as the part of
+    packed projections that makes values."""
+    if not isinstance(s.model.get_submodule(name.rpartition(".")[0]), nn.Linear) or gradient.dim() != 2:
+        return False
+    if re.search("expert|rout|gate", name):
+        return False
+    for zero in (~gradient.any(1), ~gradient.any(0)):
+        size = max(4, zero.numel() // 4)
+        if zero.numel() >= size and bool(zero.unfold(0, size, 1).all(1).any()):
+            return True
+    return False
 
 
 def tied(s: Subject) -> Outcome:
@@ -296,7 +311,7 @@ LEARNING = {
     ),
     "overfit": Check(
         "a fresh model",
-        f"sign descent on one batch, {OVERFIT_STEPS} steps or {OVERFIT_SECONDS:.0f} s: the loss must halve, or need the tokens",
+        f"sign descent on one batch, {OVERFIT_STEPS} steps or {OVERFIT_SECONDS:.0f} s: its loss halves or needs tokens",
         "a model that cannot learn one batch by heart cannot learn",
         "look at the checks above, then at the learning rate, at residual connections and at norms",
         overfit,

@@ -167,8 +167,11 @@ class Operations(TorchDispatchMode):
                 self.twice = True
             if name in SOFTMAXES or descends:
                 self.soft.add(id(out))
-        if len(known) != 1 or known[0] is out:
+        if name in ("add", "sub") and known and all(id(x) in self.direct for x in known):
+            self.direct[id(out)] = self.direct[id(known[0])]  # a sum of products is one, too
+        elif len(known) != 1 or known[0] is out:
             self.mark_read(*known)
+        if len(known) != 1 or known[0] is out:
             found = {id(s): s for x in known for s in self.sources.get(id(x), [])}
             self.sources[id(out)] = [*found.values()]
             return
