@@ -24,6 +24,7 @@ prepared tokens, or texts, are examined as what they are: texts to train on.
 examples:
   onward doctor model.py:GPT
   onward doctor model.py:GPT --kwargs '{"vocab_size": 100}' --html findings.html
+  onward doctor model.py:GPT --train train.py:step --batches train.py:batches --validation-batches train.py:held_out
   onward doctor model.py:GPT --loss train.py:loss --batches train.py:batches
   onward doctor mypackage.model:build --adapter glue.py:logits
   onward doctor runs/mybook --json
@@ -50,6 +51,8 @@ class Options:
     loss: str = ""  # FILE.py:FUNCTION, where FUNCTION(logits, targets) returns the loss that you train with
     cache: str = ""  # FILE.py:FUNCTION, where FUNCTION(model) makes a cache: a function from new tokens to logits
     batches: str = ""  # FILE.py:NAME of pairs of token ids and targets, or of a function that returns them
+    validation_batches: str = ""  # the same, of the text that is held out
+    train: str = ""  # FILE.py:FUNCTION that trains: FUNCTION(model), or FUNCTION(model, optimizer, tokens, targets)
     text: str = ""  # that a trained model should predict well; by default the validation text of a run
     validation: str = ""  # of texts to train on: the text that is held out
     frozen: str = ""  # a pattern of the names of parameters that must not be trained
@@ -72,7 +75,7 @@ class Options:
         return "the folder of a model" if model and not is_prepared(path) else "texts"
 
 
-COLORS = {"ok": "green", "failed": "red", "told": "blue", "not applicable": "dim"}
+COLORS = {"ok": "green", "failed": "red", "told": "blue", "not run": "yellow", "not applicable": "dim"}
 LIMITS = "seconds", "gigabytes", "html", "json"
 
 

@@ -16,7 +16,7 @@ def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping
     """Write the findings on a target, as tables, failures first: each with what was found, where, how it was measured,
     why it matters, and how it is mended."""
     failed = [row for row in rows if row["status"] == "failed"]
-    others = {status: [row for row in rows if row["status"] == status] for status in ("ok", "told", "not applicable")}
+    others = {status: [row for row in rows if row["status"] == status] for status in STATUSES}
     parts = {
         "title": visible(target),
         "style": COLORS + resource("report.css"),
@@ -31,6 +31,7 @@ def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping
         new.write_text(page_of("findings.html", parts), encoding="utf-8")
 
 
+STATUSES = "not run", "ok", "told", "not applicable"
 HEADER = "check", "what was found", "how it was measured"
 
 

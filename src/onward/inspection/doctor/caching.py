@@ -91,7 +91,10 @@ def rolled_back(s: Subject) -> Outcome:
         memory.crop(half)
     except (NotImplementedError, ValueError) as error:
         return "not applicable", f"the cache refuses to be rolled back: {error}".splitlines()[0]
-    pieces += [memory.step(piece) for _, piece in in_pieces(tokens[:, half:], (1,))]
+    try:
+        pieces += [memory.step(piece) for _, piece in in_pieces(tokens[:, half:], (1,))]
+    except Exception as error:  # the same steps before the crop raised nothing
+        return "failed", f"the step after {wrong.size(1)} other tokens were undone raises {type(error).__name__}"
     logits = torch.cat(pieces, 1)
     if logits.size(1) < tokens.size(1):
         return "not applicable", "with a cache the model returns the last logits of a call alone"

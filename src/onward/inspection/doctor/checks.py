@@ -12,17 +12,20 @@ from torch import nn
 from onward import arguments
 from onward.arguments import checked
 from onward.errors import UserError
+from onward.inspection.doctor.attending import ATTENDING
 from onward.inspection.doctor.caching import CACHING
 from onward.inspection.doctor.corpus import CORPUS, Corpus
 from onward.inspection.doctor.finding import Check, Finding
 from onward.inspection.doctor.forward import FORWARD
 from onward.inspection.doctor.learning import LEARNING
 from onward.inspection.doctor.parts import PARTS
+from onward.inspection.doctor.stream import STREAM
 from onward.inspection.doctor.subject import About, Subject
 from onward.inspection.doctor.trained import TRAINED
+from onward.inspection.doctor.training import TRAINING
 from onward.suggestions import nearest
 
-CHECKS: dict[str, Check] = FORWARD | CACHING | PARTS | LEARNING | TRAINED
+CHECKS: dict[str, Check] = FORWARD | CACHING | ATTENDING | STREAM | PARTS | LEARNING | TRAINING | TRAINED
 CHEAP = tuple(name for name, check in CHECKS.items() if check.cheap)
 
 
@@ -36,7 +39,8 @@ def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[
             status, what, *where = check.run(subject)
         except Exception as error:  # of the model's own code
             cause = error.__cause__ or error
-            status, what, where = "failed", f"the model raises {type(cause).__name__}: {cause}".splitlines()[0], []
+            status, where = "not run", []
+            what = " ".join(f"could not be run: {type(cause).__name__}: {cause}".split())[:300]
         why, mend = (check.why, check.mend) if status == "failed" else ("", "")
         yield Finding(name, status, what, "".join(where), check.how, why, mend)
 

@@ -5,21 +5,23 @@ Shapes: B rows, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from itertools import chain
-from types import CodeType
 
 import torch
 from torch import Tensor, nn
 
+from onward.errors import UserError
 from onward.inspection.doctor.finding import Check, Outcome, largest, verdict
+from onward.inspection.doctor.operations import changed, loud
 from onward.inspection.doctor.subject import POSITION_NAMES, Subject, Use
 
 LONGEST = 4096  # tokens of a context that is tried
 COPIED = 2_000_000_000  # parameters of a model that is copied in another precision
+IDS = 256  # token ids that are compared
 DRIFT = 0.2  # the share of a logit's size that bf16 may change, in the median of the tokens
 
 
@@ -28,7 +30,15 @@ def finite(s: Subject) -> Outcome:
         logits = s(s.tokens)
     bad = next((use.name for use in uses if not use.result.isfinite().all()), "the last step")
     count = int((~logits.isfinite()).sum())
-    return verdict(not count, f"{count:,} of {logits.numel():,} logits are NaN or infinite", bad)
+    if count:
+        return "failed", f"{count:,} of {logits.numel():,} logits are NaN or infinite", bad
+    biases = {id(p) for name, p in s.model.named_parameters() if "bias" in name}
+    zero = lambda p: torch.zeros_like(p) if p.dim() > 1 or id(p) in biases else None
+    with changed(s.model, zero), s.outputs() as uses:
+        count = int((~s(s.tokens).isfinite()).sum())
+    bad = next((use.name for use in uses if not use.result.isfinite().all()), "the last step")
+    what = f"0 of {logits.numel():,} logits are NaN or infinite, and {count:,} where all matrices are zero"
+    return verdict(not count, what, f"{bad}: a division by the size of a vector, such as a norm without its epsilon")
 
 
 def repeatable(s: Subject) -> Outcome:
@@ -75,6 +85,8 @@ def modes(s: Subject) -> Outcome:
     with train_mode(s) as rates:
         rate = max((value for _, _, value in rates), default=0.0)
         acts = largest(seeded(s.tokens, 0) - seeded(s.tokens, 1)) > 0
+        with loud(s):  # branches may begin at zero
+            acts = acts or largest(seeded(s.tokens, 0) - seeded(s.tokens, 1)) != 0
         for module, name, _ in rates:
             setattr(module, name, 0.0)
         plain = seeded(s.tokens, 0)
@@ -100,9 +112,19 @@ def causal(s: Subject) -> Outcome:
         s(s.tokens)
     with s.outputs() as after:
         difference = s.leak(s.logits, s(s.later))
+    of = largest(s.logits)
+    if difference <= s.allowed:  # scores near 0 may hide it: a mask after the softmax leaks through the sum of weights
+        with loud(s):
+            with s.outputs() as loudly:
+                logits = s(s.tokens)
+            with s.outputs() as later:
+                leaked = s.leak(logits, s(s.later))
+        if leaked > s.allowed * largest(logits) / max(1e-3, of):  # never where they are NaN
+            difference, of, before, after = leaked, largest(logits), loudly, later
     leak = first_different(before, after, s, slice(cut))
-    what = f"changing the tokens from {cut} on changes logits before them by {difference:.1e}"
-    return verdict(difference <= s.allowed, f"{what}, of {largest(s.logits):.1e}", f"first in {leak}" if leak else "")
+    what = f"changing the tokens from {cut} on changes logits before them by {difference:.1e}, of {of:.1e}"
+    allowed = s.allowed * max(1.0, of / max(1e-3, largest(s.logits)))
+    return verdict(difference <= allowed, what, f"first in {leak}" if leak else "")
 
 
 def first_different(before: list[Use], after: list[Use], s: Subject, tokens: slice) -> str:
@@ -115,9 +137,12 @@ def first_different(before: list[Use], after: list[Use], s: Subject, tokens: sli
 
 
 def context(s: Subject) -> Outcome:
-    changed = s.tokens.clone()
-    changed[:, 0] = (changed[:, 0] + 1) % s.vocab_size
-    difference = largest((s(changed) - s.logits)[:, 1:])
+    other = s.tokens.clone()
+    other[:, 0] = (other[:, 0] + 1) % s.vocab_size
+    difference = largest((s(other) - s.logits)[:, 1:])
+    if difference <= s.allowed / 100:  # a head or branches of zeros hide the context
+        with loud(s):
+            difference = largest((s(other) - s(s.tokens))[:, 1:])
     return verdict(difference > s.allowed / 100, f"changing the first token changes later logits by {difference:.1e}")
 
 
@@ -125,6 +150,38 @@ def rows(s: Subject) -> Outcome:
     alone = torch.cat([s(row[None]) for row in s.tokens])
     difference = largest(alone - s.logits)
     return verdict(difference <= s.allowed, f"logits of a row alone and in a batch differ by {difference:.1e}")
+
+
+def ids(s: Subject) -> Outcome:
+    count = min(s.vocab_size, IDS)
+    spread = torch.linspace(0, s.vocab_size - 1, count // 2).long()
+    chosen = torch.cat([spread, torch.arange(count)]).unique().to(s.device)  # neighbors, and ids far apart
+    logits = torch.cat([s(part[:, None]) for part in chosen.split(IDS // 4)])[:, 0].float()
+    if largest(logits - logits[:1]) == 0:
+        return "told", "the logits of one token are the same for all token ids: the head may be zero at first"
+    same = (torch.cdist(logits, logits, p=math.inf) == 0).triu(1).nonzero().tolist()
+    what = f"{len(chosen)} token ids, each alone, have {len(chosen) - len({j for _, j in same}):,} different logits"
+    pair = " and ".join(str(int(chosen[i])) for i in same[0]) if same else ""
+    return verdict(not same, what, f"token ids {pair} are one to the model")
+
+
+def shapes(s: Subject) -> Outcome:
+    """Whether texts of other shapes give logits; a model may say which it refuses."""
+    T = s.tokens.size(1)
+    done: list[str] = []
+    for rows, length in (1, T), (3, T), (2, 1), (2, T - 1), (1, 2):
+        name = f"({rows}, {length})"
+        try:
+            got = tuple(s(s.tokens[:1, :length].expand(rows, -1)).shape)
+        except UserError as error:
+            cause = error.__cause__ or error
+            said = " ".join(f"token ids {name} give {type(cause).__name__}: {cause}".split())[:300]
+            refused = isinstance(cause, AssertionError | ValueError | NotImplementedError)
+            return ("told", f"{said}; {', '.join(done)} give logits") if refused else ("failed", said)
+        if got != (rows, length, s.vocab_size):
+            return "failed", f"token ids {name} give logits {got}"
+        done.append(name)
+    return "ok", f"token ids {', '.join(done)} give logits"
 
 
 def padding(s: Subject) -> Outcome:
@@ -142,60 +199,14 @@ def padding(s: Subject) -> Outcome:
     mask[:, :pads] = 0
     name = s.parameter(*POSITION_NAMES)
     more = {name: (mask.cumsum(1) - 1).clamp(min=0)} if name else {}
-    left = [s(torch.cat([torch.full_like(mask[:, :pads], i), text], 1), attention_mask=mask, **more) for i in (0, 1)]
-    zeros, ones = (logits[:, pads:] for logits in left)
+    padded = [torch.cat([torch.full_like(mask[:, :pads], i), text], 1) for i in (0, 1)]
+    zeros, ones = (s(tokens, attention_mask=mask, **more)[:, pads:] for tokens in padded)
     if (seen := largest(zeros - ones)) > s.allowed:
         return "failed", f"other padding tokens change logits by {seen:.1e} although the mask forbids them"
     moved = largest(zeros - alone)
     return verdict(
         moved <= s.allowed, f"{pads} masked tokens before a text change its logits by {moved:.1e}", "positions"
     )
-
-
-def positions(s: Subject) -> Outcome:
-    swapped = s.tokens.clone()
-    swapped[:, :-1] = swapped[:, :-1].flip(1)
-    order = f"another order of earlier tokens changes the last logits by {largest((s(swapped) - s.logits)[:, -1]):.1e}"
-    same = s.tokens[:1, :1].expand(1, s.tokens.size(1))
-    with s.outputs() as uses:
-        logits = s(same)
-    spread = largest(logits - logits[:, :1])
-    told = f"{order}; in a text of one token, repeated, logits differ by {spread:.1e}"
-    if spread <= s.allowed:
-        return "told", f"{told}: positions are relative, or there are none"
-    half, name = s.tokens.size(1) // 2, s.parameter(*POSITION_NAMES)
-    if name and half:
-        places = torch.arange(half, device=s.device).expand(len(s.tokens), half)
-        here, there = (s(s.tokens[:, :half], **{name: places + by}) for by in (0, s.tokens.size(1) - half))
-        moved = largest(here - there)
-        told += f", and with all positions {s.tokens.size(1) - half} further by {moved:.1e}"
-        if moved <= s.allowed:
-            return "told", f"{told}: positions are relative"
-    if not rotary(s.model):
-        return "told", f"{told}: positions are absolute"
-    vary = [
-        use.name
-        for use in uses
-        if use.result.dim() == 3
-        and use.result.size(1) == same.size(1)
-        and largest(use.result - use.result[:, :1]) > 1e-5
-    ]
-    return "failed", f"{told}: the positions of a rotary model are not relative", f"first in {vary[0]}" if vary else ""
-
-
-def rotary(model: nn.Module) -> bool:
-    """Whether a model speaks of rotary positions, and of no others and of no sinks."""
-    named = " ".join([name for name, _ in [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]])
-    names = [type(module).__name__ for module in model.modules()]
-    names += [name for module in model.modules() for name in names_in(getattr(type(module).forward, "__code__", None))]
-    others = re.search(r"(?<!ex)pos|wpe|sink", named, re.I)
-    return bool(re.search("rot|rope|inv_freq", " ".join([named, *names]), re.I)) and not others
-
-
-def names_in(code: CodeType | None) -> list[str]:
-    """The names that a function uses, in what it defines too."""
-    inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)] if code else []
-    return [*(code.co_names if code else ()), *chain.from_iterable(inner)]
 
 
 def length(s: Subject) -> Outcome:
@@ -205,7 +216,10 @@ def length(s: Subject) -> Outcome:
     if n > LONGEST:
         return "not applicable", f"a context of {n:,} tokens takes too long to try"
     tokens = s.tokens[:1].repeat(1, -(-n // s.tokens.size(1)) + 1)[:, : n + 1]
-    wrong = int((~s(tokens[:, :n]).isfinite()).sum())
+    try:
+        wrong = int((~s(tokens[:, :n]).isfinite()).sum())
+    except Exception as error:
+        return "failed", f"a text of {n:,} tokens, the context, raises {type(error.__cause__ or error).__name__}"
     what = f"{wrong:,} logits of a text of {n:,} tokens, the context, are not finite"
     if wrong or s.device.type != "cpu":  # an index out of range would end the process on an accelerator
         return verdict(not wrong, what)
@@ -293,20 +307,28 @@ FORWARD = {
         rows,
         cheap=True,
     ),
+    "ids": Check(
+        "",
+        "token ids, each alone: no two may have the same logits",
+        "two tokens that the model cannot tell apart have the same meaning, and the same continuation",
+        "look the tokens up as they are, in a table with a row for each",
+        ids,
+        cheap=True,
+    ),
+    "shapes": Check(
+        "",
+        "token ids of other shapes: one row, three rows, one token, one token fewer",
+        "the model stops with an error at the last batch of an epoch, or at the first token of a generation",
+        "take B and T from the tokens, not from the configuration",
+        shapes,
+        cheap=True,
+    ),
     "padding": Check(
         "an attention_mask, for padding on the left",
         "a text with tokens after it; with masked tokens before it, of two kinds; and alone",
         "an answer depends on how long the other prompts of its batch are",
         "forbid keys where the mask is 0, and count positions from the first token that is none",
         padding,
-        cheap=True,
-    ),
-    "positions": Check(
-        "",
-        "earlier tokens in another order, one token repeated, and all positions shifted (told; judged for rotary)",
-        "with rotary positions, only distances may count: values that are turned too make each place another",
-        "rotate queries and keys, and leave values as they are",
-        positions,
         cheap=True,
     ),
     "length": Check(

@@ -17,12 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.inspection.doctor.finding import Check, Outcome, cross_entropy, verdict
+from onward.inspection.doctor.operations import loud
 from onward.inspection.doctor.subject import TARGET_NAMES, Subject
 
 OVERFIT_STEPS, OVERFIT_SECONDS = 80, 10.0
 RATE = 0.064  # of sign descent, over the width: it needs no state, and halves a loss in some 30 steps at any width
+NARROW = 16  # a width below which a batch of random tokens may be too much to learn
+READS = 0.05  # of the first loss: what other tokens must cost a model that has begun to learn
 IGNORED = -100  # a target that does not count
 MOST, ODD = 10.0, 3.0  # times that deviations of layers may differ, and where they neither rise nor fall with depth
+CLOSE = {torch.bfloat16: 2e-2, torch.float16: 2e-3}  # of a loss; fp32: 1e-5
 NOT_FRESH = "the weights are not said to be those of the initialization"
 
 ALL_FROZEN = "all parameters are frozen"
@@ -50,8 +54,7 @@ def share_equal(batches: list[tuple[Tensor, Tensor]], offset: int) -> float:
 
 
 def loss(s: Subject) -> Outcome:
-    generator = torch.Generator().manual_seed(1)
-    wanted = torch.randint(s.vocab_size, s.tokens.shape, generator=generator).to(s.device)
+    wanted = spread_targets(s)
     theirs = s.loss(s.logits, wanted)
     if theirs is None:
         return "not applicable", f"no loss is given, and forward returns none for {', '.join(TARGET_NAMES)}"
@@ -59,19 +62,65 @@ def loss(s: Subject) -> Outcome:
         return "failed", f"the loss has the shape {tuple(theirs.shape)}", "a mean over tokens is one number"
     name, z = ("" if s.about.get("loss") else s.parameter(*TARGET_NAMES)), s.logits
     right = 1 if name.startswith("label") else 0  # as in transformers, and as in nanoGPT
+    expected, value = float(cross_entropy(z, wanted, right)), float(theirs)
+    close = CLOSE.get(s.dtype, 1e-5)
+    same = lambda one: abs(value - one) <= close * max(1e-3, abs(one))
+    shift = "are shifted by one inside" if right else "come shifted by one"
+    what = f"the loss is {value:.4f}, and the cross-entropy {expected:.4f} where {name or 'targets'} {shift}"
+    if same(expected):
+        return ignored(s, wanted, right, what)
+    if like := next((known for known, one in mistakes(z, wanted, expected).items() if same(one)), ""):
+        return "failed", what, f"it is {like}"
+    others = wanted.roll(1, 0).flip(1)  # a part that no target changes is not the loss of the next token
+    more, gap = s.loss(s.logits, others), value - expected
+    assert more is not None
+    if gap > 0 and abs(float(more) - float(cross_entropy(z, others, right)) - gap) <= 10 * close * expected:
+        return "told", f"{what}: {gap:.2g} of it does not depend on the targets, as for the balance of experts"
+    return "failed", what
+
+
+def spread_targets(s: Subject) -> Tensor:
+    """Random targets (B, T), among them the first and the last token ids, which a loss may treat otherwise."""
+    generator = torch.Generator().manual_seed(1)
+    wanted = torch.randint(s.vocab_size, s.tokens.shape, generator=generator)
+    wanted[:, 1], wanted[:, 2] = 0, s.vocab_size - 1
+    return wanted.to(s.device)
+
+
+def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
+    """The values that the usual mistakes give instead of the expected loss."""
     known = {f"that of targets {k} ahead of the logits": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
     known["that over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
         F.cross_entropy(z.reshape(z.size(0), z.size(2), z.size(1)).float(), wanted)
     )
-    flat = z.transpose(1, 2).reshape(-1, s.vocab_size).float()
+    flat = z.transpose(1, 2).reshape(-1, z.size(2)).float()
     known["that of logits whose axes were exchanged"] = float(F.cross_entropy(flat, wanted.flatten()))
-    expected, value = known[f"that of targets {right} ahead of the logits"], float(theirs)
     known["the sum over tokens instead of their mean"] = expected * wanted.numel()
-    good = abs(value - expected) <= 1e-5 * expected
-    like = next((what for what, one in known.items() if abs(one - value) <= 1e-5 * one), "")
-    shift = "are shifted by one inside" if right else "come shifted by one"
-    what = f"the loss is {value:.4f}, and the cross-entropy {expected:.4f} where {name or 'targets'} {shift}"
-    return verdict(good, what, f"it is {like}" if like else "")
+    for token in 0, z.size(2) - 1:
+        kept = wanted.masked_fill(wanted == token, IGNORED)
+        for k in 0, 1:
+            known[f"that without targets that are token {token}: ignore_index={token}"] = float(
+                cross_entropy(z, kept, k)
+            )
+    return known
+
+
+def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
+    """Whether the loss has a target that does not count: -100, as in PyTorch, or -1, as in nanoGPT."""
+    if s.about.get("loss") is None and s.attribute("pad_token_id", "padding_idx") is not None:
+        return "ok", what
+    for value in IGNORED, -1:
+        marked = wanted.clone()
+        marked[:, -3:] = value
+        try:
+            theirs = s.loss(s.logits, marked)
+        except Exception:
+            continue  # an index out of range
+        expected = float(cross_entropy(s.logits, marked.masked_fill(marked == value, IGNORED), right))
+        if theirs is not None and abs(float(theirs) - expected) <= CLOSE.get(s.dtype, 1e-5) * expected:
+            return "ok", f"{what}; targets of {value} do not count"
+    where = "targets of padding count: pass ignore_index"
+    return "failed", f"{what}; neither targets of {IGNORED} nor of -1 are left out", where
 
 
 def first_loss(s: Subject) -> Outcome:
@@ -85,19 +134,36 @@ def gradients(s: Subject) -> Outcome:
     trained = {name: p for name, p in s.model.named_parameters() if p.requires_grad}
     if not trained:
         return "not applicable", ALL_FROZEN
-    with torch.enable_grad():
-        found = torch.autograd.grad(cross_entropy(s(s.tokens), s.tokens, 1), [*trained.values()], allow_unused=True)
-    blocked = any(p.dim() > 1 and not p.any() for p in trained.values())  # a matrix of zeros, as LoRA begins with
-    reached = {name for name, g in zip(trained, found) if g is not None and (blocked or bool(g.any()))}
+    with loud(s), torch.enable_grad():  # a matrix of zeros, as LoRA begins with, stops the gradient of others
+        value = cross_entropy(s(s.tokens), s.tokens, 1)
+        if not value.requires_grad:
+            return "failed", "no parameter gets a gradient: the logits have none", "torch.no_grad() or .detach()"
+        found = torch.autograd.grad(value, [*trained.values()], allow_unused=True)
+    reached = {name for name, g in zip(trained, found) if g is not None and bool(g.any())}
     frozen = [name for name, p in s.model.named_parameters() if not p.requires_grad]
     apart = re.compile(r"expert|^score\.")  # not every text reaches an expert, and no logit a head of rewards
     dead = [name for name in trained if name not in reached and not apart.search(name)]
+    dead += [name for name, g in zip(trained, found) if g is not None and unread(s, name, g) and name in reached]
     pattern = s.about.get("frozen") or "$^"
     thawed = [name for name in reached if re.search(pattern, name)]
     what = f"{len(dead)} parameters get no gradient" + (f", {len(frozen)} are frozen" if frozen else "")
     if thawed:
         return "failed", f"{what}, and {len(thawed)} that should be frozen get one", ", ".join(sorted(thawed)[:5])
     return verdict(not dead, what, ", ".join(dead[:5]))
+
+
+def unread(s: Subject, name: str, gradient: Tensor) -> bool:
+    """Whether a quarter of the rows or columns of a linear layer, side by side, get no gradient, such as the part of
+    packed projections that makes values."""
+    if not isinstance(s.model.get_submodule(name.rpartition(".")[0]), nn.Linear) or gradient.dim() != 2:
+        return False
+    if re.search("expert|rout|gate", name):
+        return False
+    for zero in (~gradient.any(1), ~gradient.any(0)):
+        size = max(4, zero.numel() // 4)
+        if zero.numel() >= size and bool(zero.unfold(0, size, 1).all(1).any()):
+            return True
+    return False
 
 
 def tied(s: Subject) -> Outcome:
@@ -109,6 +175,20 @@ def tied(s: Subject) -> Outcome:
     return verdict(shared, f"embedding and head are {'one matrix' if shared else 'two matrices'}, and should be one")
 
 
+def shared(s: Subject) -> Outcome:
+    """Modules that stand in several places. That is told only: a Universal Transformer shares its block by design, and
+    no output tells it from a list that was multiplied by mistake."""
+    first: dict[int, str] = {}
+    for name, module in s.model.named_modules(remove_duplicate=False):
+        known = first.setdefault(id(module), name)
+        if known != name and any(True for _ in module.parameters()):
+            return (
+                "told",
+                f"{known} and {name} are one module, with one set of parameters, as [block] * n makes",
+            )
+    return "ok", "no module with parameters stands in two places"
+
+
 def initialization(s: Subject) -> Outcome:
     if not s.fresh:
         return "not applicable", NOT_FRESH
@@ -117,6 +197,9 @@ def initialization(s: Subject) -> Outcome:
         if p.dim() > 1 and (deviation := float(p.detach().float().std())):
             layers[re.sub(r"\.\d+\.", ".*.", name, count=1)][name] = deviation
     spread = [value for found in layers.values() for value in found.values()]
+    equal = [name for name, m in s.model.named_modules() if isinstance(m, nn.Linear) and same_rows(m.weight)]
+    if equal:
+        return "failed", f"all rows of {len(equal)} matrices are the same: their units stay one", equal[0]
     for kind, found in layers.items():
         values = [*found.values()]
         times = max(values) / min(values)
@@ -133,6 +216,11 @@ def initialization(s: Subject) -> Outcome:
     return "ok", what
 
 
+def same_rows(p: Tensor) -> bool:
+    """Whether all rows of a matrix are one, and not zero."""
+    return min(p.shape) > 1 and bool(p.any()) and bool((p == p[:1]).all())
+
+
 def overfit(s: Subject) -> Outcome:
     if not s.fresh:
         return "not applicable", NOT_FRESH
@@ -144,16 +232,28 @@ def overfit(s: Subject) -> Outcome:
     with torch.enable_grad():
         while len(values) < OVERFIT_STEPS and perf_counter() - began < OVERFIT_SECONDS:
             step = cross_entropy(copy(s.tokens), s.tokens, 1)
+            if not step.requires_grad:
+                return "not applicable", "the logits have no gradient"
             for p, gradient in zip(trained, torch.autograd.grad(step, trained, allow_unused=True)):
                 if gradient is not None:
                     p.data.sub_(gradient.sign(), alpha=RATE / max(32, p.size(-1) if p.dim() else 1))
             values.append(float(step.detach()))
             if values[-1] < values[0] / 2:
                 break
-    what = f"the loss of one batch falls from {values[0]:.2f} to {values[-1]:.2f} in {len(values)} steps"
-    if values[-1] >= values[0] / 2 and len(values) < OVERFIT_STEPS:
+    width = min((min(p.shape) for p in trained if p.dim() == 2 and s.vocab_size in p.shape), default=0)
+    with torch.no_grad():  # a model that reads nothing loses nothing where it reads other tokens
+        swapped = float(cross_entropy(copy(s.tokens.flip(0).roll(3, 1)), s.tokens, 1))
+    what = f"the loss of one batch falls from {values[0]:.2f} to {values[-1]:.2f}"
+    what += f" in {len(values)} steps of sign descent"
+    what += f", at a width of {width}" if width else ""
+    if values[-1] < values[0] / 2:
+        return "ok", what
+    what += f", and is {swapped:.2f} where the model reads other tokens"
+    if swapped - values[-1] > READS * values[0]:
+        return "told", f"{what}: it learns slowly" + (", and is narrow" if 0 < width < NARROW else "")
+    if len(values) < OVERFIT_STEPS:
         return "told", f"{what}, for which {OVERFIT_SECONDS:.0f} s were enough"
-    return verdict(values[-1] < values[0] / 2, what)
+    return "failed", what
 
 
 LEARNING = {
@@ -201,9 +301,17 @@ LEARNING = {
         tied,
         cheap=True,
     ),
+    "shared": Check(
+        "",
+        "modules with parameters that stand in several places (told)",
+        "a model of n layers learns as one of one layer",
+        "write [Block() for _ in range(n)], which makes n blocks",
+        shared,
+        cheap=True,
+    ),
     "overfit": Check(
         "a fresh model",
-        f"sign descent on one batch: its loss must halve in {OVERFIT_STEPS} steps, or in {OVERFIT_SECONDS:.0f} s",
+        f"sign descent on one batch, {OVERFIT_STEPS} steps or {OVERFIT_SECONDS:.0f} s: its loss halves or needs tokens",
         "a model that cannot learn one batch by heart cannot learn",
         "look at the checks above, then at the learning rate, at residual connections and at norms",
         overfit,

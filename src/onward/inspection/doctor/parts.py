@@ -1,7 +1,7 @@
-"""Checks of parts that no output alone shows: heads, experts, norms, the embedding. Each compares a module with what
+"""Checks of parts that no output alone shows: experts, norms, the embedding. Each compares a module with what
 its own weights and inputs say.
 
-Shapes: N texts, B rows, T tokens, H heads, K key/value heads, E size of a head, D width, V vocabulary.
+Shapes: B rows, T tokens, H heads, K key/value heads, E size of a head, D width.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -28,9 +27,6 @@ NAMES = {
 }
 SIZE_NAMES = "head_dim", "d_head", "head_size", "d_k"
 HEAD_NAMES = "n_heads", "num_heads", "n_head", "num_attention_heads", "heads", "nheads"
-SPARE = 8  # texts more than there are unknowns
-SPREAD = 0.3  # the deviation of scores, for which queries are made larger: those of a fresh model are near 0
-QUERIES = 4  # tokens that look at the others
 NOT_NORMALIZED = r"norm\w*['\"]?[=:] ?False|top_k['\"]?[=:] ?1\b"  # in a config: as Qwen 2 and Switch are
 FIT = 0.05  # the share of what is to be explained that may stay unexplained
 BY = 8.0  # the residual stream is multiplied by
@@ -85,117 +81,6 @@ def attention_layers(s: Subject) -> list[AttentionLayer]:
     return found
 
 
-def heads(s: Subject) -> Outcome:
-    layers = attention_layers(s)
-    if not layers:
-        return (
-            "not applicable",
-            "no module has projections by the names q, k, v (or qkv) and out, and a number of heads",
-        )
-    layer = layers[0]
-    if any("norm" in name for name, _ in layer.module.named_children()):
-        return "not applicable", f"{layer.name} norms queries and keys"
-    count = QUERIES + layer.size + SPARE
-    if s.vocab_size < count:
-        return "not applicable", f"{count} token ids are needed, and there are {s.vocab_size}"
-    first, second = torch.arange(QUERIES, count), torch.arange(QUERIES)  # never equal: two values are to be told apart
-    tokens = torch.cartesian_prod(second, first).flip(1).to(s.device)  # (N, 2)
-    solved = solve(s, layer, tokens)
-    if isinstance(solved, str):
-        return "not applicable", solved
-    groups, factor = solved
-    usual = [h * layer.kv_heads // layer.heads for h in range(layer.heads)]
-    for name, group in groups.items():
-        if group != usual and (s.fresh or groups["keys"] != groups["values"]):
-            return "failed", f"the heads read the {name} of the key/value heads {group}, and not {usual}", layer.name
-    right = layer.size**-0.5
-    what = f"scores are multiplied by {factor:.4g}, where 1/√{layer.size} is {right:.4g}"
-    known = [right, *(number**power for number in s.declares("scal|multipl") if number for power in (1, -0.5, -1))]
-    if any(abs(factor / number - 1) < FIT for number in known):
-        return "ok", f"{what}, and heads read the keys and values of their groups, {usual}"
-    wrong = {
-        "the scale is missing": 1.0,
-        "the scale is of the whole width": (layer.heads * layer.size) ** -0.5,
-        "the scale lacks the root": 1 / layer.size,
-        "scores are multiplied by the root": layer.size**0.5,
-    }
-    named = next((name for name, number in wrong.items() if abs(factor / number - 1) < FIT), "")
-    return ("failed", f"{what}: {named}", layer.name) if named and s.fresh else ("told", what)
-
-
-def solve(s: Subject, layer: AttentionLayer, tokens: Tensor) -> tuple[dict[str, list[int]], float] | str:
-    """The key/value head that each head takes its keys and its values from, and the factor of the scores, as they
-    follow from what the module makes of texts of two tokens (N, 2); why not, where they do not follow.
-
-    The second token's result is w v₀ + (1 - w) v₁, and log w/(1 - w) = factor · (qᵀ R k₀ - qᵀ k₁) with a rotation R.
-    For one second token that is linear in k₀, with the slope factor · Rᵀ q, whose length is factor · |q|.
-    """
-    seen: dict[str, Tensor] = {}
-    queries = layer.heads * layer.size  # of the outputs of one matrix for q, k and v, those come first
-    factor = 1.0
-
-    def note(part: str) -> Any:
-        def hook(module: nn.Module, args: Any, result: Tensor) -> Tensor:
-            if part != "k" and part != "v":
-                result = torch.cat([factor * result[..., :queries], result[..., queries:]], -1)
-            seen[part] = result.detach().double()
-            return result
-
-        return hook
-
-    with hooked(m.register_forward_hook(note(part)) for part, m in layer.parts.items() if part != "out"):
-        s.given_to(layer.parts["out"], tokens[:, :1])
-        sizes = [x.norm() / math.sqrt(x.numel() / layer.size) for x in seen.values()]  # of the vector of a head
-        factor = float(SPREAD * layer.size / (sizes[0] * sizes[1 % len(sizes)]).clamp(min=1e-12))
-        mixed = s.given_to(layer.parts["out"], tokens)
-    if mixed is None or mixed.shape[:2] != tokens.shape or mixed.size(-1) != layer.heads * layer.size:
-        return f"{layer.name} does not give the results of its heads to its last projection"
-    if "qkv" in seen:
-        seen |= dict(zip("qkv", seen.pop("qkv").chunk(3, -1)))
-    if seen.keys() < {"q", "k", "v"} or any(x.shape[:2] != tokens.shape for x in seen.values()):
-        return f"the projections of {layer.name} are not called with (B, T, D)"
-    q, c = (x[:, 1].unflatten(-1, (layer.heads, -1)) for x in (seen["q"], mixed.double()))
-    k, v = (seen[name].unflatten(-1, (layer.kv_heads, -1)) for name in "kv")
-    if v.size(-1) < 3 or v.size(-1) != c.size(-1):
-        return f"values of {v.size(-1)} numbers are too few"
-    of_values, of_keys, factors = [], [], []
-    for h in range(layer.heads):
-        fits = [mixture(c[:, h], v[:, 0, g], v[:, 1, g]) for g in range(layer.kv_heads)]
-        best = min(range(layer.kv_heads), key=lambda g: fits[g][1])
-        odds, error = fits[best]
-        if not error < FIT:
-            return f"the result of head {h} is no mean of the values of its tokens, by {error:.0%}"
-        slopes = [slope(odds, k[:, 0, g], q[:, h]) for g in range(layer.kv_heads)]
-        nearest = min(range(layer.kv_heads), key=lambda g: slopes[g][1])
-        factor, error = slopes[nearest]
-        if not error < FIT:
-            return f"the scores of head {h} are no products of queries and keys, by {error:.0%}"
-        of_values.append(best)
-        of_keys.append(nearest)
-        factors.append(factor)
-    return {"values": of_values, "keys": of_keys}, median(factors)
-
-
-def mixture(c: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, float]:
-    """The log of the odds of `first` in c = w first + u second, each (N, E), and the share of c that this leaves."""
-    weights = torch.linalg.lstsq(torch.stack([first, second], -1), c[..., None]).solution[..., 0]
-    left = c - weights[:, :1] * first - weights[:, 1:] * second
-    error = float(left.norm() / (first - second).norm().clamp(min=1e-12))
-    return (weights[:, 0] / weights[:, 1]).log(), error if bool((weights > 0).all()) else math.inf
-
-
-def slope(odds: Tensor, keys: Tensor, queries: Tensor) -> tuple[float, float]:
-    """The factor of scores from odds (N,), linear in keys (N, E) for each of the queries (N, E), and the share of the
-    odds that this leaves."""
-    factors, left, all_of_it = [], 0.0, 0.0
-    for y, k, q in zip(odds.chunk(QUERIES), keys.chunk(QUERIES), queries.chunk(QUERIES)):
-        y, k = y - y.mean(), k - k.mean(0)
-        u = torch.linalg.lstsq(k, y[:, None]).solution
-        left, all_of_it = left + float((y - (k @ u)[:, 0]).square().sum()), all_of_it + float(y.square().sum())
-        factors.append(float(u.norm() / q[0].norm().clamp(min=1e-12)))
-    return median(factors), math.sqrt(left / max(all_of_it, 1e-30))
-
-
 def experts(s: Subject) -> Outcome:
     told = []
     for name, module in s.model.named_modules():
@@ -244,7 +129,8 @@ def norms(s: Subject) -> Outcome:
     modules = dict(s.model.named_modules())
     size = lambda x: float(x.float().square().mean().sqrt())
     for block, _ in s.blocks:
-        stream = next((size(b.result) / size(a.result) for a, b in zip(before, after) if a.name == block), 0.0)
+        pairs = [(a.result, b.result) for a, b in zip(before, after) if a.name == block]
+        stream = next((size(b) / max(size(a), 1e-12) for a, b in pairs), 0.0)
         ratios: dict[str, float] = {}  # of the input of the first linear layer of each branch
         for (name, _, one), (_, _, other) in zip(before, after):
             if (
@@ -257,6 +143,10 @@ def norms(s: Subject) -> Outcome:
                 ratios.setdefault(
                     ".".join(name.split(".")[: block.count(".") + 2]), size(other) / max(size(one), 1e-12)
                 )
+        odd = next(iter(ratios), "")  # its input is the stream, or a norm of the stream
+        if block == s.blocks[0][0] and odd and not 0.5 < ratios[odd] < 2 * BY:
+            what = f"a residual stream {BY:g} times as large makes the input of {odd} {ratios[odd]:.2g} times as large"
+            return "failed", f"{what}: a norm must divide by the size of its input", odd
         bare = [name for name, ratio in ratios.items() if ratio > BY / 2]
         if stream > BY / 2 and bare and len(bare) < len(ratios):
             normed = [name for name in ratios if name not in bare]
@@ -298,14 +188,6 @@ PARTS = {
         "one branch reads the residual stream as it is, which grows with depth and training",
         "put a norm before the branch: x = x + mlp(norm(x))",
         norms,
-        cheap=True,
-    ),
-    "heads": Check(
-        "projections by the usual names; for a wrong factor a fresh model",
-        "in the first layer, from texts of two tokens: the weights that mix the values, solved for factor and groups",
-        "attention is too sharp or too flat to learn, or a head pairs one group's keys with another's values",
-        "divide scores by the root of the size of a head; repeat_interleave(groups, 1) keeps a group together",
-        heads,
         cheap=True,
     ),
     "experts": Check(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,7 @@ Adapter = Callable[[nn.Module, Tensor], Tensor]  # (model, token ids (B, T)) -> 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits (B, T, V), targets (B, T)) -> a scalar
 Step = Callable[[Tensor], Tensor]  # the next token ids (1, S) of a text -> their logits (1, S, V)
 ROWS, LENGTH = 2, 16  # of the token ids that the checks use
-BATCHES = 4  # of the user's that are looked at
+BATCHES = 64  # of the user's that are looked at
 LENGTH_NAMES = "context_length", "block_size", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"
 TARGET_NAMES = "targets", "target", "labels", "label", "y"
 POSITION_NAMES = "position_ids", "positions"
@@ -47,6 +47,8 @@ class About(TypedDict, total=False):
     cache: Callable[[nn.Module], Step] | None  # makes an empty cache: a function from the next tokens to their logits,
     # with a method crop(length) if the cache can be rolled back
     batches: Iterable[tuple[Tensor, Tensor]]  # token ids and targets, (B, T) each, that the model is trained on
+    validation_batches: Iterable[tuple[Tensor, Tensor]]  # the same, of the text that is held out
+    train: Callable[..., Any] | None  # train(model), or one step as train(model, optimizer, tokens, targets)
     tokenizer: Any  # with a vocab_size or a length; Onward's has chat templates
     frozen: str  # a pattern of the names of parameters that must not be trained
 
@@ -77,6 +79,7 @@ class Subject:
 
     def __init__(self, model: nn.Module, **about: Unpack[About]) -> None:
         self.model, self.about = model.eval(), about
+        self.memo: dict[str, Any] = {}  # of what several checks use
         self.fresh, self.trained = about.get("fresh", False), about.get("trained", False)
         self.adapter, self.tokenizer = about.get("adapter"), about.get("tokenizer")
         self.context_length = about.get("context_length") or self.attribute(*LENGTH_NAMES) or 0
@@ -87,6 +90,7 @@ class Subject:
         with torch.no_grad():
             few = torch.zeros(1, min(2, length), dtype=torch.long, device=self.device)
             self.vocab_size = about.get("vocab_size") or self(few).size(-1)
+            length = self.longest(length)
             length -= length == self.vocab_size  # T = V would hide axes that are mixed up
             self.tokens = torch.randint(self.vocab_size, (ROWS, length), generator=generator).to(self.device)
             self.logits = self(self.tokens)
@@ -102,9 +106,12 @@ class Subject:
         except re.error as error:
             raise UserError(f"frozen is {about.get('frozen')!r}, and no pattern ({error}): name parameters") from None
         self.batches = [self.checked_batch(batch) for batch in islice(about.get("batches", ()), BATCHES)]
+        held_out = islice(about.get("validation_batches", ()), BATCHES)
+        self.validation_batches = [self.checked_batch(batch) for batch in held_out]
 
     def __call__(self, tokens: Tensor, **more: Any) -> Tensor:
         """The logits (B, T, V) of token ids (B, T); `more` are further arguments of forward."""
+        tokens = tokens.contiguous()  # a model may call view()
         if self.adapter:
             return self.adapter(self.model, tokens)
         try:
@@ -125,6 +132,21 @@ class Subject:
         if name and logits.size(1) < tokens.size(1):  # nanoGPT gives all logits only for training
             return logits_of(self.model(tokens, **more, **{name: tokens}))
         return logits
+
+    def longest(self, length: int) -> int:
+        """The most tokens, up to `length`, that the model takes. A UserError if it takes fewer than four."""
+        try:
+            self(torch.zeros(1, length, dtype=torch.long, device=self.device))
+            return length
+        except UserError as error:
+            cause = error
+        for shorter in range(length - 1, 3, -1):
+            try:
+                self(torch.zeros(1, shorter, dtype=torch.long, device=self.device))
+                return shorter
+            except UserError:
+                continue
+        raise UserError(f"{cause}; if its context is shorter, give --context-length") from cause
 
     def checked_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
         """A batch of the user's on the model's device. A UserError if it is no token ids with as many targets."""
@@ -161,7 +183,10 @@ class Subject:
         if not name:
             return None
         result = self.model(self.tokens, **{name: targets})
-        loss = result.loss if hasattr(result, "loss") else result[1] if isinstance(result, tuple) else result
+        if isinstance(result, Mapping):
+            loss = result.get("loss")
+        else:
+            loss = result.loss if hasattr(result, "loss") else result[1] if isinstance(result, tuple) else result
         return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 
     def new_cache(self) -> Cache | None:
@@ -284,8 +309,15 @@ def hooked(handles: Iterable[Any]) -> Iterator[None]:
 
 
 def logits_of(result: Any) -> Tensor:
-    """The logits in what a model returns: a tensor, the first of a tuple, or `.logits`."""
+    """The logits in what a model returns: a tensor, the first of a tuple, `.logits` or ["logits"]."""
+    if isinstance(result, Mapping) and "logits" in result:
+        result = result["logits"]
     result = result.logits if hasattr(result, "logits") else result[0] if isinstance(result, tuple) else result
+    if isinstance(result, list) and result and all(isinstance(x, Tensor) and x.dim() == 3 for x in result):
+        raise UserError(
+            f"the model returns a list of {len(result)} logits, as of early exits: give --adapter FILE.py:FUNCTION, "
+            "where FUNCTION(model, tokens) returns one of them, such as model(tokens)[-1]"
+        )
     if not isinstance(result, Tensor) or result.dim() != 3:
         shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise UserError(f"the model returns {shape} instead of logits (B, T, V): give --adapter FILE.py:FUNCTION")

@@ -35,6 +35,8 @@ def subjects_of(
     loss: str = "",
     cache: str = "",
     batches: str = "",
+    validation_batches: str = "",
+    train: str = "",
     text: str = "",
     validation: str = "",
     frozen: str = "",
@@ -44,16 +46,19 @@ def subjects_of(
     """The subjects that a target names.
 
     A folder of a run is a model and the texts that it was trained on. FILE.py:NAME and MODULE:NAME name a class or
-    function, which is called with `kwargs` (JSON) and gives a fresh model, or a model. `adapter`, `loss`, `cache` and
-    `batches` name functions in the same way; `text` and `validation` name texts.
+    function, which is called with `kwargs` (JSON) and gives a fresh model, or a model. `adapter`, `loss`, `cache`,
+    `train` and the batches name functions in the same way; `text` and `validation` name texts.
     """
     about: About = {"vocab_size": vocab_size, "context_length": context_length, "frozen": frozen}
-    for name, value in {"adapter": adapter, "loss": loss, "cache": cache}.items():
+    for name, value in {"adapter": adapter, "loss": loss, "cache": cache, "train": train}.items():
         if value:
             about[name] = named(value, f"--{name}")  # type: ignore[literal-required]
-    if batches:
-        found = named(batches, "--batches")
-        about["batches"] = found() if callable(found) else found
+    for name, value in {"batches": batches, "validation_batches": validation_batches}.items():
+        if value:
+            found = named(value, f"--{name.replace('_', '-')}")
+            about[name] = found() if callable(found) else found  # type: ignore[literal-required]
+    if target.endswith(".py"):
+        raise UserError(f"{target} is Python code: name one of its classes or functions{choices(target)}")
     if ":" in target and not os.path.exists(target) and "://" not in target:
         model, about["fresh"] = made(target, kwargs)
         return [Subject(model, **about)]
@@ -138,6 +143,14 @@ def named(target: str, what: str) -> Any:
         known = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         raise UserError(f"{what} names {name!r}, which {place} does not have: choose from {', '.join(known) or 'none'}")
     return getattr(module, name)
+
+
+def choices(file: str) -> str:
+    """How the modules (else the other classes and functions) of a file are named as targets."""
+    own = {k: v for k, v in vars(imported(file)).items() if getattr(v, "__module__", "") == Path(file).stem}
+    modules = [name for name, value in own.items() if isinstance(value, type) and issubclass(value, nn.Module)]
+    names = [f"{file}:{name}" for name in modules or own]
+    return f", {' or '.join(names)}" if names else ", of which it has none"
 
 
 def imported(place: str) -> ModuleType:

@@ -1,0 +1,307 @@
+"""Checks of attention by its operations: positions, the scale of scores, and the heads' keys and values.
+
+A text of one repeated token has the same content everywhere, so that whatever differs in it is a matter of position.
+Shapes: N texts, H heads, T tokens, E size of a head.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
+from types import CodeType
+
+import torch
+from torch import Tensor, nn
+
+from onward.inspection.doctor.finding import Check, Outcome, Status, largest
+from onward.inspection.doctor.operations import Attention, length_of_texts, loud, operations
+from onward.inspection.doctor.subject import POSITION_NAMES, TOLERANCE, Subject
+
+TEXTS = 6
+GAIN = {"repeated": 1.5, "random": 0.5}  # small scores stay where softmax and soft caps are nearly linear
+FIT = 0.05  # the share of what is to be explained that may stay unexplained
+ALIKE = 1e-4  # of the largest number: two vectors that differ by less are the same
+FASTEST = 1.05  # radians per token of the fastest pair
+SEEN = 1e-20  # a weight below this is that of a masked key
+POSITIONS = r"(?<![a-z])pos(?!t)|position|wpe|rope|rotary|inv_freq|freqs_cis|alibi|slopes"
+NO_ATTENTION = "no product of weights (T, T) and values is known in this model"
+
+Layer = Sequence[Attention]  # one attention in each of the texts
+
+
+def layers(s: Subject, kind: str) -> list[Layer]:
+    """The attentions of the loud model in N texts: "repeated", each of one token, or "random"."""
+    if kind not in s.memo:
+        T, generator = length_of_texts(s), torch.Generator().manual_seed(3)
+        ids = torch.randperm(s.vocab_size, generator=generator)[: TEXTS if T else 0, None].expand(-1, T)
+        if kind == "random":
+            ids = torch.randint(s.vocab_size, ids.shape, generator=generator)
+        with loud(s, GAIN[kind]):
+            texts = [operations(s, row[None].to(s.device)).attentions for row in ids.contiguous()]
+        finite = all(bool(x.isfinite().all()) for text in texts for a in text for x in (a.queries, a.keys, a.values))
+        s.memo[kind] = [*zip(*texts)] if finite else []
+    return s.memo[kind]
+
+
+def stacked(layer: Layer, name: str) -> Tensor:
+    """Queries, keys, values or weights of all texts (N, H, T, ...)."""
+    return torch.stack([getattr(a, name) for a in layer])
+
+
+def apart(x: Tensor, dim: int) -> float:
+    """How much a tensor differs along a dimension, as a share of its largest number."""
+    return largest(x - x.narrow(dim, 0, 1)) / max(1e-12, largest(x))
+
+
+def rows_of(parts: Sequence[Tensor], T: int) -> Tensor | None:
+    """What the parts of a projection say of each token (T, ...); None where that is not known."""
+    turned = [x.movedim(x.shape.index(T), 0).flatten(1).double() for x in parts if T in x.shape]
+    return torch.cat(turned, 1) if parts and len(turned) == len(parts) else None
+
+
+def positions(s: Subject) -> Outcome:
+    swapped = s.tokens.clone()
+    swapped[:, :-1] = swapped[:, :-1].flip(1)
+    told = f"another order of earlier tokens changes the last logits by {largest((s(swapped) - s.logits)[:, -1]):.1e}"
+    told += shifted(s)
+    found = layers(s, "repeated")
+    blind = bool(found)
+    for layer in found:
+        where, T = f"first in {layer[0].module}", layer[0].weights.size(-1)
+        rows = [rows_of(a.sources["queries"] + a.sources["keys"], T) for a in layer]
+        if any(row is None for row in rows):
+            return "told", f"{told}; the projections of {layer[0].module or 'the attention'} are not known"
+        given = torch.stack([row for row in rows if row is not None])
+        if apart(given, 1) > max(ALIKE, TOLERANCE.get(s.dtype, 0.0)):
+            if layer is found[0] and (same := repeated_rows(given)):
+                return "failed", f"{told}; positions {same} add the same vector to a token", where
+            return "told", f"{told}: positions are absolute" if layer is found[0] else told
+        wrong, sees = misplaced(s, layer)
+        if wrong:
+            return "failed", f"{told}; {wrong}", where
+        blind = blind and not sees
+    if not found:
+        return "told", f"{told}; {NO_ATTENTION}"
+    if blind and (name := speaks_of_positions(s.model)):
+        return "failed", f"{told}; no position changes a score, although the model has {name}", "the scores"
+    return "told", f"{told}: " + ("there are no positions" if blind else "positions are relative")
+
+
+def shifted(s: Subject) -> str:
+    """What a shift of all positions changes, where forward takes positions."""
+    half, name = s.tokens.size(1) // 2, s.parameter(*POSITION_NAMES)
+    if not name or not half:
+        return ""
+    places, by = torch.arange(half, device=s.device).expand(len(s.tokens), half), s.tokens.size(1) - half
+    here, there = (s(s.tokens[:, :half], **{name: places + add}) for add in (0, by))
+    return f", and all positions {by} further by {largest(here - there):.1e}"
+
+
+def misplaced(s: Subject, layer: Layer) -> tuple[str, bool]:
+    """What is wrong with the positions in an attention of texts of one repeated token, whose projections are the same
+    at each place; and whether positions change a score there."""
+    q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
+    allowed = max(1e-3, 2 * TOLERANCE.get(s.dtype, 0.0))
+    if apart(v, 2) > allowed:
+        return f"values differ between places by {apart(v, 2):.1%}: they are rotated too", True
+    moves = [name for name, x in (("queries", q), ("keys", k)) if apart(x, 2) > allowed]
+    if not moves:
+        return biased(w)
+    if all(apart(x - x[:1], 2) <= allowed * 2 for x in (q, k)):
+        return "", True  # a vector of the place is added to queries and keys
+    if len(moves) == 1:
+        return f"{moves[0]} turn with the position, and the other side of the product does not", True
+    scores = q @ k.mT
+    spread, size = along_diagonals(scores), q.norm(dim=-1)
+    if spread > allowed and apart((size / size[..., :1]).flatten(0, 1), 0) <= allowed:
+        spread = along_diagonals(scores / (size / size[..., :1])[..., None])  # scores that grow with the text
+    if spread > allowed:
+        what = f"the same tokens at the same distance get scores that differ by {spread:.1%} between places"
+        return f"{what}: queries and keys are not turned alike", True
+    if same := repeated_rows(q.transpose(1, 2).flatten(2)):
+        return f"positions {same} turn queries alike", True
+    return turns(q), True
+
+
+def along_diagonals(scores: Tensor) -> float:
+    """How much scores (N, H, T, T) differ at the same distance, as a share of the largest one."""
+    T = scores.size(-1)
+    diagonals = [scores.diagonal(d, -2, -1) for d in range(1 - T, T)]
+    return max(largest(x - x.mean(-1, keepdim=True)) for x in diagonals) / largest(scores)
+
+
+def biased(weights: Tensor) -> tuple[str, bool]:
+    """Of weights (N, H, T, T) where queries and keys are the same everywhere, so that only a bias can tell places
+    apart: whether it grows with distance, or is one for all heads; and whether there is one."""
+    last = weights[0, :, -1]  # (H, T)
+    seen = (last > SEEN).all(0)
+    logs = last[:, seen].log().flip(-1)  # by distance
+    if logs.size(-1) < 3 or largest(logs - logs[:, :1]) < 1e-3:
+        return "", False
+    steps = logs.diff(dim=-1)
+    if largest(steps - steps.mean(-1, keepdim=True)) > 1e-2 * largest(steps):
+        return "", True  # not a line, such as learned biases
+    slopes = steps.mean(-1)
+    if bool((slopes > 1e-3 * largest(slopes)).any()):
+        return "scores grow with the distance: a bias has the wrong sign", True
+    if len(slopes) > 1 and largest(slopes - slopes[0]) < 1e-3 * largest(slopes):
+        return "all heads have the same bias for distance", True
+    return "", True
+
+
+def repeated_rows(x: Tensor) -> str:
+    """Two places of x (N, T, ...) with the same vectors, where they are not merely the last ones, as after a
+    convolution of zeros before the text; "" where there are none."""
+    flat = x.transpose(0, 1).flatten(1)
+    equal = torch.cdist(flat, flat, p=math.inf) <= ALIKE * largest(flat)
+    T = len(flat)
+    tail = next(i for i in range(T) if bool(equal[i:, i:].all()))
+    pairs = [(i, j) for i in range(T) for j in range(i + 1, T) if equal[i, j] and not (i >= tail and 0 < tail < T - 1)]
+    return f"{pairs[0][0]} and {pairs[0][1]}" if pairs else ""
+
+
+def turns(queries: Tensor) -> str:
+    """What is wrong with the angles by which queries (N, H, T, E) of one token turn from place to place; "" if
+    nothing is, or if no single rotation explains them."""
+    before, after = (x.flatten(0, -2) for x in (queries[:, :, :-1], queries[:, :, 1:]))
+    if len(before) < 2 * queries.size(-1):
+        return ""
+    solved = torch.linalg.lstsq(before, after)
+    if largest(before @ solved.solution - after) > 1e-3 * largest(after):
+        return ""
+    values = torch.linalg.eigvals(solved.solution)
+    angles = values.angle().abs()
+    angles = angles[angles > 1e-4].sort().values[::2]
+    if len(angles) > 1 and largest(angles - angles[0]) < 1e-4:
+        return f"all {len(angles)} pairs turn by the same {float(angles[0]):.3g} per token"
+    if len(angles) and float(angles.max()) > FASTEST:
+        return f"a pair turns by {float(angles.max()):.3g} per token, where 1 is the fastest: a frequency is inverted"
+    return ""
+
+
+def speaks_of_positions(model: nn.Module) -> str:
+    """The first name in a model that speaks of positions: of a parameter, buffer, module or function; "" if none."""
+    named = [name for name, _ in [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]]
+    named += [type(module).__name__ for module in model.modules()]
+    used = chain.from_iterable(names_in(getattr(type(m).forward, "__code__", None)) for m in model.modules())
+    return next((n for n in [*named, *used] if re.search(POSITIONS, n, re.I) and n != "position_ids"), "")
+
+
+def names_in(code: CodeType | None) -> Iterator[str]:
+    """The names that a function uses, in what it defines too."""
+    if code:
+        yield from code.co_names
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from names_in(constant)
+
+
+def heads(s: Subject) -> Outcome:
+    found = layers(s, "random")
+    if not found:
+        return "not applicable", NO_ATTENTION
+    told = []
+    for layer in found:
+        status, what = of_layer(s, layer)
+        if status == "failed":
+            return "failed", what, layer[0].module
+        told.append((status, what))
+    for one, other in pairwise(found):  # heads as modules of their own
+        if all(torch.equal(stacked(one, name), stacked(other, name)) for name in ("queries", "keys", "values")):
+            return "failed", "two heads have the same queries, keys and values: they are one head", one[0].module
+    return next(((status, what) for status, what in told if status == "told"), told[0])
+
+
+def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
+    """What is found in the heads of one attention."""
+    q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
+    H, E = q.size(1), q.size(-1)
+    if layer[0].softmax_of_softmax:
+        return "failed", "weights are the softmax of a softmax: none can be far from the mean"
+    if not bool(w.diagonal(0, -2, -1).any()):
+        return "failed", "no token sees itself: the weights of all queries for their own keys are 0"
+    groups = {name: alike(x) for name, x in (("queries", q), ("keys", k), ("values", v))}
+    count = max(groups["keys"]) + 1
+    if H > 1 and not any(max(group) for group in groups.values()):
+        return "failed", f"all {H} heads have the same queries, keys and values: they are one head"
+    usual = [h * count // H for h in range(H)]
+    for name in "keys", "values":
+        if groups[name] != usual and (s.fresh or groups["keys"] != groups["values"]):
+            return "failed", f"the heads read the {name} of the key/value heads {groups[name]}, and not {usual}"
+    factor = factor_of(layer, q, k, w)
+    if isinstance(factor, str):
+        return "told", f"heads read the keys and values of their groups, {usual}; {factor}"
+    right = E**-0.5
+    what = f"scores are multiplied by {factor:.4g}, where 1/√{E} is {right:.4g}"
+    known = [right, *(number**power for number in s.declares("scal|multipl") if number for power in (1, -0.5, -1))]
+    if any(abs(factor / number - 1) < FIT for number in known):
+        return "ok", f"{what}, and heads read the keys and values of their groups, {usual}"
+    wrong = {
+        "the scale is missing": 1.0,
+        "the scale is of the whole width": layer[0].width ** -0.5,
+        "the scale lacks the root": 1 / E,
+        "scores are multiplied by the root": E**0.5,
+        "the scale is of the number of heads": H**-0.5,
+        "the scale is of the length of the text": q.size(2) ** -0.5,
+    }
+    named = next((name for name, number in wrong.items() if abs(factor / number - 1) < FIT), "")
+    return ("failed", f"{what}: {named}") if named and s.fresh else ("told", what)
+
+
+def alike(x: Tensor) -> list[int]:
+    """For each head of x (N, H, T, E) the number of the first one with the same vectors, numbered as they come."""
+    firsts: list[Tensor] = []
+    numbers = []
+    for head in x.unbind(1):
+        same = next((i for i, one in enumerate(firsts) if torch.equal(one, head)), len(firsts))
+        firsts += [head] if same == len(firsts) else []
+        numbers.append(same)
+    return numbers
+
+
+def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
+    """The factor by which products of projected queries and keys become scores; why not, where it does not follow.
+
+    log w is the score less a number for each row. Means over texts and over keys take that number and all that depends
+    on places alone out of both sides.
+    """
+    if not all(a.sources["queries"] and a.sources["keys"] for a in layer):
+        return "the projections of queries and keys are not known"
+    if any(float(x.std() / x.mean()) < 1e-3 for x in (q.norm(dim=-1), k.norm(dim=-1)) if x.numel() > 1):
+        return "queries and keys are normalized"
+    products, xy, xx, yy = q @ k.mT, 0.0, 0.0, 0.0
+    for i in range(2, q.size(2)):
+        seen = (w[:, :, i] > SEEN).all(0).all(0)
+        x, y = products[:, :, i][..., seen], w[:, :, i][..., seen].log()
+        x, y = (z - z.mean(-1, keepdim=True) for z in (x, y))
+        x, y = (z - z.mean(0, keepdim=True) for z in (x, y))
+        xy, xx, yy = xy + float((x * y).sum()), xx + float((x * x).sum()), yy + float((y * y).sum())
+    if not xx or not yy or 1 - xy * xy / (xx * yy) > FIT**2 * 4:
+        return "scores are no multiples of products of queries and keys"
+    factor = xy / xx
+    for name, x in ("queries", q), ("keys", k):
+        parts = torch.cat([part.double().flatten() for a in layer for part in a.sources[name]])
+        factor *= float(x.square().mean().sqrt() / parts.square().mean().sqrt())
+    return factor
+
+
+ATTENDING = {
+    "positions": Check(
+        "",
+        "earlier tokens in another order, and texts of one token, repeated: places alone may change its scores",
+        "the model cannot tell the order of tokens, or the same words are another text at another place",
+        "give token i position i; rotate queries and keys by the same angles, and leave values as they are",
+        positions,
+        cheap=True,
+    ),
+    "heads": Check(
+        "attention by softmax; for a wrong factor a fresh model",
+        "the logarithms of attention weights against products of queries and keys; equal keys and values of heads",
+        "attention is too sharp or too flat to learn, or a head pairs one group's keys with another's values",
+        "divide scores by the root of the size of a head; repeat_interleave(groups, 1) keeps a group together",
+        heads,
+        cheap=True,
+    ),
+}

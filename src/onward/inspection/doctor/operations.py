@@ -1,0 +1,260 @@
+"""The operations of a forward, in any style of code: which products have weights, which are attention, what adds up.
+
+Every decoder comes down to a few operations of PyTorch, whether it is written with modules, functions, einsum or fused
+attention. A dispatch mode sees them all. Attention is a product of queries and keys whose result is (T, T) for each
+head, and a later product of weights (T, T) and values.
+
+Shapes: N texts times heads, H heads, T tokens, E size of a head, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from onward.inspection.doctor.subject import Subject, hooked
+
+PRODUCTS = "mm", "bmm", "addmm", "baddbmm"
+COPIES = "clone", "_to_copy", "contiguous", "_unsafe_view", "copy", "_reshape_copy"
+SOFTMAXES = "_softmax", "_safe_softmax", "softmax"
+LOOKUPS = "embedding", "index", "index_select"
+
+
+@dataclass(eq=False)
+class Linear:
+    """A product with a weight."""
+
+    given: Tensor
+    weight: Tensor
+    result: Tensor
+    module: str
+    after: Linear | None  # the product whose result is `given`, with nothing in between but views and biases
+    read: bool = False  # by an operation that is no product with a weight
+
+
+@dataclass(eq=False)
+class Attention:
+    """A product of weights and values, and that of the queries and keys before it."""
+
+    module: str
+    queries: Tensor  # (H, T, E), as they enter the product
+    keys: Tensor
+    weights: Tensor  # (H, T, T)
+    values: Tensor
+    sources: dict[str, list[Tensor]]  # of queries, keys and values: the parts of the projections they are made of
+    softmax_of_softmax: bool
+    width: int  # D of the vectors that are projected
+
+
+@dataclass(eq=False)
+class Sum:
+    """An addition of two tensors of one shape."""
+
+    left: Tensor
+    right: Tensor
+    result: Tensor
+    module: str
+
+
+def is_continuous(x: Tensor) -> bool:
+    """Whether a tensor holds floating-point or complex numbers."""
+    return x.is_floating_point() or x.is_complex()
+
+
+class Operations(TorchDispatchMode):
+    """Records the operations of one forward over a text (1, T)."""
+
+    def __init__(self, model: nn.Module, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.linears: list[Linear] = []
+        self.attentions: list[Attention] = []
+        self.sums: list[Sum] = []
+        self.lookups: list[Tensor] = []  # rows (T, D) of tables
+        self.tables: set[int] = set()  # addresses of these tables
+        self.module: list[str] = []  # names of the modules that run now
+        self.called: set[str] = set()  # names of modules
+        self.alive: list[Tensor] = []  # so that no id is given to another tensor
+        self.weights = {id(p) for p in model.parameters()}
+        self.storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self.sources: dict[int, list[Tensor]] = {}
+        self.direct: dict[int, Linear] = {}  # results of products with a weight, through views and biases
+        self.soft: set[int] = set()  # (T, T) tensors that descend from a softmax
+        self.twice = False
+        self.scores: tuple[Tensor, Tensor] | None = None  # queries and keys of the last (T, T) product
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        name = func.overloadpacket.__name__
+        for out in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(out, Tensor) and is_continuous(out):
+                self.note(name, given, out)
+        return result
+
+    def is_weight(self, x: Tensor) -> bool:
+        return id(x) in self.weights or x.untyped_storage().data_ptr() in self.storages
+
+    def note(self, name: str, given: list[Tensor], out: Tensor) -> None:
+        """Record one operation and its result."""
+        self.alive += [*given, out]
+        floats = [x for x in given if is_continuous(x)]
+        if name in LOOKUPS and floats and self.is_weight(floats[0]):
+            self.lookups.append(out)
+            self.tables.add(floats[0].untyped_storage().data_ptr())
+            return
+        if floats and all(map(self.is_weight, floats)):
+            self.weights.add(id(out))
+            return
+        if name in PRODUCTS:
+            self.product(given[-2], given[-1], out)
+            return
+        self.follow(name, floats, out)
+        if name in ("add", "add_") and len(floats) == 2 and floats[0].shape == floats[1].shape:
+            self.sums.append(Sum(floats[0], floats[1], out, self.place()))
+
+    def place(self) -> str:
+        return self.module[-1] if self.module else ""
+
+    def product(self, left: Tensor, right: Tensor, out: Tensor) -> None:
+        weights = self.is_weight(left), self.is_weight(right)
+        if sum(weights) == 1:
+            x, weight = (right, left) if weights[0] else (left, right)
+            linear = Linear(x, weight, out, self.place(), self.direct.get(id(x)))
+            self.linears.append(linear)
+            self.sources[id(out)], self.direct[id(out)] = [out], linear
+            return
+        self.mark_read(left, right)
+        T = self.length
+        if out.size(-1) == T and not out.size(-2) % T and left.size(-1) % T:
+            self.scores = left, right
+        elif self.scores and left.size(-1) == T and not left.size(-2) % T:
+            self.mixed(left, right, right)
+        elif self.scores and right.shape[-2:] == (T, T) and left.size(-1) == T:  # values first, both turned
+            self.mixed(right.transpose(-2, -1), left.transpose(-2, -1), left)
+
+    def mixed(self, weights: Tensor, values: Tensor, of_values: Tensor) -> None:
+        """Pair a product of weights and values with the last one of queries and keys. Heads (K, G T, E) that are
+        folded into the texts of their group become (K G, T, E)."""
+        assert self.scores
+        T, (queries, keys) = self.length, self.scores
+        of = lambda x: self.sources.get(id(x), [])
+        sources = {"queries": of(queries), "keys": of(keys), "values": of(of_values)}
+        flat = [x.detach() if x.dim() == 3 else x.detach()[None] for x in (queries, keys.mT, weights, values)]
+        group = flat[0].size(1) // T
+        unfold = lambda x: x.unflatten(1, (-1, T)).flatten(0, 1).double()
+        repeat = lambda x: x.repeat_interleave(group, 0).double()
+        q, k, w, v = unfold(flat[0]), repeat(flat[1]), unfold(flat[2]), repeat(flat[3])
+        if q.shape[:2] == k.shape[:2] == w.shape[:2] == v.shape[:2]:
+            width = self.linears[-1].given.size(-1) if self.linears else 0
+            self.attentions.append(Attention(self.place(), q, k, w, v, sources, self.twice, width))
+        self.scores, self.twice = None, False
+
+    def follow(self, name: str, floats: list[Tensor], out: Tensor) -> None:
+        """What a result descends from."""
+        T, known = self.length, [x for x in floats if not self.is_weight(x)]
+        if out.shape[-2:] == (T, T):
+            descends = any(id(x) in self.soft for x in known)
+            if name in SOFTMAXES and descends:
+                self.twice = True
+            if name in SOFTMAXES or descends:
+                self.soft.add(id(out))
+        if name in ("add", "sub") and known and all(id(x) in self.direct for x in known):
+            self.direct[id(out)] = self.direct[id(known[0])]  # a sum of products is one, too
+        elif len(known) != 1 or known[0] is out:
+            self.mark_read(*known)
+        if len(known) != 1 or known[0] is out:
+            found = {id(s): s for x in known for s in self.sources.get(id(x), [])}
+            self.sources[id(out)] = [*found.values()]
+            return
+        x = known[0]
+        view = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        before = self.sources.get(id(x), [])
+        whole = len(before) == 1 and before[0] is x  # nothing has happened to the projection yet
+        same = view or name in COPIES or (name in ("add", "add_") and len(floats) == 2)
+        self.sources[id(out)] = [out] if whole and same and out.is_floating_point() else before
+        if same and id(x) in self.direct:
+            self.direct[id(out)] = self.direct[id(x)]
+        elif not same:
+            self.mark_read(x)
+
+    def mark_read(self, *tensors: Tensor) -> None:
+        for x in tensors:
+            if id(x) in self.direct:
+                self.direct[id(x)].read = True
+
+
+def length_of_texts(s: Subject) -> int:
+    """A length T that no width in the model is a multiple of, so that (T, T) is told from other shapes; 0: none."""
+    sizes = {size for p in s.model.parameters() for size in p.shape}
+    return next((n for n in range(min(13, s.tokens.size(1)), 3, -1) if all(size % n for size in sizes)), 0)
+
+
+@torch.no_grad()
+def operations(s: Subject, tokens: Tensor) -> Operations:
+    """The operations of a forward over a text (1, T)."""
+    found = Operations(s.model, tokens.size(1))
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            found.module.append(name)
+            found.called.add(name)
+
+        return hook
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        found.module.pop()
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    named = [(name, module) for name, module in s.model.named_modules() if name]
+    handles = [module.register_forward_pre_hook(enter(name)) for name, module in named]
+    handles += [module.register_forward_hook(leave) for _, module in named]
+    try:
+        # with gradients a model takes the path of training, without kernels of its own
+        with hooked(handles), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), found:
+            s(tokens)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return found
+
+
+@contextmanager
+def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
+    """The model with other values of those parameters for which `new` gives one; then all is as before."""
+    kept: list[tuple[Tensor, Tensor]] = []
+    try:
+        with torch.no_grad():
+            for p in model.parameters():
+                value = new(p) if p.is_floating_point() else None
+                if value is not None:
+                    kept.append((p, p.detach().clone()))
+                    p.copy_(value)
+        yield
+    finally:
+        with torch.no_grad():
+            for changed_one, before in kept:
+                changed_one.copy_(before)
+
+
+def loud(s: Subject, gain: float = 1.5) -> Any:
+    """The model with matrices that let every part show: each multiplies the size of vectors by about `gain`, and none
+    is zero. A
+    fresh model has scores near 0 and branches near 0, in which many a mistake is smaller than rounding."""
+    generator = torch.Generator().manual_seed(2)
+
+    def new(p: Tensor) -> Tensor | None:
+        size = float(p.detach().float().square().mean().sqrt()) if p.numel() else 1.0
+        if not size:
+            return torch.randn(p.shape, generator=generator).to(p) * 0.3
+        return p * (gain / p.numel() ** 0.25 / size) if p.dim() > 1 else None
+
+    return changed(s.model, new)

@@ -1,0 +1,161 @@
+"""Checks of the residual stream and of what is around it, by the operations of a forward.
+
+Shapes: T tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onward.inspection.doctor.finding import Check, Outcome, largest, verdict
+from onward.inspection.doctor.operations import (
+    Linear,
+    Operations,
+    changed,
+    length_of_texts,
+    loud,
+    operations,
+)
+from onward.inspection.doctor.subject import Subject
+
+LOUD, QUIET = 1e3, 1e-3  # of the tables of embeddings, and of the matrices of branches
+KEPT = 0.3  # the least cosine between an embedding and what the head reads, where branches are nearly 0
+TIMES = 1.9  # an embedding that stands in the stream so often was added to itself
+REACH = 1.5  # both ways: logits that cannot go further give no token more than 1 in e^3
+HEAD = 100.0  # the size of logits for which the head is made larger
+NO_TEXT = "no length of a text is unlike all widths of the model"
+
+
+def traced(s: Subject) -> Operations | None:
+    """The operations of the loud model on a random text."""
+    if "traced" not in s.memo:
+        T = length_of_texts(s)
+        with loud(s):
+            s.memo["traced"] = operations(s, s.tokens[:1, :T].contiguous()) if T else None
+    return s.memo["traced"]
+
+
+def head_of(found: Operations, s: Subject) -> Linear | None:
+    """The product that gives the logits."""
+    return next((x for x in reversed(found.linears) if x.result.size(-1) >= s.vocab_size), None)
+
+
+def residual(s: Subject) -> Outcome:
+    found = traced(s)
+    head = head_of(found, s) if found else None
+    if not found or not found.attentions or not head:
+        return "not applicable", NO_TEXT if not found else "no attention and no head are known"
+    if head.after:
+        return "not applicable", "a matrix follows the stream before the head"
+    tables, last = found.tables, head.weight.untyped_storage().data_ptr()
+
+    def new(p: Tensor) -> Tensor | None:
+        place = p.untyped_storage().data_ptr()
+        if place in tables:
+            return p * (LOUD / max(1e-12, float(p.detach().float().square().mean().sqrt())))
+        return p * QUIET if p.dim() > 1 and place != last else None
+
+    with loud(s), changed(s.model, new):
+        return kept_once(operations(s, s.tokens[:1, : length_of_texts(s)].contiguous()), s)
+
+
+def kept_once(found: Operations, s: Subject) -> Outcome:
+    """Whether the head reads the embeddings once, where branches are nearly 0."""
+    head = head_of(found, s)
+    assert head
+    read = head.given.flatten(0, -2)
+    rows = [x.flatten(0, -2) for x in found.lookups]
+    kept = [cosine(x, read) for x in rows if x.shape == read.shape]
+    if not kept:
+        return "not applicable", "no table gives vectors as wide as those that the head reads"
+    what = f"with branches near 0, the head reads the embeddings of tokens at a cosine of {max(kept):.2f}"
+    if max(kept) < KEPT:
+        return "failed", f"{what}: a branch replaces the residual stream", "a sum of the stream and a branch"
+    began: Tensor | None = None  # the stream before its first branch
+    for one in found.sums:
+        small, big = sorted((one.left, one.right), key=lambda x: float(x.norm()))
+        share = float(small.norm() / big.norm().clamp(min=1e-12))
+        if one.result.size(-1) != read.size(-1) or (began is not None and one.result.shape != began.shape):
+            continue
+        if share > 1 / 3 and cosine(small, big) > 0.99:
+            return "failed", f"{what}; the residual stream is added to itself", one.module
+        if share < 0.05:
+            began = big if began is None else began
+            times = float((one.result * began).sum() / began.square().sum())
+            if times > TIMES and cosine(one.result, began) > 0.9:
+                return "failed", f"{what}; after a branch the stream holds them {times:.2g} times", one.module
+    return "ok", what
+
+
+def cosine(x: Tensor, y: Tensor) -> float:
+    """The mean cosine of vectors (..., D) about their means."""
+    x, y = (z.detach().float() - z.detach().float().mean(-1, keepdim=True) for z in (x, y))
+    return float(F.cosine_similarity(x, y, -1).mean())
+
+
+def activation(s: Subject) -> Outcome:
+    found = traced(s)
+    if not found:
+        return "not applicable", NO_TEXT
+    for one in found.linears:
+        if one.after is None or one.after.read:
+            continue
+        sizes = one.after.given.size(-1), one.given.size(-1), one.result.size(-1)
+        if sizes[1] >= min(sizes[0], sizes[2]):  # fewer is a matrix of low rank, as in LoRA
+            what = f"two matrices follow each other with nothing between them, of widths {sizes[0]}, {sizes[1]}"
+            return "failed", f"{what}, {sizes[2]}: they are one matrix", one.module or one.after.module
+    acts = [(name, m) for name, m in s.model.named_modules() if type(m).__module__ in ACTIVATIONS]
+    acts = [(name, m) for name, m in acts if not isinstance(m, nn.MultiheadAttention | nn.Softmax | nn.LogSoftmax)]
+    unused = [name for name, _ in acts if name not in found.called]
+    if acts and len(unused) == len(acts) and found.attentions:  # others may be called in a kernel
+        return "failed", f"none of {len(acts)} modules of activation functions is called", unused[0]
+    return "ok", f"no two of {len(found.linears)} matrices follow each other with nothing between them"
+
+
+ACTIVATIONS = "torch.nn.modules.activation", "transformers.activations"
+
+
+def reach(s: Subject) -> Outcome:
+    found = traced(s)
+    head = head_of(found, s) if found else None
+    if not head:
+        return "not applicable", "no product with a matrix gives the logits"
+    place, times = head.weight.untyped_storage().data_ptr(), HEAD / max(1e-12, largest(head.result))
+    larger = lambda p: p * times if p.untyped_storage().data_ptr() == place else None
+    with loud(s), changed(s.model, larger):
+        logits = s(s.tokens)
+    logits = logits[logits.isfinite()]
+    if not logits.numel():
+        return "not applicable", "no logit is finite"
+    low, high = float(logits.min()), float(logits.max())
+    what = f"with a head {times:.2g} times as large, logits reach from {low:.3g} to {high:.3g}"
+    return verdict(low < -REACH and high > REACH, what, "what comes after the head")
+
+
+STREAM = {
+    "residual": Check(
+        "attention, and a table of embeddings as wide as the stream",
+        "branches are made nearly 0: the head must read the embeddings, once each",
+        "the model forgets its tokens layer by layer, or drowns what its layers add",
+        "add each branch once to the stream that it read: x = x + attention(norm(x)), x = x + mlp(norm(x))",
+        residual,
+        cheap=True,
+    ),
+    "activation": Check(
+        "",
+        "two matrices in a row whose product is no smaller one; activation functions that are never called",
+        "without an activation between them two matrices can learn no more than one",
+        "put the activation function between the two matrices of the MLP",
+        activation,
+        cheap=True,
+    ),
+    "reach": Check(
+        "a matrix that gives the logits",
+        "the head is made larger: logits must become large, positive and negative",
+        "a softmax, ReLU or tanh on the logits bounds how sure the model can be, or is taken twice",
+        "return what the head gives: the loss and the sampler take the softmax",
+        reach,
+        cheap=True,
+    ),
+}

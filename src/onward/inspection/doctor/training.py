@@ -1,0 +1,233 @@
+"""Checks of a training loop: its batches, its validation batches, and what its steps do to the gradients.
+
+Shapes: B rows, T tokens.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from onward.inspection.doctor.finding import Check, Outcome, verdict
+from onward.inspection.doctor.forward import dropout_rates
+from onward.inspection.doctor.subject import ReachedError, Subject, hooked
+
+STEPS = 3  # of the optimizer that are watched
+PASSAGE = 8  # tokens that training and validation may not share
+COMMON = 0.1  # the share of passages that they may, since similar texts share phrases
+FEW = 4  # pairs of rows from which an order is judged
+SAME = 0.999  # the cosine of gradients that are one
+NO_BATCHES = "no batches are given: --batches"
+
+
+def padded(s: Subject) -> Outcome:
+    """Whether targets in runs of one token at the ends of rows count."""
+    if not s.batches:
+        return "not applicable", NO_BATCHES
+    ends: dict[int, int] = {}  # lengths of runs, by their token
+    rows = counted = 0
+    for tokens, wanted in s.batches:
+        for row, target in zip(tokens.tolist(), wanted.tolist()):
+            run = next((i for i, token in enumerate(reversed(row)) if token != row[-1]), len(row))
+            rows += 1
+            if run > 2:
+                ends[row[-1]] = ends.get(row[-1], 0) + 1
+                counted += sum(x == row[-1] for x in target[-run:])
+    token = max(ends, key=lambda key: ends[key], default=None)
+    what = f"{ends.get(token, 0) if token is not None else 0} of {rows} rows end with one token, repeated"
+    if token is None or ends[token] < 2 or not counted:
+        return "ok", what
+    if not changes_loss(s, token):
+        return "ok", f"{what}, {token}, which the loss leaves out"
+    return "failed", f"{what}, {token}, and {counted} of their targets are that token", "targets of padding"
+
+
+def changes_loss(s: Subject, token: int) -> bool:
+    """Whether targets that are this token change the loss that is given; without one, they do."""
+    if not s.about.get("loss"):
+        return True
+    rows = s.tokens.clone()
+    rows[:, -2:] = token
+    other = s.logits.clone()
+    other[:, -2:] = other[:, -2:].flip(-1) + 1.0 * torch.arange(s.vocab_size).to(other)
+    one, two = s.loss(s.logits, rows), s.loss(other, rows)
+    return one is None or two is None or not torch.equal(one, two)
+
+
+def shuffled(s: Subject) -> Outcome:
+    """Whether neighboring rows follow each other in a text."""
+    if not s.batches:
+        return "not applicable", NO_BATCHES
+    pairs = [pair for tokens, wanted in s.batches for pair in zip(tokens, tokens[1:], wanted)]
+    if len(pairs) < FEW or len({tuple(one.tolist()) for one, _, _ in pairs}) < FEW:
+        return "not applicable", f"{len(pairs)} pairs of neighboring rows are too few"
+    T = pairs[0][0].size(0)
+    ahead = {}  # the share of rows that are the one before, this many tokens later
+    for k in range(1, T + 1):
+        follows = [follows_by(one, other, wanted, k) for one, other, wanted in pairs]
+        ahead[k] = sum(follows) / len(follows)
+    best = max(ahead, key=lambda k: ahead[k])
+    what = f"{ahead[best]:.0%} of {len(pairs)} rows continue the row before them, {best} tokens later"
+    return verdict(ahead[best] < 0.9, what, "the order of the windows")
+
+
+def follows_by(one: Tensor, other: Tensor, wanted: Tensor, k: int) -> bool:
+    """Whether a row is the one before it, shifted by k tokens; for k = T it begins with its last target."""
+    T = one.size(0)
+    return torch.equal(other[: T - k], one[k:]) if T - k >= 2 else k == T and bool(other[0] == wanted[-1])
+
+
+def held_out(s: Subject) -> Outcome:
+    """Whether passages of the validation batches stand in the training batches."""
+    if not s.batches or not s.validation_batches:
+        return "not applicable", NO_BATCHES if not s.batches else "none for validation are given: --validation-batches"
+    passages = lambda batches, step: {
+        tuple(row[i : i + PASSAGE])
+        for tokens, _ in batches
+        for row in tokens.tolist()
+        for i in range(0, len(row) - PASSAGE + 1, step)
+    }
+    known, asked = passages(s.batches, 1), passages(s.validation_batches, PASSAGE)
+    if not asked or not known:
+        return "not applicable", f"rows of fewer than {PASSAGE} tokens"
+    share = len(asked & known) / len(asked)
+    what = f"{share:.0%} of {len(asked):,} passages of {PASSAGE} tokens for validation are in training batches"
+    return verdict(share <= COMMON, what, "the split of the texts")
+
+
+class Watch:
+    """The gradients of each backward pass, and what the optimizer gets in each step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.since = {name: torch.zeros_like(p) for name, p in self.trained.items()}  # the last step
+        self.ever = {name: torch.zeros_like(p) for name, p in self.trained.items()}
+        self.steps = self.backward = 0
+        self.optimized: set[int] = set()
+        self.cosines: list[tuple[float, float]] = []  # of what the optimizer gets with `since` and with `ever`
+        self.eval = False
+
+    def gradient(self, name: str) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            self.backward += 1
+            self.since[name] += gradient
+            self.ever[name] += gradient
+
+        return hook
+
+    def step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not held & {id(p) for p in self.trained.values()}:
+            return
+        if self.steps == STEPS:
+            raise ReachedError
+        self.optimized |= held
+        given = torch.cat([(p.new_zeros(()).expand_as(p) if p.grad is None else p.grad).flatten() for p in self.all()])
+        flat = lambda sums: torch.cat([x.flatten() for x in sums.values()])
+        cosine = lambda sums: float(torch.nn.functional.cosine_similarity(given, flat(sums), 0))
+        self.cosines.append((cosine(self.since), cosine(self.ever)))
+        for total in self.since.values():
+            total.zero_()
+        self.steps += 1
+
+    def all(self) -> list[Tensor]:
+        return [*self.trained.values()]
+
+
+@contextmanager
+def stopped() -> Iterator[None]:
+    """Ends a loop quietly when enough steps are seen."""
+    try:
+        yield
+    except ReachedError:
+        pass
+
+
+def step(s: Subject) -> Outcome:
+    train = s.about.get("train")
+    if train is None:
+        return "not applicable", "no function that trains is given: --train"
+    model = deepcopy(s.model).train()
+    watch = Watch(model)
+    mode = lambda module, args: setattr(watch, "eval", watch.eval or not module.training)
+    hooks: list[Any] = [p.register_hook(watch.gradient(name)) for name, p in watch.trained.items()]
+    before = [p.detach().clone() for p in watch.all()]
+    hooks += [model.register_forward_pre_hook(mode), register_optimizer_step_pre_hook(watch.step)]
+    with hooked(hooks), torch.enable_grad(), torch.random.fork_rng(), stopped():
+        run(s, train, model)
+    if not watch.steps:
+        return "failed", "no optimizer that holds the model's parameters takes a step", "optimizer.step()"
+    if not watch.backward:
+        return "failed", f"{watch.steps} steps without a gradient", "loss.backward()"
+    if watch.eval and dropout_rates(model):
+        return "failed", "the model is in eval mode while it is trained", "model.train()"
+    return judged(watch, before)
+
+
+def judged(watch: Watch, before: list[Tensor]) -> Outcome:
+    """What the steps of a training function show."""
+    since, ever = watch.cosines[-1]
+    what = f"in step {watch.steps} the optimizer gets gradients at a cosine of {since:.4f} with those since the last"
+    if since < SAME and ever > SAME:
+        return "failed", f"{what}, and of {ever:.4f} with those of all steps", "optimizer.zero_grad() is never called"
+    if since == 0:
+        return "failed", what, "gradients are zeroed between backward() and step()"
+    moved = sum(not torch.equal(p, old) for p, old in zip(watch.all(), before))
+    if not moved:
+        return "failed", f"no parameter changes in {watch.steps} steps", "the learning rate"
+    left = [name for name, p in watch.trained.items() if id(p) not in watch.optimized and watch.ever[name].any()]
+    if left:
+        return "failed", f"{len(left)} parameters get gradients and are in no optimizer", ", ".join(left[:5])
+    return "ok", f"{what}; {moved} of {len(before)} parameters change"
+
+
+def run(s: Subject, train: Callable[..., Any], model: nn.Module) -> None:
+    """The user's function: train(model), which may go on for ever, or one step (model, optimizer, tokens, targets)."""
+    needed = [p for p in inspect.signature(train).parameters.values() if p.default is p.empty and p.kind < 2]
+    if len(needed) == 1:
+        train(model)
+        return
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(STEPS):
+        tokens = torch.randint(s.vocab_size, (2, s.tokens.size(1)), generator=generator).to(s.device)
+        train(model, optimizer, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+TRAINING = {
+    "padding in targets": Check(
+        "batches",
+        "rows that end with one token, repeated: the targets there must not count",
+        "the model learns to write padding, and its loss looks better than it is",
+        "set the targets of padding to -100, which F.cross_entropy leaves out",
+        padded,
+    ),
+    "order": Check(
+        "batches",
+        "each row against the row before it: it must not be the text that follows",
+        "steps of one place of the text pull the model to it, and the next steps pull it away again",
+        "draw windows at random, or shuffle them",
+        shuffled,
+    ),
+    "held out": Check(
+        "batches and validation batches",
+        f"passages of {PASSAGE} tokens of the validation batches, which are searched for in the training batches",
+        "the validation loss falls while the model memorizes, and says nothing of other texts",
+        "split the text first, and take training windows from the first part alone",
+        held_out,
+    ),
+    "training step": Check(
+        "a function that trains, train(model) or step(model, optimizer, tokens, targets)",
+        f"{STEPS} steps of a copy: the gradients that the optimizer gets, against those of its backward passes",
+        "each step goes where all earlier ones went too, or parts of the model stay as they are",
+        "call optimizer.zero_grad() before backward() in each step, and give the optimizer all parameters",
+        step,
+    ),
+}

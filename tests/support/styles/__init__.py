@@ -1,0 +1,37 @@
+"""Ten styles in which people write decoders, one file each, all healthy: tests plant bugs in their lines."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from support.mutants import AND, KINDS
+
+STYLES = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.glob("[!_]*.py"))}
+
+
+def made(source: str) -> nn.Module:
+    """The model in the source of a file."""
+    module = ModuleType("patient")
+    sys.modules["patient"] = module  # dataclasses look their module up
+    exec(compile(source, "patient.py", "exec"), vars(module))
+    torch.manual_seed(0)
+    model: nn.Module = module.GPT()
+    return model
+
+
+def edited(style: str, changes: str) -> str:
+    """The source of a style with other lines."""
+    source = STYLES[style]
+    for change in changes.split(AND) if changes else []:
+        line, _, instead = change.partition(" => ")
+        assert line in source, f"{style} has no line {line!r}"
+        source = source.replace(line, instead)
+    return source
+
+
+def mutant(style: str, kind: str) -> nn.Module:
+    """The model of a style with a bug of this kind."""
+    return made(edited(style, KINDS[kind][style]))
