@@ -246,8 +246,20 @@ def test_a_vector_that_others_write_as_a_matrix_is_read(tmp_path: Path) -> None:
     assert torch.equal(back.get_parameter(share), model.get_parameter(share))
 
 
-CONVERTED = ("gpt2", "qwen3", "falcon", "starcoder2", "stablelm", "olmo2", "phi2", "qwen3moe", "granite", "smollm3")
-CONVERTED += ("command-r", "gpt-oss")
+CONVERTED = (
+    "gpt2",
+    "qwen3",
+    "falcon",
+    "starcoder2",
+    "stablelm",
+    "olmo2",
+    "phi2",
+    "qwen3moe",
+    "granite",
+    "smollm3",
+    "command-r",
+    "gpt-oss",
+)
 
 
 @pytest.mark.long

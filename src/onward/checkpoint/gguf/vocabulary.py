@@ -28,6 +28,7 @@ from onward.text.patterns import (
 )
 from onward.text.pieces import (
     BYTE,
+    BYTE_PIECE,
     CONTROL,
     NORMAL,
     SPACE,
@@ -59,7 +60,6 @@ BOS_FIRST = WHOLE_FIRST | {"chameleon"}  # begin with BOS, where add_bos_token i
 
 SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}  # steps of a normalizer
 PREFIX = {"type": "Prepend", "prepend": SPACE}
-BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 KEPT = {"<unk>", "<s>", "<|endoftext|>"}  # tokens of Phi 3 after which white space is kept
 PHI3 = {*KEPT, "</s>"}
 END_OF_TURN = "<end_of_turn>"  # of Gemma, whose files name it whether or not its configuration has it end answers
@@ -190,7 +190,7 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     ids |= {"padding": tokenizer.inner.token_to_id(tokenizer.pad) if tokenizer.pad else None}
     ids |= {"eot": tokenizer.inner.token_to_id(END_OF_TURN)}
     other_ends = [i for i in tokenizer.end_ids if i != tokenizer.eos_id]
-    ids |= zip(("eot", "eom"), sorted(other_ends, key=lambda i: "eom" in tokenizer.inner.id_to_token(i)))
+    ids |= dict(zip(("eot", "eom"), sorted(other_ends, key=lambda i: "eom" in tokens[i])))
     around = tokenizer.encode("a")
     plain = tokenizer.encode("a", special=False)
     front = around[: len(around) - len(plain)] if around[-len(plain) :] == plain else None
