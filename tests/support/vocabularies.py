@@ -56,7 +56,9 @@ def varint(value: int) -> bytes:
 
 def write_pieces(path: Path, pieces: Sequence[Piece], *, kind: int = 2, prefix: int = 1, squeeze: int = 0) -> Path:
     listed = [(1, message((1, p.text.encode()), (2, float(p.score)), (3, p.type))) for p in pieces]
-    path.write_bytes(message(*listed, (2, message((3, kind))), (3, message((3, prefix), (4, squeeze)))))
+    fallback = int(any(p.type == BYTE for p in pieces))
+    trainer, normalizer = message((3, kind), (35, fallback)), message((3, prefix), (4, squeeze))
+    path.write_bytes(message(*listed, (2, trainer), (3, normalizer)))
     return path
 
 

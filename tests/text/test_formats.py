@@ -153,11 +153,11 @@ def trained_by_library(kind: str, folder: Path) -> tuple[Tokenizer, Any]:
         "no prefix": plain | {"add_dummy_prefix": False},
         "user-defined": plain | {"add_dummy_prefix": False, "user_defined_symbols": ["<tag>", "ab", "\u2581\u2581"]},
         "user-defined with prefix": plain | {"user_defined_symbols": ["<tag>", "ab", "\u2581\u2581"]},
-        "normalized": {"normalization_rule_name": "nmt_nfkc"},
-        "user-defined that are normalized": {"user_defined_symbols": ["\uff21"]},
-        "user-defined and normalized": {"user_defined_symbols": ["<tag>", "ab", "aab"]},
+        **{rules: {"normalization_rule_name": rules} for rules in ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf")},
         "squeezed": {"normalization_rule_name": "identity"},
         "squeezed without prefix": {"normalization_rule_name": "identity", "add_dummy_prefix": False},
+        "suffix": plain | {"treat_whitespace_as_suffix": True},
+        "suffix, squeezed": {"normalization_rule_name": "identity", "treat_whitespace_as_suffix": True},
     }[kind]
     model, lines = io.BytesIO(), [part for part in PARTS if part.strip()] * 3
     settings: dict[str, Any] = {"vocab_size": 450, "model_type": "bpe", "byte_fallback": True, "minloglevel": 2}
@@ -168,8 +168,8 @@ def trained_by_library(kind: str, folder: Path) -> tuple[Tokenizer, Any]:
     return Tokenizer.load(folder), library.SentencePieceProcessor(model_proto=model.getvalue())
 
 
-OF_LIBRARY = ["prefix", "no prefix", "normalized", "squeezed", "squeezed without prefix"]
-OF_LIBRARY += ["user-defined", "user-defined with prefix", "user-defined and normalized"]
+OF_LIBRARY = ["prefix", "no prefix", "squeezed", "squeezed without prefix", "suffix", "suffix, squeezed"]
+OF_LIBRARY += ["user-defined", "user-defined with prefix"]
 SYMBOLS = ["<tag>", "ab", "aab", "\u2581\u2581", " ", "\u2581", "</s>", "<0x41>", "<unk>", "cat"]
 WITH_SYMBOLS = [*SYMBOLS, *map("".join, itertools.product(SYMBOLS, SYMBOLS)), "<tag></s><tag>", "ab<0x41>ab"]
 
@@ -185,9 +185,10 @@ def test_sentencepiece_gives_the_ids_of_its_library(kind: str, tmp_path: Path) -
     assert [tokenizer.decode(ids) for ids in wanted] == [reference.decode(ids) for ids in wanted]
 
 
-def test_a_symbol_that_its_own_file_would_normalize_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="normalizes its own symbol"):
-        trained_by_library("user-defined that are normalized", tmp_path)
+@pytest.mark.parametrize("rules", ["nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf"])
+def test_files_with_a_character_map_are_refused_by_its_name(rules: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a character map"):
+        trained_by_library(rules, tmp_path)
 
 
 @pytest.mark.long

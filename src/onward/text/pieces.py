@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers
 
 SPACE = "\u2581"  # stands for a space in pieces
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,14 @@ class Piece:
     text: str
     score: float
     type: int  # NORMAL ... BYTE
+
+
+def formations(text: str, pieces: Set[str]) -> Iterator[tuple[str, str]]:
+    """The pairs of characters or pieces that form a text together."""
+    for cut in range(1, len(text)):
+        halves = text[:cut], text[cut:]
+        if all(len(half) == 1 or half in pieces for half in halves):
+            yield halves
 
 
 def merges_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
@@ -35,12 +45,17 @@ def merges_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
 
 
 def bpe_of_pieces(
-    pieces: Sequence[Piece], *, prefix: bool, squeeze: bool = False, normalized: bool = False
+    pieces: Sequence[Piece],
+    *,
+    prefix: bool,
+    suffix: bool = False,
+    squeeze: bool = False,
+    normalized: bool = False,
 ) -> tokenizers.Tokenizer:
     """The tokenizer that merges pieces by their scores, with bytes for unknown characters where there are byte pieces.
 
-    `prefix` puts a space before a text, `squeeze` strips spaces and leaves one of several. For `normalized` see
-    `add_tokens`.
+    `prefix` puts a space before a text, with `suffix` behind it; `squeeze` strips spaces and leaves one of several. For
+    `normalized` see `add_tokens`.
     """
     unknown = next((piece.text for piece in pieces if piece.type == UNKNOWN), None)
     vocab = {piece.text: i for i, piece in enumerate(pieces)}
@@ -50,12 +65,14 @@ def bpe_of_pieces(
     )
     steps: list[normalizers.Normalizer] = []
     if squeeze:
-        patterns = (rf"\A +|[ {SPACE}]+\z", ""), (" {2,}", " ")
-        steps += [normalizers.Replace(tokenizers.Regex(pattern), to) for pattern, to in patterns]
-    if prefix:
+        steps += [normalizers.Replace(Regex(pattern), to) for pattern, to in ((r"\A +", ""), (" {2,}", " "))]
+    end = rf"[ {SPACE}]*\z" if squeeze else r"\z"
+    if squeeze or (prefix and suffix):
+        steps.append(normalizers.Replace(Regex(end), SPACE if prefix and suffix else ""))
+    if prefix and not suffix:
         steps.append(normalizers.Prepend(SPACE))
     inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-    undo = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    undo = [decoders.Replace(SPACE, " "), *([decoders.ByteFallback()] if fallback else []), decoders.Fuse()]
     inner.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)] if prefix or squeeze else undo)
     add_tokens(inner, [(piece.text, piece.type) for piece in pieces], normalized=normalized)
     return inner

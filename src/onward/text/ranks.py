@@ -78,9 +78,9 @@ def is_ranks(path: Path) -> bool:
     return len(first) == 2 and first[1].isdigit()
 
 
-def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str | None, str | None]:
-    """The tokenizer of a tiktoken file, and its tokens that begin and end a text. `pattern` splits texts; it is known
-    for the vocabularies of GPT-2, GPT-4, GPT-4o, Llama 3 and Qwen by the number of ranks."""
+def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
+    """The tokenizer of a tiktoken file, and its tokens that begin and end a text and that pad. `pattern` splits texts;
+    it is known for the vocabularies of GPT-2, GPT-4, GPT-4o, Llama 3 and Qwen by the number of ranks."""
     ranks = read_ranks(path)
     known = PUBLISHED.get(len(ranks))
     if not pattern and known is None:
@@ -90,9 +90,9 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
         )
     inner = ranked_bpe(ranks, pattern or known.pattern, path)  # type: ignore[union-attr]
     if known is None:
-        return inner, None, None
+        return inner, None, None, None
     add_specials(inner, known.specials)
-    return inner, known.bos, known.eos
+    return inner, known.bos, known.eos, None
 
 
 def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int = 0) -> tokenizers.Tokenizer:
@@ -119,9 +119,9 @@ def add_specials(inner: tokenizers.Tokenizer, specials: Mapping[str, int]) -> No
     inner.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in wanted])
 
 
-def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None]:
-    """The tokenizer of a tekken.json, and its tokens that begin and end a text: control tokens come first, then the
-    ranks."""
+def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
+    """The tokenizer of a tekken.json, and its tokens that begin and end a text and that pad: control tokens come first,
+    then the ranks."""
     try:
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         config = table["config"]
@@ -141,5 +141,5 @@ def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | Non
     whole["model"]["vocab"] |= {name: i for i, name in enumerate(specials)}
     inner = tokenizers.Tokenizer.from_str(json.dumps(whole))
     inner.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in specials])
-    bos, eos = (name if name in specials else None for name in ("<s>", "</s>"))
-    return inner, bos, eos
+    bos, eos, pad = (name if name in specials else None for name in ("<s>", "</s>", "<pad>"))
+    return inner, bos, eos, pad

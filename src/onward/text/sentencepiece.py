@@ -1,27 +1,73 @@
-"""SentencePiece's model files (sentencepiece_model.proto), read without the library. Does not import torch."""
+"""SentencePiece's model files (sentencepiece_model.proto), read without the library. Does not import torch.
+
+A file is read only if its tokens are those of the library for every text: each field is used, or is of the training
+alone, or the file is refused by the name of the field.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Regex, pre_tokenizers
 
 from onward.errors import UserError
-from onward.text.pieces import CONTROL, NORMAL, UNUSED, USER_DEFINED, Piece, bpe_of_pieces
+from onward.text.pieces import (
+    BYTE,
+    BYTE_PIECE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Piece,
+    bpe_of_pieces,
+    formations,
+)
 
 KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
-PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of the file
+Fields = Mapping[int, tuple[str, int]]  # number -> name, wire type
+MODEL: Fields = {
+    1: ("pieces", BYTES),
+    2: ("trainer_spec", BYTES),
+    3: ("normalizer_spec", BYTES),
+    4: ("self_test_data", BYTES),
+    5: ("denormalizer_spec", BYTES),
+}
+PIECE: Fields = {1: ("piece", BYTES), 2: ("score", FIXED32), 3: ("type", VARINT)}
+TRAINER: Fields = {
+    3: ("model_type", VARINT),
+    24: ("treat_whitespace_as_suffix", VARINT),
+    35: ("byte_fallback", VARINT),
+    46: ("bos_piece", BYTES),
+    47: ("eos_piece", BYTES),
+    48: ("pad_piece", BYTES),
+}
+NORMALIZER: Fields = {
+    1: ("name", BYTES),
+    2: ("precompiled_charsmap", BYTES),
+    3: ("add_dummy_prefix", VARINT),
+    4: ("remove_extra_whitespaces", VARINT),
+    5: ("escape_whitespaces", VARINT),
+}
+SAMPLES: Fields = {1: ("samples", BYTES)}
+SAMPLE: Fields = {1: ("input", BYTES), 2: ("expected", BYTES)}
+UNREAD: dict[str, Set[int]] = {  # fields by which a vocabulary was trained, and names for what the pieces have too
+    "trainer_spec": {*range(1, 56)} - {8, 9, 27, 28, 29, 37, 38, 39, *TRAINER},
+    "normalizer_spec": {6},  # the file that the character map was made from
+}
 
 
-def fields_of(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The numbers and the values of the fields of a message; a ValueError if it is cut off or none."""
+def fields_of(data: bytes) -> Iterator[tuple[int, int, Any]]:
+    """The numbers, the wire types and the values of the fields of a message; a ValueError if it is cut off or none."""
     at = 0
 
     def varint() -> int:
@@ -41,54 +87,147 @@ def fields_of(data: bytes) -> Iterator[tuple[int, Any]]:
         tag = varint()
         number, kind = tag >> 3, tag & 7
         if kind == VARINT:
-            yield number, varint()
+            yield number, kind, varint()
             continue
         size = varint() if kind == BYTES else {FIXED64: 8, FIXED32: 4}.get(kind, -1)
         if size < 0 or at + size > len(data):
             raise ValueError("it is cut off")
         value = data[at : at + size]
         at += size
-        yield number, struct.unpack("<f", value)[0] if kind == FIXED32 else value
+        yield number, kind, struct.unpack("<f", value)[0] if kind == FIXED32 else value
 
 
-def read_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None]:
-    """The tokenizer in a SentencePiece file, and its tokens that begin and end a text.
+class UnknownField(Exception):
+    """A field that may change tokens."""
 
-    A UserError if it is none, or of a kind that would not be equal.
+
+def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list[Any]]:
+    """The values of the known fields of a message, which may come in parts, by name; texts are decoded."""
+    found: dict[str, list[Any]] = {}
+    for number, kind, value in (field for part in parts for field in fields_of(part)):
+        name, wanted = known.get(number, ("", kind))
+        if not name and number not in UNREAD.get(where, ()):
+            raise UnknownField(f"field {number} in {where}")
+        if kind != wanted:
+            raise ValueError(f"{name} is no {'text' if wanted == BYTES else 'number'}")
+        if name:
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def read_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
+    """The tokenizer in a SentencePiece file, and its tokens that begin and end a text and that pad.
+
+    A UserError if it is none, or one whose tokens would not be those of the library.
     """
     try:
-        whole = list(fields_of(path.read_bytes()))
-        pieces = [piece_of(dict(fields_of(value))) for number, value in whole if number == PIECES]
-        trainer, normalizer = (
-            dict(pair for number, value in whole if number == part for pair in fields_of(value))
-            for part in (TRAINER, NORMALIZER)
+        model = message([path.read_bytes()], MODEL, "the model")
+        pieces = [piece_of(message([part], PIECE, "a piece")) for part in model.get("pieces", ())]
+        trainer = message(model.get("trainer_spec", ()), TRAINER, "trainer_spec")
+        normalizer, denormalizer = (
+            message(model.get(name, ()), NORMALIZER, "normalizer_spec")
+            for name in ("normalizer_spec", "denormalizer_spec")
         )
-    except (ValueError, TypeError, AttributeError) as error:
+        tests = message(model.get("self_test_data", ()), SAMPLES, "self_test_data")
+        samples = [message([part], SAMPLE, "a sample") for part in tests.get("samples", ())]
+        named = [last(trainer, f"{name}_piece", b"").decode() or text for name, text in NAMED.items()]
+        texts = [tuple(last(one, name, b"").decode() for name in ("input", "expected")) for one in samples]
+    except UnknownField as error:
+        raise UserError(
+            f"{path} has {error}, which Onward does not know: take a tokenizer.json of this model"
+        ) from None
+    except ValueError as error:
         raise UserError(f"{path} is not a SentencePiece file ({error}): copy or download it again") from None
     if not pieces or len({piece.text for piece in pieces}) < len(pieces):
         raise UserError(f"{path} is not a SentencePiece file (it has no pieces, or one twice): download it again")
-    kind = KINDS.get(trainer.get(3, 1), "unknown")
-    if kind != "bpe":
-        raise UserError(f"{path} is of kind {kind}, and Onward reads bpe: take a tokenizer.json of this model")
-    prefix, squeeze, charsmap = bool(normalizer.get(3, True)), bool(normalizer.get(4, True)), normalizer.get(2)
+    around = bool(last(normalizer, "add_dummy_prefix", 1))
+    suffix = bool(last(trainer, "treat_whitespace_as_suffix", 0))
+    squeeze = bool(last(normalizer, "remove_extra_whitespaces", 1))
+    fallback = bool(last(trainer, "byte_fallback", 0))
+    if why := of_specs(trainer, normalizer, denormalizer) or of_pieces(pieces, fallback, squeeze):
+        raise UserError(f"{path} {why}: take a tokenizer.json of this model")
     symbols = [piece.text for piece in pieces if piece.type == USER_DEFINED]
-    if split := bool(symbols) and bool(prefix or squeeze or charsmap):
+    if split := bool(symbols) and (around or squeeze):
         pieces = [replace(piece, type=UNUSED) if piece.type == USER_DEFINED else piece for piece in pieces]
-    inner = bpe_of_pieces(pieces, prefix=prefix, squeeze=squeeze, normalized=True)
-    if charsmap:
-        precompiled = normalizers.Precompiled(charsmap)
-        if changed := [symbol for symbol in symbols if precompiled.normalize_str(symbol) != symbol]:
-            raise UserError(f"{path} normalizes its own symbol {changed[0]!r}: take a tokenizer.json of this model")
-        inner.normalizer = normalizers.Sequence([precompiled, inner.normalizer])
+    inner = bpe_of_pieces(pieces, prefix=around, suffix=suffix, squeeze=squeeze, normalized=True)
     if split and not split_at(inner, symbols):
         raise UserError(f"{path} has symbols that Onward would not find in all texts: take a tokenizer.json")
-    ids = int(trainer.get(41, 1)), int(trainer.get(42, 2))
-    first, last = (pieces[i].text if i < len(pieces) and pieces[i].type == CONTROL else None for i in ids)
-    return inner, first, last
+    check_samples(path, inner, texts)
+    control = {piece.text for piece in pieces if piece.type == CONTROL}
+    first, end, pad = (text if text in control else None for text in named)
+    return inner, first, end, pad
 
 
-def piece_of(found: dict[int, Any]) -> Piece:
-    return Piece(found[1].decode("utf-8"), float(found.get(2, 0.0)), int(found.get(3, NORMAL)))
+NAMED = {"bos": "<s>", "eos": "</s>", "pad": "<pad>"}
+
+
+def last(found: Mapping[str, Sequence[Any]], name: str, default: Any) -> Any:
+    """The value of a field, of which the last holds."""
+    return found[name][-1] if name in found else default
+
+
+def piece_of(found: Mapping[str, Sequence[Any]]) -> Piece:
+    piece = Piece(last(found, "piece", b"").decode(), last(found, "score", 0.0), last(found, "type", NORMAL))
+    if not piece.text or not NORMAL <= piece.type <= BYTE or not math.isfinite(piece.score):
+        raise ValueError(f"the piece {piece.text!r:.40} has type {piece.type} and score {piece.score}")
+    return piece
+
+
+def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormalizer: Mapping[str, Any]) -> str:
+    """The field of the specifications for which tokens would not be those of the library, in words; "" if none."""
+    kind = KINDS.get(last(trainer, "model_type", 1), "unknown")
+    if kind != "bpe":
+        return f"is of kind {kind}, and Onward reads bpe"
+    if last(normalizer, "precompiled_charsmap", b""):
+        rules = last(normalizer, "name", b"").decode("utf-8", "replace") or "its own"
+        return (
+            f"normalizes texts by a character map (precompiled_charsmap, {rules!r:.40}), whose longest rule first "
+            "`tokenizers` cannot apply"
+        )
+    if not last(normalizer, "escape_whitespaces", 1):
+        return "keeps spaces as they are (escape_whitespaces is false), which Onward does not read"
+    if last(denormalizer, "precompiled_charsmap", b""):
+        return "changes decoded texts (denormalizer_spec), which Onward does not read"
+    return ""
+
+
+def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
+    """The property of the pieces for which tokens would not be those of the library, in words; "" if none."""
+    of_type = {kind: [piece.text for piece in pieces if piece.type == kind] for kind in range(NORMAL, BYTE + 1)}
+    if len(of_type[UNKNOWN]) != 1:
+        return f"has {len(of_type[UNKNOWN])} unknown pieces in place of one"
+    wanted = {f"<0x{byte:02X}>" for byte in range(256)} if fallback else set()
+    if wanted != {*of_type[BYTE]}:
+        return f"has {len(of_type[BYTE])} pieces for bytes, and byte_fallback is {str(fallback).lower()}"
+    if short := next((text for text in of_type[CONTROL] + of_type[UNKNOWN] if len(text) == 1), ""):
+        return f"has the control token {short!r}, which is a character of texts"
+    if squeeze and (spaced := next((text for text in of_type[USER_DEFINED] if "  " in text), "")):
+        return f"has the symbol {spaced!r}, in which spaces are kept (remove_extra_whitespaces)"
+    if not fallback and (byte := next(filter(BYTE_PIECE.fullmatch, of_type[USER_DEFINED] + of_type[NORMAL]), "")):
+        return f"has {byte!r} as text, and byte_fallback is false"
+    found, symbols = {*of_type[NORMAL], *of_type[UNUSED]}, {*of_type[USER_DEFINED]}
+    scores = Counter[float]()
+    for piece in pieces:
+        pairs = formations(piece.text, found) if piece.text in found else ()
+        halves = {half for pair in pairs if symbols.isdisjoint(pair) for half in pair}
+        if piece.type == UNUSED and (halves or len(piece.text) == 1):
+            return f"has the unused piece {piece.text!r}, which texts form"
+        if alone := halves - found:
+            return f"has the piece {piece.text!r} and no piece {min(alone)!r}"
+        scores.update([piece.score] if halves else [])
+    if same := next((score for score, count in scores.items() if count > 1), None):
+        return f"has several pieces of the score {same:g}, which are merged from left to right"
+    return ""
+
+
+def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tuple[str, ...]]) -> None:
+    """Raise a UserError if a text that a file brings to test itself has other pieces than it says."""
+    unknown = getattr(inner.model, "unk_token", None)
+    inner.encode_special_tokens = True
+    for text, expected in samples:
+        found = inner.encode(text, add_special_tokens=False).tokens
+        if unknown not in found and found != expected.split(" "):
+            raise UserError(f"{path} says that {text!r:.60} has other pieces (self_test_data): take a tokenizer.json")
 
 
 def split_at(inner: tokenizers.Tokenizer, symbols: Sequence[str]) -> bool:

@@ -71,7 +71,7 @@ class Tokenizer:
         file = (tokenizer_file(path) or path / "tokenizer.json") if path.is_dir() else path
         if not file.exists():
             raise UserError(f"there is no tokenizer.json in {path}: name a folder or file that holds one")
-        inner, first, last = read_inner(file)
+        inner, first, last, filler = read_inner(file)
         end, tables = END if inner.token_to_id(END) is not None else None, published(file.parent)
         if file.name != "tokenizer.json":
             add_published(inner, tables, file)
@@ -79,7 +79,7 @@ class Tokenizer:
         if bos and inner.post_processor is None and tables.get("tokenizer_config.json", {}).get("add_bos_token"):
             inner.post_processor = processors.TemplateProcessing(f"{bos} $A", None, [(bos, inner.token_to_id(bos))])
         ends = [i for table in tables.values() for i in known_ids(table.get("eos_token_id"), inner)]
-        pad, templates = special_name(tables, "pad_token", inner), chat_templates(file.parent, tables)
+        pad, templates = special_name(tables, "pad_token", inner) or filler, chat_templates(file.parent, tables)
         return cls(inner, bos, eos or last or end, pad=pad, ends=ends, templates=templates)
 
     @checked
@@ -211,16 +211,17 @@ def tokenizer_file(folder: Path) -> Path | None:
     return next((file for file in [*named, *sorted(folder.glob("*.tiktoken"))] if file.exists()), None)
 
 
-def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None]:
-    """The tokenizer in a file of any format, and its tokens that begin and end a text, where the format has them."""
+def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
+    """The tokenizer in a file of any format, and its tokens that begin and end a text and that pad, where the format
+    has them."""
     if file.name == "vocab.json":
-        return byte_level(read_bpe(file.parent), use_regex=True), None, None
+        return byte_level(read_bpe(file.parent), use_regex=True), None, None, None
     if file.name == "tekken.json":
         return load_tekken(file)
     if file.suffix in (".model", ".tiktoken"):
         return load_ranks(file) if is_ranks(file) else read_sentencepiece(file)
     try:
-        return tokenizers.Tokenizer.from_file(str(file)), None, None
+        return tokenizers.Tokenizer.from_file(str(file)), None, None, None
     except Exception as error:  # the library raises nothing narrower
         if file.suffix == ".gguf":
             raise UserError(

@@ -143,6 +143,10 @@ def falcon(keys: Keys, sizes: Parts) -> Parts:
     return parts | {"mlp": Plain("gelu_tanh"), "block": block}
 
 
+def falcon_keys(c: DecoderConfig) -> dict[str, Any]:
+    return {"tensor_data_layout": "jploski"}  # queries, keys and values one after the other
+
+
 def falcon_layer(c: DecoderConfig) -> dict[str, str]:
     """The norm before attention is the second where there are two."""
     two = {"attn_norm": "mlp_norm", "attn_norm_2": "attn_norm", "ffn_norm": ""}
@@ -171,6 +175,11 @@ def mpt_keys(c: DecoderConfig) -> dict[str, Any]:
     return alibi | ({"attention.clamp_kqv": clip} if clip else {})
 
 
+def same_epsilon(c: DecoderConfig) -> dict[str, Any]:
+    """The key of the other kind of norm, which the reference converter writes too."""
+    return {"attention.layer_norm_rms_epsilon": getattr(at(c.norm, 0), "eps", 0.0)}
+
+
 def starcoder2(keys: Keys, sizes: Parts) -> Parts:
     return layer_norm(keys) | {"position": rotary(keys, sizes), "attention": BIASED, "mlp": TANH}
 
@@ -182,6 +191,10 @@ def stablelm(keys: Keys, sizes: Parts) -> Parts:
         attention = UnbiasedHeadNorms(qk_norm="heads", bias=attention.bias)
     parts = layer_norm(keys) | {"position": rotary(keys, sizes), "attention": attention}
     return parts | {"mlp": Gated(), "block": block}
+
+
+def stablelm_keys(c: DecoderConfig) -> dict[str, Any]:
+    return {"use_parallel_residual": isinstance(at(c.block, 0), SharedNorm)}
 
 
 def olmo2(keys: Keys, sizes: Parts) -> Parts:
@@ -196,8 +209,8 @@ def command_r(keys: Keys, sizes: Parts) -> Parts:
     return parts | {"mlp": Gated(), "block": SharedNorm(), "logit_scale": keys.number("logit_scale", 0.0) or 1.0}
 
 
-def scale_keys(c: DecoderConfig) -> dict[str, Any]:
-    return {"logit_scale": c.logit_scale}
+def command_r_keys(c: DecoderConfig) -> dict[str, Any]:
+    return {"logit_scale": c.logit_scale, "rope.scaling.type": "none"} | same_epsilon(c)
 
 
 def granite(keys: Keys, sizes: Parts) -> Parts:
@@ -256,13 +269,13 @@ ARCHITECTURES = {
         Architecture("phi2", ("phi",), phi2, head="required", partial=True),
         Architecture("phi3", ("phi3",), plain, fused=True, fused_gate=True, partial=True),
         Architecture("gptneox", ("gpt_neox",), neox, neox_keys, fused=True, head="required", partial=True),
-        Architecture("falcon", ("falcon",), falcon, layer=falcon_layer, fused=True),
+        Architecture("falcon", ("falcon",), falcon, falcon_keys, layer=falcon_layer, fused=True),
         Architecture("bloom", ("bloom",), bloom, fused=True),
         Architecture("mpt", ("mpt",), mpt, mpt_keys, fused=True),
-        Architecture("starcoder2", ("starcoder2",), starcoder2),
-        Architecture("stablelm", ("stablelm",), stablelm, head="required", partial=True),
+        Architecture("starcoder2", ("starcoder2",), starcoder2, same_epsilon),
+        Architecture("stablelm", ("stablelm",), stablelm, stablelm_keys, head="required", partial=True),
         Architecture("olmo2", ("olmo2",), olmo2, head="required"),
-        Architecture("command-r", ("cohere",), command_r, scale_keys, interleaved=True, head="absent"),
+        Architecture("command-r", ("cohere",), command_r, command_r_keys, interleaved=True, head="absent"),
         Architecture("granite", ("granite",), granite, granite_keys, interleaved=True, free_heads=True),
         LatentArchitecture("deepseek2", ("deepseek_v2", "deepseek_v3"), deepseek2, deepseek2_keys, layer=latent_layer),
         Architecture(

@@ -18,7 +18,7 @@ from onward.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from onward.checkpoint.gguf.header import Header, TensorInfo
 from onward.checkpoint.gguf.rope import divisors, rope_keys, rope_tensors
 from onward.checkpoint.gguf.tensors import is_norm
-from onward.checkpoint.gguf.vocabulary import tokenizer_keys
+from onward.checkpoint.gguf.vocabulary import general_name, tokenizer_keys
 from onward.checkpoint.gguf.writer import Outline, type_of, write_gguf
 from onward.checkpoint.weights import DTYPE_NAMES
 from onward.errors import UserError
@@ -88,6 +88,9 @@ def plan(
         for name, own in found.outlines.items()
     }
     keys = {**found.keys, "general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
+    keys["general.size_label"] = size_label(outlines)
+    if tokenizer:
+        keys["general.name"] = general_name(name, tokenizer)
     keys |= tokenizer_keys(tokenizer, model.config.vocab_size) if tokenizer else {"tokenizer.ggml.model": "none"}
     return replace(found, keys=keys, outlines=outlines)
 
@@ -149,6 +152,22 @@ def parameters(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor])
 def infos(found: Plan) -> dict[str, TensorInfo]:
     """The tensors of a plan as those of a header."""
     return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in found.outlines.items()}
+
+
+def size_label(outlines: Mapping[str, Outline]) -> str:
+    """The number of parameters, of one expert where there are several, as the reference converter writes it: 8x7.2B."""
+    experts = [own.shape[0] for name, own in outlines.items() if is_expert(name, own)]
+    shares = (math.prod(own.shape) // (own.shape[0] if is_expert(name, own) else 1) for name, own in outlines.items())
+    total = sum(shares)
+    unit, letter = next((pair for pair in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if total > pair[0]), (1e3, "K"))
+    digits = 2 - min(2, len(str(round(total / unit)).lstrip("0")))
+    count = f"{sum(experts) // len(experts)}x" if experts else ""
+    return f"{count}{total / unit:.{digits}f}{letter}"
+
+
+def is_expert(name: str, outline: Outline) -> bool:
+    """Whether a tensor holds the matrices (E, ...) of E experts."""
+    return "_exps." in name and len(outline.shape) > 2
 
 
 def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:

@@ -39,8 +39,8 @@ class TensorInfo:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row: of all that has one index of the first dimension."""
-        return self.nbytes // self.shape[0] if self.shape and self.shape[0] else 0
+        """The bytes of a row of a tensor with two dimensions or more: all that has one index of the first."""
+        return self.nbytes // self.shape[0]
 
     @property
     def nbytes(self) -> int:
@@ -161,6 +161,8 @@ class Reader:
         if count > MOST_DIMENSIONS:
             raise self.broken(f"tensor {name:.60} has {count} dimensions")
         shape = tuple(self.number("Q") for _ in range(count))[::-1]  # GGUF has the fastest dimension first
+        if 0 in shape:
+            raise self.broken(f"tensor {name:.60} of {list(shape)} has no numbers")
         return name, shape, self.number("I"), self.number("Q")
 
     def placed(

@@ -82,8 +82,9 @@ def rope_keys(c: DecoderConfig) -> dict[str, Any]:
     match position.scaling:
         case LinearScaling(factor):
             found |= {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
-        case YaRNScaling(factor=factor, original=original, attention_factor=weight):
+        case YaRNScaling(factor=factor, original=original, attention_factor=weight, beta_fast=fast, beta_slow=slow):
             found |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
+            found |= {"rope.scaling.yarn_beta_fast": fast, "rope.scaling.yarn_beta_slow": slow}
             found |= {"rope.scaling.original_context_length": original}
             if weight is not None and not math.isclose(weight, yarn_magnitude(factor), rel_tol=1e-6):
                 found["rope.scaling.attn_factor"] = weight / yarn_magnitude(factor)

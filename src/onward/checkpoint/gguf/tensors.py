@@ -67,11 +67,13 @@ def mapped(info: TensorInfo, map_of: Callable[[Path], mmap.mmap]) -> Tensor:
 
 def rows(info: TensorInfo, add: float, start: int, end: int) -> Tensor:
     """Some rows of a tensor, read from the file and dequantized; `add` is added in fp32."""
-    if not info.shape:
-        start, end, each = 0, 1, info.nbytes
+    if len(info.shape) < 2:  # a block may cross the bounds of these rows
+        raw = np.fromfile(info.path, np.uint8, info.nbytes, offset=info.offset)
+        part = info.type.decode(raw).view(info.shape)
+        part = part[start:end] if info.shape else part
     else:
         start, end, _ = slice(start, end).indices(info.shape[0])
         each = info.row_bytes
-    raw = np.fromfile(info.path, np.uint8, (end - start) * each, offset=info.offset + start * each)
-    part = info.type.decode(raw).view(end - start, *info.shape[1:]) if info.shape else info.type.decode(raw).view(())
+        raw = np.fromfile(info.path, np.uint8, (end - start) * each, offset=info.offset + start * each)
+        part = info.type.decode(raw).view(end - start, *info.shape[1:])
     return part.float() + add if add else part

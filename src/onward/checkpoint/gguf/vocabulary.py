@@ -28,6 +28,7 @@ from onward.text.patterns import (
 )
 from onward.text.pieces import (
     BYTE,
+    BYTE_PIECE,
     CONTROL,
     NORMAL,
     SPACE,
@@ -59,7 +60,9 @@ BOS_FIRST = WHOLE_FIRST | {"chameleon"}  # begin with BOS, where add_bos_token i
 
 SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}  # steps of a normalizer
 PREFIX = {"type": "Prepend", "prepend": SPACE}
-BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+KEPT = {"<unk>", "<s>", "<|endoftext|>"}  # tokens of Phi 3 after which white space is kept
+PHI3 = {*KEPT, "</s>"}
+END_OF_TURN = "<end_of_turn>"  # of Gemma, whose files name it whether or not its configuration has it end answers
 OUT_OF_REACH = -10_000.0  # the score of tokens that are never formed by merges
 
 
@@ -185,6 +188,9 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
         raise UserError("two tokens of the vocabulary are spelled alike, which llama.cpp does not allow")
     ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "unknown": tokenizer.unknown_id}
     ids |= {"padding": tokenizer.inner.token_to_id(tokenizer.pad) if tokenizer.pad else None}
+    ids |= {"eot": tokenizer.inner.token_to_id(END_OF_TURN)}
+    other_ends = [i for i in tokenizer.end_ids if i != tokenizer.eos_id]
+    ids |= dict(zip(("eot", "eom"), sorted(other_ends, key=lambda i: "eom" in tokens[i])))
     around = tokenizer.encode("a")
     plain = tokenizer.encode("a", special=False)
     front = around[: len(around) - len(plain)] if around[-len(plain) :] == plain else None
@@ -199,6 +205,19 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     for name, template in tokenizer.templates.items():
         keys[f"tokenizer.chat_template{'' if name == 'default' else '.' + name}"] = template
     return keys
+
+
+def general_name(name: str, tokenizer: Tokenizer) -> str:
+    """The name of a file. llama.cpp chooses by it whether white space after control tokens belongs to them: in Phi 3,
+    whose four other tokens it then looks up without asking whether they are there."""
+    added = tokenizer.inner.get_added_tokens_decoder().values()
+    strips = {token.content: (token.lstrip, token.rstrip) for token in added}
+    if strips.keys() >= PHI3 and strips == {text: (False, text not in KEPT) for text in strips}:
+        return name if re.search("phi-?3", name, re.IGNORECASE) else f"{name} phi-3"
+    if any(map(any, strips.values())):
+        notice = "llama.cpp keeps white space around control tokens, which belongs to some control tokens here"
+        warnings.warn(notice, TokenizerNotice, stacklevel=2)
+    return re.sub("(phi(?=-?3)|modern(?=-bert))-?", r"\1 ", name, flags=re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -235,6 +254,13 @@ def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> Spelling:
             )
         case other:
             raise UserError(f"the tokenizer normalizes texts ({other['type']}), which llama.cpp does not")
+    if patterns in ((O200K,), (TEKKEN,)):
+        warnings.warn(
+            "llama.cpp splits texts elsewhere at combining marks, such as U+FE0F, and at capitals other than A to Z: "
+            "these texts may have other tokens",
+            TokenizerNotice,
+            stacklevel=2,
+        )
     whole = bool(model.get("ignore_merges"))
     names = [name for name, own in PRE.items() if own == patterns and (name in WHOLE_FIRST) == whole]
     if not names:
@@ -290,4 +316,4 @@ def piece_keys(table: Mapping[str, Any]) -> Spelling:
         if not BYTE_PIECE.fullmatch(text) and any(text[:i] in vocab and text[i:] in vocab for i in range(1, len(text))):
             raise UserError(f"the tokenizer never merges {text!r}, and llama.cpp would: write the model without one")
     scores = {i: -float(order.get(text, 0)) for text, i in vocab.items()}
-    return Spelling({"scores": scores, "add_space_prefix": prefix}, unknown=model["unk_token"])
+    return Spelling({"pre": "default", "scores": scores, "add_space_prefix": prefix}, unknown=model["unk_token"])
