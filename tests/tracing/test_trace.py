@@ -27,6 +27,7 @@ from onward.tracing.edit import add, clamp, mean_of, replace, scale, zero
 from onward.tracing.names import OF_MODELS
 from onward.tracing.sites import activations
 
+from support.adapters import stirred
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 
 every_decoder = pytest.mark.parametrize("name", DECODERS)
@@ -223,6 +224,20 @@ def test_a_model_with_adapters_is_traced_and_edited_as_without() -> None:
         assert_close(model(tokens), plain, 1e-5)
     with onward.edit(model, {name: t[name] for name in experts}):
         assert_close(model(tokens), plain, 1e-5)
+
+
+def test_experts_of_rows_with_different_adapters_are_refused_in_one_sentence() -> None:
+    model, tokens = stirred(decoder(DECODERS["deepseek"]), "a", "b"), token_ids(DECODERS["deepseek"])
+    with onward.use_adapter(model, ["a", "b"]):
+        for name in "blocks.1.mlp.experts", "blocks.1.mlp.shared.pre":
+            with onward.trace(model, name), pytest.raises(UserError, match="rows use different adapters"):
+                model(tokens)
+        with onward.trace(model, "blocks.1.mlp.out", "blocks.1.attn.*") as t:
+            model(tokens)
+    for row, adapter in enumerate("ab"):
+        with onward.use_adapter(model, adapter), onward.trace(model, "blocks.1.mlp.out") as alone:
+            model(tokens[row : row + 1])
+        assert_close(t["blocks.1.mlp.out"][row], alone["blocks.1.mlp.out"][0], 1e-5)
 
 
 def test_trace_under_activation_checkpointing_records_each_block_once_and_all_gradients() -> None:

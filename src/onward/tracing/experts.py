@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
+from onward.errors import UserError
+from onward.model.adapters import WeightAdapters
 from onward.model.experts import ExpertsModule
 from onward.tracing.taps import Taps
 
@@ -29,6 +31,7 @@ def tap_experts(name: str, mlp: ExpertsModule, taps: Taps) -> Iterator[Removable
     state = local()  # of one thread: another may be in the same module
 
     def begin(_: nn.Module, inputs: tuple[Tensor]) -> None:
+        check_rows(mlp)
         state.leading, state.change = inputs[0].shape[:-1], None
 
     def scored(_: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
@@ -85,6 +88,14 @@ def tap_experts(name: str, mlp: ExpertsModule, taps: Taps) -> Iterator[Removable
         yield taps.after(router.scoring, scored, scores)
     yield taps.after(router, routed, choices, shares, post, experts)
     yield taps.after(mlp, finish, post, experts)
+
+
+def check_rows(mlp: nn.Module) -> None:
+    """Raise a UserError where rows use different adapters of the experts, which then are called for each of them."""
+    if any(isinstance(child, WeightAdapters) and child.selection.groups is not None for child in mlp.children()):
+        raise UserError(
+            "rows use different adapters of the experts: trace or edit the experts with one adapter at a time"
+        )
 
 
 def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:

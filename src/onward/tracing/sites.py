@@ -24,7 +24,7 @@ from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardMod
 from onward.model.latent import LatentAttentionModule
 from onward.model.norms import LayerNormModule, RMSNormModule
 from onward.tracing.attention import tap_attend, tap_context, tap_latent, tap_query
-from onward.tracing.experts import tap_experts
+from onward.tracing.experts import check_rows, tap_experts
 from onward.tracing.taps import Activation, Taps
 
 
@@ -46,7 +46,8 @@ class ModuleSite:
     def __call__(self, taps: Taps) -> Iterator[RemovableHandle]:
         state = local()  # of one thread: another may be in the same module
 
-        def note(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        def note(outer: nn.Module, inputs: tuple[Any, ...]) -> None:
+            check_rows(outer)
             state.leading = inputs[0].shape[:-1]
 
         def visited(tensor: Tensor) -> Tensor | None:
