@@ -19,8 +19,9 @@ from onward.inspection.layers import kind_of, residual_stream, router_load, sing
 from onward.inspection.lens import LensLoss, TunedLens, logit_lens
 from onward.inspection.patching import activation_patching, attribution_patching, logit_difference
 from onward.inspection.tokens import loss_by_position, sampling_steps, score_alternatives, token_statistics
-from onward.tracing.edit import replace, zero
+from onward.tracing.edit import add, replace, zero
 
+from support.adapters import stirred
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -132,6 +133,42 @@ def test_parts_of_a_logit_add_up_to_it(name: str) -> None:
         assert found.logit == pytest.approx(float(wanted[2] - (0 if against is None else wanted[7])), abs=1e-9)
         assert found.heads.shape == (model.config.n_layers, model.config.n_heads)
     assert logit_attribution(model, TOKENS, 5).target == int(wanted.argmax())
+
+
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt-350m", "deepseek"])
+def test_parts_of_a_logit_of_a_model_with_adapters_add_up_to_it(name: str, dora: bool) -> None:
+    model = decoder(DECODERS[name], torch.float64)
+    targets = ("attn", "head", *(["embed_out"] if name == "opt-350m" else [])) if dora else ("blocks", "embed", "head")
+    stirred(model, "a", lora=onward.LoRA(rank=2, targets=targets, dropout=0.5, dora=dora))
+    model.train()
+    found = logit_attribution(model, TOKENS, 5, target=2, against=7)
+    assert model.training
+    model.eval()
+    with torch.no_grad():
+        logits = model.head(model.embed_out(model.hidden(torch.tensor([TOKENS]))))[0, 5]
+    parts = [found.heads.sum(), found.attention_bias.sum(), found.mlps.sum()]
+    assert found.logit == pytest.approx(float(logits[2] - logits[7]), abs=1e-9)
+    assert found.embedding + found.constant + float(sum(parts)) == pytest.approx(found.logit, abs=1e-9)
+    if name == "llama" and not dora:
+        onward.merge_lora(model, "a")
+        merged = logit_attribution(model, TOKENS, 5, target=2, against=7)
+        assert_close(found.heads, merged.heads, 1e-12)
+        assert_close(found.mlps, merged.mlps, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_that_do_not_add_up_to_the_logit_are_refused(dtype: torch.dtype) -> None:
+    model = decoder(DECODERS["gpt"], dtype)
+    logit_attribution(model, TOKENS)
+    with onward.edit(model, {"blocks.0.attn.heads.1": zero, "blocks.1.mlp.out": add(2.0, at=7)}):
+        logit_attribution(model, TOKENS)  # which the parts show
+    message = r"parts of the logit add up to .*, and the logit is .*: an edit, a hook"
+    with (
+        onward.edit(model, {"blocks.1.attn.out": add(torch.ones(16).cumsum(0))}),
+        pytest.raises(UserError, match=message),
+    ):
+        logit_attribution(model, TOKENS)
 
 
 def test_part_of_a_head_is_its_output_along_the_direction_of_the_token(model: onward.Decoder) -> None:
@@ -286,6 +323,11 @@ def test_singular_values_of_matrices_and_stacks(model: onward.Decoder) -> None:
     assert singular_values(decoder(DECODERS["gpt-oss"]), "blocks.0.mlp.gate")["blocks.0.mlp.gate"].shape == (5, 12)
     with pytest.raises(UserError, match="no matrix"):
         singular_values(model, "nothing")
+    adapted = stirred(decoder(DECODERS["gpt-oss"]), "a")
+    found = singular_values(adapted, "*")
+    onward.merge_lora(adapted, "a")
+    for name in "embed.weight", "head.weight", "blocks.0.attn.q.weight", "blocks.0.mlp.gate":
+        assert_close(found[name], singular_values(adapted, name)[name], 1e-5)
 
 
 def test_router_load_is_the_share_of_choices_by_kind_of_token(model: onward.Decoder) -> None:
@@ -328,6 +370,24 @@ def test_sparse_autoencoder_learns_an_activation_and_its_features_can_be_edited(
     assert effect.divergence == pytest.approx(float((p * (p / without).log()).sum()), rel=1e-3)
     assert effect.raised[0] == int((p - without).argmax())
     assert effect.lowered[0] == int((p - without).argmin())
+
+
+def test_directions_of_features_keep_length_1_and_peaks_can_be_compared() -> None:
+    model, name = decoder(DECODERS["llama"]), "blocks.0.mlp.out"
+    autoencoder, loss = autoencoder_of(model, name, features=32, active=4), ReconstructionLoss(model, name)
+    text = windows_of(model, Tokens.of(token_ids(model.config, 1, 200)[0].numpy()))
+    optimizer = torch.optim.Adam(autoencoder.parameters(), lr=0.1)  # a loop of the user's own
+    for first in range(5):
+        optimizer.zero_grad()
+        loss(autoencoder, text.read([first]))[0].backward()
+        gradient, along = autoencoder.directions.grad, autoencoder.decoder.detach()
+        assert gradient is not None
+        assert gradient.abs().max() > 1e-3
+        assert (gradient * along).sum(1).abs().max() < 1e-6
+        optimizer.step()
+        assert_close(autoencoder.decoder.norm(dim=1).detach(), torch.ones(32), 1e-6)
+    trained(autoencoder, loss, model, steps=5)
+    assert_close(autoencoder.decoder.norm(dim=1).detach(), torch.ones(32), 1e-6)
 
 
 def test_fitting_ends_with_its_time_and_is_the_same_again() -> None:

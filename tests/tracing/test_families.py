@@ -1,5 +1,8 @@
 """Every family is traced and attributed: its own parts have the listed activations too."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import PreTrainedConfig
@@ -7,10 +10,13 @@ from transformers import PreTrainedConfig
 import onward
 from onward.families import read
 from onward.inspection.attribution import logit_attribution
+from onward.model.config import Experts
+from onward.model.routing import SigmoidRouting, SoftmaxRouting
 
 from support.decoders import decoder, token_ids
 from support.families import CASES
 
+PLACES = ("softmax over all experts (", ")"), ("routing bias is added (", ")"), ("Files of ", " have interleaved")
 FEW = "opt: no biases, norms without weights, gelu", "deepseek_v3: groups, a dense layer first"
 
 
@@ -31,3 +37,19 @@ def test_a_family_is_traced_without_another_bit_and_its_logits_have_parts(hf: Pr
     with torch.no_grad():
         logits = model.head(model.embed_out(model.hidden(tokens[:1])))[0, -1]
     assert found.logit == pytest.approx(float(logits[found.target]), abs=1e-8)
+
+
+def test_the_page_of_names_lists_the_families_with_other_router_scores_or_permuted_queries() -> None:
+    page = " ".join(Path(__file__).parents[2].joinpath("docs/inside.md").read_text(encoding="utf-8").split())
+    listed = [set(re.findall(r"`([a-z]+\w*)`", page.split(begin)[1].split(end)[0])) for begin, end in PLACES]
+    softmax, sigmoid, permuted = set[str](), set[str](), set[str]()
+    for case, hf in CASES.items():
+        name = case.split(":")[0]
+        family, config = read(hf.to_dict())
+        parts = config.mlp if isinstance(config.mlp, tuple) else (config.mlp,)
+        routers = {type(part.router) for part in parts if isinstance(part, Experts)}
+        softmax |= {name} if SoftmaxRouting in routers else set()
+        sigmoid |= {name} if SigmoidRouting in routers else set()
+        fixes = [row[2][0] for row in family.names(config) if len(row) == 3]
+        permuted |= {name} if any("interleaved" in fix.__qualname__ for fix in fixes) else set()
+    assert listed == [softmax, sigmoid, permuted]

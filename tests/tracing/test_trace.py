@@ -15,6 +15,7 @@ from onward.generation.cache_manager import CacheManager
 from onward.generation.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
+from onward.model.blocks import BranchNormModule, ParallelModule, PostNormModule, PreNormModule
 from onward.model.cache import KVCache
 from onward.model.compiling import compile_blocks
 from onward.model.config import DecoderConfig
@@ -22,10 +23,11 @@ from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 from onward.model.quantize import quantize_model
 from onward.model.recompute import recompute_blocks
-from onward.tracing.edit import add, clamp, mean, replace, scale, zero
+from onward.tracing.edit import add, clamp, mean_of, replace, scale, zero
 from onward.tracing.names import OF_MODELS
 from onward.tracing.sites import activations
 
+from support.adapters import stirred
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 
 every_decoder = pytest.mark.parametrize("name", DECODERS)
@@ -224,6 +226,20 @@ def test_a_model_with_adapters_is_traced_and_edited_as_without() -> None:
         assert_close(model(tokens), plain, 1e-5)
 
 
+def test_experts_of_rows_with_different_adapters_are_refused_in_one_sentence() -> None:
+    model, tokens = stirred(decoder(DECODERS["deepseek"]), "a", "b"), token_ids(DECODERS["deepseek"])
+    with onward.use_adapter(model, ["a", "b"]):
+        for name in "blocks.1.mlp.experts", "blocks.1.mlp.shared.pre":
+            with onward.trace(model, name), pytest.raises(UserError, match="rows use different adapters"):
+                model(tokens)
+        with onward.trace(model, "blocks.1.mlp.out", "blocks.1.attn.*") as t:
+            model(tokens)
+    for row, adapter in enumerate("ab"):
+        with onward.use_adapter(model, adapter), onward.trace(model, "blocks.1.mlp.out") as alone:
+            model(tokens[row : row + 1])
+        assert_close(t["blocks.1.mlp.out"][row], alone["blocks.1.mlp.out"][0], 1e-5)
+
+
 def test_trace_under_activation_checkpointing_records_each_block_once_and_all_gradients() -> None:
     found = []
     for recompute in False, True:
@@ -269,7 +285,8 @@ def test_edits_do_what_they_say() -> None:
     other = torch.randn_like(x)
     for change, wanted in (
         (zero, torch.zeros_like(x)),
-        (mean, x.mean((0, 1)).expand_as(x)),
+        (mean_of(t), x.mean((0, 1)).expand_as(x)),
+        (mean_of(tokens), x.mean((0, 1)).expand_as(x)),
         (add(steer), x + steer),
         (add(steer, at=[2, 5]), x + steer * torch.tensor([i in (2, 5) for i in range(12)])[:, None]),
         (scale(3), x * 3),
@@ -283,6 +300,42 @@ def test_edits_do_what_they_say() -> None:
             model(tokens)
         assert_close(edited["blocks.0"], wanted, 1e-6)
         assert torch.equal(edited["blocks.1.in"], edited["blocks.0"])
+
+
+class OwnPreNorm(PreNormModule):
+    pass
+
+
+class OwnPostNorm(PostNormModule):
+    pass
+
+
+class OwnBranchNorm(BranchNormModule):
+    pass
+
+
+class OwnParallel(ParallelModule):
+    pass
+
+
+@pytest.mark.parametrize("own", [OwnPreNorm, OwnPostNorm, OwnBranchNorm, OwnParallel])
+def test_a_subclass_of_a_block_has_the_activations_of_its_class(own: Any) -> None:
+    model, tokens = decoder(DECODERS["llama"], torch.float64), token_ids(DECODERS["llama"])
+    for mine in own.__base__, own:
+        model.blocks[1] = mine(model.config, 1).double()
+        names = onward.activation_names(model)
+        assert ("blocks.1.mid" in names) == (own is not OwnParallel)
+        if mine is own.__base__:
+            wanted = names
+    assert names == wanted
+    if own is OwnPreNorm:
+        with onward.trace(model, "blocks.1.in", "blocks.1.mid", "blocks.1.attn.out") as t:
+            model(tokens)
+        assert_close(t["blocks.1.mid"], t["blocks.1.in"] + t["blocks.1.attn.out"], 1e-12)
+        with onward.edit(model, {"blocks.1.mid": t["blocks.1.in"]}):
+            without = model(tokens)
+        with onward.edit(model, {"blocks.1.attn.out": zero}):
+            assert_close(without, model(tokens), 1e-12)
 
 
 def test_an_ablated_head_is_one_whose_output_weights_are_zero() -> None:
@@ -366,7 +419,7 @@ def test_after_an_exception_the_model_is_as_before() -> None:
             lambda m: onward.edit(m, {"blocks.0": lambda x: x[:, 1:]}),
             r"gives float32 \(2, 11, 16\) in place of .*12, 16",
         ),
-        (lambda m: onward.edit(m, {"blocks.0": add(1.0, at=40)}), "the edit of blocks.0 failed on float32"),
+        (lambda m: onward.edit(m, {"blocks.0": lambda x: x @ torch.zeros(3, 3)}), "the edit of blocks.0 failed on flo"),
     ],
 )
 def test_wrong_names_and_shapes_are_one_sentence(use: Any, message: str) -> None:

@@ -24,6 +24,7 @@ from onward.generation.speculation import DRAFT, Proposal
 from onward.model.cache import KVCache
 from onward.model.config import at
 from onward.model.decoder import Decoder, without_dropout
+from onward.tracing.calls import Row, labeled
 
 
 @runtime_checkable
@@ -131,7 +132,7 @@ class ModelDraft:
                     more = [step + 1 < most for most in room]
                     pieces = [new[-1:] if on else [r.last_token] for on, r, new in zip(more, requests, tokens)]
                     starts = [r.num_context_tokens + (step if on else -1) for on, r in zip(more, requests)]
-                    last = self.forward(pieces, starts)
+                    last = self.forward(requests, pieces, starts)
         for request, most in zip(requests, room):
             request.num_draft_cached = request.num_context_tokens + max(0, most - 1)
         return [
@@ -158,13 +159,13 @@ class ModelDraft:
             pieces = [r.context_from(n)[: self.manager.cache.chunk] for r, n in zip(requests, starts)]
             if max(map(len, pieces)) == 2:  # after all proposals were accepted: two compiled steps are faster
                 pieces = [piece[:1] for piece in pieces]
-            logits = self.forward(pieces, starts)
+            logits = self.forward(requests, pieces, starts)
             cached = [n + len(piece) for n, piece in zip(starts, pieces)]
         return logits
 
-    def forward(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """The logits (B, V) after the last token of each piece; ids outside the draft's vocabulary are replaced by its
-        last id."""
+    def forward(self, requests: Sequence[Request], pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        """The logits (B, V) after the last token of each request's piece; ids outside the draft's vocabulary are
+        replaced by its last id."""
         assert self.manager is not None
         assert self.runner is not None
         last_id = self.model.config.vocab_size - 1
@@ -173,5 +174,8 @@ class ModelDraft:
         pieces = [[min(token, last_id) for token in piece] for piece in pieces]
         if (logits := self.runner.compiled(pieces, starts)) is not None:
             return logits[:, -1]
-        hidden = self.runner.forward_rows(0, pieces, starts)
-        return self.runner.logits(torch.stack([row[len(piece) - 1] for row, piece in zip(hidden, pieces)]))
+        rows = [Row(None, len(piece), 0, r.start + start) for r, piece, start in zip(requests, pieces, starts)]
+        with labeled(rows):
+            hidden = self.runner.forward_rows(0, pieces, starts)
+        with labeled([Row(None, 1, 0, row.start + row.tokens - 1) for row in rows]):
+            return self.runner.logits(torch.stack([row[len(piece) - 1] for row, piece in zip(hidden, pieces)]))

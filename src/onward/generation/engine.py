@@ -29,7 +29,7 @@ from onward.generation.speculation import Proposal, SpeculationTimes
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.recording import NotCompilable
-from onward.tracing.trace import Row, labeled
+from onward.tracing.calls import Row, labeled
 
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
 STEP = 256  # slots by which a cache grows
@@ -168,20 +168,20 @@ class Engine:
                 start = perf_counter()
                 proposals = self.draft.propose(requests, schedule.room)
                 self.drafting = perf_counter() - start
-            with labeled([Row(r, 1 + len(p.tokens), len(r.tokens)) for r, p in zip(requests, proposals)]):
+            with labeled([row_of(r, 1 + len(p.tokens)) for r, p in zip(requests, proposals)]):
                 logits.append(self.runner.decode(requests, [proposal.tokens for proposal in proposals]))
         if schedule.prefill:
             pieces, first = [piece for _, piece in schedule.prefill], self.scheduler.num_decoding
             starts = [request.num_cached for request, _ in schedule.prefill]
             adapters = [request.adapter or "" for request, _ in schedule.prefill]
-            with labeled([Row(r, len(piece), len(r.tokens)) for r, piece in schedule.prefill]):
+            with labeled([row_of(r, len(piece)) for r, piece in schedule.prefill]):
                 hidden = self.runner.forward_rows(first, pieces, starts, adapters)
             sampling = self.scheduler.prefilled(schedule)
             requests += [schedule.prefill[place][0] for place in sampling]
             proposals += [Proposal() for _ in sampling]
             if sampling:
                 last = [hidden[place, len(pieces[place]) - 1] for place in sampling]
-                with labeled([Row(request, 1, len(request.tokens)) for request in requests[-len(sampling) :]]):
+                with labeled([row_of(request, 1) for request in requests[-len(sampling) :]]):
                     logits.append(self.runner.logits(torch.stack(last), [adapters[place] for place in sampling]))
         return requests, proposals, logits[0] if len(logits) == 1 else torch.cat(logits) if logits else torch.empty(0)
 
@@ -207,6 +207,11 @@ class Engine:
                     self.scheduler.fail(request, error)
             row = end
         return new
+
+
+def row_of(request: Request, tokens: int) -> Row:
+    """The label of a row with the next `tokens` tokens of a request."""
+    return Row(request, tokens, len(request.tokens), request.start + request.num_cached)
 
 
 def receive(

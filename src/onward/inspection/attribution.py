@@ -17,13 +17,18 @@ from onward.inspection.inputs import as_row, check_position, exact
 from onward.model.blocks import PostNormModule
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.norms import LayerNormModule
-from onward.tracing.names import activation_names
+from onward.tracing.names import activation_names, unheard
 from onward.tracing.trace import trace
+
+# how far the sum of the parts may be from the logit, as a share of the sum of their absolute values or, if that is
+# greater, of the length of the hidden state times that of its direction
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 
 @dataclass(frozen=True)
 class LogitAttribution:
-    """The parts of a logit, or of the difference of two, after one position of a text. They add up to `logit`."""
+    """The parts of a logit, or of the difference of two, after one position of a text. They add up to `logit` but for
+    rounding; see `TOLERANCE`."""
 
     tokens: list[int]
     position: int  # after which the token is predicted
@@ -45,22 +50,22 @@ def logit_attribution(
 
     The residual stream is a sum, and with the scales of the norms kept as they are (frozen), the logit is a sum too
     (Elhage et al. 2021); norms on the stream (post-norm) rescale all parts before them. Parts that act through later
-    layers count as those layers' own.
+    layers count as those layers' own. Projections are read as their modules compute them, with adapters. A UserError
+    where the parts do not add up to the logit.
     """
     row, position = as_row(model, tokens), check_position(position, tokens)
-    with without_dropout(model), trace(model, *names_of(model)) as t:
-        logits = model(row)
-    target = int(logits[0, position].argmax()) if target is None else target
-    for token in target, against:
-        if token is not None and not 0 <= token < model.config.vocab_size:
-            raise UserError(f"token id {token} is not in the vocabulary of {model.config.vocab_size}")
-    head: Any = model.head
-    direction, constant = exact(head.weight[target]), 0.0 if head.bias is None else float(head.bias[target])
-    if against is not None:
-        direction = direction - exact(head.weight[against])
-        constant -= 0.0 if head.bias is None else float(head.bias[against])
-    if isinstance(model.embed_out, nn.Linear):
-        direction = direction @ exact(model.embed_out.weight)
+    with without_dropout(model):
+        with trace(model, *names_of(model)) as t:
+            hidden = model.hidden(row)
+            logits = model.logits(hidden)
+        target = int(logits[0, position].argmax()) if target is None else target
+        for token in target, against:
+            if token is not None and not 0 <= token < model.config.vocab_size:
+                raise UserError(f"token id {token} is not in the vocabulary of {model.config.vocab_size}")
+        last = hidden[:, position, None]
+        logit, direction = logit_and_direction(model, last, target, against)
+    size = exact(last).norm() * direction.norm()
+    constant = logit - float(exact(last)[0, 0] @ direction)  # of the bias of the head
     at = lambda name: exact(t[name][0, position])
     modules = dict(model.named_modules())
 
@@ -81,17 +86,43 @@ def logit_attribution(
         mlps.append(at(f"{name}.mlp.out") @ branch if f"{name}.mlp.out" in t else branch.new_zeros(()))
         direction = before(f"{name}.attn_norm", direction) if on_stream else direction
         branch = before(f"{name}.attn_post_norm", direction * scale)
-        z, out = at(f"{name}.attn.heads"), modules[f"{name}.attn.out"]
-        bias: Any = getattr(out, "bias", None)
-        biases.append(branch.new_zeros(()) if bias is None else branch @ exact(bias))
-        back = branch if isinstance(out, nn.Identity) else branch @ exact(out.weight)  # type: ignore[arg-type]
-        heads.append((z * back.view_as(z)).sum(-1))
+        z = t[f"{name}.attn.heads"][:, position]
+        by_head, bias = parts_of_heads(modules[f"{name}.attn.out"], z[0], branch)
+        heads.append(by_head)
+        biases.append(bias)
     embedding = float(at("blocks.0.in") @ direction)
     found = [torch.stack(parts[::-1]).cpu() for parts in (heads, biases, mlps)]
     total = embedding + constant + sum(float(part.sum()) for part in found)
+    size = max(1.0, float(size), abs(embedding) + sum(float(part.abs().sum()) for part in found))
+    if not abs(total - logit) <= TOLERANCE[model.dtype] * size:
+        raise UserError(
+            f"the parts of the logit add up to {total:.6g}, and the logit is {logit:.6g}: an edit, a hook or a module "
+            "of your own adds to the residual stream what is no head, feed-forward or embedding"
+        )
     return LogitAttribution(
-        list(tokens), position, target, against, total, embedding, found[0], found[1], found[2], constant
+        list(tokens), position, target, against, logit, embedding, found[0], found[1], found[2], constant
     )
+
+
+def logit_and_direction(model: Decoder, hidden: Tensor, target: int, against: int | None) -> tuple[float, Tensor]:
+    """The logit of a token before scale and cap, or its difference to that of another, for a hidden state (1, 1, D),
+    and its gradient (D,)."""
+    with torch.enable_grad(), unheard():
+        leaf = hidden.detach().requires_grad_()
+        logits = model.head(model.embed_out(leaf))[0, 0]
+        logit = exact(logits[target]) - (0.0 if against is None else exact(logits[against]))
+        [direction] = torch.autograd.grad(logit, leaf)
+    return float(logit), exact(direction[0, 0])
+
+
+def parts_of_heads(out: nn.Module, z: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """What each head adds along a direction (D,) by the output projection, (H,), and its bias, from the outputs of the
+    heads (H, E): the module is called with one head at a time, and with none."""
+    alone = torch.eye(len(z), dtype=z.dtype, device=z.device)[:, :, None] * z
+    inputs = torch.cat([alone.flatten(1), torch.zeros_like(alone[:1]).flatten(1)])
+    with unheard(), without_dropout(out):
+        *heads, bias = exact(out(inputs[None])[0]) @ direction
+    return torch.stack(heads) - bias, bias
 
 
 def names_of(model: Decoder) -> list[str]:

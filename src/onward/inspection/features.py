@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from onward.data.windows import Batch
 from onward.errors import UserError
@@ -24,18 +25,24 @@ from onward.tracing.trace import trace
 class SparseAutoencoder(nn.Module):
     """x (..., D) as a sum of at most `active` of F directions (k-sparse; Gao et al. 2024).
 
-    features f = the `active` largest of relu((x - b) Eᵀ + c), the others 0; reconstruction f W + b.
+    features f = the `active` largest of relu((x - b) Eᵀ + c), the others 0; reconstruction f W + b. The rows of W have
+    length 1, so that the sizes of features can be compared: they are the normalized rows of a parameter. Its gradient
+    has no component along them, since their length changes nothing.
     """
 
     def __init__(self, width: int, features: int, active: int = 16, seed: int = 0) -> None:
         super().__init__()
         self.active = active
         generator = torch.Generator().manual_seed(seed)
-        directions = torch.randn(features, width, generator=generator)
-        self.decoder = nn.Parameter(directions / directions.norm(dim=1, keepdim=True))
-        self.encoder = nn.Parameter(self.decoder.detach().clone())
+        self.directions = nn.Parameter(F.normalize(torch.randn(features, width, generator=generator)))
+        self.encoder = nn.Parameter(self.directions.detach().clone())
         self.encoder_bias = nn.Parameter(torch.zeros(features))
         self.bias = nn.Parameter(torch.zeros(width))
+
+    @property
+    def decoder(self) -> Tensor:
+        """The directions of the features (F, D), each of length 1."""
+        return F.normalize(self.directions)
 
     def encode(self, x: Tensor) -> Tensor:
         """The features (..., F) of x (..., D)."""
@@ -51,7 +58,8 @@ class SparseAutoencoder(nn.Module):
         """An edit of the activation: the feature has this value at every token, and all else stays as it is."""
 
         def change(x: Tensor) -> Tensor:
-            return x + ((value - self.encode(x)[..., feature, None]) * self.decoder[feature]).type_as(x)
+            direction = F.normalize(self.directions[feature], dim=0)
+            return x + ((value - self.encode(x)[..., feature, None]) * direction).type_as(x)
 
         return change
 

@@ -16,6 +16,7 @@ from onward.errors import UserError
 from onward.inspection.inputs import as_row, exact
 from onward.inspection.lens import residuals
 from onward.model.decoder import Decoder, without_dropout
+from onward.model.lora import weights
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
@@ -90,13 +91,14 @@ def units(
 
 
 def singular_values(model: Decoder, pattern: str = "*") -> dict[str, Tensor]:
-    """The singular values, greatest first, of every matrix of a model whose name fits a pattern; of stacks of experts
-    (X, values)."""
-    found = {
-        name: torch.linalg.svdvals(exact(p.detach())).cpu()
-        for name, p in model.named_parameters()
-        if p.ndim >= 2 and fnmatchcase(name, pattern)
-    }
+    """The singular values, greatest first, of every matrix of a model whose name fits a pattern, with its adapter; of
+    stacks of experts (X, values)."""
+    targets, found = weights(model), dict[str, Tensor]()
+    for name, p in model.named_parameters():
+        if p.ndim >= 2 and fnmatchcase(name, pattern):
+            target = targets.get(name.removesuffix(".weight"))
+            matrix = target.adapters.weight(target.weight) if target and target.adapters else p
+            found[name] = torch.linalg.svdvals(exact(matrix.detach())).cpu()
     if not found:
         raise UserError(f"no matrix of the model is named {pattern}: try 'blocks.0.*'")
     return found

@@ -10,7 +10,14 @@ from onward.model.context import AttentionContext
 
 
 class PreNormModule(nn.Module):
-    """x + attn(norm(x)), then x + mlp(norm(x))."""
+    """x + attn(norm(x)), then x + mlp(norm(x)).
+
+    `mid` is how the activation `mid`, the residual stream between attention and feed-forward, is reached: the submodule
+    that reads it, and the submodule whose input is its sum with the feed-forward ("": the sum is the block's output).
+    It is None in a subclass whose forward has no such stream.
+    """
+
+    mid: tuple[str, str] | None = ("mlp_norm", "")
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -40,6 +47,8 @@ class ScaledPreNormModule(PreNormModule):
 class PostNormModule(PreNormModule):
     """norm(x + attn(x)), then norm(x + mlp(x))."""
 
+    mid = "mlp", "mlp_norm"
+
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         x = self.attn_norm(x + self.attn(x, context))
         return self.mlp_norm(x + self.mlp(x))
@@ -62,6 +71,8 @@ class SandwichModule(PreNormModule):
 class BranchNormModule(SandwichModule):
     """x + norm(attn(x)), then x + norm(mlp(x))."""
 
+    mid = "mlp", ""
+
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__(config, layer)
         del self.attn_norm, self.mlp_norm
@@ -74,12 +85,16 @@ class BranchNormModule(SandwichModule):
 class ParallelModule(PreNormModule):
     """x + attn(norm(x)) + mlp(norm(x)), with two norms."""
 
+    mid = None
+
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         return x + self.attn(self.attn_norm(x), context) + self.mlp(self.mlp_norm(x))
 
 
 class SharedNormModule(PreNormModule):
     """x + attn(y) + mlp(y) where y = norm(x)."""
+
+    mid = None
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__(config, layer)

@@ -1,5 +1,7 @@
 """Activation checkpointing for the blocks of a decoder."""
 
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import Context, copy_context
 from functools import partial
 
 from torch.utils.checkpoint import checkpoint
@@ -13,4 +15,24 @@ def recompute_blocks(model: Decoder) -> None:
     Gradients are bitwise equal to those without it, dropout included.
     """
     for block in model.blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=same_context)  # type: ignore[method-assign]
+
+
+def same_context() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """The contexts of the forward and of its repetition."""
+    return nullcontext(), Variables(copy_context())
+
+
+class Variables:
+    """The context variables of a forward, which its repetition has as well: a backward may run in another thread, and
+    after other calls of the model."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def __enter__(self) -> None:
+        self.tokens = [(variable, variable.set(value)) for variable, value in self.context.items()]
+
+    def __exit__(self, *_: object) -> None:
+        for variable, token in self.tokens:
+            variable.reset(token)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from threading import local
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def tap_context(name: str, attn: nn.Module, taps: Taps) -> Iterator[RemovableHan
         x, context = inputs
         return x, TappedContext(**vars(context), taps=taps, name=name, rotated=iter(("k", "q")))
 
-    yield attn.register_forward_pre_hook(before)
+    yield taps.before(attn, before, *(f"{name}.{one}" for one in ("q", "k", "k_rotated", "v")))
 
 
 def tap_query(name: str, attend: Attend, taps: Taps) -> Iterator[RemovableHandle]:
@@ -106,23 +107,24 @@ def tap_query(name: str, attend: Attend, taps: Taps) -> Iterator[RemovableHandle
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return taps.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
 
-    yield attend.register_forward_pre_hook(before)
+    yield taps.before(attend, before, f"{name}.q_rotated")
 
 
 def tap_latent(name: str, attn: LatentAttentionModule, taps: Taps) -> Iterator[RemovableHandle]:
     """What the cache keeps of a token, and the queries, keys and values of each head that belong to it."""
-    made: dict[str, Tensor] = {}
+    names = [f"{name}.{one}" for one in ("latent", "rotary", "q_rotated", "k", "k_rotated", "v")]
+    state = local()  # of one thread: another may be in the same module
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
-        made.clear()
-        return x, LatentContext(**vars(context), taps=taps, name=name, attn=attn, made=made)
+        state.made = dict[str, Tensor]()
+        return x, LatentContext(**vars(context), taps=taps, name=name, attn=attn, made=state.made)
 
     def projected(_: nn.Module, inputs: object, output: Tensor) -> None:
-        made["q"] = output.unflatten(-1, (attn.n_heads, -1))
+        state.made["q"] = output.unflatten(-1, (attn.n_heads, -1))
 
-    yield attn.register_forward_pre_hook(before)
-    yield attn.q.register_forward_hook(projected)
+    yield taps.before(attn, before, *names)
+    yield taps.after(attn.q, projected, *names)
 
 
 def tap_attend(name: str, attend: Attend, taps: Taps) -> Iterator[RemovableHandle]:
@@ -147,10 +149,12 @@ def tap_attend(name: str, attend: Attend, taps: Taps) -> Iterator[RemovableHandl
     def visited_weights(q: Tensor, k: Tensor, context: AttentionContext) -> Tensor:
         """The attention weights (B, H, T, S), as the `reference` backend computes them."""
         bias = None if context.mask.causal_only else context.mask.dense(q.dtype)
-        scores = taps.visit(steps[0], attention_scores(q, k, scale=attend.scale, softcap=attend.softcap), 1)
-        return taps.visit(steps[2], sink_softmax(taps.visit(steps[1], masked_scores(scores, bias), 1), attend.sinks), 1)
+        x = attention_scores(q, k, scale=attend.scale, softcap=attend.softcap)
+        x = masked_scores(taps.visit(steps[0], x, 1, mask=context.mask), bias)
+        x = sink_softmax(taps.visit(steps[1], x, 1, mask=context.mask), attend.sinks)
+        return taps.visit(steps[2], x, 1, mask=context.mask)
 
-    yield attend.register_forward_hook(after)
+    yield taps.after(attend, after, *steps)
 
 
 def beside(output: Tensor, same: Tensor) -> Tensor:

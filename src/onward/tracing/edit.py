@@ -5,77 +5,154 @@ Shapes: B batch, T tokens in this call, D d_model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from onward.arguments import checked
 from onward.errors import UserError
-from onward.model.decoder import Decoder, described
-from onward.tracing.names import listening, resolve, taps_of
-from onward.tracing.taps import Taps
+from onward.model.decoder import Decoder, described, without_dropout
+from onward.tracing.calls import ROWS, Forward, Place
+from onward.tracing.names import listening, resolve
+from onward.tracing.sites import activations
+from onward.tracing.taps import Activation
+from onward.tracing.trace import Trace, trace
 
-Change = Callable[[Tensor], Tensor] | Tensor | float
-Tokens = slice | int | list[int] | None  # indices of the tokens of a call; None: all
-
-
-def zero(x: Tensor) -> Tensor:
-    """Zeros in place of the activation (ablation)."""
-    return torch.zeros_like(x)
+Positions = slice | int | Sequence[int] | None  # of tokens in the text, prompt and answer, from 0 on; None: all
+Data = Tensor | Sequence[Sequence[int]]  # token ids (B, T), or those of texts one by one
 
 
-def mean(x: Tensor) -> Tensor:
-    """The mean over the sequences and tokens of the call in place of each vector (mean ablation)."""
-    return x.mean((0, 1), keepdim=True).expand_as(x)
+@dataclass(frozen=True, eq=False)
+class Change:
+    """A change of an activation at some positions.
+
+    It depends on the positions and not on the tokens that a call happens to have, so that generation with a cache gives
+    what the whole text gives. Scores and weights of keys that a query does not see stay as they are.
+    """
+
+    function: Callable[[Tensor, Place], Tensor]
+    at: Positions = None
+
+    def __post_init__(self) -> None:
+        at = self.at
+        numbers = [at.start or 0, at.stop or 0] if isinstance(at, slice) else [at] if isinstance(at, int) else at or []
+        if any(position < 0 for position in numbers) or (isinstance(at, slice) and (at.step or 1) < 1):
+            raise UserError(f"at is {at}: positions are counted from the first token of a text, 0")
+
+    def __call__(self, x: Tensor, place: Place) -> Tensor:
+        new = self.function(x, place).to(x.dtype)
+        for chosen in self.chosen(x, place), place.visible(x):
+            new = new if chosen is None else torch.where(chosen, new, x)
+        return new
+
+    def chosen(self, x: Tensor, place: Place) -> Tensor | None:
+        """Whether each token is at one of the positions, in a shape that broadcasts to x; None: all are."""
+        if self.at is None:
+            return None
+        positions = place.along("T", x)
+        if not isinstance(self.at, slice):
+            numbers = [self.at] if isinstance(self.at, int) else list(self.at)
+            return torch.isin(positions, torch.tensor(numbers, dtype=positions.dtype, device=positions.device))
+        start, stop, step = self.at.start or 0, self.at.stop, self.at.step or 1
+        found = (positions >= start) & ((positions - start) % step == 0)
+        return found if stop is None else found & (positions < stop)
 
 
-def add(vector: Tensor | float, at: Tokens = None) -> Callable[[Tensor], Tensor]:
-    """Add a vector that broadcasts to the activation (B, T, ...), at some of the tokens or at all (steering)."""
-    return changed(lambda x: x + as_like(vector, x), at)
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """The mean of an activation over tokens; see `mean_of`."""
+
+    source: Trace | Data
+
+    def changes(self, model: Decoder, wanted: Mapping[str, set[int | None]]) -> dict[tuple[str, int | None], Change]:
+        """The change of each activation."""
+        chosen = [(name, index) for name, indices in wanted.items() for index in indices]
+        found = self.source
+        if not isinstance(found, Trace):
+            found = traced(model, found, [name if index is None else f"{name}.{index}" for name, index in chosen])
+        return {one: replace(found.mean(*one)) for one in chosen}
 
 
-def scale(factor: float, at: Tokens = None) -> Callable[[Tensor], Tensor]:
+@torch.no_grad()
+def traced(model: Decoder, data: Data, names: Sequence[str]) -> Trace:
+    """A trace of activations over texts."""
+    batches = [data] if isinstance(data, Tensor) else [torch.tensor([list(text)]) for text in data]
+    with without_dropout(model), trace(model, *names) as found:
+        for batch in batches:
+            model(batch.to(model.device))
+    return found
+
+
+def mean_of(source: Trace | Data) -> Mean:
+    """The mean of the activation over the tokens of a trace, or of texts, in place of each vector (mean ablation).
+
+    The texts are token ids (B, T) or a list of lists; the model runs on them when the edit begins.
+    """
+    return Mean(source)
+
+
+def add(vector: Tensor | float, at: Positions = None) -> Change:
+    """Add a vector that broadcasts to the activation (B, T, ...), at some positions or at all (steering).
+
+    Where the vector has several tokens or keys, entry p belongs to position p, and later ones stay as they are.
+    """
+
+    def added(x: Tensor, place: Place) -> Tensor:
+        new, known = values_at(vector, x, place)
+        return x + (new if known is None else torch.where(known, new, 0))
+
+    return Change(added, at)
+
+
+def scale(factor: float, at: Positions = None) -> Change:
     """Multiply the activation by a factor."""
-    return changed(lambda x: x * factor, at)
+    return Change(lambda x, _: x * factor, at)
 
 
-def clamp(least: float | None = None, most: float | None = None, at: Tokens = None) -> Callable[[Tensor], Tensor]:
+def clamp(least: float | None = None, most: float | None = None, at: Positions = None) -> Change:
     """Limit each number of the activation."""
-    return changed(lambda x: x.clamp(least, most), at)
+    return Change(lambda x, _: x.clamp(least, most), at)
 
 
-def replace(value: Tensor | float, at: Tokens = None) -> Callable[[Tensor], Tensor]:
-    """A value in place of the activation, such as that of another run (activation patching)."""
+def replace(value: Tensor | float, at: Positions = None) -> Change:
+    """A value in place of the activation, such as that of another run (activation patching).
 
-    def replaced(x: Tensor) -> Tensor:
-        new = as_like(value, x)
-        try:
-            return new.expand_as(x)
-        except RuntimeError:
-            raise UserError(f"the value is {described(new)}, which does not fit {described(x)}") from None
+    Where the value has several tokens or keys, entry p belongs to position p, and later ones stay as they are.
+    """
 
-    return changed(replaced, at)
+    def replaced(x: Tensor, place: Place) -> Tensor:
+        new, known = values_at(value, x, place)
+        return new.expand_as(x) if known is None else torch.where(known, new, x)
 
-
-def as_like(value: Tensor | float, x: Tensor) -> Tensor:
-    """A tensor or a number in the dtype and on the device of x."""
-    return torch.as_tensor(value, dtype=x.dtype, device=x.device)
+    return Change(replaced, at)
 
 
-def changed(change: Callable[[Tensor], Tensor], at: Tokens) -> Callable[[Tensor], Tensor]:
-    """A change of the tokens `at` alone of an activation (B, T, ...)."""
-    if at is None:
-        return change
-    tokens = [at] if isinstance(at, int) else at
+zero = Change(lambda x, _: torch.zeros_like(x))  # zeros in place of the activation (ablation)
 
-    def function(x: Tensor) -> Tensor:
-        y = x.clone()
-        y[:, tokens] = change(x)[:, tokens]
-        return y
 
-    return function
+def values_at(value: Tensor | float, x: Tensor, place: Place) -> tuple[Tensor, Tensor | None]:
+    """A value in the dtype and on the device of x, in a shape that broadcasts to it, with the entries of the positions
+    of the tokens and keys of x; and which positions it has (None: all)."""
+    new, known = torch.as_tensor(value, dtype=x.dtype, device=x.device), None
+    sizes = (1,) * (x.ndim - new.ndim) + tuple(new.shape)
+    letters = place.shape[-x.ndim :]
+    if len(sizes) == x.ndim and sizes[0] > 1 and ROWS.get():
+        raise UserError(f"the value is {described(new)}, of {sizes[0]} texts: give one for all requests of an engine")
+    if len(sizes) > x.ndim or any(
+        size not in (1, wanted) and letter not in ("T", "S") for size, wanted, letter in zip(sizes, x.shape, letters)
+    ):
+        raise UserError(f"the value is {described(new)}, which does not fit {described(x)}")
+    new = new.view(sizes)
+    for axis, letter in enumerate(letters):
+        if letter in ("T", "S") and sizes[axis] > 1:
+            positions = place.along(str(letter), x)
+            inside = (positions >= 0) & (positions < sizes[axis])
+            known = inside if known is None else known & inside
+            new = torch.take_along_dim(new, positions.clamp(0, sizes[axis] - 1).long(), axis)
+    return new, known
 
 
 class Edit:
@@ -83,28 +160,30 @@ class Edit:
 
     gradients, edits = False, True
 
-    def __init__(self, taps: Taps, changes: Mapping[str, Change]) -> None:
+    def __init__(self, model: Decoder, changes: Mapping[str, Edited]) -> None:
+        self.known: Mapping[str, Activation] = activations(model)
         self.wanted: dict[str, set[int | None]] = {}
-        self.changes: dict[tuple[str, int | None], list[tuple[str, Callable[[Tensor], Tensor]]]] = {}
+        self.changes: dict[tuple[str, int | None], list[tuple[str, Change | Callable[[Tensor], Tensor]]]] = {}
         for pattern, change in changes.items():
-            function = change if callable(change) else replace(change)
-            for name, indices in resolve(taps.activations, [pattern]).items():
-                if not taps.activations[name].editable:
+            wanted = resolve(self.known, [pattern])
+            for name, indices in wanted.items():
+                if not self.known[name].editable:
                     raise UserError(f"{name} is computed from other activations: edit those that it is made of")
                 self.wanted.setdefault(name, set()).update(indices)
+            means = change.changes(model, wanted) if isinstance(change, Mean) else {}
+            for name, indices in wanted.items():
                 for index in indices:
+                    one = means.get((name, index), change)
+                    function = one if callable(one) else replace(one)  # type: ignore[arg-type]
                     self.changes.setdefault((name, index), []).append((pattern, function))
 
-    def begin(self) -> None:
+    def begin(self, forward: Forward) -> None:
         pass
 
-    def locate(self, positions: Tensor) -> None:
-        pass
-
-    def visit(self, name: str, index: int | None, value: Tensor) -> Tensor:
-        for pattern, change in self.changes[name, index]:
+    def visit(self, index: int | None, value: Tensor, place: Place) -> Tensor:
+        for pattern, change in self.changes[place.name, index]:
             try:
-                new = change(value)
+                new = change(value, place) if isinstance(change, Change) else change(value)
             except (RuntimeError, IndexError, UserError) as error:
                 raise UserError(f"the edit of {pattern} failed on {described(value)}: {error}") from error
             if not isinstance(new, Tensor) or new.shape != value.shape:
@@ -113,19 +192,23 @@ class Edit:
         return value
 
 
+Edited = Change | Mean | Callable[[Tensor], Tensor] | Tensor | float
+
+
 @checked
 @contextmanager
-def edit(model: Decoder, changes: Mapping[str, Change]) -> Iterator[None]:
+def edit(model: Decoder, changes: Mapping[str, Edited]) -> Iterator[None]:
     """Change activations of a model while it runs inside the `with` block.
 
     >>> with onward.edit(model, {"blocks.5.attn.heads.2": zero, "blocks.7": add(vector)}):
     ...     model(tokens)
 
-    The keys are names and patterns as of `trace`. A value is a function from the activation to one of the same shape,
-    such as those of this module (zero, mean, add, scale, clamp, replace), or a tensor or number that replaces it.
+    The keys are names and patterns as of `trace`. A value is a change of this module (zero, mean_of, add, scale, clamp,
+    replace), a tensor or number that replaces the activation, or a function from the activation to one of the same
+    shape, which sees the tokens of one call: while an answer is generated, one token of each request.
     Edits of the same activation follow each other in the order in which they began. Generation and training go through
-    edits too. Afterwards, also after an exception, the model is as it was.
+    edits too, in the thread or the asyncio task that opened them. Afterwards, also after an exception, the model is as
+    it was.
     """
-    taps = taps_of(model)
-    with listening(taps, Edit(taps, changes)):
+    with listening(model, Edit(model, changes)):
         yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from threading import local
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
+from onward.errors import UserError
+from onward.model.adapters import WeightAdapters
 from onward.model.experts import ExpertsModule
 from onward.tracing.taps import Taps
 
@@ -24,22 +27,22 @@ def tap_experts(name: str, mlp: ExpertsModule, taps: Taps) -> Iterator[Removable
     """The router's scores and choices, the share of each expert, and the units and outputs of each token's experts."""
     scores, choices, shares = f"{name}.router.scores", f"{name}.router.choices", f"{name}.shares"
     post, experts = f"{name}.post", f"{name}.experts"
-    leading, change = torch.Size(), list[Tensor]()
+    names = scores, choices, shares, post, experts
+    state = local()  # of one thread: another may be in the same module
 
     def begin(_: nn.Module, inputs: tuple[Tensor]) -> None:
-        nonlocal leading
-        leading = inputs[0].shape[:-1]
-        change.clear()
+        check_rows(mlp)
+        state.leading, state.change = inputs[0].shape[:-1], None
 
     def scored(_: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
-        value = output.unflatten(0, leading)
+        value = output.unflatten(0, state.leading)
         new = taps.visit(scores, value, 2)
         return None if new is value and not taps.gradients(scores) else new.flatten(0, 1)
 
     def routed(_: nn.Module, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         weights, ids = output
         if taps.wants(shares):
-            dense = weights.new_zeros(len(ids), mlp.part.count).scatter(1, ids, weights).unflatten(0, leading)
+            dense = weights.new_zeros(len(ids), mlp.part.count).scatter(1, ids, weights).unflatten(0, state.leading)
             new = taps.visit(shares, dense, 2)
             if new is not dense:  # an edit may give shares to experts that the router did not choose
                 flat = new.flatten(0, 1)
@@ -47,7 +50,7 @@ def tap_experts(name: str, mlp: ExpertsModule, taps: Taps) -> Iterator[Removable
             if new is not dense or taps.gradients(shares):
                 weights = new.flatten(0, 1).gather(1, ids)
         if taps.wants(choices):
-            taps.visit(choices, ids.unflatten(0, leading))
+            taps.visit(choices, ids.unflatten(0, state.leading))
         if taps.wants(post, experts):
             visit_experts(inputs[0], weights, ids)
         return weights, ids
@@ -59,32 +62,40 @@ def tap_experts(name: str, mlp: ExpertsModule, taps: Taps) -> Iterator[Removable
         with nullcontext() if edited or differentiated else torch.no_grad():
             units = units_of(mlp, tokens, ids)
             plain = outputs_of(mlp, units, ids)
-            new_units = taps.visit(post, units.unflatten(0, leading)).flatten(0, 1)
+            new_units = taps.visit(post, units.unflatten(0, state.leading)).flatten(0, 1)
             outputs = visit_each(outputs_of(mlp, new_units, ids) if edited or differentiated else plain, ids)
             if edited or differentiated:
                 base = plain if edited else outputs.detach()
-                change.append(((outputs - base) * weights[..., None].type_as(outputs)).sum(1))
+                state.change = ((outputs - base) * weights[..., None].type_as(outputs)).sum(1)
 
     def visit_each(outputs: Tensor, ids: Tensor) -> Tensor:
         """Outputs (N, A, D), those of single experts asked for by their numbers, 0 for tokens that do not use them."""
-        outputs = taps.visit(experts, outputs.unflatten(0, leading)).flatten(0, 1)
+        outputs = taps.visit(experts, outputs.unflatten(0, state.leading)).flatten(0, 1)
         for expert in sorted(taps.indices(experts)):
             chosen = (ids == expert)[..., None]
-            part = (outputs * chosen).sum(1).unflatten(0, leading)
+            part = (outputs * chosen).sum(1).unflatten(0, state.leading)
             new = taps.visit(experts, part, index=expert)
             if new is not part:
                 outputs = torch.where(chosen, new.flatten(0, 1)[:, None], outputs)
         return outputs
 
     def finish(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
-        return output + change.pop().view_as(output).type_as(output) if change else None
+        return None if state.change is None else output + state.change.view_as(output).type_as(output)
 
     router: Any = mlp.router
-    yield mlp.register_forward_pre_hook(begin)
-    if taps.wants(scores):
-        yield router.scoring.register_forward_hook(scored)
-    yield router.register_forward_hook(routed)
-    yield mlp.register_forward_hook(finish)
+    yield taps.before(mlp, begin, *names)
+    if hasattr(router, "scoring"):
+        yield taps.after(router.scoring, scored, scores)
+    yield taps.after(router, routed, choices, shares, post, experts)
+    yield taps.after(mlp, finish, post, experts)
+
+
+def check_rows(mlp: nn.Module) -> None:
+    """Raise a UserError where rows use different adapters of the experts, which then are called for each of them."""
+    if any(isinstance(child, WeightAdapters) and child.selection.groups is not None for child in mlp.children()):
+        raise UserError(
+            "rows use different adapters of the experts: trace or edit the experts with one adapter at a time"
+        )
 
 
 def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
+from threading import RLock
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,10 +20,13 @@ from onward.arguments import checked
 from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.tracing.sites import activations
-from onward.tracing.taps import Activation, Listener, Taps
+from onward.tracing.taps import OPEN, Activation, Listener, Taps
 
 NEAREST = 4  # names that a message lists
 OF_MODELS: WeakKeyDictionary[Decoder, Taps] = WeakKeyDictionary()  # that are traced or edited
+LOCK = RLock()  # of the hooks of all models
+STANCE = ExitStack()  # of the compiler, while any model is traced or edited
+traced = 0  # number of traces and edits that are open, of all models and contexts
 
 
 class Uncompiled(UserWarning):
@@ -71,35 +75,58 @@ def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[st
     return found
 
 
-def taps_of(model: Decoder) -> Taps:
-    """The hooks of a model, with the activations that it has now."""
-    if not is_traced(model):
-        OF_MODELS[model] = Taps(model, activations(model))
-    return OF_MODELS[model]
-
-
 def is_traced(model: Decoder) -> bool:
-    """Whether a model is traced or edited now."""
-    return model in OF_MODELS and bool(OF_MODELS[model].listeners)
+    """Whether a model is traced or edited in this context: a thread, or a task of asyncio."""
+    return model in OF_MODELS and bool(OF_MODELS[model].active)
 
 
 @contextmanager
-def listening(taps: Taps, listener: Listener) -> Iterator[None]:
-    """Give the activations of a model to a trace or an edit inside the `with` block.
+def listening(model: Decoder, listener: Listener) -> Iterator[None]:
+    """Give the activations of a model to a trace or an edit inside the `with` block, in calls of this context.
 
     Compiled blocks run uncompiled meanwhile, since compiled code does not call hooks.
     """
-    if any(map(is_compiled, taps.model.blocks)):
+    if any(map(is_compiled, model.blocks)):
         warnings.warn("compiled blocks run uncompiled while they are traced or edited", Uncompiled, stacklevel=5)
-    taps.listeners.append(listener)
+    with LOCK:
+        taps = OF_MODELS.get(model)
+        if taps is None or not taps.listeners:
+            taps = OF_MODELS[model] = Taps(model, listener.known)
+            taps.attach()
+        taps.listeners.append(listener)
+        run_uncompiled(1)
+    OPEN.set((*OPEN.get(), listener))
     try:
-        taps.attach()
-        # an import of the compiler takes seconds: nothing is compiled before it
-        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
-            yield
+        yield
     finally:
-        taps.listeners.remove(listener)
-        taps.attach()
+        OPEN.set(tuple(one for one in OPEN.get() if one is not listener))
+        with LOCK:
+            taps.listeners.remove(listener)
+            if not taps.active:
+                taps.forget()
+            if not taps.listeners:
+                taps.detach()
+            run_uncompiled(-1)
+
+
+def run_uncompiled(change: int) -> None:
+    """Count the traces and edits of all models and contexts: while any is open, torch.compile compiles nothing."""
+    global traced
+    traced += change
+    if not traced:
+        STANCE.close()
+    elif traced == 1 and "torch._dynamo" in sys.modules:  # an import of the compiler takes seconds
+        STANCE.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """No trace or edit sees the calls of modules inside the `with` block."""
+    before = OPEN.set(())
+    try:
+        yield
+    finally:
+        OPEN.reset(before)
 
 
 def is_compiled(block: nn.Module) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from threading import local
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from onward.model.attention import Attend, SelfAttentionModule
-from onward.model.blocks import BranchNormModule, PostNormModule, PreNormModule, SandwichModule, ScaledPreNormModule
 from onward.model.config import Position, at
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
@@ -24,16 +24,8 @@ from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardMod
 from onward.model.latent import LatentAttentionModule
 from onward.model.norms import LayerNormModule, RMSNormModule
 from onward.tracing.attention import tap_attend, tap_context, tap_latent, tap_query
-from onward.tracing.experts import tap_experts
+from onward.tracing.experts import check_rows, tap_experts
 from onward.tracing.taps import Activation, Taps
-
-MID = {  # the module whose input is the residual stream between attention and feed-forward; where it is added again
-    PreNormModule: ("mlp_norm", "out"),
-    ScaledPreNormModule: ("mlp_norm", "out"),
-    SandwichModule: ("mlp_norm", "out"),
-    PostNormModule: ("mlp", "mlp_norm"),
-    BranchNormModule: ("mlp", "out"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +44,18 @@ class ModuleSite:
     outer: nn.Module | None = None
 
     def __call__(self, taps: Taps) -> Iterator[RemovableHandle]:
-        leading = torch.Size()
+        state = local()  # of one thread: another may be in the same module
 
-        def note(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            nonlocal leading
-            leading = inputs[0].shape[:-1]
+        def note(outer: nn.Module, inputs: tuple[Any, ...]) -> None:
+            check_rows(outer)
+            state.leading = inputs[0].shape[:-1]
 
         def visited(tensor: Tensor) -> Tensor | None:
             value = tensor
             if self.heads:
                 value = tensor.unflatten(-1, (self.heads, -1))
             elif self.outer is not None:
-                value = tensor.unflatten(0, leading)
+                value = tensor.unflatten(0, state.leading)
             new = taps.visit(self.name, value, self.axis)
             if new is tensor or (new is value and not taps.gradients(self.name)):
                 return None
@@ -77,11 +69,11 @@ class ModuleSite:
             return visited(output)
 
         if self.outer is not None:
-            yield self.outer.register_forward_pre_hook(note)
+            yield taps.before(self.outer, note, self.name)
         if self.of_input:
-            yield self.module.register_forward_pre_hook(before)
+            yield taps.before(self.module, before, self.name)
         else:
-            yield self.module.register_forward_hook(after)
+            yield taps.after(self.module, after, self.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,27 +83,28 @@ class MidSite:
 
     name: str
     block: nn.Module
+    reader: str  # the submodule that reads it
+    sum_at: str  # the submodule whose input is the sum; "": the sum is the output of the block
 
     def __call__(self, taps: Taps) -> Iterator[RemovableHandle]:
-        reader, sum_at = MID[type(self.block)]
-        difference = list[Tensor]()
+        state = local()
 
         def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             new = taps.visit(self.name, inputs[0])
-            difference[:] = [] if new is inputs[0] else [new - inputs[0]]
+            state.difference = None if new is inputs[0] else new - inputs[0]
             return new, *inputs[1:]
 
         def added(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-            return (inputs[0] + difference.pop(), *inputs[1:]) if difference else None
+            return None if state.difference is None else (inputs[0] + state.difference, *inputs[1:])
 
         def after(_: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
-            return output + difference.pop() if difference else None
+            return None if state.difference is None else output + state.difference
 
-        yield self.block.get_submodule(reader).register_forward_pre_hook(before)
-        if sum_at == "out":
-            yield self.block.register_forward_hook(after)
+        yield taps.before(self.block.get_submodule(self.reader), before, self.name)
+        if self.sum_at:
+            yield taps.before(self.block.get_submodule(self.sum_at), added, self.name)
         else:
-            yield self.block.get_submodule(sum_at).register_forward_pre_hook(added)
+            yield taps.after(self.block, after, self.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +119,7 @@ class ScaleSite:
         def scale(_: nn.Module, inputs: tuple[Tensor]) -> None:
             taps.visit(self.name, norm_scale(self.module, inputs[0]))
 
-        yield self.module.register_forward_pre_hook(scale)
+        yield taps.before(self.module, scale, self.name)
 
 
 def norm_scale(norm: LayerNormModule | RMSNormModule, x: Tensor) -> Tensor:
@@ -201,8 +194,9 @@ def activations(model: Decoder) -> dict[str, Activation]:
     def add_mlp(name: str, mlp: nn.Module) -> None:
         if isinstance(mlp, ExpertsModule):
             site, count, top_k = partial(tap_experts, name, mlp), mlp.part.count, mlp.part.top_k
-            shapes: dict[str, tuple[int, ...]] = {"router.scores": (count,), "router.choices": (top_k,)}
-            shapes |= {"shares": (count,), "post": (top_k, mlp.gate.size(1)), "experts": (top_k, c.d_model)}
+            shapes: dict[str, tuple[int, ...]] = {"router.scores": (count,)} if hasattr(mlp.router, "scoring") else {}
+            shapes |= {"router.choices": (top_k,), "shares": (count,)}
+            shapes |= {"post": (top_k, mlp.gate.size(1)), "experts": (top_k, c.d_model)}
             for one, shape in shapes.items():
                 axis = None if one in ("router.choices", "post") else 2
                 found[f"{name}.{one}"] = Activation(site, ("B", "T", *shape), axis, count, one != "router.choices")
@@ -225,8 +219,8 @@ def activations(model: Decoder) -> dict[str, Activation]:
                 add_norm(f"{name}.{part}", module, c.d_model)
             elif part == "attn":
                 add_attention(f"{name}.attn", module, layer)
-                if type(block) in MID:
-                    found[f"{name}.mid"] = Activation(MidSite(f"{name}.mid", block), ("B", "T", c.d_model))
+                if mid := getattr(block, "mid", None):
+                    found[f"{name}.mid"] = Activation(MidSite(f"{name}.mid", block, *mid), ("B", "T", c.d_model))
             elif part == "mlp":
                 add_mlp(f"{name}.mlp", module)
         add(f"{name}.out", block, c.d_model)

@@ -1,23 +1,29 @@
 """The hooks on a model by which traces and edits reach its activations.
 
 All traces and edits of a model share one `Taps`. A site of `sites.py` calls `visit` with an activation: edits change
-it, in the order in which they began, then traces record it. Modules have hooks only for activations that are asked for.
+it, in the order in which they began, then traces record it. A trace or an edit belongs to the context (`contextvars`)
+that opened it: modules have the hooks while any is open, and a hook does nothing in a call of another thread or task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from onward.model.context import AttentionContext
+from onward.model.cache import CacheView
+from onward.model.context import AttentionMask
 from onward.model.decoder import Decoder
+from onward.tracing.calls import Forward, Place
 
 Attach = Callable[["Taps"], Iterator[RemovableHandle]]  # adds the hooks of a site
+BESIDE_BLOCKS = "embed", "logits"  # activations that callers may compute outside of a call
 
 
 @dataclass(frozen=True)
@@ -38,22 +44,28 @@ class Activation:
         """The number of heads, units or experts that a number after the name selects; 0: there are none."""
         return 0 if self.axis is None else self.count or int(self.shape[self.axis])
 
+    def shape_of(self, index: int | None) -> tuple[str | int, ...]:
+        """The shape of all of it (None), or of one head, unit or expert."""
+        return self.shape if index is None else tuple(n for axis, n in enumerate(self.shape) if axis != self.axis)
+
 
 class Listener(Protocol):
     """A trace or an edit."""
 
+    known: Mapping[str, Activation]  # of the model
     wanted: dict[str, set[int | None]]  # names of activations; None for all of it, numbers for heads, units or experts
     gradients: bool  # whether gradients of the activations are kept
     edits: bool  # whether it changes activations
 
-    def begin(self) -> None:
+    def begin(self, forward: Forward) -> None:
         """A call of the model begins."""
 
-    def locate(self, positions: Tensor) -> None:
-        """The tokens of the call are at these positions, (B or 1, T)."""
-
-    def visit(self, name: str, index: int | None, value: Tensor) -> Tensor:
+    def visit(self, index: int | None, value: Tensor, place: Place) -> Tensor:
         """The activation, or one head, unit or expert of it, as it is from now on."""
+
+
+OPEN: ContextVar[tuple[Listener, ...]] = ContextVar("open", default=())  # those that this context opened
+FORWARDS: ContextVar[Mapping[Taps, Forward]] = ContextVar("forwards")  # the last call of each model in this context
 
 
 class Taps:
@@ -61,61 +73,79 @@ class Taps:
 
     def __init__(self, model: Decoder, activations: Mapping[str, Activation]) -> None:
         self.model, self.activations = model, activations
-        self.listeners: list[Listener] = []
+        self.listeners: list[Listener] = []  # of all contexts
         self.handles: list[RemovableHandle] = []
-        self.calling = False  # False while activation checkpointing computes a block again: that is not recorded
 
     def attach(self) -> None:
-        """Put the hooks of all listeners in place of those there are."""
+        """Add the hooks of all activations: which ones a call visits is decided in its context."""
+        for site in {a.site: None for a in self.activations.values()}:
+            self.handles += site(self)
+        plain = self.model.hidden_of_checked
+
+        def hidden_of_checked(tokens: Tensor, positions: Tensor | None, view: CacheView | None) -> Tensor:
+            with self.called(tokens, positions):
+                return plain(tokens, positions, view)
+
+        self.model.hidden_of_checked = hidden_of_checked  # type: ignore[method-assign]
+
+    def detach(self) -> None:
+        """Leave the model as it was before `attach`."""
         for handle in self.handles:
             handle.remove()
         self.handles = []
-        if not self.listeners:
+        self.model.__dict__.pop("hidden_of_checked", None)
+
+    def before(self, module: nn.Module, hook: Callable[[Any, Any], Any], *names: str) -> RemovableHandle:
+        """Call `hook` before a module, in calls where one of these activations is asked for."""
+        return module.register_forward_pre_hook(lambda m, inputs: hook(m, inputs) if self.wants(*names) else None)
+
+    def after(self, module: nn.Module, hook: Callable[[Any, Any, Any], Any], *names: str) -> RemovableHandle:
+        """Call `hook` after a module, in calls where one of these activations is asked for."""
+        return module.register_forward_hook(lambda m, inputs, y: hook(m, inputs, y) if self.wants(*names) else None)
+
+    @property
+    def active(self) -> list[Listener]:
+        """The traces and edits of this context, in the order in which they began."""
+        return [listener for listener in OPEN.get() if listener in self.listeners]
+
+    @contextmanager
+    def called(self, tokens: Tensor, positions: Tensor | None) -> Iterator[None]:
+        """The model is called with tokens (B, T) or (B, T, D) inside the `with` block."""
+        if not (active := self.active):
+            yield
             return
-        self.handles += self.beginning()
-        for site in {a.site: None for name, a in self.activations.items() if self.wants(name)}:
-            self.handles += site(self)
-        self.handles.append(self.model.norm.register_forward_hook(self.end))
+        forward = self.forward()
+        if forward.positions is not None:
+            forward = self.new_forward()
+        forward.begin(tokens.size(1), positions, tokens.device)
+        for listener in active:
+            listener.begin(forward)
+        try:
+            yield
+        finally:
+            forward.running = False
 
-    def end(self, *_: object) -> None:
-        """The hidden states of a call are done."""
-        self.calling = False
+    def forward(self) -> Forward:
+        """The last call of the model in this context; a new one where there was none."""
+        return FORWARDS.get({}).get(self) or self.new_forward()
 
-    def beginning(self) -> Iterator[RemovableHandle]:
-        """Hooks where a call of the model begins."""
-        embedded = False
+    def new_forward(self) -> Forward:
+        """A call of the model that is about to begin."""
+        forward = Forward()
+        FORWARDS.set({**FORWARDS.get({}), self: forward})
+        return forward
 
-        def begin() -> None:
-            self.calling = True
-            for listener in self.listeners:
-                listener.begin()
-
-        def before_embedding(*_: object) -> None:
-            nonlocal embedded
-            embedded = True
-            begin()
-
-        def after_embedding(*_: object) -> None:  # vectors in place of ids are not embedded
-            nonlocal embedded
-            if not embedded:
-                begin()
-            embedded = False
-
-        def locate(_: object, inputs: tuple[Tensor, AttentionContext]) -> None:
-            for listener in self.listeners if self.calling else ():
-                listener.locate(inputs[1].mask.query_positions)
-
-        yield self.model.embed.register_forward_pre_hook(before_embedding)
-        yield self.model.embed_in.register_forward_pre_hook(after_embedding)
-        yield self.model.blocks[0].register_forward_pre_hook(locate)
+    def forget(self) -> None:
+        """Forget the calls of the model in this context."""
+        FORWARDS.set({taps: forward for taps, forward in FORWARDS.get({}).items() if taps is not self})
 
     def asking(self, name: str) -> Iterator[Listener]:
-        """The traces and edits that ask for an activation."""
-        return (listener for listener in self.listeners if name in listener.wanted)
+        """The traces and edits of this context that ask for an activation."""
+        return (listener for listener in self.active if name in listener.wanted)
 
     def wants(self, *names: str) -> bool:
         """Whether any of these activations is traced or edited."""
-        return any(True for name in names for _ in self.asking(name))
+        return any(name in listener.wanted for listener in self.active for name in names)
 
     def edits(self, *names: str) -> bool:
         """Whether any of these activations is edited."""
@@ -129,22 +159,36 @@ class Taps:
         """The heads, units or experts of an activation that are asked for one by one."""
         return {index for listener in self.asking(name) for index in listener.wanted[name] if index is not None}
 
-    def visit(self, name: str, value: Tensor, axis: int | None = None, index: int | None = None) -> Tensor:
+    def visit(
+        self,
+        name: str,
+        value: Tensor,
+        axis: int | None = None,
+        index: int | None = None,
+        mask: AttentionMask | None = None,
+    ) -> Tensor:
         """The activation as the model goes on with it: `value` itself where nothing is edited.
 
-        `axis` is that of its heads, units or experts; `index` says that `value` is one of them.
+        `axis` is that of its heads, units or experts; `index` says that `value` is one of them; `mask` is that of an
+        activation with keys.
         """
-        for listener in sorted(self.asking(name), key=lambda listener: not listener.edits):
-            if not (self.calling or listener.edits or name == "logits"):
+        asking = sorted(self.asking(name), key=lambda listener: not listener.edits)
+        if not asking:
+            return value
+        forward, activation = self.forward(), self.activations[name]
+        if name == "embed" and not forward.running and forward.positions is not None:
+            forward = self.new_forward()
+        for listener in asking:
+            if not (forward.running or listener.edits or name in BESIDE_BLOCKS):
                 continue
             wanted = listener.wanted[name]
             if index in wanted:
-                value = listener.visit(name, index, value)
+                value = listener.visit(index, value, Place(name, activation.shape_of(index), forward, mask))
             if axis is None:
                 continue
             for one in sorted(i for i in wanted if i is not None):
-                part = value.select(axis, one)
-                changed = listener.visit(name, one, value if listener.gradients else part)
+                part, place = value.select(axis, one), Place(name, activation.shape_of(one), forward, mask)
+                changed = listener.visit(one, value if listener.gradients else part, place)
                 if listener.edits:
                     value = value.clone()
                     value.select(axis, one).copy_(changed)

@@ -5,41 +5,21 @@ Shapes: B batch, T tokens in this call, S keys, N tokens whose logits are comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from onward.arguments import checked
 from onward.errors import UserError
 from onward.model.decoder import Decoder
-from onward.tracing.names import full_name, listening, resolve, taps_of
-from onward.tracing.taps import Activation, Taps
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one row of a call of the model belongs to, where an engine calls it."""
-
-    request: Any  # a generation.Request
-    tokens: int  # its tokens in the call; those after them are padding
-    step: int  # number of tokens that were generated for it before
-
-
-ROWS: ContextVar[tuple[Row, ...]] = ContextVar("rows", default=())
-
-
-@contextmanager
-def labeled(rows: Sequence[Row]) -> Iterator[None]:
-    """Say whose rows the calls of a model inside the `with` block have."""
-    before = ROWS.set(tuple(rows))
-    try:
-        yield
-    finally:
-        ROWS.reset(before)
+from onward.tracing.calls import ROWS, Forward, Place, Row
+from onward.tracing.names import full_name, listening, resolve
+from onward.tracing.sites import activations
+from onward.tracing.taps import Activation
 
 
 @dataclass(eq=False)
@@ -47,7 +27,7 @@ class Call:
     """The activations of one call of a model, by name: `call["blocks.3.out"]`."""
 
     rows: tuple[Row, ...] = ()  # whose the rows are; () unless an engine calls the model
-    positions: Tensor | None = None  # (B or 1, T), of the tokens
+    positions: Tensor | None = None  # (B or 1, T), of the tokens in their texts
     activations: dict[str, Tensor] = field(default_factory=dict)
     logit_rows: tuple[Row, ...] = ()  # whose the logits are, one after the other
     retained: dict[str, Callable[[], Tensor | None]] = field(default_factory=dict)
@@ -83,23 +63,32 @@ class Trace:
 
     edits = False
 
-    def __init__(self, taps: Taps, patterns: Sequence[str], gradients: bool, keep: Callable[[str, Tensor], Any] | None):
-        self.known: dict[str, Activation] = dict(taps.activations)
-        self.wanted = resolve(self.known, patterns or ["*"])
+    def __init__(
+        self,
+        known: Mapping[str, Activation],
+        patterns: Sequence[str],
+        gradients: bool,
+        keep: Callable[[str, Tensor], Any] | None,
+    ) -> None:
+        self.known, self.wanted = known, resolve(known, patterns or ["*"])
         self.gradients, self.keep = gradients, keep
         self.calls: list[Call] = []
+        self.of_forward: dict[Forward, Call] = {}
 
-    def begin(self) -> None:
-        self.calls.append(Call(ROWS.get()))
+    def begin(self, forward: Forward) -> None:
+        call = self.call_of(forward)
+        call.rows, call.positions = ROWS.get(), forward.positions
 
-    def locate(self, positions: Tensor) -> None:
-        self.calls[-1].positions = positions
+    def call_of(self, forward: Forward) -> Call:
+        """The record of a call of the model."""
+        if forward not in self.of_forward:
+            self.of_forward[forward] = Call()
+            self.calls.append(self.of_forward[forward])
+        return self.of_forward[forward]
 
-    def visit(self, name: str, index: int | None, value: Tensor) -> Tensor:
-        if not self.calls:
-            self.begin()
-        call, axis = self.calls[-1], self.known[name].axis
-        key = name if index is None else f"{name}.{index}"
+    def visit(self, index: int | None, value: Tensor, place: Place) -> Tensor:
+        name, call = place.name, self.call_of(place.forward)
+        axis, key = self.known[name].axis, name if index is None else f"{name}.{index}"
         kept = value
         if self.gradients:  # the whole is in the graph of the loss, a part selected from it is not
             if value.requires_grad:
@@ -159,11 +148,39 @@ class Trace:
             start = next((sum(r.tokens for r in rows[:i]) for i, r in enumerate(rows) if r.request is row.request), 0)
             count = next((r.tokens for r in rows if r.request is row.request), 0)
             return value[0, start : start + count]
-        base, _, last = name.rpartition(".")
-        shape = self.known[name].shape if name in self.known else list(self.known[base].shape)
-        if name not in self.known and last:  # one head, unit or expert
-            shape = [size for axis, size in enumerate(shape) if axis != self.known[base].axis]
+        shape = self.shape_of(name)
         return value[index if len(value) > 1 else 0].narrow(shape.index("T") - 1, 0, row.tokens)
+
+    def mean(self, name: str, index: int | None = None) -> Tensor:
+        """The mean of an activation (B, T, ...), or of one head, unit or expert of it, over all tokens of all calls, in
+        at least fp32; of the output of an expert over the tokens that it processes."""
+        known, key = self.known[name], name if index is None else f"{name}.{index}"
+        if known.shape[:2] != ("B", "T") or self.keep is not None:
+            why = f"it is {known}" if self.keep is None else "the trace was made with keep"
+            raise UserError(f"{key} has no mean over tokens: {why}, and a mean is of activations (B, T, ...)")
+        total, count = torch.zeros(()), 0
+        for call in self.calls:
+            whole = key not in call.activations and not name.endswith(".experts")
+            one = name if whole else key
+            if one not in call.activations:
+                continue
+            rows = [self.part(call, one, i, row) for i, row in enumerate(call.rows)] or [*call.activations[one]]
+            for x in rows:  # (T, ...)
+                x = x.select(known.axis - 1, index) if whole and index is not None and known.axis is not None else x
+                x = x.to(torch.promote_types(x.dtype, torch.float32))
+                x = x[x.any(-1)] if index is not None and name.endswith(".experts") else x
+                total, count = total.to(x.device) + x.sum(0), count + len(x)
+        if not count:
+            found(self.calls[0].activations if self.calls else {}, key)
+            raise UserError(f"{key} has no tokens in this trace: trace a text that has some")
+        return total / count
+
+    def shape_of(self, key: str) -> tuple[str | int, ...]:
+        """The shape of an activation of this trace, or of one head, unit or expert of it."""
+        if key in self.known:
+            return self.known[key].shape
+        base, _, index = key.rpartition(".")
+        return self.known[base].shape_of(int(index))
 
 
 @checked
@@ -184,9 +201,9 @@ def trace(
     the name of an activation with heads, units or experts selects one. Only these are kept. `t.calls` has the calls of
     the model one by one, with their positions; in an engine, `t.of(request)` those of a request. No bit of the output
     changes. With `gradients`, `t.grad(name)` is the gradient after a backward. `keep(name, tensor)` returns what is
-    kept in place of the tensor, such as `tensor.cpu()` or a figure of it. A trace sees activations as edits leave them.
+    kept in place of the tensor, such as `tensor.cpu()` or a figure of it. A trace sees activations as edits leave them,
+    and the calls of its own context alone: those of the thread or the asyncio task that opened it.
     """
-    taps = taps_of(model)
-    found = Trace(taps, patterns, gradients, keep)
-    with listening(taps, found):
+    found = Trace(activations(model), patterns, gradients, keep)
+    with listening(model, found):
         yield found
