@@ -51,7 +51,7 @@ class Look:
         self.is_replaced = False  # whether an object has a method of its own in place of its class's
         self.dicts: list[dict[str, Any]] = []  # attributes of modules and dataclasses, of which `getters` read some
         self.getters: list[itemgetter[Any]] = []
-        self.held: list[tuple[dict[str, Any], str, Tensor]] = []  # attributes that are tensors
+        self.tensor_attributes: list[tuple[dict[str, Any], str, Tensor]] = []  # attributes that are tensors
         self.views: list[Iterable[object]] = []  # further containers
         self.hooks = list(GLOBAL_HOOKS)
         self.numbers: dict[int, int] = {}  # of objects, by id
@@ -91,7 +91,7 @@ class Look:
         """What describes an object by its attributes `own`, which are looked at from now on."""
         self.types[type(value)] = None
         attributes, plain = vars(value), [name for name in own if not isinstance(own[name], Tensor)]
-        self.held += [(attributes, name, one) for name, one in own.items() if isinstance(one, Tensor)]
+        self.tensor_attributes += [(attributes, name, one) for name, one in own.items() if isinstance(one, Tensor)]
         methods = set(plain) - set(getattr(value, "__dataclass_fields__", ()))
         self.is_replaced |= any(isinstance(getattr(type(value), name, None), FunctionType) for name in methods)
         if plain:
@@ -148,7 +148,7 @@ class Look:
 
     def holds(self) -> bool:
         """Whether the model has the form and the memory that it had, and the same hooks."""
-        if any(attributes.get(name) is not tensor for attributes, name, tensor in self.held):
+        if any(attributes.get(name) is not tensor for attributes, name, tensor in self.tensor_attributes):
             return False
         try:
             now = self.values()
