@@ -271,10 +271,13 @@ def test_program_reads_no_row_that_an_embedding_lacks() -> None:
 SOURCE = Path(onward.__file__).parent
 IDENTITY = {  # files that compare the addresses of tensors, and read nothing there
     "checkpoint/names.py",
+    "checkpoint/places.py",
     "generation/programs.py",
     "generation/prefix_files.py",
     "inspection/doctor/caching.py",
     "inspection/doctor/learning.py",
+    "inspection/doctor/operations.py",
+    "inspection/doctor/stream.py",
     "model/kernels/needed.py",
     "model/recording.py",
     "generation/fingerprint.py",
