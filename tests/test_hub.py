@@ -43,7 +43,12 @@ REPOS = {
     "org/branch": Repo(FILES, revisions=("main", "v1.0")),
     "org/partly": Repo(FILES),
     "org/large": Repo(FILES),
+    "org/kept": Repo(FILES),
     "org/breaks": Repo(BROKEN, trouble="breaks"),
+    "org/wrong": Repo(FILES, trouble="wrong"),
+    "org/hangs": Repo(FILES, trouble="hangs"),
+    "org/odd": Repo(FILES, answer=b'{"id": "x/y", "sha": 7}'),
+    "org/page": Repo(FILES, answer=b"<html>"),
     "org/private": Repo(FILES, trouble="private"),
     "org/gated": Repo(FILES, trouble="gated"),
     "org/busy": Repo(FILES, trouble=429),
@@ -127,6 +132,30 @@ def test_a_broken_connection_is_resumed_where_it_broke(look_up: Lookups, hub: Hu
     assert ranges == ["", f"bytes={10 << 20}-"]
 
 
+def test_files_with_other_content_than_announced_are_discarded(look_up: Lookups) -> None:
+    first = look_up("org/wrong")["refused"]
+    for name in FILES:
+        assert name in first
+    assert "arrived with other content than the hub announces, and was discarded: try again" in first
+    assert contents(look_up("org/wrong")) == FILES
+
+
+def test_files_of_an_interrupted_download_are_compared_later(look_up: Lookups, hub: Hub) -> None:
+    folder = Path(look_up("org/kept")["folder"])
+    weights, note = folder / "model.safetensors", folder.parents[1] / f"unverified-{'a' * 40}.json"
+    assert not note.exists()
+    weights.resolve().write_bytes(b"x" + FILES["model.safetensors"][1:])
+    assert contents(look_up("org/kept")) != FILES, "a file is compared once"
+    note.write_text(json.dumps(["model.safetensors"]))
+    assert contents(look_up("org/kept")) == FILES
+    assert not note.exists()
+
+
+def test_an_answer_that_never_comes_is_not_waited_for(start) -> None:
+    impatient = start(HF_HUB_ETAG_TIMEOUT="1", HF_HUB_DOWNLOAD_TIMEOUT="1")
+    assert "org/hangs cannot be downloaded (" in impatient("org/hangs")["refused"]
+
+
 def test_a_full_disk_is_said_and_leaves_nothing_that_looks_whole(start, look_up: Lookups) -> None:
     crowded = start(room=50_000)
     refusal = crowded("org/large")["refused"]
@@ -150,6 +179,8 @@ REFUSED = {
     "org/gated": "org/gated is gated: accept its terms at http",
     "org/busy": "the hub answers 429",
     "org/down": "the hub answers 500",
+    "org/odd": "is not that of a hub (",
+    "org/page": "is not that of a hub (JSONDecodeError",
     "org/pickle": "if one has safetensors files, or make them yourself with onward convert org/pickle OUT --from-bin",
     "org/adapter": "has no config.json but an adapter",
     "org/ggufs": "has no config.json but GGUF files",

@@ -9,24 +9,28 @@ from __future__ import annotations
 import difflib
 import errno
 import glob
+import hashlib
+import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from onward.errors import UserError
-from onward.files import read_json
+from onward.files import read_json, write_json
 from onward.limits import memory_size
 
 if TYPE_CHECKING:
-    from huggingface_hub import CachedRepoInfo
+    from huggingface_hub import CachedRepoInfo, RepoFile
 
 ADDRESS = re.compile(r"(?:hf:/+|https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/)(.+)")  # a Path keeps one slash
 NAME = re.compile(r"([\w-][\w.-]*(?:/[\w.-]+)?)(?:@([\w./-]+)|/tree/([\w./-]+))?/?")
 COMMIT = re.compile("[0-9a-f]{40}")
+CHECKSUM = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = (
     r"config\.json|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt"
@@ -115,20 +119,105 @@ ADVICE = "name the folder of a model, such as runs/mybook, or a model on the Hug
 def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> Path:
     """The folder of a model of the hub, with those of its files that match downloaded. The hub is asked once which
     commit a revision is, and nothing more where the files are in the cache."""
-    from huggingface_hub import snapshot_download
-
+    begun = False
     try:
-        commit, offline = commit_of(model, say)
-        paths, missing = plan(model, commit, files, offline)
-        if not missing:
-            return Path(cached(model, "config.json", commit)).parent
-        announce(model, missing, say)
-        patterns = [glob.escape(path) for path in paths]
-        return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=patterns))
+        with time_limits():
+            commit, offline = commit_of(model, say)
+            paths, missing = plan(model, commit, files, offline)
+            if not missing:
+                return Path(cached(model, "config.json", commit)).parent
+            announce(model, missing, say)
+            begun = True
+            return download(model, commit, paths, missing)
     except UserError:
         raise
     except Exception as error:  # of the HTTP client, whose name differs by version, of the disk, of the hub
-        raise UserError(reason(model, error, local)) from error
+        raise UserError(reason(model, error, local, begun)) from error
+
+
+@contextmanager
+def time_limits() -> Iterator[None]:
+    """Let no request to the hub wait longer than HF_HUB_ETAG_TIMEOUT for an answer, or than HF_HUB_DOWNLOAD_TIMEOUT for
+    the next bytes of a file: `huggingface_hub` lets several wait for a minute or for ever."""
+    from huggingface_hub import constants, get_session
+
+    def limit(request: Any) -> None:
+        file = request.method == "GET" and not request.url.path.startswith("/api/")
+        most = float(constants.HF_HUB_DOWNLOAD_TIMEOUT if file else constants.HF_HUB_ETAG_TIMEOUT)
+        given = request.extensions.get("timeout") or {}
+        waits = {name: given.get(name) for name in ("connect", "read", "write", "pool")}
+        limited = {name: most if wait is None else min(wait, most) for name, wait in waits.items()}
+        request.extensions = {**request.extensions, "timeout": limited}
+
+    client = get_session()
+    before = client.event_hooks
+    client.event_hooks = {**before, "request": [*before["request"], limit]}
+    try:
+        yield
+    finally:
+        client.event_hooks = before
+
+
+def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping[str, RepoFile]) -> Path:
+    """Download the files of a model of which some are missing; its folder. A UserError if one has other content than
+    the hub announces: it is discarded. Each file is compared once; a note in the cache names those that are still to
+    be compared, also after a download that was interrupted."""
+    from huggingface_hub import snapshot_download
+
+    note = unverified(model, commit)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    write_json(note, sorted(missing))
+    patterns = [glob.escape(path) for path in paths]
+    folder = Path(snapshot_download(model.name, revision=model.revision, allow_patterns=patterns))
+    if wrong := discard_wrong(model, commit):
+        raise UserError(
+            f"{' and '.join(wrong)} of {model} arrived with other content than the hub announces, and was discarded: "
+            "try again, and if it comes again, with another network or HF_ENDPOINT"
+        )
+    return folder
+
+
+def unverified(model: HubName, commit: str) -> Path:
+    """The path of the note in the cache that names the files of a commit that are still to be compared."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE, f"models--{model.name.replace('/', '--')}", f"unverified-{commit}.json")
+
+
+def discard_wrong(model: HubName, commit: str) -> list[str]:
+    """Compare the files that the note of a commit names with the checksums that the hub announces, and discard those
+    that differ; their paths."""
+    note, wrong = unverified(model, commit), list[str]()
+    if not note.exists():
+        return wrong
+    for path in json.loads(note.read_text(encoding="utf-8")):
+        file = cached(model, path, commit)
+        if file and not is_announced(Path(file)):
+            discard(Path(file))
+            wrong.append(path)
+    note.unlink()
+    return wrong
+
+
+def is_announced(file: Path) -> bool:
+    """Whether a file has the checksum that the hub announces, by which the cache names it: SHA-256 of large files, that
+    of a Git blob of others. A file under another name, as in a cache without links, is not compared."""
+    announced = file.resolve().name
+    if not CHECKSUM.fullmatch(announced):
+        return True
+    digest = hashlib.sha256() if len(announced) == 64 else hashlib.sha1(f"blob {file.stat().st_size}\0".encode())
+    with file.open("rb") as opened:
+        hashlib.file_digest(opened, lambda: digest)
+    return digest.hexdigest() == announced
+
+
+def discard(file: Path) -> None:
+    """Delete a file of the cache, with all that it links to."""
+    while file.is_symlink():
+        target = file.parent / os.readlink(file)
+        file.unlink()
+        file = target
+    file.unlink(missing_ok=True)
 
 
 def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
@@ -145,7 +234,10 @@ def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
     if known and (constants.HF_HUB_OFFLINE or COMMIT.fullmatch(model.revision)):
         return known, constants.HF_HUB_OFFLINE
     try:
-        return str(api.model_info(model.name, revision=model.revision).sha), False
+        commit = api.model_info(model.name, revision=model.revision).sha
+        if not commit or not COMMIT.fullmatch(commit):
+            raise ValueError(f"it names the commit {commit!r:.60}")
+        return commit, False
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", 500)
         if not known or (status < 500 and status != 429):
@@ -154,23 +246,25 @@ def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
         return known, True
 
 
-def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> tuple[list[str], dict[str, int]]:
-    """The paths of a model's files that match, and the bytes of those that are not in the cache."""
-    from huggingface_hub import HfApi, get_cached_repo_tree
+def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> tuple[list[str], dict[str, RepoFile]]:
+    """The paths of a model's files that match, and those of them that are not in the cache."""
+    from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
-        sizes = {file.path: file.size for file in get_cached_repo_tree(model.name, revision=commit)}
+        listed = list(get_cached_repo_tree(model.name, revision=commit))
     except CachedRepoTreeNotFoundError:
         if offline and cached(model, "config.json", commit):
             return [], {}  # downloaded by another program, which keeps no list of files: take what is there
-        entries = HfApi(library_name="onward").list_repo_tree(model.name, revision=commit, recursive=True)
-        sizes = {entry.path: entry.size for entry in entries if hasattr(entry, "size")}
-    paths = [path for path in sizes if files.fullmatch(path)]
-    check(model, paths, sizes, files)
+        tree = HfApi(library_name="onward").list_repo_tree(model.name, revision=commit, recursive=True)
+        listed = [entry for entry in tree if isinstance(entry, RepoFile)]
+    entries = {entry.path: entry for entry in listed}
+    discard_wrong(model, commit)
+    paths = [path for path in entries if files.fullmatch(path)]
+    check(model, paths, entries, files)
     if INDEX in paths and SINGLE not in paths:
-        paths += shards(model, commit, sizes)
-    missing = {path: sizes[path] for path in paths if not cached(model, path, commit)}
+        paths += shards(model, commit, entries)
+    missing = {path: entries[path] for path in paths if not cached(model, path, commit)}
     if missing and offline:
         raise UserError(
             f"{model} is in the cache without {', '.join(sorted(missing)[:3])}, and the hub cannot be reached: try "
@@ -187,12 +281,13 @@ def cached(model: HubName, path: str, commit: str) -> str:
     return found if isinstance(found, str) else ""
 
 
-def shards(model: HubName, commit: str, sizes: dict[str, int]) -> list[str]:
+def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list[str]:
     """The files that the index of a model's weights names."""
-    from huggingface_hub import hf_hub_download
-
-    places = read_json(Path(hf_hub_download(model.name, INDEX, revision=commit))).get("weight_map")
-    return sorted({*places.values()} & sizes.keys()) if isinstance(places, dict) else []
+    index = cached(model, INDEX, commit)
+    if not index:
+        index = str(download(model, commit, [INDEX], {INDEX: entries[INDEX]}) / INDEX)
+    places = read_json(Path(index)).get("weight_map")
+    return sorted({*places.values()} & entries.keys()) if isinstance(places, dict) else []
 
 
 def check(model: HubName, paths: Collection[str], there: Collection[str], files: re.Pattern[str]) -> None:
@@ -209,15 +304,15 @@ def check(model: HubName, paths: Collection[str], there: Collection[str], files:
         )
 
 
-def announce(model: HubName, missing: dict[str, int], say: Say) -> None:
+def announce(model: HubName, missing: Mapping[str, RepoFile], say: Say) -> None:
     """Say how much is about to be downloaded, and where the weights are larger than the memory."""
     from huggingface_hub import constants
 
-    weights = sum(size for path, size in missing.items() if path.endswith((".safetensors", ".bin")))
+    weights = sum(entry.size for path, entry in missing.items() if path.endswith((".safetensors", ".bin")))
     memory = memory_size() or weights
     more = f"; the weights alone do not fit into the {size_of(memory)} of memory here" if weights > memory else ""
     files = f"{len(missing)} files" if len(missing) > 1 else next(iter(missing))
-    size, folder = size_of(sum(missing.values())), constants.HF_HUB_CACHE
+    size, folder = size_of(sum(entry.size for entry in missing.values())), constants.HF_HUB_CACHE
     say(f"downloading {model} from the hub: {files}, {size}, into {folder}{more}")
 
 
@@ -235,8 +330,9 @@ def first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
 
 
-def reason(model: HubName, error: Exception, local: bool) -> str:
-    """The sentence for an error while a model was looked up or downloaded; `local`: it could have been a folder."""
+def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -> str:
+    """The sentence for an error while a model was looked up or downloaded; `local`: it could have been a folder;
+    `begun`: files may have arrived."""
     from huggingface_hub import constants, errors
 
     hidden = errors.LocalEntryNotFoundError, errors.RevisionResolutionError  # by what they were raised from
@@ -266,8 +362,22 @@ def reason(model: HubName, error: Exception, local: bool) -> str:
                 f"{model} cannot be written to the cache ({place}: {cause.strerror}): make room or set HF_HOME to "
                 "another folder"
             )
+        case (
+            ValueError()
+            | TypeError()
+            | LookupError()
+            | AttributeError()
+            | AssertionError()
+            | errors.FileMetadataError()
+        ):
+            what = f"{type(cause).__name__}: {first_line(cause)}"
+            return (
+                f"{missing}, and the answer of {constants.ENDPOINT} for {model} is not that of a hub ({what}): check "
+                "HF_ENDPOINT and whether a proxy answers in its place"
+            )
     why = f"the hub answers {status}" if status else first_line(cause)
-    return f"{missing}, and {model} cannot be downloaded ({why}): try again, what has arrived is kept"
+    kept = ", what has arrived is kept" if begun else ""
+    return f"{missing}, and {model} cannot be downloaded ({why}): try again{kept}"
 
 
 def model_files(folder: Path) -> list[str]:

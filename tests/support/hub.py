@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 CUT = 11 << 20  # bytes after which a connection breaks; the library resumes at a multiple of 10 MiB
@@ -25,7 +25,8 @@ CUT = 11 << 20  # bytes after which a connection breaks; the library resumes at 
 @dataclass
 class Repo:
     """A model on the hub. `trouble` is what goes wrong: gated, private, an HTTP status, full: it takes no commit, or
-    `breaks`: the connection breaks in the middle of each file the first time."""
+    `breaks`: the connection breaks in the middle of each file the first time, `wrong`: a byte of each file changes on
+    its way the first time, `hangs`: it never answers. `answer` is what it sends in place of JSON."""
 
     files: dict[str, bytes]
     commit: str = "a" * 40
@@ -33,6 +34,7 @@ class Repo:
     revisions: tuple[str, ...] = ("main",)
     large: bool = False  # weights are on another host, to which the answer redirects
     broken: set[str] = field(default_factory=set)
+    answer: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Hub(ThreadingHTTPServer):
         self.objects = dict[str, bytes]()  # large files on their way into a commit, by their SHA-256
         self.requests: list[Request] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
+        self.released = Event()  # set when requests that hang may end
 
     @contextmanager
     def running(self) -> Iterator[Hub]:
@@ -61,6 +64,7 @@ class Hub(ThreadingHTTPServer):
         try:
             yield self
         finally:
+            self.released.set()
             self.shutdown()
             self.server_close()
 
@@ -147,13 +151,16 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(401, {"X-Error-Code": "RepoNotFound"})
         if revision not in (*repo.revisions, repo.commit):
             return self.send(404, {"X-Error-Code": "RevisionNotFound"})
+        if repo.trouble == "hangs":
+            self.server.released.wait(60)
+            return None
+        if repo.answer and kind != "resolve":
+            return self.send(200, {"Content-Type": "application/json"}, repo.answer)
         if kind == "revision":
             siblings = [{"rfilename": path} for path in repo.files]
             return self.send_json({"id": "x/y", "modelId": "x/y", "sha": repo.commit, "siblings": siblings})
         if kind == "tree":
-            return self.send_json(
-                [{"type": "file", "path": p, "oid": oid(b), "size": len(b)} for p, b in repo.files.items()]
-            )
+            return self.send_json([entry(path, data) for path, data in repo.files.items()])
         if repo.trouble == "gated":
             return self.send(403, {"X-Error-Code": "GatedRepo"})
         if path not in repo.files:
@@ -161,7 +168,11 @@ class Handler(BaseHTTPRequestHandler):
         return self.send_file(repo, path)
 
     def send_file(self, repo: Repo, path: str) -> None:
-        data, etag = repo.files[path], f'"{oid(repo.files[path])}"'
+        data = repo.files[path]
+        etag = f'"{entry(path, data).get("lfs", {}).get("oid") or oid(data)}"'
+        if repo.trouble == "wrong" and self.command == "GET" and path not in repo.broken:
+            repo.broken.add(path)
+            data = bytes([data[0] ^ 1]) + data[1:]
         headers = {"ETag": etag, "X-Repo-Commit": repo.commit, "Accept-Ranges": "bytes"}
         if self.server.storage and path.endswith(".safetensors"):
             headers |= {"X-Linked-Etag": etag, "X-Linked-Size": str(len(data))}
@@ -191,7 +202,15 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def oid(data: bytes) -> str:
-    return hashlib.sha1(data).hexdigest()
+    """The name of a file as Git has it."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def entry(path: str, data: bytes) -> dict[str, Any]:
+    """A file in the list of files; weights are large files, of which Git has pointers alone."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    lfs = {"lfs": {"oid": sha256, "size": len(data), "pointerSize": 130}} if path.endswith(".safetensors") else {}
+    return {"type": "file", "path": path, "oid": oid(sha256.encode() if lfs else data), "size": len(data), **lfs}
 
 
 LOOKUPS = """

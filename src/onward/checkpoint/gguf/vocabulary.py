@@ -189,8 +189,8 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "unknown": tokenizer.unknown_id}
     ids |= {"padding": tokenizer.inner.token_to_id(tokenizer.pad) if tokenizer.pad else None}
     ids |= {"eot": tokenizer.inner.token_to_id(END_OF_TURN)}
-    other_ends = [i for i in tokenizer.end_ids if i != tokenizer.eos_id]
-    ids |= dict(zip(("eot", "eom"), sorted(other_ends, key=lambda i: "eom" in tokens[i])))
+    other_ends = sorted((i for i in tokenizer.end_ids if i != tokenizer.eos_id), key=lambda i: "eom" in tokens[i])
+    ids |= dict(zip(("eot", "eom"), other_ends))
     around = tokenizer.encode("a")
     plain = tokenizer.encode("a", special=False)
     front = around[: len(around) - len(plain)] if around[-len(plain) :] == plain else None
