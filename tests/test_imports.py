@@ -8,7 +8,19 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
-    *("errors", "suggestions", "arguments", "fields", "files", "limits", "timing", "device", "hub", "notebook"),
+    *(
+        "errors",
+        "suggestions",
+        "arguments",
+        "fields",
+        "files",
+        "limits",
+        "timing",
+        "device",
+        "hub_cache",
+        "hub",
+        "notebook",
+    ),
     *("model", "tracing", "families", "text", "data", "checkpoint", "generation", "evaluation"),
     *("planning", "training", "inspection", "reports", "language_model", "folders", "serving", "cli"),
 ]

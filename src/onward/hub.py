@@ -9,19 +9,17 @@ from __future__ import annotations
 import difflib
 import errno
 import glob
-import hashlib
-import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from onward.errors import UserError
 from onward.files import read_json, write_json
+from onward.hub_cache import cached, discard_wrong, time_limits, unverified
 from onward.limits import memory_size
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 ADDRESS = re.compile(r"(?:hf:/+|https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/)(.+)")  # a Path keeps one slash
 NAME = re.compile(r"([\w-][\w.-]*(?:/[\w.-]+)?)(?:@([\w./-]+)|/tree/([\w./-]+))?/?")
 COMMIT = re.compile("[0-9a-f]{40}")
-CHECKSUM = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = (
     r"config\.json|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt"
@@ -125,7 +122,7 @@ def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> P
             commit, offline = commit_of(model, say)
             paths, missing = plan(model, commit, files, offline)
             if not missing:
-                return Path(cached(model, "config.json", commit)).parent
+                return Path(cached(model.name, "config.json", commit)).parent
             announce(model, missing, say)
             begun = True
             return download(model, commit, paths, missing)
@@ -135,89 +132,23 @@ def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> P
         raise UserError(reason(model, error, local, begun)) from error
 
 
-@contextmanager
-def time_limits() -> Iterator[None]:
-    """Let no request to the hub wait longer than HF_HUB_ETAG_TIMEOUT for an answer, or than HF_HUB_DOWNLOAD_TIMEOUT for
-    the next bytes of a file: `huggingface_hub` lets several wait for a minute or for ever."""
-    from huggingface_hub import constants, get_session
-
-    def limit(request: Any) -> None:
-        file = request.method == "GET" and not request.url.path.startswith("/api/")
-        most = float(constants.HF_HUB_DOWNLOAD_TIMEOUT if file else constants.HF_HUB_ETAG_TIMEOUT)
-        given = request.extensions.get("timeout") or {}
-        waits = {name: given.get(name) for name in ("connect", "read", "write", "pool")}
-        limited = {name: most if wait is None else min(wait, most) for name, wait in waits.items()}
-        request.extensions = {**request.extensions, "timeout": limited}
-
-    client = get_session()
-    before = client.event_hooks
-    client.event_hooks = {**before, "request": [*before["request"], limit]}
-    try:
-        yield
-    finally:
-        client.event_hooks = before
-
-
 def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping[str, RepoFile]) -> Path:
     """Download the files of a model of which some are missing; its folder. A UserError if one has other content than
     the hub announces: it is discarded. Each file is compared once; a note in the cache names those that are still to
     be compared, also after a download that was interrupted."""
     from huggingface_hub import snapshot_download
 
-    note = unverified(model, commit)
+    note = unverified(model.name, commit)
     note.parent.mkdir(parents=True, exist_ok=True)
     write_json(note, sorted(missing))
     patterns = [glob.escape(path) for path in paths]
     folder = Path(snapshot_download(model.name, revision=model.revision, allow_patterns=patterns))
-    if wrong := discard_wrong(model, commit):
+    if wrong := discard_wrong(model.name, commit):
         raise UserError(
             f"{' and '.join(wrong)} of {model} arrived with other content than the hub announces, and was discarded: "
             "try again, and if it comes again, with another network or HF_ENDPOINT"
         )
     return folder
-
-
-def unverified(model: HubName, commit: str) -> Path:
-    """The path of the note in the cache that names the files of a commit that are still to be compared."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE, f"models--{model.name.replace('/', '--')}", f"unverified-{commit}.json")
-
-
-def discard_wrong(model: HubName, commit: str) -> list[str]:
-    """Compare the files that the note of a commit names with the checksums that the hub announces, and discard those
-    that differ; their paths."""
-    note, wrong = unverified(model, commit), list[str]()
-    if not note.exists():
-        return wrong
-    for path in json.loads(note.read_text(encoding="utf-8")):
-        file = cached(model, path, commit)
-        if file and not is_announced(Path(file)):
-            discard(Path(file))
-            wrong.append(path)
-    note.unlink()
-    return wrong
-
-
-def is_announced(file: Path) -> bool:
-    """Whether a file has the checksum that the hub announces, by which the cache names it: SHA-256 of large files, that
-    of a Git blob of others. A file under another name, as in a cache without links, is not compared."""
-    announced = file.resolve().name
-    if not CHECKSUM.fullmatch(announced):
-        return True
-    digest = hashlib.sha256() if len(announced) == 64 else hashlib.sha1(f"blob {file.stat().st_size}\0".encode())
-    with file.open("rb") as opened:
-        hashlib.file_digest(opened, lambda: digest)
-    return digest.hexdigest() == announced
-
-
-def discard(file: Path) -> None:
-    """Delete a file of the cache, with all that it links to."""
-    while file.is_symlink():
-        target = file.parent / os.readlink(file)
-        file.unlink()
-        file = target
-    file.unlink(missing_ok=True)
 
 
 def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
@@ -254,17 +185,17 @@ def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> 
     try:
         listed = list(get_cached_repo_tree(model.name, revision=commit))
     except CachedRepoTreeNotFoundError:
-        if offline and cached(model, "config.json", commit):
+        if offline and cached(model.name, "config.json", commit):
             return [], {}  # downloaded by another program, which keeps no list of files: take what is there
         tree = HfApi(library_name="onward").list_repo_tree(model.name, revision=commit, recursive=True)
         listed = [entry for entry in tree if isinstance(entry, RepoFile)]
     entries = {entry.path: entry for entry in listed}
-    discard_wrong(model, commit)
+    discard_wrong(model.name, commit)
     paths = [path for path in entries if files.fullmatch(path)]
     check(model, paths, entries, files)
     if INDEX in paths and SINGLE not in paths:
         paths += shards(model, commit, entries)
-    missing = {path: entries[path] for path in paths if not cached(model, path, commit)}
+    missing = {path: entries[path] for path in paths if not cached(model.name, path, commit)}
     if missing and offline:
         raise UserError(
             f"{model} is in the cache without {', '.join(sorted(missing)[:3])}, and the hub cannot be reached: try "
@@ -273,17 +204,9 @@ def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> 
     return paths, missing
 
 
-def cached(model: HubName, path: str, commit: str) -> str:
-    """The path in the cache of a file of a model; "" if it is not there."""
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(model.name, path, revision=commit)
-    return found if isinstance(found, str) else ""
-
-
 def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list[str]:
     """The files that the index of a model's weights names."""
-    index = cached(model, INDEX, commit)
+    index = cached(model.name, INDEX, commit)
     if not index:
         index = str(download(model, commit, [INDEX], {INDEX: entries[INDEX]}) / INDEX)
     places = read_json(Path(index)).get("weight_map")

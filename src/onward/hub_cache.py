@@ -1,0 +1,89 @@
+"""The cache of `huggingface_hub`: files are compared with the checksums that the hub announces, and its requests have
+time limits. Does not import torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHECKSUM = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+@contextmanager
+def time_limits() -> Iterator[None]:
+    """Let no request to the hub wait longer than HF_HUB_ETAG_TIMEOUT for an answer, or than HF_HUB_DOWNLOAD_TIMEOUT for
+    the next bytes of a file: `huggingface_hub` lets several wait for a minute or for ever."""
+    from huggingface_hub import constants, get_session
+
+    def limit(request: Any) -> None:
+        file = request.method == "GET" and not request.url.path.startswith("/api/")
+        most = float(constants.HF_HUB_DOWNLOAD_TIMEOUT if file else constants.HF_HUB_ETAG_TIMEOUT)
+        given = request.extensions.get("timeout") or {}
+        waits = {name: given.get(name) for name in ("connect", "read", "write", "pool")}
+        limited = {name: most if wait is None else min(wait, most) for name, wait in waits.items()}
+        request.extensions = {**request.extensions, "timeout": limited}
+
+    client = get_session()
+    before = client.event_hooks
+    client.event_hooks = {**before, "request": [*before["request"], limit]}
+    try:
+        yield
+    finally:
+        client.event_hooks = before
+
+
+def cached(name: str, path: str, commit: str) -> str:
+    """The path in the cache of a file of a model; "" if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, path, revision=commit)
+    return found if isinstance(found, str) else ""
+
+
+def unverified(name: str, commit: str) -> Path:
+    """The path of the note in the cache that names the files of a commit that are still to be compared."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", f"unverified-{commit}.json")
+
+
+def discard_wrong(name: str, commit: str) -> list[str]:
+    """Compare the files that the note of a commit names with the checksums that the hub announces, and discard those
+    that differ; their paths."""
+    note, wrong = unverified(name, commit), list[str]()
+    if not note.exists():
+        return wrong
+    for path in json.loads(note.read_text(encoding="utf-8")):
+        file = cached(name, path, commit)
+        if file and not is_announced(Path(file)):
+            discard(Path(file))
+            wrong.append(path)
+    note.unlink()
+    return wrong
+
+
+def is_announced(file: Path) -> bool:
+    """Whether a file has the checksum that the hub announces, by which the cache names it: SHA-256 of large files, that
+    of a Git blob of others. A file under another name, as in a cache without links, is not compared."""
+    announced = file.resolve().name
+    if not CHECKSUM.fullmatch(announced):
+        return True
+    digest = hashlib.sha256() if len(announced) == 64 else hashlib.sha1(f"blob {file.stat().st_size}\0".encode())
+    with file.open("rb") as opened:
+        hashlib.file_digest(opened, lambda: digest)
+    return digest.hexdigest() == announced
+
+
+def discard(file: Path) -> None:
+    """Delete a file of the cache, with all that it links to."""
+    while file.is_symlink():
+        target = file.parent / os.readlink(file)
+        file.unlink()
+        file = target
+    file.unlink(missing_ok=True)
