@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 QUICK := tests/test_fields.py tests/test_files.py tests/test_imports.py tests/test_language_model.py \
-  $(addprefix tests/model/test_,attend.py cache.py config.py decoder.py latent.py numerics.py ranges.py) \
+  $(addprefix tests/model/test_,attend.py cache.py decoder.py latent.py numerics.py) tests/config \
   $(addprefix tests/generation/test_,scheduler.py sampler.py) tests/training/test_loss.py \
   tests/training/test_run_config.py tests/data/test_tokens.py tests/checkpoint/test_folder.py \
   tests/text/test_tokenizer.py tests/evaluation tests/planning/test_parameters.py
@@ -32,7 +32,7 @@ quick: lint
 test: lint
 	$(PYTEST)
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-	  $(PYTEST) --device cuda tests/model tests/generation tests/training; fi
+	  $(PYTEST) --device cuda tests/model tests/compiled tests/generation tests/training; fi
 
 test-all: test
 	$(PYTEST) -m long

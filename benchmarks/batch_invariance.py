@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.model.kernels.draws import draws
+from onward.kernels.llvm.draws import draws
 
 REQUESTS, OTHERS, NEW = 8, 32, 47
 VOCABULARIES = [23, 512, 50_257, 151_936]

@@ -3,8 +3,8 @@
     python -m benchmarks.dial
     python -m benchmarks.dial --shakespeare FILE --out points.json
 
-Each run is one of `onward train --steps` with a size of onward/training/dial.py. Its loss, in bits per byte over those
-of bz2, is fitted as f (E + A / N^alpha + B / D^beta): N are the parameters of the blocks, D the bytes that it was
+Each run is one of `onward train --steps` with a size of onward/training/clock/dial.py. Its loss, in bits per byte over
+those of bz2, is fitted as f (E + A / N^alpha + B / D^beta): N are the parameters of the blocks, D the bytes that it was
 trained on, f is a factor of the text, whose geometric mean is 1. E, which small runs do not determine, is held. Prints
 the runs, the constants to write into dial.py, the factors, and how far the law misses the runs. Takes about ten minutes
 of one core.
@@ -21,9 +21,9 @@ import numpy as np
 from benchmarks.text import SHARED, machine
 from onward.planning.fits import Run as Point
 from onward.planning.laws import Loss
+from onward.training.clock.dial import SIZES, compression, effective
 from onward.training.config import RunConfig
-from onward.training.dial import SIZES, compression, effective
-from onward.training.run import Run
+from onward.training.run.run import Run
 
 WIDTHS = {size["d_model"]: size for size in SIZES}
 STEPS = {  # by text and width

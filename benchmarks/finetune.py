@@ -25,9 +25,9 @@ import torch
 
 import onward
 from onward.text.tokenizer import train_tokenizer
-from onward.training.optimizer import optimizers
-from onward.training.reinforcement import PolicyGradient, PolicyOptions
-from onward.training.trainer import StepConfig, StepPlan, Trainer
+from onward.training.reinforcement.policy import PolicyGradient, PolicyOptions
+from onward.training.step.optimizer import optimizers
+from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
 CONFIG = onward.DecoderConfig(vocab_size=16_000, d_model=384, n_layers=8, n_heads=6, d_ff=1536, context_length=512)
 TASKS = {"sft": "SFT, all weights", "lora": "SFT, LoRA of rank 16", "grpo": "GRPO"}

@@ -30,8 +30,8 @@ import torch
 import onward
 from benchmarks.text import SHARED, machine
 from onward.data.windows import Batch
-from onward.training.optimizer import optimizers
-from onward.training.trainer import StepConfig, StepPlan, Trainer
+from onward.training.step.optimizer import optimizers
+from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
 TRAIN = 1_003_854  # characters
 RECIPE = """

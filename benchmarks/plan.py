@@ -16,11 +16,11 @@ import torch
 
 from onward.cli.plan import decoder_of
 from onward.model.decoder import Decoder
-from onward.model.quantize import quantize_model
 from onward.planning.machine import Machine, measured_machine
 from onward.planning.speed import Limits, Precision, measure, step_seconds
 from onward.reports.plan import Planned
-from onward.training.speed import measure_training, trial_share
+from onward.training.step.speed import measure_training, trial_share
+from onward.transforms.quantize import quantize_model
 
 MODELS = "mini", "small", "gpt2"  # the first two are run to calibrate, the last one is not
 BATCHES = 1, 8

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.text import machine
-from onward.checkpoint.training import Saver, TrainerState, training_tensors
-from onward.model.config import DecoderConfig
+from onward.checkpoint.saves import Saver, TrainerState, training_tensors
+from onward.config.decoder import DecoderConfig
 from onward.model.decoder import Decoder
 
 CONFIG = DecoderConfig(vocab_size=256, d_model=384, n_layers=6, n_heads=6, context_length=256, tied=True)

@@ -25,8 +25,8 @@ from benchmarks.text import machine, shakespeare
 from onward.data.tokens import Tokens, encode
 from onward.data.windows import IGNORE_INDEX, Batch, ValidationWindows, Windows
 from onward.text.tokenizer import train_tokenizer
-from onward.training.optimizer import optimizers
-from onward.training.trainer import StepConfig, StepPlan, Trainer
+from onward.training.step.optimizer import optimizers
+from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
 BATCH, CONTEXT, WIDTH, LAYERS, HEADS, RATE = 12, 256, 384, 6, 6, 1e-3
 

@@ -14,16 +14,16 @@ import torch
 
 import onward
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.generation.engine import generate
-from onward.generation.request import Request
-from onward.reports.panels import curves
-from onward.reports.picture import Picture
+from onward.generation.engine.engine import generate
+from onward.generation.engine.request import Request
+from onward.reports.pictures.panels import curves
+from onward.reports.pictures.picture import Picture
 from onward.text.tokenizer import train_tokenizer
-from onward.training.loss import Loss
-from onward.training.optimizer import optimizers
-from onward.training.reinforcement import PolicyGradient, PolicyOptions
-from onward.training.rewards import reward_of
-from onward.training.trainer import StepConfig, StepPlan, Trainer
+from onward.training.reinforcement.policy import PolicyGradient, PolicyOptions
+from onward.training.reinforcement.rewards import reward_of
+from onward.training.step.loss import Loss
+from onward.training.step.optimizer import optimizers
+from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--sft-steps", type=int, default=250, help="steps of supervised fine-tuning (default: 250)")

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 
 import onward
+from onward.config.part_types import Position
 from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode
 from onward.data.windows import Windows
 from onward.evaluation.score import logprobs
-from onward.model.extend import extended
-from onward.model.part_types import Position
-from onward.reports.panels import curves
-from onward.reports.picture import Picture
+from onward.reports.pictures.panels import curves
+from onward.reports.pictures.picture import Picture
 from onward.text.tokenizer import train_tokenizer
-from onward.training.trainer import StepPlan, Trainer
+from onward.training.step.trainer import StepPlan, Trainer
+from onward.transforms.extend import extended
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=300, help="training steps of each decoder (default: 300)")

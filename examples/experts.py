@@ -17,14 +17,14 @@ from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode
 from onward.data.windows import Windows
 from onward.inspection.layers import router_load
-from onward.reports.panels import cells
-from onward.reports.picture import Picture
-from onward.reports.scale import Scale
-from onward.reports.views import Reading
-from onward.reports.views import experts as experts_of_tokens
+from onward.reports.pictures.panels import cells
+from onward.reports.pictures.picture import Picture
+from onward.reports.pictures.scale import Scale
+from onward.reports.pictures.views import Reading
+from onward.reports.pictures.views import experts as experts_of_tokens
 from onward.text.tokenizer import train_tokenizer
-from onward.training.balance import Balance
-from onward.training.trainer import StepPlan, Trainer
+from onward.training.step.balance import Balance
+from onward.training.step.trainer import StepPlan, Trainer
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=300, help="training steps (default: 300)")

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from onward.planning.fits import fit_power
-from onward.reports.panels import curves
-from onward.reports.picture import Picture
+from onward.reports.pictures.panels import curves
+from onward.reports.pictures.picture import Picture
 
 RUNS = [  # operations, parameters, tokens, bits per byte on validation text
     (1.00e18, 110.7e6, 1.240e9, 0.8972),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from onward.families import presets
 from onward.planning.flops import part_sizes
-from onward.reports.panels import bars
-from onward.reports.picture import Picture
+from onward.reports.pictures.panels import bars
+from onward.reports.pictures.picture import Picture
 
 MODELS = "gpt", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-175b"
 PARTS = "embedding", "positions", "attention", "feed-forward", "norms"

@@ -16,7 +16,7 @@ from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode
 from onward.data.windows import Windows
 from onward.text.tokenizer import train_tokenizer
-from onward.training.trainer import StepConfig, StepPlan, Trainer
+from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")

@@ -13,10 +13,10 @@ import pytest
 
 import onward
 from onward.cli import main
+from onward.config.part_types import Attention, Position
 from onward.data.corpora import embedded
 from onward.data.tokens import is_prepared
 from onward.families import families
-from onward.model.part_types import Attention, Position
 
 from support.hub import put_in_cache
 

@@ -13,8 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from onward import fields
-from onward.errors import UserError
-from onward.model.config import (
+from onward.config.decoder import (
     Attention,
     DecoderConfig,
     FeedForward,
@@ -27,6 +26,7 @@ from onward.model.config import (
     Rotary,
     SelfAttention,
 )
+from onward.errors import UserError
 
 from support.decoders import DECODERS
 
@@ -202,5 +202,5 @@ def test_every_field_of_the_decoder_is_documented() -> None:
 
 
 def test_configs_are_read_without_torch() -> None:
-    code = "import sys, onward.fields, onward.model.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, onward.fields, onward.config.decoder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,26 +8,15 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
-    *(
-        "errors",
-        "suggestions",
-        "arguments",
-        "fields",
-        "files",
-        "limits",
-        "timing",
-        "device",
-        "hub_cache",
-        "hub",
-        "notebook",
-    ),
-    *("model", "tracing", "families", "text", "data", "checkpoint", "generation", "evaluation"),
-    *("planning", "training", "inspection", "reports", "language_model", "folders", "serving", "cli"),
+    *("errors", "suggestions", "arguments", "fields", "files", "limits", "timing", "device", "hub_cache", "hub"),
+    *("notebook", "config", "kernels", "model", "transforms", "tracing", "compiled", "families", "text", "data"),
+    *("checkpoint", "generation", "evaluation", "planning", "training", "inspection", "reports", "language_model"),
+    *("folders", "serving", "cli"),
 ]
 PARTS = {  # a configuration knows its parts, a part the module that it builds, and a module its part
-    "onward.model.config",
-    "onward.model.parts",
-    "onward.model.routing",
+    "onward.config.decoder",
+    "onward.config.parts",
+    "onward.config.routing",
 }
 
 

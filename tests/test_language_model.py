@@ -15,16 +15,16 @@ import pytest
 import torch
 
 import onward
+from onward.config.part_types import DecoderPart
 from onward.errors import UserError
 from onward.families import families
 from onward.fields import Part, hints
-from onward.generation.beam import beam_search
-from onward.generation.contrastive import contrastive_search
 from onward.generation.keywords import BeamKeywords, ContrastiveKeywords
 from onward.generation.options import OptionKeywords
 from onward.generation.sampling import SamplingKeywords
+from onward.generation.search.beam import beam_search
+from onward.generation.search.contrastive import contrastive_search
 from onward.language_model import EngineKeywords, LanguageModel
-from onward.model.part_types import DecoderPart
 from onward.text.tokenizer import train_tokenizer
 
 SEARCH_ARGUMENTS = {  # of the functions, which the facade passes

@@ -4,10 +4,10 @@ import pytest
 
 from onward.cli.options import arguments
 from onward.cli.train import Options
+from onward.config.decoder import DecoderConfig
+from onward.config.part_types import FeedForward, Position
 from onward.fields import hints
 from onward.generation.options import GenerationOptions
-from onward.model.config import DecoderConfig
-from onward.model.part_types import FeedForward, Position
 from onward.suggestions import OTHERWISE, SYNONYMS, nearest, parts
 from onward.training.config import RunConfig
 

@@ -11,8 +11,8 @@ from benchmarks.decode.models import prompt
 from benchmarks.decode.peers import Onward, same
 from benchmarks.decode.tables import Table
 from onward.planning.speed import Generation
-from onward.reports.panels import curves
-from onward.reports.picture import Picture
+from onward.reports.pictures.panels import curves
+from onward.reports.pictures.picture import Picture
 
 
 def flops(config: onward.DecoderConfig, tokens: int, keys: int) -> int:

@@ -11,30 +11,9 @@ from functools import cache
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from here
-    from onward.data.tokens import Tokens
-    from onward.data.windows import Batch, ValidationWindows, Windows
-    from onward.errors import UserError
-    from onward.evaluation.score import Evaluation
-    from onward.evaluation.text import Score
-    from onward.folders import finetune, load, merge, save, save_adapter, train
-    from onward.generation.answer import Answer
-    from onward.generation.blocks import BlockManager
-    from onward.generation.cache_manager import CacheManager
-    from onward.generation.distribution import next_token_distribution
-    from onward.generation.engine import Engine
-    from onward.generation.options import GenerationOptions
-    from onward.generation.request import Request, TokenLogprob
-    from onward.generation.results import Completion, SearchResult
-    from onward.generation.sampling import Sampling
-    from onward.inspection.doctor.checks import doctor
-    from onward.language_model import LanguageModel
-    from onward.model.cache import KVCache
-    from onward.model.config import DecoderConfig
-    from onward.model.decoder import Decoder
-    from onward.model.lora import LoRA, add_lora, merge_lora, remove_lora, use_adapter
-    from onward.model.paged import PagedKVCache
-    from onward.model.part_types import Attention, Block, FeedForward, Norm, Position
-    from onward.model.parts import (
+    from onward.config.decoder import DecoderConfig
+    from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
+    from onward.config.parts import (
         Alibi,
         AttentionOnly,
         BranchNorm,
@@ -56,8 +35,8 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
         SharedNorm,
         Sinusoidal,
     )
-    from onward.model.routing import Routing, SigmoidRouting, SoftmaxRouting
-    from onward.model.scaling import (
+    from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
+    from onward.config.scaling import (
         DynamicScaling,
         LinearScaling,
         Llama3Scaling,
@@ -65,17 +44,38 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
         Scaling,
         YaRNScaling,
     )
+    from onward.data.tokens import Tokens
+    from onward.data.windows import Batch, ValidationWindows, Windows
+    from onward.errors import UserError
+    from onward.evaluation.score import Evaluation
+    from onward.evaluation.text import Score
+    from onward.folders import finetune, load, merge, save, save_adapter, train
+    from onward.generation.answer import Answer
+    from onward.generation.distribution import next_token_distribution
+    from onward.generation.engine.blocks import BlockManager
+    from onward.generation.engine.cache_manager import CacheManager
+    from onward.generation.engine.engine import Engine
+    from onward.generation.engine.request import Request, TokenLogprob
+    from onward.generation.options import GenerationOptions
+    from onward.generation.results import Completion, SearchResult
+    from onward.generation.sampling import Sampling
+    from onward.inspection.doctor.checks import doctor
+    from onward.language_model import LanguageModel
+    from onward.model.cache import KVCache
+    from onward.model.decoder import Decoder
+    from onward.model.paged import PagedKVCache
     from onward.text.tokenizer import Tokenizer, train_tokenizer
     from onward.tracing.edit import edit
     from onward.tracing.names import activation_names
     from onward.tracing.trace import trace
     from onward.training.config import RunConfig
-    from onward.training.events import Notice, Rollback
-    from onward.training.finetuning import FinetuneConfig
-    from onward.training.loss import mean_loss
-    from onward.training.run import Run
-    from onward.training.trainer import Step, StepConfig, StepPlan, Trainer
-    from onward.training.validation import Validation
+    from onward.training.finetuning.config import FinetuneConfig
+    from onward.training.run.events import Notice, Rollback
+    from onward.training.run.run import Run
+    from onward.training.run.validation import Validation
+    from onward.training.step.loss import mean_loss
+    from onward.training.step.trainer import Step, StepConfig, StepPlan, Trainer
+    from onward.transforms.lora import LoRA, add_lora, merge_lora, remove_lora, use_adapter
 
 __all__ = [
     "Alibi",

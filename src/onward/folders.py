@@ -12,26 +12,26 @@ from typing import Annotated, Any, Literal, Unpack
 import torch
 
 from onward.arguments import Range, checked
-from onward.checkpoint.adapters import load_with_adapters
-from onward.checkpoint.adapters import save_adapter as write_adapter
-from onward.checkpoint.bases import BaseModel, base_folder, weights_checksum
-from onward.checkpoint.folder import load_tokenizer, save_model, stored_weights
 from onward.checkpoint.gguf.convert import Accept, plan, write_model
+from onward.checkpoint.huggingface.folder import load_tokenizer, save_model, stored_weights
+from onward.checkpoint.peft.adapters import load_with_adapters
+from onward.checkpoint.peft.adapters import save_adapter as write_adapter
+from onward.checkpoint.peft.bases import BaseModel, base_folder, weights_checksum
 from onward.checkpoint.weights import FLOATS
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.fields import build
 from onward.hub import locate
 from onward.language_model import LanguageModel
-from onward.model.extend import extended
-from onward.model.lora import adapter_names, merge_lora
-from onward.reports.write import conclude
+from onward.reports.runs.write import conclude
 from onward.training.config import RunConfig
-from onward.training.events import Event
-from onward.training.finetuning import FinetuneConfig
+from onward.training.finetuning.config import FinetuneConfig
 from onward.training.keywords import FinetuneKeywords, RunKeywords
-from onward.training.progress import progress
-from onward.training.run import Run
+from onward.training.run.events import Event
+from onward.training.run.progress import progress
+from onward.training.run.run import Run
+from onward.transforms.extend import extended
+from onward.transforms.lora import adapter_names, merge_lora
 
 
 @checked

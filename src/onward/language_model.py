@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from onward.arguments import check_fields, checked, named
+from onward.config.decoder import DecoderConfig
+from onward.config.part_types import SizeOrZero
 from onward.data.examples import Encoder
 from onward.data.tokens import Tokens
 from onward.errors import UserError
@@ -21,11 +23,11 @@ from onward.evaluation.score import Evaluation
 from onward.evaluation.text import Score, documents_of, evaluate_texts, evaluate_tokens, score_text
 from onward.files import check_text
 from onward.generation.answer import Answer
-from onward.generation.beam import beam_search
-from onward.generation.cache_manager import CacheManager
-from onward.generation.contrastive import contrastive_search
-from onward.generation.drafts import Draft, LookupDraft, ModelDraft
-from onward.generation.engine import ROWS, Engine
+from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.engine.drafts import Draft, LookupDraft, ModelDraft
+from onward.generation.engine.engine import ROWS, Engine
+from onward.generation.engine.prefix_files import PrefixFiles
+from onward.generation.engine.request import Request
 from onward.generation.keywords import (
     BeamKeywords,
     BeamSearchKeywords,
@@ -34,16 +36,14 @@ from onward.generation.keywords import (
     split,
 )
 from onward.generation.options import GenerationOptions, OptionKeywords
-from onward.generation.prefix_files import PrefixFiles
 from onward.generation.prompts import Prompt, continued, default_new_tokens, prompt_tokens, prompts_of, submit
-from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
-from onward.model.config import DecoderConfig
+from onward.generation.search.beam import beam_search
+from onward.generation.search.contrastive import contrastive_search
 from onward.model.decoder import Decoder
-from onward.model.heads import head_labels
-from onward.model.part_types import SizeOrZero
 from onward.text.chat import Message, chat_of
 from onward.text.tokenizer import Tokenizer
+from onward.transforms.heads import head_labels
 
 DEFAULT = GenerationOptions()
 READ = "give Path({!r}).read_text()"
@@ -85,7 +85,7 @@ class LanguageModel:
         check_fields(self)
 
     def _repr_html_(self) -> str | None:
-        from onward.reports.notebook import of_model  # draws, and is needed in a notebook alone
+        from onward.reports.runs.notebook import of_model  # draws, and is needed in a notebook alone
 
         return of_model(self.model, self.tokenizer)
 

@@ -10,7 +10,7 @@ class Shown:
 
     def _repr_html_(self) -> str | None:
         # imported by name, and first when a notebook asks: `reports` may know the class, the class knows no report
-        return import_module("onward.reports.notebook").shown(self)  # type: ignore[no-any-return]
+        return import_module("onward.reports.runs.notebook").shown(self)  # type: ignore[no-any-return]
 
 
 def in_notebook() -> bool:

@@ -9,14 +9,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import onward
-from onward.checkpoint.adapters import load_adapter, save_adapter
-from onward.checkpoint.bases import BaseModel, check_base, weights_checksum
-from onward.checkpoint.folder import load_model, save_model
+from onward.checkpoint.huggingface.folder import load_model, save_model
+from onward.checkpoint.peft.adapters import load_adapter, save_adapter
+from onward.checkpoint.peft.bases import BaseModel, check_base, weights_checksum
 from onward.checkpoint.weights import write_tensors
 from onward.cli import main
 from onward.errors import UserError
 from onward.model.decoder import Decoder
-from onward.model.lora import LoRA, add_lora, merge_lora
+from onward.transforms.lora import LoRA, add_lora, merge_lora
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.families import CASES

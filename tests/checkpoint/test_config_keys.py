@@ -10,11 +10,11 @@ import pytest
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 import onward
-from onward.checkpoint.folder import describe, load_model, save_model
+from onward.checkpoint.huggingface.folder import describe, load_model, save_model
 from onward.cli import main
+from onward.config.decoder import DecoderConfig, RMSNorm, SelfAttention
 from onward.families import express, read
 from onward.files import read_json, write_json
-from onward.model.config import DecoderConfig, RMSNorm, SelfAttention
 
 from support.decoders import DECODERS, decoder
 

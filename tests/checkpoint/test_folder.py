@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from onward.checkpoint.folder import load_model, save_model
+from onward.checkpoint.huggingface.folder import load_model, save_model
 from onward.checkpoint.weights import read_tensors, write_tensors
+from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
-from onward.model.config import DecoderConfig
 
 from support import disk
 from support.decoders import DECODERS, decoder, token_ids

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from onward.checkpoint.folder import load_model, save_model
+from onward.checkpoint.huggingface.folder import load_model, save_model
 from onward.errors import UserError
 from onward.families import read
 from onward.text.tokenizer import Tokenizer, train_tokenizer

@@ -13,21 +13,21 @@ import pytest
 import torch
 
 import onward
-from onward.checkpoint.bases import weights_checksum
-from onward.checkpoint.folder import load_model
 from onward.checkpoint.gguf.blocks import CODES, TYPES
 from onward.checkpoint.gguf.header import read_header
 from onward.checkpoint.gguf.vocabulary import read_tokenizer
 from onward.checkpoint.gguf.writer import Outline, text, typed, write_gguf
+from onward.checkpoint.huggingface.folder import load_model
+from onward.checkpoint.peft.bases import weights_checksum
 from onward.errors import UserError
 from onward.families import family
-from onward.model.lora import adapter_names
 from onward.planning.releases import find
 from onward.text.patterns import BYTE_OF
-from onward.training.base import base_tokenizer, load_base
 from onward.training.config import RunConfig
-from onward.training.finetuning import FinetuneConfig
-from onward.training.inputs import choose_tokenizer
+from onward.training.finetuning.base import base_tokenizer, load_base
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.run.inputs import choose_tokenizer
+from onward.transforms.lora import adapter_names
 
 from support.decoders import DECODERS, decoder
 from support.gguf_files import split_in_two, tensor

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import onward
-from onward.checkpoint.folder import load_model
 from onward.checkpoint.gguf.architectures import ARCHITECTURES
 from onward.checkpoint.gguf.convert import comparable, differences, plan, write_model
 from onward.checkpoint.gguf.header import TensorInfo, read_header
 from onward.checkpoint.gguf.writer import Outline, write_gguf
+from onward.checkpoint.huggingface.folder import load_model
 from onward.cli import main
 from onward.errors import UserError
 from onward.families import family

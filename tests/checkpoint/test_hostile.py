@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CohereConfig, MixtralConfig
 
-from onward.checkpoint.folder import load_model, save_model
+from onward.checkpoint.huggingface.folder import load_model, save_model
+from onward.config.decoder import Experts
 from onward.errors import UserError
 from onward.families import read
 from onward.files import read_json, write_json
-from onward.model.config import Experts
 
 from support.decoders import DECODERS, config, decoder
 from support.limits import limited

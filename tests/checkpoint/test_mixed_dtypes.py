@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from onward.checkpoint.folder import load_model, save_model
-from onward.checkpoint.names import MixedDtypes
+from onward.checkpoint.huggingface.folder import load_model, save_model
+from onward.checkpoint.huggingface.names import MixedDtypes
 from onward.checkpoint.weights import read_tensors, write_tensors
 from onward.families import read
 

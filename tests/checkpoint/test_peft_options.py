@@ -17,12 +17,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from onward.arguments import field_types
-from onward.checkpoint.adapters import load_adapter, save_adapter
-from onward.checkpoint.bases import BaseModel
-from onward.checkpoint.folder import load_model
-from onward.checkpoint.peft import CHANGED_BASE, WITHOUT_EFFECT, LoraConfig
+from onward.checkpoint.huggingface.folder import load_model
+from onward.checkpoint.peft.adapters import load_adapter, save_adapter
+from onward.checkpoint.peft.bases import BaseModel
+from onward.checkpoint.peft.config import CHANGED_BASE, WITHOUT_EFFECT, LoraConfig
 from onward.errors import UserError
-from onward.model.lora import merge_lora, use_adapter
+from onward.transforms.lora import merge_lora, use_adapter
 
 from support.families import CASES
 from support.parity import publish

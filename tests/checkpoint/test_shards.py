@@ -12,11 +12,11 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 import onward
-from onward.checkpoint.folder import load_model, save_model
+from onward.checkpoint.huggingface.folder import load_model, save_model
+from onward.config.decoder import Rotary
 from onward.errors import UserError
 from onward.files import read_json, write_json
 from onward.language_model import LanguageModel
-from onward.model.config import Rotary
 from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS, decoder, token_ids

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.checkpoint.folder import load_model
-from onward.checkpoint.training import Saver, TrainerState, newest_state, restore, saves, training_tensors
+from onward.checkpoint.huggingface.folder import load_model
+from onward.checkpoint.saves import Saver, TrainerState, newest_state, restore, saves, training_tensors
 from onward.checkpoint.weights import read_tensors
+from onward.config.decoder import DecoderConfig, Experts
 from onward.errors import UserError
 from onward.files import read_json
-from onward.model.compiling import compile_blocks
-from onward.model.config import DecoderConfig, Experts
 from onward.model.decoder import Decoder
+from onward.transforms.compiling import compile_blocks
 
 from support.decoders import DECODERS, decoder, token_ids
 from support.disk import with_room_for
@@ -383,7 +383,7 @@ def save_on(run: Path, started: Any) -> None:
 def kills(run: Path, count: int) -> Iterator[int]:
     """Saves by processes that are killed at random moments; yields how many pieces each has left lying about."""
     context, moments = multiprocessing.get_context("forkserver"), random.Random(0)
-    context.set_forkserver_preload(["onward.checkpoint.training", "torch._dynamo", "hypothesis", "pytest"])
+    context.set_forkserver_preload(["onward.checkpoint.saves", "torch._dynamo", "hypothesis", "pytest"])
     for _ in range(count):
         started = context.Event()
         process = context.Process(target=save_on, args=(run, started))

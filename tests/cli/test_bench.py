@@ -10,7 +10,7 @@ import onward
 from onward.cli import bench, main
 from onward.planning import speed
 from onward.planning.parameters import parameters
-from onward.reports.roofline import roofline
+from onward.reports.pictures.roofline import roofline
 
 LIMITS = speed.Limits(1e10, {torch.float32: 1e11})
 TINY = onward.DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=64, context_length=64)

@@ -20,8 +20,8 @@ import torch
 import onward
 from onward.cli import main
 from onward.cli.chat import Conversation, Options
+from onward.config.decoder import DecoderConfig, SelfAttention
 from onward.language_model import LanguageModel
-from onward.model.config import DecoderConfig, SelfAttention
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import train_tokenizer
 

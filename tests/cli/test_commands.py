@@ -13,8 +13,8 @@ import pytest
 from onward.cli import COMMANDS, GROUPS, MEANT, main
 from onward.cli.output import print_table
 from onward.cli.train import configure, in_words
+from onward.config.decoder import Alibi, Rotary
 from onward.fields import text
-from onward.model.config import Alibi, Rotary
 from onward.training.config import RunConfig, seconds
 
 SMALL = "--tokenizer char --steps 6 --batch-size 2 --precision fp32 --device cpu --model.d-model 16 --model.n-layers 1"

@@ -14,8 +14,8 @@ import pytest
 import onward
 from onward.cli import main
 from onward.cli.generate import Options, sample
-from onward.generation.engine import Engine
-from onward.generation.request import Request
+from onward.generation.engine.engine import Engine
+from onward.generation.engine.request import Request
 from onward.language_model import LanguageModel
 
 SEEDED = ["--seed", "1", "--max-new-tokens", "9"]

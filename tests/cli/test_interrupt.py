@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from onward.cli.train import Requests, train
-from onward.training.checks import Check
-from onward.training.run import Run
+from onward.training.run.checks import Check
+from onward.training.run.run import Run
 
 from support.runs import config
 

@@ -8,9 +8,9 @@ import pytest
 
 from onward.cli import main
 from onward.cli.models import human
+from onward.config.decoder import DecoderConfig
 from onward.families import modules, presets
 from onward.fields import build
-from onward.model.config import DecoderConfig
 
 
 def models(*words: str, capsys: pytest.CaptureFixture[str]) -> str:

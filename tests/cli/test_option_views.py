@@ -16,7 +16,7 @@ import pytest
 from onward import fields as typed
 from onward.cli import COMMANDS, main
 from onward.cli.options import Argument, arguments
-from onward.reports import views
+from onward.reports.pictures import views
 
 REFUSED = {
     "inspect RUN The attention --corrupted foo": "--corrupted is read only by patch, and not by attention",

@@ -129,7 +129,7 @@ def test_scripts_of_other_shells_name_every_command_and_option(shell: str, capsy
 PART = """
 from dataclasses import dataclass
 
-from onward.model.config import Position
+from onward.config.decoder import Position
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class OwnPosition(Position, kind="own_position"):
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module with a part in the current folder."""
-    from onward.model.part_types import Position
+    from onward.config.part_types import Position
 
     monkeypatch.setattr(Position, "kinds", dict(Position.kinds))
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -159,7 +159,7 @@ TINY = "--tokenizer char --steps 2 --batch-size 2 --precision fp32 --device cpu 
 def test_a_folder_with_a_part_of_ones_own_names_the_import_that_it_needs(
     own_module: str, story_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from onward.model.part_types import Position
+    from onward.config.part_types import Position
 
     words = ["--import", own_module, "--out", "run", *TINY.split(), "--model.position", "own_position"]
     assert main(["train", str(story_file), *words, "--model.position.strength", "0.25"]) == 0

@@ -8,7 +8,7 @@ import torch
 
 import onward
 from onward.cli import main
-from onward.model.quantize import layer_errors
+from onward.transforms.quantize import layer_errors
 
 
 def test_a_quantized_folder_is_the_model_that_quantize_loads(tiny_run: Path, tmp_path: Path, capsys) -> None:

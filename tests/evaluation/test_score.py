@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward.config.decoder import DecoderConfig, Learned
 from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.evaluation.score import evaluate, logprobs, windows
-from onward.model.config import DecoderConfig, Learned
 from onward.model.decoder import Decoder
 
 torch.manual_seed(0)
@@ -56,7 +56,7 @@ def test_loss_perplexity_and_bits_per_byte_equal_the_formulas(count: int, stride
 
 def test_windows_do_not_overlap_by_default() -> None:
     from onward.data.windows import ValidationWindows
-    from onward.training.loss import mean_loss
+    from onward.training.step.loss import mean_loss
 
     expected, count = mean_loss(MODEL, ValidationWindows(Tokens.of(TOKENS), 12).batches(4))
     found = evaluate(MODEL, TOKENS, 1)

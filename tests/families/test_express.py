@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from onward.config.decoder import Gated, LayerNorm, Plain, RMSNorm
 from onward.families import Inexpressible, families, keys_of, llama, presets, require
-from onward.model.config import Gated, LayerNorm, Plain, RMSNorm
 
 from support.decoders import DECODERS, config
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from transformers import FalconConfig
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
-from onward.checkpoint.folder import load_model
+from onward.checkpoint.huggingface.folder import load_model
+from onward.config.decoder import DecoderConfig
 from onward.families.falcon import FalconAlibi
-from onward.model.config import DecoderConfig
 from onward.model.positions import alibi_slopes
 
 from support.decoders import assert_close

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
+from onward.config.decoder import DecoderConfig, at
 from onward.families import express
 from onward.families.gpt3 import DENSE
 from onward.families.gpt3 import PRESETS as RELEASES
-from onward.model.config import DecoderConfig, at
 from onward.planning.parameters import parameters
 
 PRESETS: dict[str, Any] = RELEASES

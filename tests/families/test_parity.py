@@ -12,15 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
-from onward.checkpoint.folder import load_model, save_model
-from onward.errors import UserError
-from onward.families import express, families, read
-from onward.generation.engine import generate
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
-from onward.model.attention import Attend
-from onward.model.backends import Keys, reference
-from onward.model.config import (
+from onward.checkpoint.huggingface.folder import load_model, save_model
+from onward.config.decoder import (
     DecoderConfig,
     Experts,
     Gated,
@@ -34,8 +27,15 @@ from onward.model.config import (
     Rotary,
     SelfAttention,
 )
+from onward.config.routing import SigmoidRouting, SoftmaxRouting
+from onward.errors import UserError
+from onward.families import express, families, read
+from onward.generation.engine.engine import generate
+from onward.generation.engine.request import Request
+from onward.generation.sampling import Sampling
+from onward.model.attention import Attend
+from onward.model.backends import Keys, reference
 from onward.model.context import AttentionContext
-from onward.model.routing import SigmoidRouting, SoftmaxRouting
 from onward.tracing.attention import attend_modules
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from onward.config.decoder import DecoderConfig
 from onward.families import modules, presets
-from onward.model.config import DecoderConfig
 from onward.planning.parameters import active_parameters, parameters
 
 PARAMETERS = {  # known from the papers, the model cards or transformers

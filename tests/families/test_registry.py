@@ -6,11 +6,11 @@ import sys
 import pytest
 
 from onward.cli.options import metavar
+from onward.config.decoder import DecoderConfig
+from onward.config.part_types import Attention, FeedForward, Position
 from onward.errors import UserError
 from onward.families import modules
 from onward.fields import Part, hints, part
-from onward.model.config import DecoderConfig
-from onward.model.part_types import Attention, FeedForward, Position
 
 
 def run(program: str) -> None:
@@ -23,7 +23,7 @@ def test_a_kind_is_known_in_a_fresh_process(kind: str) -> None:
     run(f"""
 import sys
 from onward.fields import part
-from onward.model.part_types import FeedForward
+from onward.config.part_types import FeedForward
 assert part(FeedForward, {kind!r}, "mlp").kind == {kind.partition("(")[0]!r}
 assert "torch" not in sys.modules
 """)
@@ -32,7 +32,7 @@ assert "torch" not in sys.modules
 def test_configurations_of_families_and_presets_import_no_torch() -> None:
     run("""
 import importlib, sys
-import onward.model.config, onward.training.config, onward.training.presets
+import onward.config.decoder, onward.training.config, onward.training.presets
 from onward.families import modules, presets, read
 for name in modules():
     assert "torch" not in sys.modules, f"torch is loaded before {name}"

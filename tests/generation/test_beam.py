@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from onward.checkpoint.folder import save_model
+from onward.checkpoint.huggingface.folder import save_model
 from onward.errors import UserError
-from onward.generation.beam import Hypothesis, beam_search
 from onward.generation.sampling import Sampling
+from onward.generation.search.beam import Hypothesis, beam_search
 from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS, LENGTH, config, decoder

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from onward.errors import UserError
-from onward.generation.contrastive import contrastive_search
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
+from onward.generation.search.contrastive import contrastive_search
 from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS, LENGTH, config, decoder

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
+from onward.config.decoder import Alibi, DecoderConfig, Learned, SelfAttention
 from onward.errors import UserError
-from onward.generation.blocks import BlockManager
-from onward.generation.cache_manager import CacheManager
 from onward.generation.distribution import draw, next_token_distribution
-from onward.generation.drafts import Draft, LookupDraft, ModelDraft
-from onward.generation.engine import Engine, generate
-from onward.generation.prefix_files import PrefixFiles
-from onward.generation.request import Request
+from onward.generation.engine.blocks import BlockManager
+from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.engine.drafts import Draft, LookupDraft, ModelDraft
+from onward.generation.engine.engine import Engine, generate
+from onward.generation.engine.prefix_files import PrefixFiles
+from onward.generation.engine.request import Request
+from onward.generation.engine.speculation import DRAW
 from onward.generation.sampling import Sampling
-from onward.generation.speculation import DRAW
 from onward.model.cache import KVCache
-from onward.model.config import Alibi, DecoderConfig, Learned, SelfAttention
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 

@@ -1,19 +1,19 @@
 """Requests choose their adapter: rows of one batch with different adapters are those of each alone."""
 
 import pytest
-from model.test_lora import stirred
+from transforms.test_lora import stirred
 
 from onward.errors import UserError
-from onward.generation.blocks import BlockManager
-from onward.generation.cache_manager import CacheManager
-from onward.generation.engine import Engine
-from onward.generation.prefix_files import PrefixFiles
-from onward.generation.request import Request
+from onward.generation.engine.blocks import BlockManager
+from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.engine.engine import Engine
+from onward.generation.engine.prefix_files import PrefixFiles
+from onward.generation.engine.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.model.lora import merge_lora
 from onward.model.paged import PagedKVCache
+from onward.transforms.lora import merge_lora
 
 from support.decoders import DECODERS, decoder
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from onward.generation.request import Request
-from onward.generation.sampler import NotANumber, Sampler
+from onward.generation.engine.request import Request
+from onward.generation.engine.sampler import NotANumber, Sampler
+from onward.generation.engine.speculation import Proposal
 from onward.generation.sampling import Sampling
-from onward.generation.speculation import Proposal
 
 V = 12
 WAITS = {"tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.generation.cache_manager import CacheManager
-from onward.generation.prefix_cache import PrefixCache
-from onward.generation.request import Request
+from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.engine.prefix_cache import PrefixCache
+from onward.generation.engine.request import Request
+from onward.generation.engine.scheduler import Schedule, Scheduler
 from onward.generation.sampling import Sampling
-from onward.generation.scheduler import Schedule, Scheduler
 
 from support.decoders import config
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.generation import speculation
+from onward.compiled.steps import OF_MODELS
 from onward.generation.distribution import draw, next_token_distribution
-from onward.generation.drafts import LookupDraft, LookupIndex, ModelDraft
-from onward.generation.engine import Engine
-from onward.generation.programs import OF_MODELS
-from onward.generation.request import Request
-from onward.generation.sampler import Sampler
+from onward.generation.engine import speculation
+from onward.generation.engine.drafts import LookupDraft, LookupIndex, ModelDraft
+from onward.generation.engine.engine import Engine
+from onward.generation.engine.request import Request
+from onward.generation.engine.sampler import Sampler
+from onward.generation.engine.speculation import DRAFT, LEAST, Proposal, SpeculationTimes, expected_tokens
 from onward.generation.sampling import Sampling
-from onward.generation.speculation import DRAFT, LEAST, Proposal, SpeculationTimes, expected_tokens
 from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from onward.config.decoder import Alibi, DecoderConfig, Rotary, SelfAttention, at
 from onward.model import context
 from onward.model.attention import Attend
 from onward.model.backends import attention_weights
-from onward.model.config import Alibi, DecoderConfig, Rotary, SelfAttention, at
 from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
 from onward.model.positions import SinusoidalPositionModule, alibi_slopes, rotate

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.generation.blocks import BlockManager
-from onward.generation.cache_manager import CacheManager
+from onward.config.decoder import DecoderConfig, SelfAttention, at
+from onward.generation.engine.blocks import BlockManager
+from onward.generation.engine.cache_manager import CacheManager
 from onward.model import backends
 from onward.model.cache import KVCache
-from onward.model.config import DecoderConfig, SelfAttention, at
 from onward.model.context import AttentionContext, attention_contexts
 from onward.model.paged import PagedKVCache
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.generation.cache_manager import CacheManager
+from onward.config.decoder import LatentAttention, Learned, SelfAttention
+from onward.generation.engine.cache_manager import CacheManager
 from onward.model.cache import KVCache, quantize
-from onward.model.config import LatentAttention, Learned, SelfAttention
 from onward.model.paged import PagedKVCache
 
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from onward import fields
-from onward.model import config as parts
+from onward.config import decoder as parts
+from onward.config.decoder import DecoderConfig, Experts, at
+from onward.config.routing import Routing
+from onward.config.scaling import Scaling
 from onward.model.cache import KVCache, LayerCache
-from onward.model.config import DecoderConfig, Experts, at
-from onward.model.routing import Routing
-from onward.model.scaling import Scaling
 
 from support.decoders import DECODERS, LENGTH, decoder, token_ids
 from support.ways import WAYS, assert_equals_the_plain_run

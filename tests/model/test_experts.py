@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from onward.model.compiling import compile_blocks
-from onward.model.config import Experts
+from onward.config.decoder import Experts
+from onward.config.routing import SigmoidRouting, SoftmaxRouting
 from onward.model.experts import FASTEST, ExpertsModule
-from onward.model.routing import SigmoidRouting, SoftmaxRouting
+from onward.transforms.compiling import compile_blocks
 
 from support.allocations import Allocations
 from support.decoders import assert_close, config, decoder, token_ids

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from onward.model.config import (
+from onward.config.decoder import (
     AttentionOnly,
     Block,
     DecoderConfig,

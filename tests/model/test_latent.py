@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from onward.model.config import LatentAttention
+from onward.config.decoder import LatentAttention
 from onward.model.context import AttentionContext, AttentionMask, attention_contexts
 from onward.model.latent import LatentAttentionModule
 

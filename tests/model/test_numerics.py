@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from onward.config.decoder import DecoderConfig, LayerNorm, RMSNorm, Rotary
 from onward.model.backends import attention_weights
-from onward.model.config import DecoderConfig, LayerNorm, RMSNorm, Rotary
 from onward.model.decoder import Scale
 from onward.model.positions import rotate
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from onward.families import presets
-from onward.fields import text
-from onward.model.config import (
+from onward.config.decoder import (
     Alibi,
     AttentionOnly,
     DecoderConfig,
@@ -23,7 +21,9 @@ from onward.model.config import (
     Rotary,
     SelfAttention,
 )
-from onward.model.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling
+from onward.config.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling
+from onward.families import presets
+from onward.fields import text
 from onward.planning.descriptions import describe, describe_parts, differences, sentence
 
 from support.decoders import DECODERS, config

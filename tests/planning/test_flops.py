@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from onward.config.decoder import SelfAttention, at
 from onward.families import presets
 from onward.model.cache import KVCache
-from onward.model.config import SelfAttention, at
 from onward.model.decoder import Decoder
 from onward.planning.flops import (
     attention_flops,

@@ -2,12 +2,12 @@
 
 import pytest
 
+from onward.config.decoder import AttentionOnly, Experts
 from onward.errors import UserError
-from onward.model.config import AttentionOnly, Experts
 from onward.planning.memory import training_memory
 from onward.planning.mesh import Mesh, device_memory, divided, traffic
 from onward.planning.parameters import parameters
-from onward.training.loss import CrossEntropy
+from onward.training.step.loss import CrossEntropy
 
 from support.decoders import config
 

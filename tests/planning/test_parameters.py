@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from onward.config.decoder import DecoderConfig, Experts, Gated, LayerNorm, NoNorm, RMSNorm, SelfAttention
 from onward.errors import UserError
 from onward.families import preset
 from onward.model.cache import KVCache
-from onward.model.config import DecoderConfig, Experts, Gated, LayerNorm, NoNorm, RMSNorm, SelfAttention
 from onward.model.decoder import Decoder
 from onward.planning.parameters import active_parameters, biases, cache_bytes_per_token, modules, parameters
 

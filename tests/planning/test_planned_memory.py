@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from onward.config.decoder import Experts
 from onward.model.cache import KVCache
-from onward.model.config import Experts
 from onward.model.decoder import Decoder
-from onward.model.quantize import quantize_model
 from onward.planning.dry import Segment, dry_step, replay
 from onward.planning.memory import cache_bytes, most, optimizer_bytes, training_memory, weight_bytes
-from onward.training.loss import CrossEntropy
-from onward.training.optimizer import optimizers
+from onward.training.step.loss import CrossEntropy
+from onward.training.step.optimizer import optimizers
+from onward.transforms.quantize import quantize_model
 
 from support.decoders import DECODERS, config
 from support.peak import DECODING, TRAINING

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from onward.cli import main
-from onward.errors import UserError
-from onward.inspection.attention import attention_maps, next_tokens
-from onward.model.config import (
+from onward.config.decoder import (
     Alibi,
     DecoderConfig,
     Experts,
@@ -23,9 +21,11 @@ from onward.model.config import (
     PostNorm,
     SelfAttention,
 )
+from onward.errors import UserError
+from onward.inspection.attention import attention_maps, next_tokens
 from onward.model.decoder import Decoder
-from onward.reports.explain import explain
-from onward.reports.story import Story
+from onward.reports.explain.page import explain
+from onward.reports.explain.story import Story
 from onward.text.tokenizer import train_tokenizer
 from onward.tracing.trace import trace
 

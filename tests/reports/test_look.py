@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from onward.config.decoder import DecoderConfig, Experts, Gated
 from onward.evaluation.score import logprobs
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
 from onward.inspection.attention import attention_maps, head_scores, logits, next_tokens
-from onward.model.config import DecoderConfig, Experts, Gated
 from onward.model.decoder import Decoder
-from onward.reports.look import distributions, passage, prompts
-from onward.reports.markup import resource
-from onward.reports.record import Record
-from onward.reports.report import write_report
+from onward.reports.pictures.markup import resource
+from onward.reports.runs.look import distributions, passage, prompts
+from onward.reports.runs.record import Record
+from onward.reports.runs.report import write_report
 from onward.text.tokenizer import train_tokenizer
 
 from support.pages import TEXT, Page, model_and_tokenizer, write_run, written

@@ -6,12 +6,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from onward.reports.charts import charts, recorded
-from onward.reports.curve import write_loss_svg
-from onward.reports.metrics import Metrics, sample, smoothed
-from onward.reports.panels import curves
-from onward.reports.plot import clock, log_ticks, short, ticks
-from onward.reports.report import sample_article
+from onward.reports.pictures.panels import curves
+from onward.reports.pictures.plot import clock, log_ticks, short, ticks
+from onward.reports.runs.charts import charts, recorded
+from onward.reports.runs.curve import write_loss_svg
+from onward.reports.runs.metrics import Metrics, sample, smoothed
+from onward.reports.runs.report import sample_article
 
 from support.pages import write_run
 

@@ -12,14 +12,14 @@ from xml.etree import ElementTree
 import pytest
 
 import onward
-from onward.model.config import Experts
+from onward.config.decoder import Experts
 from onward.notebook import in_notebook
-from onward.reports.explain import explain
-from onward.reports.ideas import IDEAS
-from onward.reports.record import Record
-from onward.training.events import Notice
-from onward.training.progress import NotebookProgress, progress
-from onward.training.run import Run
+from onward.reports.explain.page import explain
+from onward.reports.pictures.ideas import IDEAS
+from onward.reports.runs.record import Record
+from onward.training.run.events import Notice
+from onward.training.run.progress import NotebookProgress, progress
+from onward.training.run.run import Run
 
 from support.pages import HOSTILE, Page, model_and_tokenizer
 from support.runs import SETTINGS

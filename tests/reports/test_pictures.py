@@ -14,13 +14,13 @@ import torch
 from rich.cells import cell_len
 
 from onward.cli import main
+from onward.config.decoder import DecoderConfig, Experts, Parallel, PostNorm, SelfAttention
 from onward.families import preset
-from onward.model.config import DecoderConfig, Experts, Parallel, PostNorm, SelfAttention
 from onward.planning.parameters import modules
-from onward.reports.diagram import block, rows_of
-from onward.reports.ideas import IDEAS
-from onward.reports.panels import bars, cells, curves
-from onward.reports.picture import Picture, Scale, in_rows
+from onward.reports.pictures.diagram import block, rows_of
+from onward.reports.pictures.ideas import IDEAS
+from onward.reports.pictures.panels import bars, cells, curves
+from onward.reports.pictures.picture import Picture, Scale, in_rows
 
 from support.pages import HOSTILE, Page
 

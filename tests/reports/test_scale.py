@@ -8,18 +8,27 @@ import numpy as np
 import pytest
 import torch
 
+from onward.config.decoder import (
+    Alibi,
+    AttentionOnly,
+    DecoderConfig,
+    Experts,
+    LayerNorm,
+    Learned,
+    PreNorm,
+    SelfAttention,
+)
 from onward.families import preset
 from onward.generation.sampling import Sampling
 from onward.inspection.tokens import loss_by_position, token_statistics
-from onward.model.config import Alibi, AttentionOnly, DecoderConfig, Experts, LayerNorm, Learned, PreNorm, SelfAttention
 from onward.model.decoder import Decoder
-from onward.reports.diagram import block, in_short
-from onward.reports.explain import explain
-from onward.reports.ideas import IDEAS
-from onward.reports.panels import bars, cells
-from onward.reports.picture import Picture, pointed
-from onward.reports.scale import SHADES, Scale
-from onward.reports.views import VIEWS, Reading
+from onward.reports.explain.page import explain
+from onward.reports.pictures.diagram import block, in_short
+from onward.reports.pictures.ideas import IDEAS
+from onward.reports.pictures.panels import bars, cells
+from onward.reports.pictures.picture import Picture, pointed
+from onward.reports.pictures.scale import SHADES, Scale
+from onward.reports.pictures.views import VIEWS, Reading
 from onward.text.tokenizer import train_tokenizer
 
 from support.pages import TEXT, model_and_tokenizer, write_run, written

@@ -12,13 +12,13 @@ import torch
 from rich.cells import cell_len
 
 from onward.cli import main
+from onward.config.decoder import DecoderConfig, Experts
 from onward.errors import UserError
 from onward.generation.sampling import Sampling
 from onward.inspection.attention import attention_maps, next_tokens
-from onward.model.config import DecoderConfig, Experts
 from onward.model.decoder import Decoder
-from onward.reports.picture import Picture
-from onward.reports.views import VIEWS, Reading
+from onward.reports.pictures.picture import Picture
+from onward.reports.pictures.views import VIEWS, Reading
 from onward.text.tokenizer import train_tokenizer
 from onward.tracing.trace import trace
 

@@ -14,10 +14,10 @@ import onward
 from onward.cli import main
 from onward.data.tokens import Tokens
 from onward.errors import UserError
-from onward.reports.write import write_reports
-from onward.training.inputs import spread
-from onward.training.run import Run
-from onward.training.validation import Validation
+from onward.reports.runs.write import write_reports
+from onward.training.run.inputs import spread
+from onward.training.run.run import Run
+from onward.training.run.validation import Validation
 
 from support.runs import config, metrics
 

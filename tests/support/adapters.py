@@ -3,7 +3,7 @@
 import torch
 
 from onward.model.decoder import Decoder
-from onward.model.lora import LoRA, add_lora
+from onward.transforms.lora import LoRA, add_lora
 
 LORA = LoRA(rank=2, targets=("blocks", "embed", "head"))
 

@@ -14,8 +14,9 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from onward.model.kernels import compiler, memory
-from onward.model.kernels.compiler import INT, Code, Emit
+from onward.kernels import memory
+from onward.kernels.llvm import compiler
+from onward.kernels.llvm.compiler import INT, Code, Emit
 
 RANGES: list[tuple[int, int]] = []  # the first byte of each operand and the one after its last, sorted
 NEAR = 200  # operands that begin before an access and may hold it

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.model.config import (
+from onward.config.decoder import (
     Alibi,
     AttentionOnly,
     BranchNorm,
@@ -28,9 +28,9 @@ from onward.model.config import (
     SharedNorm,
     Sinusoidal,
 )
+from onward.config.routing import SigmoidRouting, SoftmaxRouting
+from onward.config.scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRoPEScaling, YaRNScaling
 from onward.model.decoder import Decoder
-from onward.model.routing import SigmoidRouting, SoftmaxRouting
-from onward.model.scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRoPEScaling, YaRNScaling
 
 from support.devices import on_device
 

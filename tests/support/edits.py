@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 import onward
+from onward.config.decoder import Rotary
 from onward.model.attention import Attend, SelfAttentionModule
-from onward.model.config import Rotary
 from onward.model.decoder import Decoder
-from onward.model.lora import LoRA, adapters_of, add_lora, merge_lora
 from onward.model.norms import RMSNormModule
-from onward.model.quantize import quantize_model
+from onward.transforms.lora import LoRA, adapters_of, add_lora, merge_lora
+from onward.transforms.quantize import quantize_model
 
 Edit = Callable[[Decoder, ExitStack], object]
 

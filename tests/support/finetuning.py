@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 import onward
-from onward.model.config import DecoderConfig, SelfAttention
+from onward.config.decoder import DecoderConfig, SelfAttention
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
-from onward.training.finetuning import FinetuneConfig
+from onward.training.finetuning.config import FinetuneConfig
 
 from support.devices import device
 

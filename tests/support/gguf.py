@@ -3,9 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.families.gpt_oss import ClampedExperts
-from onward.families.stablelm import UnbiasedHeadNorms
-from onward.model.config import (
+from onward.config.decoder import (
     Alibi,
     BranchNorm,
     DecoderConfig,
@@ -24,8 +22,8 @@ from onward.model.config import (
     SelfAttention,
     SharedNorm,
 )
-from onward.model.routing import SigmoidRouting, SoftmaxRouting
-from onward.model.scaling import (
+from onward.config.routing import SigmoidRouting, SoftmaxRouting
+from onward.config.scaling import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
@@ -33,6 +31,8 @@ from onward.model.scaling import (
     YaRNScaling,
     yarn_magnitude,
 )
+from onward.families.gpt_oss import ClampedExperts
+from onward.families.stablelm import UnbiasedHeadNorms
 
 LENGTH = 40  # of the sequences compared: beyond windows, original contexts, and chunks of a prompt
 BIASED = SelfAttention(bias=True, out_bias=True)

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.model import backends, fused, recording
+from onward.compiled import recording
+from onward.compiled.needed import memory as addresses
+from onward.compiled.needed import tensors_in
+from onward.kernels import fused, memory
+from onward.model import backends
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.model.kernels import memory
-from onward.model.kernels.needed import memory as addresses
-from onward.model.kernels.needed import tensors_in
-from onward.training import loss
+from onward.training.step import loss
 
 PAGE = mmap.PAGESIZE
 SIDES = "start", "end"  # where the page that may not be touched is

@@ -9,26 +9,26 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onward.generation.blocks import BlockManager
-from onward.generation.cache_manager import CacheManager
-from onward.generation.programs import compile_step
-from onward.generation.request import Request
-from onward.generation.sampler import Sampler
+from onward.compiled.steps import compile_step
+from onward.config.decoder import DecoderConfig, NoPosition, SelfAttention
+from onward.generation.engine.blocks import BlockManager
+from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.engine.request import Request
+from onward.generation.engine.sampler import Sampler
+from onward.generation.engine.speculation import Proposal
 from onward.generation.sampling import Sampling
-from onward.generation.speculation import Proposal
+from onward.kernels.llvm.compiler import LANES
 from onward.model import backends
 from onward.model.cache import KVCache
-from onward.model.config import DecoderConfig, NoPosition, SelfAttention
 from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
 from onward.model.feedforward import ACTIVATIONS, GatedFeedForwardModule
-from onward.model.kernels.compiler import LANES
 from onward.model.linear import linear
 from onward.model.norms import RMSNormModule
 from onward.model.paged import PagedKVCache
 from onward.model.positions import rotate
-from onward.model.quantize import Precision, quantize_weight, quantized_linear
-from onward.training.loss import IGNORE_INDEX, cross_entropy
+from onward.training.step.loss import IGNORE_INDEX, cross_entropy
+from onward.transforms.quantize import Precision, quantize_weight, quantized_linear
 
 from support.decoders import DECODERS
 from support.guard import Allocator, Case

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from onward.model.config import DecoderConfig
+from onward.config.decoder import DecoderConfig
 from onward.model.decoder import Decoder
-from onward.reports.record import Record
-from onward.reports.report import write_report
+from onward.reports.runs.record import Record
+from onward.reports.runs.report import write_report
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 HOSTILE = "</script><script>alert(1)</script><!--name--><img src=x onerror=alert(1)>\x00\x1b[31m\u202e\ud800&amp;\"'"

@@ -14,7 +14,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 
 def run_ranks(task: Callable[..., Any], *arguments: Any, count: int = 2) -> list[Any]:
     """What `task(*arguments)` returns or raises in each rank; None for a rank that was killed."""
-    CONTEXT.set_forkserver_preload(["onward.training.run", "onward.training.failures", "pytest", "hypothesis"])
+    CONTEXT.set_forkserver_preload(["onward.training.run.run", "onward.training.failures", "pytest", "hypothesis"])
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # outlives the ranks
     pipes, processes = [], []
     for rank in range(count):

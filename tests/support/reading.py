@@ -3,8 +3,8 @@
 import pytest
 from torch import Tensor
 
+from onward.config.decoder import DecoderConfig
 from onward.model import decoder
-from onward.model.config import DecoderConfig
 
 
 def tokens_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from onward.checkpoint.training import saves
+from onward.checkpoint.saves import saves
 from onward.checkpoint.weights import read_tensors
 from onward.training.config import RunConfig
 

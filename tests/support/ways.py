@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.generation.blocks import BlockManager
-from onward.generation.cache_manager import CacheManager
+from onward.config.decoder import DecoderConfig
+from onward.generation.engine.blocks import BlockManager
+from onward.generation.engine.cache_manager import CacheManager
 from onward.model.cache import KVCache
-from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.generation.engine import Engine
-from onward.generation.request import Request
+from onward.generation.engine.engine import Engine
+from onward.generation.engine.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
-from onward.model.recompute import recompute_blocks
 from onward.tracing.edit import add, scale, zero
 from onward.tracing.names import is_traced
+from onward.transforms.recompute import recompute_blocks
 
 from support.decoders import DECODERS, decoder, token_ids
 

@@ -11,11 +11,11 @@ from torch import Tensor
 import onward
 from onward.errors import UserError
 from onward.families import read
-from onward.generation.blocks import BlockManager
-from onward.generation.cache_manager import CacheManager
-from onward.generation.drafts import LookupDraft, ModelDraft
-from onward.generation.engine import Engine
-from onward.generation.request import Request
+from onward.generation.engine.blocks import BlockManager
+from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.engine.drafts import LookupDraft, ModelDraft
+from onward.generation.engine.engine import Engine
+from onward.generation.engine.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder

@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 import onward
+from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
-from onward.generation.blocks import BlockManager
-from onward.generation.cache_manager import CacheManager
-from onward.generation.engine import Engine
-from onward.generation.request import Request
+from onward.generation.engine.blocks import BlockManager
+from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.engine.engine import Engine
+from onward.generation.engine.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.blocks import BranchNormModule, ParallelModule, PostNormModule, PreNormModule
 from onward.model.cache import KVCache
-from onward.model.compiling import compile_blocks
-from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
-from onward.model.quantize import quantize_model
-from onward.model.recompute import recompute_blocks
 from onward.tracing.edit import add, clamp, mean_of, replace, scale, zero
 from onward.tracing.names import OF_MODELS
 from onward.tracing.sites import activations
+from onward.transforms.compiling import compile_blocks
+from onward.transforms.quantize import quantize_model
+from onward.transforms.recompute import recompute_blocks
 
 from support.adapters import stirred
 from support.decoders import DECODERS, assert_close, decoder, token_ids

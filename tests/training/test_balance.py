@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.model.compiling import compile_blocks
-from onward.model.config import Experts, Gated
+from onward.config.decoder import Experts, Gated
+from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
 from onward.model.decoder import Decoder
-from onward.model.recompute import recompute_blocks
-from onward.model.routing import Routing, SigmoidRouting, SoftmaxRouting
-from onward.training.balance import Balance
+from onward.training.step.balance import Balance
+from onward.transforms.compiling import compile_blocks
+from onward.transforms.recompute import recompute_blocks
 
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids
 

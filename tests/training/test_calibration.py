@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from onward.checkpoint.training import TrainerState, saves
+from onward.checkpoint.saves import TrainerState, saves
 from onward.data.tokens import Tokens
 from onward.data.windows import Windows
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import train_tokenizer
 from onward.timing import fastest
-from onward.training.budget import Budget, Costs
-from onward.training.calibration import fitted, measured_costs
+from onward.training.clock.budget import Budget, Costs
+from onward.training.clock.calibration import fitted, measured_costs
 from onward.training.config import RunConfig
-from onward.training.inputs import Inputs, read_config
-from onward.training.optimizer import optimizers
-from onward.training.plans import Planner
 from onward.training.processes import Processes
-from onward.training.run import Run
-from onward.training.trainer import Step, StepPlan, Trainer
-from onward.training.validation import Validation
+from onward.training.run.inputs import Inputs, read_config
+from onward.training.run.plans import Planner
+from onward.training.run.run import Run
+from onward.training.run.validation import Validation
+from onward.training.step.optimizer import optimizers
+from onward.training.step.trainer import Step, StepPlan, Trainer
 
 from support.decoders import LENGTH, decoder
 from support.decoders import config as decoder_config

@@ -11,10 +11,10 @@ import torch
 from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
+from onward.training.clock.dial import LAW, SIZES, Choice, compression, dial, effective
 from onward.training.config import RunConfig
-from onward.training.dial import LAW, SIZES, Choice, compression, dial, effective
-from onward.training.inputs import Inputs
-from onward.training.run import Run
+from onward.training.run.inputs import Inputs
+from onward.training.run.run import Run
 
 from support.runs import config
 

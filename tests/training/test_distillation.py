@@ -11,11 +11,11 @@ import torch
 import onward
 from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
-from onward.training.answers import Frozen
-from onward.training.base import with_vocabulary
-from onward.training.distillation import Distillation, OnPolicy, divergence
-from onward.training.finetuning import FinetuneConfig
-from onward.training.run import Run
+from onward.training.finetuning.answers import Frozen
+from onward.training.finetuning.base import with_vocabulary
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.finetuning.distillation import Distillation, OnPolicy, divergence
+from onward.training.run.run import Run
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.finetuning import base_model, config, sums, tokenizer, write_rows

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onward.data.tokens import Tokens
 from onward.data.windows import Batch, Packing, Windows
-from onward.training.loss import CrossEntropy
+from onward.training.step.loss import CrossEntropy
 
 from support.decoders import DECODERS, LENGTH, decoder
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from onward.checkpoint.training import CHECKSUMS, PROGRESS, saves
+from onward.checkpoint.saves import CHECKSUMS, PROGRESS, saves
 from onward.errors import UserError
 from onward.files import file_sha256
-from onward.training.run import Run
+from onward.training.run.run import Run
 
 from support.runs import config
 

@@ -19,7 +19,7 @@ import pytest
 from onward.errors import UserError
 from onward.training.failures import one_report
 from onward.training.processes import Processes
-from onward.training.run import Run
+from onward.training.run.run import Run
 
 from support.ranks import run_ranks
 from support.runs import config, metrics

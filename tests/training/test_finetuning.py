@@ -21,12 +21,12 @@ from onward.data.packing import batch_of
 from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder, without_dropout
-from onward.model.heads import add_head, head_of
-from onward.training.answers import REFERENCE
-from onward.training.base import with_vocabulary
-from onward.training.finetuning import FinetuneConfig
-from onward.training.methods import METHODS, Method
-from onward.training.run import Run
+from onward.training.finetuning.answers import REFERENCE
+from onward.training.finetuning.base import with_vocabulary
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.finetuning.methods import METHODS, Method
+from onward.training.run.run import Run
+from onward.transforms.heads import add_head, head_of
 
 from support.decoders import DECODERS, assert_close, decoder
 from support.finetuning import SETTINGS, base_model, config, write_rows
@@ -64,8 +64,8 @@ def test_a_stopped_run_of_fine_tuning_resumes_exactly(whole: Path, base: Path, c
 def test_a_killed_run_of_fine_tuning_resumes_exactly(whole: Path, base: Path, chats: Path, tmp_path: Path) -> None:
     program = f"""
 import os, signal
-from onward.training.run import Run
-from onward.training.finetuning import FinetuneConfig
+from onward.training.run.run import Run
+from onward.training.finetuning.config import FinetuneConfig
 values = dict(base={str(base)!r}, sources=({str(chats)!r},), out={str(tmp_path / "run")!r})
 for event in Run.start(FinetuneConfig(**values, **{SETTINGS})).train():
     if event.step == 4:

@@ -22,14 +22,14 @@ from onward.errors import UserError
 from onward.evaluation.heads import evaluate_head, examples_of
 from onward.evaluation.outputs import calibration_bins, calibration_error, outputs
 from onward.model.decoder import Decoder
-from onward.model.heads import add_head, head_labels, head_of
-from onward.reports.record import Record as RunRecord
-from onward.training.finetuning import FinetuneConfig
-from onward.training.methods import METHODS
-from onward.training.result import evaluate_run
-from onward.training.reward_model import RewardModel
-from onward.training.run import Run
-from onward.training.scoring import ClassLoss, RewardLoss, reward_loss
+from onward.reports.runs.record import Record as RunRecord
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.finetuning.methods import METHODS
+from onward.training.finetuning.scoring import ClassLoss, RewardLoss, reward_loss
+from onward.training.reinforcement.reward_model import RewardModel
+from onward.training.run.result import evaluate_run
+from onward.training.run.run import Run
+from onward.transforms.heads import add_head, head_labels, head_of
 
 from support.decoders import DECODERS, assert_close, decoder
 from support.finetuning import base_model, config, tokenizer, write_rows

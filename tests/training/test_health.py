@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from onward.config.decoder import AttentionOnly, DecoderConfig, Experts, Gated, NoPosition, Plain, SelfAttention
 from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.families.gpt_oss import ClampedExperts
 from onward.model.attention import Attend
 from onward.model.backends import attention_weights
 from onward.model.blocks import AttentionOnlyModule
-from onward.model.compiling import compile_blocks
-from onward.model.config import AttentionOnly, DecoderConfig, Experts, Gated, NoPosition, Plain, SelfAttention
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardModule
-from onward.training.health import DEAD, Spikes, matrices, measure, update_ratio
-from onward.training.loss import CrossEntropy
+from onward.training.step.health import DEAD, Spikes, matrices, measure, update_ratio
+from onward.training.step.loss import CrossEntropy
+from onward.transforms.compiling import compile_blocks
 
 from support.decoders import DECODERS, config, decoder, token_ids
 from support.devices import device

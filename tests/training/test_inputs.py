@@ -17,8 +17,8 @@ from onward.data.windows import Windows
 from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 from onward.training.config import RunConfig
-from onward.training.inputs import open_inputs
-from onward.training.run import Run
+from onward.training.run.inputs import open_inputs
+from onward.training.run.run import Run
 from onward.training.tasks import inputs_of
 
 from support.runs import SETTINGS, TINY, config

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from onward.checkpoint.training import saves
-from onward.training.run import Run
+from onward.checkpoint.saves import saves
+from onward.training.run.run import Run
 
 from support.runs import TINY, assert_same_run, config
 
@@ -49,9 +49,8 @@ def test_run_killed_twenty_times_equals_one_never_stopped(name: str, story_file:
     list(Run.start(config(story_file, tmp_path / "whole", **settings)).train())
     run, moments, kills, amid = tmp_path / "run", random.Random(name), 0, 0
     Run.start(config(story_file, run, **settings))
-    program = (
-        f"from pathlib import Path; from onward.training.run import Run; list(Run.resume(Path({str(run)!r})).train())"
-    )
+    resume = f"list(Run.resume(Path({str(run)!r})).train())"
+    program = f"from pathlib import Path; from onward.training.run.run import Run; {resume}"
     while int(saves(run)[-1].name.removeprefix("step-")) < STEPS:
         before = size(run)
         with subprocess.Popen([sys.executable, "-c", program]) as process:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from onward.errors import UserError
-from onward.training.lock import LOCK, is_running
-from onward.training.run import Run
+from onward.training.run.lock import LOCK, is_running
+from onward.training.run.run import Run
 
 from support.runs import config
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from onward.config.decoder import DecoderConfig, Experts, Gated
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.model.config import DecoderConfig, Experts, Gated
 from onward.model.decoder import Decoder
-from onward.training.average import Average
-from onward.training.balance import Balance
-from onward.training.loss import CrossEntropy, mean_loss
-from onward.training.optimizer import optimizers
-from onward.training.trainer import Step, StepConfig, StepPlan, Trainer
+from onward.training.step.average import Average
+from onward.training.step.balance import Balance
+from onward.training.step.loss import CrossEntropy, mean_loss
+from onward.training.step.optimizer import optimizers
+from onward.training.step.trainer import Step, StepConfig, StepPlan, Trainer
 
 from support.devices import on_device
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import onward
-from onward.checkpoint.training import saves
+from onward.checkpoint.saves import saves
 from onward.checkpoint.weights import read_tensors
 from onward.cli import main
+from onward.config.decoder import Experts, Gated
+from onward.config.part_types import FeedForward
 from onward.errors import UserError
-from onward.model.config import Experts, Gated
-from onward.model.part_types import FeedForward
-from onward.training.run import Run
+from onward.training.run.run import Run
 
 from support.finetuning import base_model, config
 from support.runs import metrics
@@ -60,7 +60,7 @@ def test_a_killed_run_of_adapters_resumes_exactly(whole: Path, base: Path, chats
     run = tmp_path / "run"
     Run.start(config(base, chats, run, **LORA))
     program = (
-        "import os, signal; from pathlib import Path; from onward.training.run import Run\n"
+        "import os, signal; from pathlib import Path; from onward.training.run.run import Run\n"
         f"run = Run.resume(Path({str(run)!r}))\n"
         "for event in run.train():\n"
         "    if run.step == 4: os.kill(os.getpid(), signal.SIGKILL)\n"

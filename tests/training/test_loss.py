@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
-from onward.training.loss import CrossEntropy, cross_entropy
+from onward.training.step.loss import CrossEntropy, cross_entropy
 
 from support.allocations import Allocations
 from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids

@@ -10,8 +10,8 @@ import pytest
 from onward.errors import UserError
 from onward.fields import changed_fields
 from onward.files import file_sha256
-from onward.training.finetuning import READERS, REQUIRED, FinetuneConfig, MethodName
-from onward.training.run import Run
+from onward.training.finetuning.config import READERS, REQUIRED, FinetuneConfig, MethodName
+from onward.training.run.run import Run
 
 from support.finetuning import base_model, config, write_rows
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from onward.config.decoder import DecoderConfig, NoNorm, RMSNorm
 from onward.data.windows import Batch
 from onward.errors import UserError
-from onward.model.config import DecoderConfig, NoNorm, RMSNorm
 from onward.model.decoder import Decoder
-from onward.training.build import build_trainer
 from onward.training.config import RunConfig
-from onward.training.mup import factors, factors_of, scale_weights
-from onward.training.run import Run
-from onward.training.trainer import StepPlan
+from onward.training.run.build import build_trainer
+from onward.training.run.run import Run
+from onward.training.step.mup import factors, factors_of, scale_weights
+from onward.training.step.trainer import StepPlan
 
 from support.runs import config as run_config
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.checkpoint.training import restore, training_tensors
+from onward.checkpoint.saves import restore, training_tensors
 from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder
-from onward.training.loss import CrossEntropy
-from onward.training.optimizer import Muon, optimizers
+from onward.training.step.loss import CrossEntropy
+from onward.training.step.optimizer import Muon, optimizers
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 

@@ -20,14 +20,14 @@ from onward.data.packing import ExampleBatch, batch_of
 from onward.data.records import Record
 from onward.errors import UserError
 from onward.model.decoder import Decoder
-from onward.model.lora import LoRA, add_lora
 from onward.text.templates import with_template
-from onward.training import preferences
-from onward.training.answers import sequence_logprobs
-from onward.training.finetuning import FinetuneConfig
-from onward.training.methods import METHODS
-from onward.training.run import Run
-from onward.training.trainer import Step
+from onward.training.finetuning import preferences
+from onward.training.finetuning.answers import sequence_logprobs
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.finetuning.methods import METHODS
+from onward.training.run.run import Run
+from onward.training.step.trainer import Step
+from onward.transforms.lora import LoRA, add_lora
 
 from support.finetuning import base_model, config, sums, tokenizer, write_rows
 from support.grids import first

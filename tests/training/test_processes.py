@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from onward.checkpoint.training import saves
+from onward.checkpoint.saves import saves
 from onward.checkpoint.weights import read_tensors
 from onward.model.decoder import Decoder
 from onward.training.config import RunConfig
-from onward.training.run import Run
+from onward.training.run.run import Run
 
 from support.ranks import run_ranks
 from support.runs import TINY, metrics
@@ -35,8 +35,8 @@ def fail_if_threads_are_left():  # at Python's end one of a group's threads may 
 
 atexit.register(fail_if_threads_are_left)
 from onward.training.config import RunConfig
-from onward.training.loss import CrossEntropy
-from onward.training.run import Run
+from onward.training.step.loss import CrossEntropy
+from onward.training.run.run import Run
 
 settings = json.loads(sys.argv[1])
 harmful = settings.pop("harmful", None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import onward
-from onward.training.events import Event
+from onward.training.run.events import Event
 
 from support.runs import SETTINGS
 

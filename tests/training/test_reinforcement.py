@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 import onward
+from onward.config.decoder import DecoderConfig
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.errors import UserError
-from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
-from onward.model.heads import VALUE, add_head, head_labels
-from onward.model.lora import LoRA, add_lora
 from onward.text.tokenizer import Tokenizer, train_tokenizer
-from onward.training.answers import Reference
-from onward.training.optimizer import optimizers
-from onward.training.policy_losses import (
+from onward.training.finetuning.answers import Reference
+from onward.training.reinforcement.policy import PolicyGradient, PolicyOptions
+from onward.training.reinforcement.policy_losses import (
     clipped,
     gae,
     group_advantages,
@@ -30,10 +28,12 @@ from onward.training.policy_losses import (
     value_loss,
     whitened,
 )
-from onward.training.reinforcement import PolicyGradient, PolicyOptions
-from onward.training.rewards import reward_of, rewarded
-from onward.training.run import Run
-from onward.training.trainer import StepConfig, StepPlan, Trainer
+from onward.training.reinforcement.rewards import reward_of, rewarded
+from onward.training.run.run import Run
+from onward.training.step.optimizer import optimizers
+from onward.training.step.trainer import StepConfig, StepPlan, Trainer
+from onward.transforms.heads import VALUE, add_head, head_labels
+from onward.transforms.lora import LoRA, add_lora
 
 from support.finetuning import base_model, config, write_rows
 from support.runs import assert_same_run, metrics

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.checkpoint.training import saves
+from onward.checkpoint.saves import saves
 from onward.checkpoint.weights import read_tensors
 from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder
-from onward.training.events import Event, Notice, Rollback
-from onward.training.loss import CrossEntropy
-from onward.training.run import Run
-from onward.training.trainer import Step
+from onward.training.run.events import Event, Notice, Rollback
+from onward.training.run.run import Run
+from onward.training.step.loss import CrossEntropy
+from onward.training.step.trainer import Step
 
 from support.disk import with_room_for
 from support.grids import first

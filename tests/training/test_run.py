@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import onward
-from onward.checkpoint.training import saves
+from onward.checkpoint.saves import saves
 from onward.checkpoint.weights import read_tensors
 from onward.device import choose_device
 from onward.errors import UserError
-from onward.training.events import Event, Notice
-from onward.training.run import Run
-from onward.training.validation import Validation
+from onward.training.run.events import Event, Notice
+from onward.training.run.run import Run
+from onward.training.run.validation import Validation
 
 from support.disk import with_room_for
 from support.runs import SETTINGS, TINY, assert_same_run, config, metrics
@@ -63,7 +63,7 @@ def test_resumed_run_equals_one_that_never_stopped(at: int, whole: Path, story_f
 def test_killed_run_resumes_exactly(at: int, kind: str, whole: Path, story_file: Path, tmp_path: Path) -> None:
     program = f"""
 import os, signal
-from onward.training.run import Run
+from onward.training.run.run import Run
 from onward.training.config import RunConfig
 for event in Run.start(RunConfig(sources=({str(story_file)!r},), out={str(tmp_path / "run")!r}, **{SETTINGS})).train():
     if event.step == {at} and type(event).__name__ == {kind!r}:

@@ -8,7 +8,7 @@ import pytest
 
 from onward.cli import main
 from onward.training.config import RunConfig
-from onward.training.scaling_grid import BUDGETS, LEAST_STEPS, RATIO, SIZES, Sizes, grid, larger, least_budget
+from onward.training.studies.scaling_grid import BUDGETS, LEAST_STEPS, RATIO, SIZES, Sizes, grid, larger, least_budget
 
 CONFIG = RunConfig(preset="tiny", model={"n_layers": 1, "context_length": 16}, steps=1)
 FAST = "--model.n-layers 1 --model.context-length 16 --precision fp32 --device cpu --evaluation-tokens 500"

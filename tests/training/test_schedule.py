@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.training.schedule import FALL, Schedule, extent, lr_factor
+from onward.training.step.schedule import FALL, Schedule, extent, lr_factor
 
 shares = st.floats(0, 1)
 extents = st.floats(0, 1, exclude_max=True) | st.integers(1, 600)

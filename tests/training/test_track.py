@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from onward.errors import UserError
-from onward.training.track import Trackers, check_trackers
+from onward.training.run.track import Trackers, check_trackers
 
 from support.grids import first
 
@@ -122,7 +122,7 @@ def connect(self, address):
         raise AssertionError(f"asked for the network: {address}")
     return real(self, address)
 socket.socket.connect = connect
-from onward.training.track import Trackers, check_trackers
+from onward.training.run.track import Trackers, check_trackers
 run = Path(sys.argv[1])
 trackers = Trackers(["wandb"], run, {"steps": 3, "sources": ("a.txt",)})
 for line in sys.argv[2:]:

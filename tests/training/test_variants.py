@@ -11,13 +11,13 @@ import pytest
 
 from onward import fields
 from onward.cli import main
+from onward.config.part_types import Attention
 from onward.evaluation.significance import Difference, paired_difference, t_quantile
-from onward.model.part_types import Attention
-from onward.reports.record import Record
-from onward.reports.variants import Result, Valley
+from onward.reports.runs.record import Record
+from onward.reports.runs.variants import Result, Valley
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
-from onward.training.variants import (
+from onward.training.studies.variants import (
     Length,
     Moment,
     Variant,
@@ -186,7 +186,7 @@ def test_an_interval_with_0_in_it_says_that_the_seeds_cannot_tell(
 OWN_PART = """
 from dataclasses import dataclass
 
-from onward.model.config import SelfAttention
+from onward.config.decoder import SelfAttention
 
 
 @dataclass(frozen=True)

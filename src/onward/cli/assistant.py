@@ -11,11 +11,11 @@ from onward.data.questions import answers, asked, conversations, preferences, qu
 from onward.errors import UserError
 from onward.text.chat import chat_of
 from onward.training.config import seconds
-from onward.training.finetuning import FinetuneConfig, MethodName
+from onward.training.finetuning.config import FinetuneConfig, MethodName
 
 if TYPE_CHECKING:
     from onward.language_model import LanguageModel
-    from onward.training.run import Run
+    from onward.training.run.run import Run
 
 TEMPLATE, HELD_OUT = "plain", 10  # every tenth question is held out
 STAGES: dict[MethodName, tuple[str, float, float]] = {  # what is learned, its share of --time, learning rate
@@ -67,7 +67,7 @@ def teach(base: Path, time: str, device: str) -> tuple[int, list[dict[str, Any]]
 
 
 def start(config: FinetuneConfig) -> "Run":
-    from onward.training.run import Run
+    from onward.training.run.run import Run
 
     with progress_bars() as progress:
         return Run.start(config, sample=continue_text, progress=progress)
@@ -96,8 +96,8 @@ def shown(folder: Path, names: list[str], held_out: Mapping[str, str], known: Ma
 
 def figures(base: Path, runs: Mapping[str, "Run"], held_out: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """The figures of each stage on held-out questions."""
-    from onward.training.loss import CrossEntropy
-    from onward.training.methods import METHODS
+    from onward.training.finetuning.methods import METHODS
+    from onward.training.step.loss import CrossEntropy
 
     ranking = METHODS["simpo"].loss(FinetuneConfig(base=str(base), method="simpo"))  # by the model's own probabilities
     for stage, folder in {"pre-training": base, **{name: run.folder for name, run in runs.items()}}.items():

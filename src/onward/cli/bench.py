@@ -10,8 +10,8 @@ from onward.arguments import Range
 from onward.cli.options import parse
 from onward.cli.output import console, print_json, print_next, print_table
 from onward.cli.plan import check_context
+from onward.config.part_types import Size
 from onward.errors import UserError
-from onward.model.part_types import Size
 
 if TYPE_CHECKING:
     from onward.model.decoder import Decoder
@@ -80,8 +80,8 @@ def main(argv: Sequence[str]) -> None:
     from onward.device import choose_device
     from onward.planning.machine import peak_flops, read_bandwidth
     from onward.planning.speed import Limits, Precision, measure
-    from onward.reports.picture import FORMATS
-    from onward.reports.roofline import roofline
+    from onward.reports.pictures.picture import FORMATS
+    from onward.reports.pictures.roofline import roofline
 
     precisions = words(options.precision or ",".join(get_args(Precision)), get_args(Precision), "precision")
     if options.out and Path(options.out).suffix not in FORMATS:
@@ -157,7 +157,7 @@ def train(options: Options, batches: Sequence[int]) -> None:
 
     from onward.device import choose_device
     from onward.planning.machine import peak_flops
-    from onward.training.speed import measure_training
+    from onward.training.step.speed import measure_training
 
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -222,8 +222,8 @@ def models(options: Options, precisions: "Sequence[Precision]", device: Any) -> 
 
     import onward
     from onward.families import preset
-    from onward.model.quantize import quantize_model
     from onward.training.presets import PRESETS, decoder
+    from onward.transforms.quantize import quantize_model
 
     for precision in precisions:
         dtype = torch.float32 if precision == "float32" else torch.bfloat16

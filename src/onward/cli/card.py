@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     out = Path(options.out) if options.out else folder / CARD
     if out.exists():
         raise UserError(f"{out} exists already: name another file with --out, or remove it")
-    from onward.reports.card import model_card
+    from onward.reports.runs.card import model_card
 
     text = model_card(folder, options.license, options.name)
     with written_whole(out) as new:

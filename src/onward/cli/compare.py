@@ -12,9 +12,9 @@ from onward.cli.options import nest
 from onward.cli.output import console, print_json, print_next, print_table
 from onward.cli.train import from_toml
 from onward.cli.variants import VariantOptions, folder_of, no_length, read_values, take, train_all, variant
+from onward.config.part_types import Size
 from onward.errors import UserError
 from onward.fields import nearest
-from onward.model.part_types import Size
 from onward.training.config import RunConfig
 from onward.training.presets import merge
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     outcomes = train_all(variants, seeds, length)
     if isinstance(outcomes, int):
         return outcomes
-    from onward.reports.variants import LEVEL, Measure, comparison_picture, plain, results, row
+    from onward.reports.runs.variants import LEVEL, Measure, comparison_picture, plain, results, row
 
     same = len({(one.config.tokenizer, one.config.sources) for one in variants}) == 1
     measure: Measure = "loss" if same else "bits_per_byte"

@@ -119,8 +119,8 @@ def main(argv: Sequence[str]) -> None:
 
 def roundings(path: Path, dtype: str) -> list[str]:
     """The types of tensors in a model's folder or GGUF file that are rounded to become F32, F16 or BF16."""
-    from onward.checkpoint.folder import stored_weights
     from onward.checkpoint.gguf.header import is_gguf, read_header
+    from onward.checkpoint.huggingface.folder import stored_weights
 
     stored = (
         [info.type.name for info in read_header(path).tensors.values()]

@@ -14,11 +14,11 @@ from rich.text import Text
 from onward.cli.output import console, printable
 from onward.generation.prompts import Prompt
 from onward.language_model import LanguageModel
-from onward.training.events import Event
-from onward.training.journal import Journal
-from onward.training.run import Run
-from onward.training.trainer import Step
-from onward.training.validation import Validation
+from onward.training.run.events import Event
+from onward.training.run.journal import Journal
+from onward.training.run.run import Run
+from onward.training.run.validation import Validation
+from onward.training.step.trainer import Step
 
 SAMPLE_TOKENS = 64
 REFRESH_SECONDS = 0.2

@@ -11,8 +11,8 @@ from rich.text import Text
 from onward.arguments import Range
 from onward.cli.options import parse
 from onward.cli.output import Output, console, print_json
+from onward.config.part_types import SizeOrZero
 from onward.errors import UserError
-from onward.model.part_types import SizeOrZero
 
 ABOUT = """\
 Find the usual mistakes of decoders in any model that takes token ids (B, T) and returns logits (B, T, V): one that sees

@@ -48,8 +48,8 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward draw", about=ABOUT)
     from onward.planning.descriptions import sentence
     from onward.planning.releases import find
-    from onward.reports.diagram import block
-    from onward.reports.ideas import IDEAS
+    from onward.reports.pictures.diagram import block
+    from onward.reports.pictures.ideas import IDEAS
 
     if not options.idea:
         print_table([{"idea": name, "shows": sentence(draw)} for name, draw in IDEAS.items()])

@@ -13,7 +13,7 @@ from onward.errors import UserError
 
 if TYPE_CHECKING:
     from onward.language_model import LanguageModel
-    from onward.training.inputs import Inputs
+    from onward.training.run.inputs import Inputs
 
 ABOUT = """\
 Loss, perplexity and bits per byte of a model on a text. Of a classifier the accuracy on labeled examples, with a table

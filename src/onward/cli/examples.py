@@ -9,9 +9,9 @@ from onward.data.examples import Encoder, TokenSequence
 from onward.data.records import read_records
 from onward.errors import UserError
 from onward.text.tokenizer import Tokenizer
-from onward.training.base import base_tokenizer
-from onward.training.finetuning import FinetuneConfig
-from onward.training.methods import METHODS
+from onward.training.finetuning.base import base_tokenizer
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.finetuning.methods import METHODS
 
 TRAINED, GIVEN, BETWEEN = "bold green", "dim", "\u2502"
 

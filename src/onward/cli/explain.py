@@ -39,7 +39,7 @@ class Options(Loading):
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward explain", about=ABOUT)
-    from onward.reports.explain import explain
+    from onward.reports.explain.page import explain
 
     lm = load(options.model, options)
     if lm.tokenizer is None:

@@ -9,7 +9,7 @@ from onward import fields
 from onward.cli.options import read
 from onward.cli.train import given_options, in_processes, join_duration, run_command
 from onward.errors import UserError
-from onward.training.finetuning import FinetuneConfig
+from onward.training.finetuning.config import FinetuneConfig
 
 ABOUT = """\
 Train a model on examples of answers. The options, the run folder and its resuming are those of onward train.

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from onward.inspection.lens import TunedLens
     from onward.language_model import LanguageModel
     from onward.model.decoder import Decoder
-    from onward.reports.picture import Picture
+    from onward.reports.pictures.picture import Picture
     from onward.text.tokenizer import Tokenizer
-    from onward.training.loss import Loss
+    from onward.training.step.loss import Loss
 
 FEATURE_TEXTS = 64  # windows in which features are looked for
 VIEWS: dict[str, tuple[str, ...]] = {  # the options that each reads, beside those that all read
@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> None:
 
 def check(options: Options) -> None:
     """A UserError for what would else be found after the work."""
-    from onward.reports.picture import format_of
+    from onward.reports.pictures.picture import format_of
     from onward.training.config import seconds
 
     seconds(options.time)
@@ -179,7 +179,7 @@ def present(options: Options, picture: Picture) -> None:
 def drawn(options: Options, lm: LanguageModel) -> Picture:
     """The picture of a view of a text; of the roles of heads, perhaps without one."""
     from onward.generation.sampling import Sampling
-    from onward.reports.views import VIEWS, Reading
+    from onward.reports.pictures.views import VIEWS, Reading
 
     warn_of_temperature(options.temperature)
     tokenizer, text = tokenizer_of(options, lm), options.words[0] if len(options.words) > 1 else ""
@@ -219,7 +219,7 @@ def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens |
 def features(options: Options, source: str) -> Picture:
     """The features of a sparse autoencoder that is trained on a text."""
     from onward.inspection.features import ReconstructionLoss, autoencoder_of
-    from onward.reports.features import features
+    from onward.reports.pictures.features import features
     from onward.tracing.names import full_name
 
     lm = load(options.model, options)

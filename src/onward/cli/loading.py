@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from onward.cli.output import console
 
 if TYPE_CHECKING:
-    from onward.generation.engine import Engine
+    from onward.generation.engine.engine import Engine
     from onward.language_model import LanguageModel
 
 
@@ -38,7 +38,7 @@ def compile_steps(engine: Engine, rows: int) -> None:
     """Compile an engine's steps of this many rows, and print how long it took, or why they stay plain."""
     from time import perf_counter
 
-    from onward.model.kernels.kept import private_folder
+    from onward.kernels.llvm.kept import private_folder
 
     start, folder = perf_counter(), code_folder()
     folder = folder and private_folder(folder)

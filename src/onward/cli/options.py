@@ -16,8 +16,8 @@ from shlex import join
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from onward import fields
+from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
-from onward.model.config import DecoderConfig
 from onward.suggestions import SYNONYMS, has_meaning, parts, same_meaning
 
 T = TypeVar("T")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from onward.arguments import Range
 from onward.cli.options import parse
 from onward.cli.output import console, print_json, print_next, print_table
+from onward.config.part_types import Size
 from onward.errors import UserError
-from onward.model.part_types import Size
 
 if TYPE_CHECKING:
-    from onward.model.config import DecoderConfig
+    from onward.config.decoder import DecoderConfig
     from onward.planning.machine import Machine
     from onward.reports.plan import Line, Planned
 
@@ -150,7 +150,7 @@ def machine(options: Options, config: "DecoderConfig", context: int) -> "Machine
     from onward.planning.machine import Machine, measured_machine, same_flops
     from onward.planning.speed import step_seconds
     from onward.planning.tables import byte_count, operations
-    from onward.training.speed import trial_share
+    from onward.training.step.speed import trial_share
 
     memory = byte_count(options.memory, "memory") if options.memory else 0.0
     bandwidth = byte_count(options.bandwidth, "bandwidth") if options.bandwidth else 0.0

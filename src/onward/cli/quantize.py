@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
     import onward
     from onward.files import written_whole
     from onward.hub import locate
-    from onward.model.quantize import QuantizedLinear, layer_errors
+    from onward.transforms.quantize import QuantizedLinear, layer_errors
 
     folder = locate(options.model, options.revision)
     load = lambda precision: onward.load(

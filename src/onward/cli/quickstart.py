@@ -39,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
     from onward.errors import UserError
     from onward.files import read_json
     from onward.training.config import RunConfig
-    from onward.training.lock import run_lock
-    from onward.training.run import Run
+    from onward.training.run.lock import run_lock
+    from onward.training.run.run import Run
 
     folder = Path(options.out)
     config = RunConfig(sources=("embedded",), out=options.out, time=options.time, prompt="Return the")

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     out = Path(options.out) if options.out else None
     if out and out.is_dir():
         raise UserError(f"{out} is a folder: give --out the file of the page, such as {out / 'report.html'}")
-    from onward.reports.write import write_reports
+    from onward.reports.runs.write import write_reports
 
     compare = Path(options.compare) if options.compare else None
     folder = locate(options.folder)

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     folder = Path(options.folder)
     if not folder.is_dir() and options.folder != Options.folder:
         raise UserError(f"there is no folder {folder}: name one that holds runs")
-    from onward.reports.record import Record, find_runs
+    from onward.reports.runs.record import Record, find_runs
 
     found = [asdict(Record(run).figures()) for run in find_runs(folder)]
     key = options.sort.replace("-", "_")
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
 
 def row(run: dict[str, Any]) -> dict[str, str]:
     """The figures of a run as they are printed; "" where one is not on record."""
-    from onward.reports.plot import clock, short
+    from onward.reports.pictures.plot import clock, short
 
     shown = lambda name, form: "" if run[name] is None else form(run[name])
     return {

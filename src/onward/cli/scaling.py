@@ -74,7 +74,7 @@ def optimum(options: Options) -> dict[str, Any]:
     """The best sizes by each law."""
     from onward.planning.laws import FITTED, LAWS, Loss, flops_for, smaller_models
     from onward.planning.tables import amount
-    from onward.reports.laws import optimum_picture
+    from onward.reports.pictures.laws import optimum_picture
 
     given = [name for name in ("flops", "params", "tokens", "hours") if getattr(options, name)]
     if len(given) != 1:
@@ -175,7 +175,7 @@ def fit(options: Options) -> dict[str, Any]:
     from onward.cli.scaling_fit import fitted, show_fit
     from onward.planning.fits import Run
     from onward.planning.tables import read_table
-    from onward.reports.record import Record, find_runs
+    from onward.reports.runs.record import Record, find_runs
 
     if not options.runs:
         raise UserError("no runs: name a folder of runs, or a table with the columns parameters, tokens and loss")

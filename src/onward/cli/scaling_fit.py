@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def fitted(runs: "Sequence[Run]", out: str) -> "tuple[dict[str, Any], LossFit]":
     """The law of runs as plain values, and itself; with its picture, where `out` names a file."""
     from onward.planning.fits import fit_frontier, fit_loss, fit_power, parabolas
-    from onward.reports.laws import fit_picture
+    from onward.reports.pictures.laws import fit_picture
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -15,16 +15,16 @@ from onward.cli.progress import progress_bars
 from onward.cli.scaling_fit import fitted, show_fit
 from onward.cli.train import Requests, default_name, from_toml, signals
 from onward.cli.variants import Shown, in_one_process, time_in_words
+from onward.config.part_types import SizeOrZero
 from onward.errors import UserError
 from onward.files import read_json, write_json
-from onward.model.part_types import SizeOrZero
 from onward.training.config import RunConfig, Tokens, seconds
 from onward.training.presets import merge
 
 if TYPE_CHECKING:
     from onward.planning.fits import Run
-    from onward.training.scaling_grid import Cell, Sizes
-    from onward.training.variants import Outcome
+    from onward.training.studies.scaling_grid import Cell, Sizes
+    from onward.training.studies.variants import Outcome
 
 ABOUT = """\
 Plan a grid of small runs for the time there is, train it, fit the law of its losses, and forecast a run of ten times as
@@ -95,9 +95,9 @@ def run(config: RunConfig, limit: float | None, given: dict[str, Any]) -> dict[s
     from onward.device import choose_device
     from onward.planning.fits import LEAST, Run
     from onward.text.tokenizer import Tokenizer
-    from onward.training.inputs import open_inputs, prepare_inputs
-    from onward.training.scaling_grid import FEW_STEPS, Sizes, grid, larger
-    from onward.training.variants import Variant, check_variants
+    from onward.training.run.inputs import open_inputs, prepare_inputs
+    from onward.training.studies.scaling_grid import FEW_STEPS, Sizes, grid, larger
+    from onward.training.studies.variants import Variant, check_variants
 
     began, folder = perf_counter(), Path(config.out)
     config = replace(config, device=str(choose_device(config.device)))
@@ -186,7 +186,14 @@ def planned(
 ) -> dict[str, Any]:
     """The operations of the largest run for which everything fits into the time, and the precision of all runs."""
     from onward.planning.tables import amount
-    from onward.training.scaling_grid import grid, larger, largest_budget, least_budget, measured, with_precision
+    from onward.training.studies.scaling_grid import (
+        grid,
+        larger,
+        largest_budget,
+        least_budget,
+        measured,
+        with_precision,
+    )
 
     least = least_budget(sizes)
     smallest = grid(sizes, least)
@@ -222,7 +229,7 @@ def planned(
 
 def train_cells(config: RunConfig, cells: "Sequence[Cell]", limit: float | None) -> "list[Outcome] | int":
     """Train runs of a grid, with their progress; the exit status where a signal ended it."""
-    from onward.training.variants import prepare_variants, train_variants
+    from onward.training.studies.variants import prepare_variants, train_variants
 
     variants = prepare_variants([cell.variant(config) for cell in cells])
     say = partial(console.print, markup=False, soft_wrap=True)

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     outcomes = train_all(variants, seeds, length)
     if isinstance(outcomes, int):
         return outcomes
-    from onward.reports.variants import Measure, Valley, plain, results, row, valley_picture
+    from onward.reports.runs.variants import Measure, Valley, plain, results, row, valley_picture
 
     measure: Measure = "bits_per_byte" if {"tokenizer", "sources"} & {*axes} else "loss"
     found = results(outcomes, measure)

@@ -27,7 +27,7 @@ from onward.training.presets import MINI, merge, unnamed_changes
 if TYPE_CHECKING:
     from onward.model.decoder import Decoder
     from onward.text.tokenizer import Tokenizer
-    from onward.training.run import Run
+    from onward.training.run.run import Run
 
 Say = Callable[[str | Text], None]  # prints a sentence, in the first process only
 
@@ -94,7 +94,7 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
 
 def old_data(run: Path) -> dict[str, Any]:
     """The options by which a run trains on the tokens of another one."""
-    from onward.training.inputs import read_config, same_tokens
+    from onward.training.run.inputs import read_config, same_tokens
 
     config = read_config(run)
     if config.fixed:
@@ -138,7 +138,7 @@ def run_command(config: RunConfig | Path, as_json: bool) -> int:
     """Start or resume a run, and train it; return the exit status."""
     if isinstance(config, RunConfig) and os.environ.get("RANK", "0") == "0":
         announce([*config.sources, config.validation])
-    from onward.training.run import Run
+    from onward.training.run.run import Run
 
     if isinstance(config, Path):
         run = Run.resume(config)
@@ -184,7 +184,7 @@ def train(run: "Run") -> int:
     with signals(Requests(say, interrupts=1 if run.processes.count == 1 else 2)) as requests:
         describe(run, say)
         follow(run, requests, say)
-    from onward.reports.write import conclude, write_reports
+    from onward.reports.runs.write import conclude, write_reports
 
     if not run.ended:
         say(f"\nStopped and saved at step {run.step:,}.")
@@ -261,7 +261,7 @@ def examine(run: "Run", say: Say) -> None:
 def follow(run: "Run", requests: "Requests", say: Say) -> None:
     """Train, and show the events."""
     from onward.cli.display import Display
-    from onward.training.events import Notice, Rollback
+    from onward.training.run.events import Notice, Rollback
 
     with nullcontext() if run.processes.rank else Display(run) as display:
         for event in run.train(requests.stop, requests.save):

@@ -15,13 +15,13 @@ from onward.cli.options import read
 from onward.cli.output import console
 from onward.cli.sources import check_texts
 from onward.cli.train import Requests, default_name, from_toml, join_duration, signals
+from onward.config.part_types import Size
 from onward.errors import UserError
-from onward.model.part_types import Size
 from onward.training.config import RunConfig
 from onward.training.presets import merge
 
 if TYPE_CHECKING:
-    from onward.training.variants import Length, Moment, Outcome, Variant
+    from onward.training.studies.variants import Length, Moment, Outcome, Variant
 
 LENGTHS = "time", "steps", "tokens", "flops"
 
@@ -71,7 +71,7 @@ def no_length(values: Mapping[str, Any], where: str) -> None:
 def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, Any], "Length"]:
     """The options of the command itself among values, which are removed, and the length that they give."""
     from onward.planning.tables import amount
-    from onward.training.variants import Length
+    from onward.training.studies.variants import Length
 
     own = fields.hints(cls).keys() - fields.hints(RunConfig).keys()
     taken = {name: values.pop(name) for name in own & values.keys()}
@@ -91,7 +91,7 @@ def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, A
 
 def variant(name: str, values: Mapping[str, Any]) -> "Variant":
     """A variant from plain values; its name is made fit for a folder."""
-    from onward.training.variants import Variant
+    from onward.training.studies.variants import Variant
 
     plain = re.sub(r"[^\w.=+,()-]+", "-", name).strip(".-") or "variant"
     try:
@@ -129,7 +129,7 @@ class Shown:
 
     def __call__(self, moment: "Moment") -> None:
         """Show an event."""
-        from onward.training.variants import share_done
+        from onward.training.studies.variants import share_done
 
         left = "" if moment.seconds_left is None else f"{time_in_words(moment.seconds_left)} left"
         name = f"{moment.number} of {moment.runs}: {moment.variant.name}, seed {moment.seed}"
@@ -149,7 +149,7 @@ def time_in_words(seconds: float) -> str:
 def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "list[Outcome] | int":
     """Train variants, with their progress; the exit status where a signal ended it."""
     from onward.cli.progress import progress_bars
-    from onward.training.variants import prepare_variants, train_variants
+    from onward.training.studies.variants import prepare_variants, train_variants
 
     with progress_bars() as progress:
         ready = prepare_variants(variants, length, progress)

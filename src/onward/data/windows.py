@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onward.arguments import checked, explained, named
+from onward.config.part_types import Size
 from onward.data.tokens import Tokens
 from onward.device import known_device
 from onward.errors import UserError
-from onward.model.part_types import Size
 
 Packing = Literal["stream", "documents"]
 Numbers = NDArray[np.uint64]

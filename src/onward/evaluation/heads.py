@@ -15,8 +15,8 @@ from onward.data.records import Record
 from onward.errors import UserError
 from onward.evaluation.outputs import outputs
 from onward.model.decoder import Decoder
-from onward.model.heads import VALUE, head_labels
 from onward.text.tokenizer import Tokenizer
+from onward.transforms.heads import VALUE, head_labels
 
 
 @dataclass(frozen=True)

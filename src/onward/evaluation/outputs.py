@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from onward.model.decoder import Decoder, without_dropout
-from onward.model.heads import head_of
+from onward.transforms.heads import head_of
 
 ROWS = 32  # sequences of a batch
 BINS = 10  # of confidence, from 0 to 1

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
 
 from onward import fields
 from onward.arguments import OutOfRange
+from onward.config.decoder import DecoderConfig, Experts, Gated, Plain
 from onward.errors import UserError
 from onward.families._keys import Keys
 from onward.fields import Part, nearest
-from onward.model.config import DecoderConfig, Experts, Gated, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, at
 from onward.errors import UserError
 from onward.families import HF
-from onward.model.config import DecoderConfig, at
 
 LOCAL, FULL = "sliding_attention", "full_attention"
 

@@ -4,11 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from onward.errors import UserError
-from onward.families import HF, require
-from onward.fields import nearest
-from onward.model.config import Rotary
-from onward.model.scaling import (
+from onward.config.decoder import Rotary
+from onward.config.scaling import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
@@ -17,6 +14,9 @@ from onward.model.scaling import (
     YaRNScaling,
     yarn_magnitude,
 )
+from onward.errors import UserError
+from onward.families import HF, require
+from onward.fields import nearest
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 

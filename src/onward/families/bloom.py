@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.config.decoder import Alibi, DecoderConfig, LayerNorm, Plain, SelfAttention
 from onward.families import HF, Fix, Row, linear, only, require, sizes, with_defaults
-from onward.model.config import Alibi, DecoderConfig, LayerNorm, Plain, SelfAttention
 
 ARCHITECTURES = {"bloom": "BloomForCausalLM"}
 BASE = "transformer."

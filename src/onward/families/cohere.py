@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Gated, LayerNorm, Rotary, SelfAttention, SharedNorm
 from onward.families import HF, Row, interleaved, llama, require, with_defaults
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, LayerNorm, Rotary, SelfAttention, SharedNorm
 
 ARCHITECTURES = {"cohere": "CohereForCausalLM"}
 BASE = "model."

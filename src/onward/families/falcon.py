@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from onward.config.decoder import DecoderConfig, LayerNorm, Parallel, Plain, PreNorm, Rotary, SelfAttention, SharedNorm
+from onward.config.part_types import Block, Position
 from onward.families import ACTIVATIONS, HF, Row, activation, bloom, require, sizes
 from onward.families._rope import rope, rotary
-from onward.model.config import DecoderConfig, LayerNorm, Parallel, Plain, PreNorm, Rotary, SelfAttention, SharedNorm
-from onward.model.part_types import Block, Position
 
 if TYPE_CHECKING:
     import torch

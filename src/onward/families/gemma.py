@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Gated, RMSNorm, SelfAttention
 from onward.families import ACTIVATIONS, HF, llama, only, require, with_defaults
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, RMSNorm, SelfAttention
 
 ARCHITECTURES = {"gemma": "GemmaForCausalLM"}
 BASE = "model."

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
+from onward.config.decoder import DecoderConfig, Sandwich, SelfAttention, at
 from onward.families import HF, Row, activation, gemma, linear, llama, require, with_defaults
 from onward.families._layers import layer_types, windowed_layers
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Sandwich, SelfAttention, at
 
 ARCHITECTURES = {"gemma2": "Gemma2ForCausalLM"}
 BASE = "model."

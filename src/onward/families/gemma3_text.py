@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Rotary, at
 from onward.families import HF, gemma2, only, require, with_defaults
 from onward.families._layers import FULL, LOCAL, layer_types
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Rotary, at
 
 ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM"}
 BASE = "model."

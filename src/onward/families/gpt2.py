@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention, at
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, only, require, sizes
-from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention, at
 
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel"}
 BASE = "transformer."

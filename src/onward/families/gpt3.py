@@ -21,8 +21,8 @@ parameters: 1,315,723,264 in the 1.3B, 12,936,488,380 in the 13B and 174,604,259
 GPT-2 together have the width of the model.
 """
 
+from onward.config.decoder import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention
 from onward.families import HF
-from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention
 
 ARCHITECTURES: dict[str, str] = {}
 DENSE = SelfAttention(bias=True, out_bias=True)

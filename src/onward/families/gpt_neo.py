@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention, at
 from onward.errors import UserError
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, require, sizes
-from onward.model.config import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention, at
 
 ARCHITECTURES = {"gpt_neo": "GPTNeoForCausalLM"}
 BASE = "transformer."

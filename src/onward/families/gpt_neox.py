@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, LayerNorm, Parallel, Plain, PreNorm, Rotary, SelfAttention
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, require, sizes
 from onward.families._rope import rope, rotary
 from onward.families.bloom import fused_by_group
-from onward.model.config import DecoderConfig, LayerNorm, Parallel, Plain, PreNorm, Rotary, SelfAttention
 
 ARCHITECTURES = {"gpt_neox": "GPTNeoXForCausalLM"}
 BASE = "gpt_neox."

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, LayerNorm, Plain, Rotary, SharedNorm
 from onward.families import ACTIVATIONS, HF, Row, activation, gpt2, interleaved, linear, only, require, sizes
-from onward.model.config import DecoderConfig, LayerNorm, Plain, Rotary, SharedNorm
 
 ARCHITECTURES = {"gptj": "GPTJForCausalLM"}
 BASE = gpt2.BASE

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, PreNorm, SelfAttention
 from onward.families import HF, llama, require
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, PreNorm, SelfAttention
 
 ARCHITECTURES = {"granite": "GraniteForCausalLM"}
 BASE = "model."

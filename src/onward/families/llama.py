@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Gated, LayerNorm, RMSNorm, SelfAttention, at
 from onward.errors import UserError
 from onward.families import ACTIVATIONS, HF, Inexpressible, Row, activation, linear, require, sizes
 from onward.families._rope import rope, rotary
-from onward.model.config import DecoderConfig, Gated, LayerNorm, RMSNorm, SelfAttention, at
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 BASE = "model."

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Gated, SelfAttention
 from onward.families import HF, llama, require, with_defaults
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, SelfAttention
 
 ARCHITECTURES = {"mistral": "MistralForCausalLM"}
 BASE = "model."

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Experts, Gated
 from onward.families import HF, Row, llama, mistral, require, with_defaults
 from onward.families._experts import experts
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Experts, Gated
 
 ARCHITECTURES = {"mixtral": "MixtralForCausalLM"}
 BASE = "model."

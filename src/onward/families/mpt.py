@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.config.decoder import Alibi, DecoderConfig, LayerNorm, Plain, SelfAttention
 from onward.families import HF, Row, only, require, sizes
-from onward.model.config import Alibi, DecoderConfig, LayerNorm, Plain, SelfAttention
 
 ARCHITECTURES = {"mpt": "MptForCausalLM"}
 BASE = "transformer."

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import BranchNorm, DecoderConfig, Gated, SelfAttention
 from onward.families import HF, gemma2, llama, require, with_defaults
 from onward.families.llama import shape
-from onward.model.config import BranchNorm, DecoderConfig, Gated, SelfAttention
 
 ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM"}
 BASE = "model."

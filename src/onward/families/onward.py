@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from onward import fields
+from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
 from onward.families import HF, Row
-from onward.model.config import DecoderConfig
 
 ARCHITECTURES = {"onward": "Decoder"}
 BASE = ""

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, LayerNorm, Learned, NoNorm, Plain, PostNorm, SelfAttention
 from onward.families import HF, Row, gpt2, require, sizes
-from onward.model.config import DecoderConfig, LayerNorm, Learned, NoNorm, Plain, PostNorm, SelfAttention
 
 ARCHITECTURES = {"openai-gpt": "OpenAIGPTLMHeadModel"}
 BASE = gpt2.BASE

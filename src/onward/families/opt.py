@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from onward.config.decoder import DecoderConfig, LayerNorm, Learned, NoNorm, Plain, PostNorm, PreNorm, SelfAttention
+from onward.config.part_types import Norm
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, require, sizes
-from onward.model.config import DecoderConfig, LayerNorm, Learned, NoNorm, Plain, PostNorm, PreNorm, SelfAttention
-from onward.model.part_types import Norm
 
 if TYPE_CHECKING:
     from torch import nn

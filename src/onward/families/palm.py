@@ -14,8 +14,8 @@ with deviation 1 and its logits divided by sqrt(d_model); here embeddings are mu
 Gemma, which is the same decoder with weights of the usual size.
 """
 
+from onward.config.decoder import DecoderConfig, Gated, LayerNorm, Rotary, SharedNorm
 from onward.families import HF
-from onward.model.config import DecoderConfig, Gated, LayerNorm, Rotary, SharedNorm
 
 ARCHITECTURES: dict[str, str] = {}
 PRESETS: dict[str, HF | DecoderConfig] = {

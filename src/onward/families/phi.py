@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, LayerNorm, Plain, Rotary, SelfAttention, SharedNorm
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, llama, require, sizes, with_defaults
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, LayerNorm, Plain, Rotary, SelfAttention, SharedNorm
 
 ARCHITECTURES = {"phi": "PhiForCausalLM"}
 BASE = "model."

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Gated, RMSNorm, Rotary, SelfAttention
+from onward.config.scaling import LongRoPEScaling
 from onward.families import ACTIVATIONS, HF, Inexpressible, Row, activation, llama, only, require, sizes, with_defaults
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, RMSNorm, Rotary, SelfAttention
-from onward.model.scaling import LongRoPEScaling
 
 ARCHITECTURES = {"phi3": "Phi3ForCausalLM"}
 BASE = "model."

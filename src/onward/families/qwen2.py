@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Gated, SelfAttention
 from onward.families import HF, llama, require, with_defaults
 from onward.families._layers import layer_types, windows
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, SelfAttention
 
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM"}
 BASE = "model."

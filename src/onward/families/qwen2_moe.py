@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Experts, Gated, SelfAttention, at
+from onward.config.part_types import FeedForward
+from onward.config.routing import SoftmaxRouting
 from onward.families import HF, Row, linear, llama, qwen2, require, with_defaults
 from onward.families._experts import experts
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Experts, Gated, SelfAttention, at
-from onward.model.part_types import FeedForward
-from onward.model.routing import SoftmaxRouting
 
 ARCHITECTURES = {"qwen2_moe": "Qwen2MoeForCausalLM"}
 BASE = "model."

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Gated, SelfAttention, at
 from onward.families import HF, llama, qwen2, require, with_defaults
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, SelfAttention, at
 
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM"}
 BASE = "model."

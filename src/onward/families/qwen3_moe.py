@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Gated, SelfAttention
 from onward.families import HF, llama, qwen2_moe, require, with_defaults
 from onward.families.llama import shape
 from onward.families.qwen3 import LONG
-from onward.model.config import DecoderConfig, Gated, SelfAttention
 
 ARCHITECTURES = {"qwen3_moe": "Qwen3MoeForCausalLM"}
 BASE = "model."

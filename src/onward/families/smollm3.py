@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Gated, NoPosition, Rotary, SelfAttention, at
 from onward.families import HF, llama, qwen2, require, with_defaults
-from onward.model.config import DecoderConfig, Gated, NoPosition, Rotary, SelfAttention, at
 
 ARCHITECTURES = {"smollm3": "SmolLM3ForCausalLM"}
 BASE = "model."

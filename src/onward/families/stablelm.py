@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from onward.config.decoder import DecoderConfig, Gated, LayerNorm, PreNorm, Rotary, SelfAttention, SharedNorm, at
 from onward.errors import UserError
 from onward.families import ACTIVATIONS, HF, Row, activation, llama, require, sizes, with_defaults
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, LayerNorm, PreNorm, Rotary, SelfAttention, SharedNorm, at
 
 if TYPE_CHECKING:
     from torch import nn

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from onward.config.decoder import DecoderConfig, Gated, LayerNorm, Plain, SelfAttention
 from onward.families import HF, Row, llama, only, require, with_defaults
 from onward.families.llama import shape
-from onward.model.config import DecoderConfig, Gated, LayerNorm, Plain, SelfAttention
 
 ARCHITECTURES = {"starcoder2": "Starcoder2ForCausalLM"}
 BASE = "model."

@@ -9,9 +9,9 @@ from typing import Any, TypedDict, get_type_hints
 from onward.arguments import check, shown
 from onward.errors import UserError
 from onward.fields import hints, nearest
-from onward.generation.beam import EarlyStopping
 from onward.generation.options import GenerationOptions
 from onward.generation.sampling import SamplingKeywords
+from onward.generation.search.beam import EarlyStopping
 
 
 class SearchKeywords(SamplingKeywords, total=False):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from onward.arguments import Range, named
+from onward.config.part_types import SizeOrZero
 from onward.errors import UserError
 from onward.generation.sampling import Sampling, SamplingKeywords
-from onward.model.part_types import SizeOrZero
 from onward.text.tokenizer import SURROGATE
 
 MAX_ANSWERS = 10_000  # for each prompt

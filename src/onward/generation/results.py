@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onward.generation.request import TokenLogprob
+from onward.generation.engine.request import TokenLogprob
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from onward.data.tokens import Tokens
 from onward.data.windows import Windows
 from onward.errors import UserError
 from onward.model.decoder import Decoder
-from onward.training.loss import Loss
-from onward.training.trainer import Step, StepPlan, Trainer
+from onward.training.step.loss import Loss
+from onward.training.step.trainer import Step, StepPlan, Trainer
 
 STEPS, ROWS, WINDOW = 500, 8, 128  # steps at most, windows of a step, tokens of a window at most
 RATE = 0.6  # the learning rate at the start, times the width of the activation

@@ -16,9 +16,9 @@ from onward.errors import UserError
 from onward.inspection.inputs import as_row, exact
 from onward.inspection.lens import residuals
 from onward.model.decoder import Decoder, without_dropout
-from onward.model.lora import weights
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
+from onward.transforms.lora import weights
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from onward.config.decoder import DecoderConfig, SelfAttention, at
 from onward.model.backends import Keys, attend
-from onward.model.config import DecoderConfig, SelfAttention, at
 from onward.model.context import AttentionContext
 from onward.model.linear import Linear
 from onward.model.norms import HeadNorms

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from onward.compiled.recording import RecordedEntry
+from onward.kernels.memory import Unreadable, address, buffer, rows_address
 from onward.model.cache import SCALE, CacheEntry
 from onward.model.context import AttentionMask, visible
-from onward.model.kernels.memory import Unreadable, address, buffer, rows_address
 from onward.model.linear import compiled, takes_kernels
 from onward.model.paged import PagedLayerCache
-from onward.model.recording import RecordedEntry
 
 MAX_FOLDED = 16  # the most queries per row with which the heads of a group are folded into the query length
 QUERY_BLOCK = 512  # queries per block in `sdpa_blocks`
@@ -161,7 +161,7 @@ def in_cache(
 ) -> Tensor:
     """Attention by a kernel that reads the visible positions in the memory of a cache (`kernels/attention.py`): on a
     CPU, of queries in the dtype of the cache, without a bias of the scores. Raises Unreadable."""
-    from onward.model.kernels.attention import Options, attention
+    from onward.kernels.llvm.attention import Options, attention
 
     (rows, tokens, heads, d_head), threads = q.shape, torch.get_num_threads()
     keys, values = (entry.cache.entries[entry.name] for entry in (k, v))

@@ -5,7 +5,7 @@ Shapes: x (B, T, D) -> (B, T, D).
 
 from torch import Tensor, nn
 
-from onward.model.config import DecoderConfig, at
+from onward.config.decoder import DecoderConfig, at
 from onward.model.context import AttentionContext
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from onward.arguments import checked, explained
+from onward.config.decoder import DecoderConfig, at
+from onward.config.part_types import Size, SizeOrZero
 from onward.device import known_device
-from onward.model.config import DecoderConfig, at
-from onward.model.part_types import Size, SizeOrZero
 
 SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantized entry
 

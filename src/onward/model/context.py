@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from onward.config.decoder import DecoderConfig, at
 from onward.model.cache import CacheEntry, CacheView, LayerCache, SlotIndices
-from onward.model.config import DecoderConfig, at
 from onward.model.positions import rotate
 
 ALL = slice(None)

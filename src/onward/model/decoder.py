@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from onward.arguments import checked
+from onward.config.decoder import DecoderConfig, at
 from onward.errors import UserError
 from onward.model.cache import CacheView, KVCache
-from onward.model.config import DecoderConfig, at
 from onward.model.context import attention_contexts
 from onward.model.initialize import initialize
 from onward.model.linear import Linear

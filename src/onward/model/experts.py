@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
+from onward.config.decoder import Activation, DecoderConfig, Experts
+from onward.config.routing import Routing
 from onward.model.adapters import adapted
-from onward.model.config import Activation, DecoderConfig, Experts
 from onward.model.feedforward import ACTIVATIONS, GatedFeedForwardModule
 from onward.model.linear import Linear
 from onward.model.norms import working_dtype
-from onward.model.routing import Routing
 from onward.timing import fastest
 
 

@@ -6,8 +6,8 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onward.model import fused
-from onward.model.config import Activation
+from onward.config.decoder import Activation
+from onward.kernels import fused
 from onward.model.linear import Linear
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from onward.model.config import DecoderConfig, at
+from onward.config.decoder import DecoderConfig, at
 
 
 @torch.no_grad()

@@ -6,10 +6,10 @@ Shapes: B batch, T tokens in this call, S keys, D d_model, H heads; L d_latent, 
 import torch
 from torch import Tensor, nn
 
+from onward.config.decoder import DecoderConfig, LatentAttention, RMSNorm
 from onward.model.adapters import adapted, rows_differ
 from onward.model.attention import Attend
 from onward.model.backends import to_tensor
-from onward.model.config import DecoderConfig, LatentAttention, RMSNorm
 from onward.model.context import AttentionContext
 from onward.model.linear import Linear
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from onward.model.kernels.available import unavailable
-from onward.model.kernels.memory import Unreadable, address, buffer
+from onward.kernels.available import unavailable
+from onward.kernels.memory import Unreadable, address, buffer
 
 MIN_PARALLEL = 1 << 16  # elements of a weight from which several threads are faster than one
 
@@ -114,6 +114,6 @@ def compiled(weight_format: str, dtype: torch.dtype, biased: bool) -> Callable[.
     """The kernel for weights of a format and x of a dtype; None, with a warning, where nothing can be compiled."""
     if unavailable():
         return None
-    from onward.model.kernels.products import products
+    from onward.kernels.llvm.products import products
 
     return products(weight_format, str(dtype).removeprefix("torch."), biased)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onward.model import fused
+from onward.kernels import fused
 
 
 def working_dtype(x: Tensor) -> torch.dtype:

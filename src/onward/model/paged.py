@@ -1,6 +1,6 @@
 """The paged KV cache: blocks of slots, and block tables of the rows (PagedAttention, Kwon et al. 2023).
 
-The BlockManager in `generation/blocks.py` assigns blocks to rows.
+The BlockManager in `generation/engine/blocks.py` assigns blocks to rows.
 
 Shapes: B rows, T tokens in this call, S slots, P blocks of a row.
 """
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from onward.arguments import checked
+from onward.config.decoder import DecoderConfig, at
+from onward.config.part_types import Size, SizeOrZero
 from onward.device import known_device
 from onward.errors import UserError
 from onward.model.cache import KVCache, LayerCache, SlotIndices, empty_entries
-from onward.model.config import DecoderConfig, at
-from onward.model.part_types import Size, SizeOrZero
 
 NULL_BLOCK = 0  # the entry of a block table where a row has no block; the null block holds zeros and is never written
 

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from onward.model import fused
-from onward.model.scaling import Scaling
+from onward.config.scaling import Scaling
+from onward.kernels import fused
 
 
 class LearnedPositionModule(nn.Module):

@@ -18,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from onward.checkpoint.folder import SizeLimit
+from onward.checkpoint.huggingface.folder import SizeLimit
+from onward.config.decoder import DecoderConfig, Experts, at
 from onward.data.windows import Batch
-from onward.model.config import DecoderConfig, Experts, at
 from onward.model.decoder import Decoder
-from onward.model.recompute import recompute_blocks
+from onward.transforms.recompute import recompute_blocks
 
 CHUNKS = 3
 LAYERED = "block", "attention", "mlp", "norm", "position"

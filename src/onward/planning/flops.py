@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from onward.model.config import DecoderConfig, at
+from onward.config.decoder import DecoderConfig, at
 from onward.model.experts import ExpertsModule
 from onward.planning.parameters import modules
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from onward.config.decoder import DecoderConfig, Experts, at, each
 from onward.data.windows import Batch
 from onward.errors import UserError
-from onward.model.config import DecoderConfig, Experts, at, each
 from onward.planning.memory import TrainingMemory, training_memory
 from onward.planning.parameters import modules, parameters, size
 

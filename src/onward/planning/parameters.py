@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from onward.checkpoint.folder import SizeLimit
-from onward.model.config import DecoderConfig, at
+from onward.checkpoint.huggingface.folder import SizeLimit
+from onward.config.decoder import DecoderConfig, at
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 

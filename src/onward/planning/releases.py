@@ -6,14 +6,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from onward.checkpoint.folder import read_config
 from onward.checkpoint.gguf.header import Header, opened
 from onward.checkpoint.gguf.load import read_model
+from onward.checkpoint.huggingface.folder import read_config
+from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
 from onward.families import family, modules, preset, presets, read
 from onward.files import read_json
 from onward.hub import locate
-from onward.model.config import DecoderConfig
 from onward.planning.descriptions import differences, sentence
 from onward.planning.parameters import active_parameters, parameters
 

@@ -16,17 +16,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from onward.generation.engine import Engine
-from onward.generation.request import Request
+from onward.config.decoder import DecoderConfig
+from onward.generation.engine.engine import Engine
+from onward.generation.engine.request import Request
 from onward.generation.sampling import Sampling
-from onward.model.config import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.model.linear import linear
-from onward.model.quantize import quantize_model, quantize_weight
 from onward.planning.flops import attention_flops, causal_attention_flops, weight_flops
 from onward.planning.machine import best_seconds
 from onward.planning.memory import DTYPES
 from onward.planning.parameters import cache_bytes_per_token, idle, parameters
+from onward.transforms.quantize import quantize_model, quantize_weight
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 GREEDY = Sampling(temperature=0)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from onward.files import written_whole
-from onward.reports.markup import details, page_of, resource, table, visible
-from onward.reports.plot import COLORS
+from onward.reports.pictures.markup import details, page_of, resource, table, visible
+from onward.reports.pictures.plot import COLORS
 
 NAMES = {"where": "where", "how": "how it was measured", "why": "why it matters", "mend": "how to mend it"}
 

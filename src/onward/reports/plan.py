@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from onward.config.decoder import DecoderConfig, at
 from onward.hub import size_of
-from onward.model.config import DecoderConfig, at
 from onward.planning.flops import (
     attention_flops,
     causal_attention_flops,
@@ -31,7 +31,7 @@ from onward.planning.memory import (
 )
 from onward.planning.mesh import Mesh, device_memory, traffic
 from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters
-from onward.training.loss import CrossEntropy
+from onward.training.step.loss import CrossEntropy
 
 BATCHES = 1 << 20  # the most rows that are looked for
 ROWS = 4  # more windows of a batch, whose memory says that of one

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from onward.config.decoder import Position, at
 from onward.model.attention import Attend, SelfAttentionModule
-from onward.model.config import Position, at
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardModule

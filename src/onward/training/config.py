@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from onward import families, fields
 from onward.arguments import Range, check_fields, checked, named, shown
+from onward.config.decoder import DecoderConfig
+from onward.config.part_types import Size, SizeOrZero
 from onward.errors import UserError
-from onward.model.config import DecoderConfig
-from onward.model.part_types import Size, SizeOrZero
 from onward.training import presets
-from onward.training.track import TRACKERS
+from onward.training.run.track import TRACKERS
 
 NotNegative = Annotated[float, Range(0, 1e15)]
 Share = Annotated[float, Range(0, 1)]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from onward.training.finetuning import MethodName, Reduction
+from onward.training.finetuning.config import MethodName, Reduction
 
 
 class CommonKeywords(TypedDict, total=False):

@@ -8,8 +8,8 @@ from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, get_args
 
 from onward import families, fields
+from onward.config.decoder import DecoderConfig, RMSNorm, SelfAttention
 from onward.errors import UserError
-from onward.model.config import DecoderConfig, RMSNorm, SelfAttention
 
 if TYPE_CHECKING:
     from onward.planning.descriptions import Change

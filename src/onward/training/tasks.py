@@ -8,11 +8,11 @@ from typing import Any
 from onward.data.progress import Progress
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
-from onward.training.example_inputs import open_examples, prepare_examples
-from onward.training.finetuning import FinetuneConfig
-from onward.training.inputs import Inputs, open_inputs, prepare_inputs, read_config
-from onward.training.loss import CrossEntropy, Loss
-from onward.training.methods import METHODS
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.finetuning.example_inputs import open_examples, prepare_examples
+from onward.training.finetuning.methods import METHODS
+from onward.training.run.inputs import Inputs, open_inputs, prepare_inputs, read_config
+from onward.training.step.loss import CrossEntropy, Loss
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from onward import fields
 from onward.checkpoint.gguf.header import Header, Keys
-from onward.checkpoint.names import same, to_theirs
+from onward.checkpoint.huggingface.names import same, to_theirs
 from onward.checkpoint.weights import StoredTensor
-from onward.errors import UserError
-from onward.families import Fix, Row, interleaved, linear
-from onward.model.config import (
+from onward.config.decoder import (
     DecoderConfig,
     Experts,
     LayerNorm,
@@ -23,7 +21,9 @@ from onward.model.config import (
     SelfAttention,
     at,
 )
-from onward.model.routing import SoftmaxRouting
+from onward.config.routing import SoftmaxRouting
+from onward.errors import UserError
+from onward.families import Fix, Row, interleaved, linear
 
 Parts = dict[str, Any]
 LAYER = {  # their name of each linear layer and norm -> ours

@@ -25,11 +25,7 @@ from onward.checkpoint.gguf.architecture import (
 from onward.checkpoint.gguf.header import Header, Keys
 from onward.checkpoint.gguf.latent import LatentArchitecture, deepseek2, deepseek2_keys, latent_layer
 from onward.checkpoint.gguf.rope import rotary
-from onward.errors import UserError
-from onward.families.gpt_oss import ClampedExperts
-from onward.families.stablelm import UnbiasedHeadNorms
-from onward.fields import nearest
-from onward.model.config import (
+from onward.config.decoder import (
     Alibi,
     BranchNorm,
     DecoderConfig,
@@ -45,7 +41,11 @@ from onward.model.config import (
     SharedNorm,
     at,
 )
-from onward.model.routing import SoftmaxRouting
+from onward.config.routing import SoftmaxRouting
+from onward.errors import UserError
+from onward.families.gpt_oss import ClampedExperts
+from onward.families.stablelm import UnbiasedHeadNorms
+from onward.fields import nearest
 
 
 def llama(keys: Keys, sizes: Parts) -> Parts:

@@ -18,11 +18,11 @@ from onward.checkpoint.gguf.architecture import Architecture, Parts, expert_keys
 from onward.checkpoint.gguf.header import Keys
 from onward.checkpoint.gguf.rope import rotary
 from onward.checkpoint.weights import StoredTensor
+from onward.config.decoder import DecoderConfig, Experts, Gated, LatentAttention, Rotary, at
+from onward.config.routing import SigmoidRouting
+from onward.config.scaling import LinearScaling, YaRNScaling, yarn_magnitude
 from onward.errors import UserError
 from onward.families import Row, interleaved, linear
-from onward.model.config import DecoderConfig, Experts, Gated, LatentAttention, Rotary, at
-from onward.model.routing import SigmoidRouting
-from onward.model.scaling import LinearScaling, YaRNScaling, yarn_magnitude
 
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 

@@ -9,7 +9,7 @@ from onward.checkpoint.gguf.architectures import Architecture, architecture
 from onward.checkpoint.gguf.header import Header
 from onward.checkpoint.gguf.tensors import stored_tensors
 from onward.checkpoint.weights import StoredTensor
-from onward.model.config import DecoderConfig
+from onward.config.decoder import DecoderConfig
 
 VECTORS = "ffn_gate_inp_shexp.weight"  # some files have a matrix of one row
 

@@ -9,9 +9,9 @@ import torch
 
 from onward.checkpoint.gguf.header import Keys
 from onward.checkpoint.gguf.tensors import rows
+from onward.config.decoder import DecoderConfig, Rotary, at
+from onward.config.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, Scaling, YaRNScaling, yarn_magnitude
 from onward.errors import UserError
-from onward.model.config import DecoderConfig, Rotary, at
-from onward.model.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, Scaling, YaRNScaling, yarn_magnitude
 
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 MOST = 1 << 16  # factors

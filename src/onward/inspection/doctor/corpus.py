@@ -8,7 +8,7 @@ import numpy as np
 
 from onward.data.tokens import Tokens
 from onward.inspection.doctor.finding import Check, Outcome, verdict
-from onward.training.checks import apart
+from onward.training.run.checks import apart
 
 LARGEST = 0.5  # the share of the tokens that one document may have
 FEW = 10  # documents, of which one may have any share

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from onward.checkpoint.folder import load_model, load_tokenizer
+from onward.checkpoint.huggingface.folder import load_model, load_tokenizer
 from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode, is_prepared, load_tokens
 from onward.errors import UserError

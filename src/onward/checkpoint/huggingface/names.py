@@ -1,0 +1,323 @@
+"""Translation of tensors between a family's names and ours, by the family's table, in both directions."""
+
+import math
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.checkpoint.huggingface.packed import Change, moves_rows, packed_tensors
+from onward.checkpoint.weights import ALIGNMENT, COPY_BYTES, FLOATS, StoredTensor
+from onward.config.decoder import DecoderConfig
+from onward.errors import UserError
+from onward.families import Names
+from onward.transforms.quantize import Precision, QuantizedLinear, pack, quantize_rows, quantize_weight
+
+same: Change = lambda t: t
+
+
+def rows(
+    family: Names, config: DecoderConfig, ours: Mapping[str, Any]
+) -> Iterator[tuple[str | list[str], list[str], Change, Change]]:
+    """The family's table for the tensors of a model: (their name or names, our names, function to ours, to theirs).
+
+    A tensor of ours without a row keeps its name.
+    """
+    named = set()
+    for their, our, *fix in family.names(config):
+        into, back = fix[0] if fix else (same, same)
+        our_names = our if isinstance(our, list) else [our]
+        if our_names[0] in ours:
+            named.update(our_names)
+            yield their, our_names, into, back
+    for name in ours:
+        if name not in named:
+            yield name, [name], same, same
+
+
+def to_theirs(
+    family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors under their names from tensors under ours, one by one; a quantized layer in place of its weight is
+    packed. Works on the meta device, for shapes."""
+    for their, names, _, back in rows(family, config, ours):
+        parts = [ours[name] for name in names]
+        if quantized := [part for part in parts if isinstance(part, QuantizedLinear)]:
+            yield from packed_tensors(str(their), quantized, back)
+            continue
+        tensor = back(joined([part for part in parts if isinstance(part, Tensor)]))
+        yield from zip(their, tensor.unbind()) if isinstance(their, list) else [(their, tensor)]
+
+
+def packable(family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]) -> bool:
+    """Whether a family's files have a place for quantized layers: tensors of their own, or the rows of one with others
+    of the same precision."""
+    for their, names, _, back in rows(family, config, ours):
+        parts = [ours[name] for name in names]
+        layers = [part for part in parts if isinstance(part, QuantizedLinear)]
+        if layers and not (
+            isinstance(their, str)
+            and len({layer.precision for layer in layers}) == 1
+            and len(layers) == len(parts)
+            and moves_rows(back, sum(layer.out_features for layer in layers))
+        ):
+            return False
+    return True
+
+
+def layers_of(
+    family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
+) -> tuple[dict[str, Precision], list[str]]:
+    """The quantized layers by their names in a family's files, with their precisions, and the plain linear layers."""
+    quantized, plain = dict[str, Precision](), list[str]()
+    for their, names, _, _ in rows(family, config, ours):
+        one, layers = (
+            ours[names[0]],
+            [str(name).removesuffix(".weight") for name in ([their] if isinstance(their, str) else their)],
+        )
+        if isinstance(one, QuantizedLinear):
+            quantized |= dict.fromkeys(layers, one.precision)
+        elif one.ndim > 1 and not names[0].startswith(("embed.", "position.")):
+            plain += layers
+    return quantized, plain
+
+
+def joined(tensors: list[Tensor]) -> Tensor:
+    """Tensors concatenated along their rows."""
+    if tensors[0].is_meta:  # torch.cat on meta tensors takes a second of imports
+        return tensors[0].new_empty(sum(tensor.size(0) for tensor in tensors), *tensors[0].shape[1:])
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+
+
+def to_ours(
+    family: Names,
+    config: DecoderConfig,
+    stored: Mapping[str, StoredTensor],
+    model: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    allow_nonfinite: bool,
+    precisions: Mapping[str, Precision],
+) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+    """Tensors under our names, contiguous as fused optimizers need them, from stored tensors under theirs.
+
+    `model` has the expected tensors on the meta device. A tensor that needs no change and is aligned as torch aligns it
+    stays memory-mapped; others are copied in pieces. Without a `dtype`, trainable tensors get the one of the files (see
+    `common_dtype`), and the others, which are routing biases, keep their own. A UserError names a tensor that is
+    missing, left over, of another shape or dtype, or not finite.
+
+    Also returns the codes and scales of the weights that `precisions` names, and of those that are stored quantized.
+    """
+    wanted = dict(to_theirs(family, config, model))
+    theirs = find(family, config, wanted, stored)
+    table = [
+        (their if isinstance(their, list) else [their], isinstance(their, list), names, into)
+        for their, names, into, _ in rows(family, config, model)
+    ]
+    trained = {
+        piece: theirs[piece] for pieces, _, names, _ in table if model[names[0]].requires_grad for piece in pieces
+    }
+    common = dtype or common_dtype({name: t for name, t in trained.items() if not t.quantized} or trained)
+    found: dict[str, Tensor] = {}
+    quantized: dict[str, tuple[Tensor, Tensor]] = {}
+    buffer = ScratchBuffer()
+    for pieces, stacked, names, into in table:
+        source, sizes = theirs[pieces[0]], [model[name].size(0) for name in names]
+        kept = common if dtype or model[names[0]].requires_grad else FLOATS[source.dtype]
+        make = torch.empty if into is same else buffer.empty
+        copy = partial(copied, {name: theirs[name] for name in pieces}, make, kept, device, allow_nonfinite)
+        read: Callable[[int, int], tuple[Tensor, Tensor]]
+        if source.quantized and moves_rows(into, source.shape[0]):
+            read = stored_codes(source.quantized, into, source.shape[0], device)
+        elif names[0] in precisions:
+            if into is same:
+                plain = partial(checked_rows, source, kept, device, pieces[0], allow_nonfinite)
+            else:
+                plain = partial(rows_of, into(copy()[0]))
+            read = lambda *span, plain=plain, kind=precisions[names[0]]: quantize_weight(plain(*span), kind)
+        else:
+            stays = not stacked and into is same and device.type == "cpu"
+            whole = mapped(source, kept) if stays else None
+            if whole is None:
+                stack = copy()
+                whole = into(stack if stacked else stack[0])
+            else:
+                check(whole, pieces[0], allow_nonfinite)
+            for name, part in zip(names, whole.split(sizes)):
+                own = aligned(part) and not buffer.holds(part)
+                found[name] = part if own else part.clone(memory_format=torch.contiguous_format)
+            continue
+        for name, end in zip(names, accumulate(sizes)):
+            quantized[name] = quantize_rows(read, end - model[name].size(0), end, model[name].size(1))
+    return found, quantized
+
+
+def stored_codes(
+    stored: Callable[[int, int], tuple[Tensor, Tensor]], into: Change, outputs: int, device: torch.device
+) -> Callable[[int, int], tuple[Tensor, Tensor]]:
+    """Reads codes and scales of rows (start, end) from stored integers and scales, after a change that moves rows."""
+    whole = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
+
+    def read(start: int, end: int) -> tuple[Tensor, Tensor]:
+        integers, scales = stored(start, end) if whole is None else (tensor[start:end] for tensor in whole)
+        return pack(integers, "int8" if scales.ndim == 1 else "int4").to(device), scales.to(device)
+
+    return read
+
+
+def checked_rows(
+    source: StoredTensor,
+    dtype: torch.dtype,
+    device: torch.device,
+    name: str,
+    allow_nonfinite: bool,
+    start: int,
+    end: int,
+) -> Tensor:
+    """Rows of a stored tensor, checked to be finite."""
+    part = source.rows(start, end).to(device, dtype)
+    check(part, name, allow_nonfinite)
+    return part
+
+
+def rows_of(tensor: Tensor, start: int, end: int) -> Tensor:
+    return tensor[start:end]
+
+
+class ScratchBuffer:
+    """Memory for tensors that are copied again, reused for all of them: freed each time, it would fragment between the
+    tensors that are kept."""
+
+    def __init__(self) -> None:
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, *shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        if self.bytes.numel() < size:
+            self.bytes = torch.empty(0)
+            self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
+        return self.bytes[:size].view(dtype).view(shape)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in this memory."""
+        return tensor.untyped_storage().data_ptr() == self.bytes.untyped_storage().data_ptr()
+
+
+class MixedDtypes(UserWarning):
+    """Weights of several dtypes, loaded as one."""
+
+
+def common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
+    """The dtype that most elements have; a warning names the tensors of other dtypes."""
+    elements = Counter[str]()
+    for tensor in stored.values():
+        elements[tensor.dtype] += math.prod(tensor.shape)
+    (most, _), *_ = elements.most_common()
+    if others := [name for name, tensor in stored.items() if tensor.dtype != most]:
+        shown = ", ".join([f"{name} ({stored[name].dtype})" for name in others[:3]] + ["..."] * (len(others) > 3))
+        warnings.warn(
+            f"{len(others)} of the {len(stored)} tensors in the checkpoint are not {most} as the others: {shown}; all "
+            "are loaded as the dtype of most elements, unless dtype names another",
+            MixedDtypes,
+            stacklevel=1,
+        )
+    return FLOATS[most]
+
+
+class UntiedHead(UserWarning):
+    """A head that the config.json ties to the embedding, and that differs from it in the weights."""
+
+
+def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> bool:
+    """Whether there is a stored head other than the stored embedding; a warning names it."""
+    outline = torch.empty(config.vocab_size, config.d_embed, device="meta")
+    names = [str(their) for their, *_ in rows(family, config, {"embed.weight": outline, "head.weight": outline})]
+    pair = [stored.get(name, stored.get(name.removeprefix(family.BASE))) for name in names]
+    if None in pair or equal(*pair):  # type: ignore[arg-type]
+        return False
+    warnings.warn(
+        f"config.json ties the head to the embedding, and {names[1]} differs from {names[0]} in the weights: both are "
+        "kept, as transformers does; set tie_word_embeddings to false if that is meant",
+        UntiedHead,
+        stacklevel=1,
+    )
+    return True
+
+
+def equal(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two matrices have the same shape and elements, compared in pieces."""
+    if one.shape != other.shape or len(one.shape) != 2 or not {one.dtype, other.dtype} <= FLOATS.keys():
+        return False
+    dtype = torch.promote_types(FLOATS[one.dtype], FLOATS[other.dtype])
+    step = max(1, COPY_BYTES // max(1, one.shape[1] * dtype.itemsize))
+    spans = [(start, min(start + step, one.shape[0])) for start in range(0, one.shape[0], step)]
+    return all(torch.equal(one.rows(*span).to(dtype), other.rows(*span).to(dtype)) for span in spans)
+
+
+def mapped(source: StoredTensor, dtype: torch.dtype) -> Tensor | None:
+    """The memory-mapped tensor, if it has the dtype and the alignment that are wanted."""
+    if source.mapped is None or dtype != FLOATS[source.dtype]:
+        return None
+    tensor = source.mapped()
+    return tensor if aligned(tensor) else None
+
+
+def copied(
+    sources: Mapping[str, StoredTensor],
+    make: Callable[..., Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    allow_nonfinite: bool,
+) -> Tensor:
+    """The stack of tensors of the same shape, copied in pieces into memory from `make`."""
+    stack = make(len(sources), *next(iter(sources.values())).shape, dtype=dtype, device=device)
+    for (name, source), tensor in zip(sources.items(), stack):
+        step = max(1, COPY_BYTES // tensor[0].nbytes)
+        for start, part in zip(range(0, len(tensor), step), tensor.split(step)):
+            part.copy_(source.rows(start, start + len(part)))
+            check(part, name, allow_nonfinite)
+    return stack
+
+
+def find(
+    family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """The stored tensors under the wanted names; files may leave out the family's base prefix."""
+    left, found = dict(stored), {}
+    for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
+        short = name if name in left else name.removeprefix(family.BASE)
+        if short not in left:
+            raise UserError(f"the checkpoint has no tensor {name}, which its config.json asks for")
+        tensor = found[name] = left.pop(short)
+        if tensor.shape != shape:
+            raise UserError(f"tensor {short} has shape {tensor.shape}, and config.json asks for {shape}")
+        if tensor.dtype not in FLOATS:
+            raise UserError(f"tensor {short} holds {tensor.dtype}: Onward reads weights as {', '.join(FLOATS)}")
+    if config.tied:  # a head in the files equals the embedding: see `head_differs`
+        for their, *_ in rows(family, config, {"head.weight": torch.empty(0)}):
+            left.pop(str(their), None)
+    ignored = "|".join(filter(None, (family.IGNORED, r"rotary_emb\.inv_freq$")))
+    if extra := [name for name in left if not re.search(ignored, name)]:
+        raise UserError(f"the checkpoint has a tensor {min(extra)} that its config.json has no place for")
+    return found
+
+
+def aligned(tensor: Tensor) -> bool:
+    """Whether a tensor is contiguous and aligned as torch allocates it."""
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
+
+
+def check(tensor: Tensor, name: str, allow_nonfinite: bool) -> None:
+    """Raise a UserError if an element is not finite, unless that is allowed; makes no copy."""
+    if not allow_nonfinite and not all(bound.isfinite() for bound in tensor.aminmax()):
+        raise UserError(
+            f"tensor {name} has NaN or infinite elements (as {tensor.dtype}): get the weights again, or load them "
+            "as they are with --allow-nonfinite (allow_nonfinite=True)"
+        )

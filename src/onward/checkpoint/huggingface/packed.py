@@ -1,0 +1,142 @@
+"""Quantized linear layers on disk, in the format `pack-quantized` of the compressed-tensors library: for a weight, its
+integers packed into int32 (`weight_packed`), its scales (`weight_scale`) and its shape (`weight_shape`).
+
+Integers of 4 or 8 bits, plus 8 or 128, follow each other from the lowest bits of an int32 to its highest; rows are
+padded to a whole int32.
+Shapes: O outputs, I inputs, G groups of inputs with the same scale.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.checkpoint.weights import FLOATS, StoredTensor
+from onward.errors import UserError
+from onward.transforms.quantize import GROUP, Precision, QuantizedLinear, unpack
+
+FORMAT = "pack-quantized"
+BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
+
+
+def packed_integers(
+    name: str, packed: StoredTensor, scales: StoredTensor, shape: StoredTensor, config: Mapping[str, Any]
+) -> StoredTensor:
+    """A weight (O, I) from packed integers (O, words), scales (O, G) and its shape (2,).
+
+    It can be read as integers and scales where Onward computes with such weights, as plain rows in any case.
+    """
+    check_format(config)
+    size = shape.rows(0, 2).tolist() if (shape.dtype, shape.shape) == ("I64", [2]) else []
+    outputs, inputs = size if len(size) == 2 and min(size) > 0 else (0, 0)
+    found = [bits for bits in BITS.values() if packed.shape == [outputs, math.ceil(inputs * bits / 32)]]
+    groups = scales.shape[1] if len(scales.shape) == 2 and scales.shape[0] == outputs else 0
+    if not found or packed.dtype != "I32" or scales.dtype not in FLOATS or not groups or inputs % groups:
+        raise refusal(name, packed, scales, f"integers of 4 or 8 bits for a weight of shape {size}")
+    bits, group = found[0], inputs // groups
+
+    def integers(start: int, end: int) -> tuple[Tensor, Tensor]:
+        return unpacked(packed.rows(start, end), bits, inputs), scales.rows(start, end)
+
+    def plain(start: int, end: int) -> Tensor:
+        whole, factors = integers(start, end)
+        return (whole.unflatten(1, (groups, group)).float() * factors.float()[:, :, None]).flatten(1)
+
+    def ours(start: int, end: int) -> tuple[Tensor, Tensor]:
+        whole, factors = integers(start, end)
+        return whole, factors[:, 0].float() if bits == 8 else factors.repeat_interleave(group // GROUP, 1)
+
+    native = groups == 1 if bits == 8 else scales.dtype == "BF16" and group % GROUP == 0
+    return StoredTensor([outputs, inputs], "BF16", plain, quantized=ours if native else None)
+
+
+def check_format(config: Mapping[str, Any]) -> None:
+    """Raise a UserError for formats of compressed-tensors other than symmetric packed integers."""
+    groups = config.get("config_groups")
+    parts = list(groups.values()) if isinstance(groups, Mapping) else []
+    weights = [part.get("weights") for part in parts if isinstance(part, Mapping)]
+    if config.get("format") != FORMAT:
+        raise UserError(f"config.json has the quantized format {config.get('format')!r}: Onward reads {FORMAT!r}")
+    for found in weights:
+        if isinstance(found, Mapping) and (found.get("symmetric") is False or found.get("actorder")):
+            raise UserError(
+                "config.json has a quantization_config with zero points or reordered inputs (symmetric, actorder): "
+                "get weights without"
+            )
+
+
+def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) -> UserError:
+    return UserError(
+        f"{name} is stored as {packed.dtype} of {packed.shape} with scales {scales.dtype} of {scales.shape}, which is "
+        f"not {kind}: get the files or the config.json again"
+    )
+
+
+def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
+    """The integers (O, I) in int8 from int32 (O, words)."""
+    found = words.contiguous().view(torch.uint8)
+    if bits == 4:
+        found = torch.stack([found & 15, found >> 4], 2).flatten(1)
+    return (found[:, :inputs] - (1 << (bits - 1))).view(torch.int8)
+
+
+def packed(integers: Tensor, bits: int) -> Tensor:
+    """Integers (O, I) as int32 (O, words)."""
+    words = math.ceil(integers.size(1) * bits / 32)
+    whole = integers.new_zeros(len(integers), words * 32 // bits, dtype=torch.uint8)
+    whole[:, : integers.size(1)] = integers.view(torch.uint8) + (1 << (bits - 1))
+    if bits == 4:
+        whole = whole[:, ::2] | (whole[:, 1::2] << 4)
+    return whole.view(torch.int32)
+
+
+Change = Callable[[Tensor], Tensor]
+
+
+def moves_rows(change: Change, outputs: int) -> bool:
+    """Whether a change of a weight with this number of outputs only moves its rows, so that it can be made to integers
+    and scales."""
+    places = torch.arange(3 * outputs).view(outputs, 3)
+    try:
+        moved = change(places)
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    return moved.shape == places.shape and torch.equal(moved, moved[:, :1] + torch.arange(3))
+
+
+def packed_tensors(name: str, layers: Sequence[QuantizedLinear], change: Change) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a file of layers whose weights are there the rows of one, after a change that moves rows; on the
+    meta device their outlines."""
+    bits, inputs = BITS[layers[0].precision], layers[0].in_features
+    outputs = sum(layer.out_features for layer in layers)
+    words, groups = math.ceil(inputs * bits / 32), layers[0].scales.view(layers[0].out_features, -1).size(1)
+    if layers[0].codes.is_meta:
+        yield f"{name}_packed", torch.empty(outputs, words, dtype=torch.int32, device="meta")
+        yield f"{name}_scale", torch.empty(outputs, groups, dtype=layers[0].scales.dtype, device="meta")
+    else:
+        yield f"{name}_packed", packed(change(torch.cat([unpack(layer.codes) for layer in layers])), bits)
+        yield f"{name}_scale", change(torch.cat([layer.scales.view(-1, groups) for layer in layers]))
+    yield f"{name}_shape", torch.tensor([outputs, inputs])
+
+
+def quantization_config(precisions: Mapping[str, Precision], plain: Sequence[str]) -> dict[str, Any]:
+    """The quantization_config for layers by their names in the files; `plain` are linear layers that stay so."""
+    by_precision: dict[Precision, list[str]] = {}
+    for name, precision in precisions.items():
+        by_precision.setdefault(precision, []).append(name)
+    groups = {}
+    most = max(by_precision, key=lambda precision: len(by_precision[precision]))
+    for i, (precision, names) in enumerate(sorted(by_precision.items(), key=lambda item: item[0] == most)):
+        size = {"strategy": "channel"} if precision == "int8" else {"strategy": "group", "group_size": GROUP}
+        weights = {"num_bits": BITS[precision], "type": "int", "symmetric": True, "dynamic": False, **size}
+        targets = ["Linear"] if precision == most else names  # names come first, since the first match counts
+        groups[f"group_{i}"] = {"targets": targets, "weights": weights, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": FORMAT,
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": list(plain),
+    }

@@ -1,0 +1,299 @@
+"""Adapters on disk, as PEFT writes and reads them: adapter_config.json and adapter_model.safetensors.
+
+Tensors have the names of the base's family, see `places.py`: base_model.model.MODULE.lora_A.weight (R, I) and
+lora_B.weight (O, R); lora_embedding_A (R, V) and lora_embedding_B (D, R); lora_magnitude_vector (O,) with DoRA; modules
+that are trained whole under their own names, and so is a head of outputs. base.json is that of `bases.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onward.checkpoint.gguf.header import Header, opened
+from onward.checkpoint.huggingface.folder import describe, load_model
+from onward.checkpoint.peft.bases import (
+    BASE,
+    CONFIG,
+    BaseModel,
+    base_folder,
+    base_of,
+    check_adapter_folder,
+    check_base,
+    is_adapter,
+)
+from onward.checkpoint.peft.config import CHANGED_BASE, lora_config, matches
+from onward.checkpoint.peft.places import (
+    EMBEDDING,
+    LAYER,
+    MAGNITUDE,
+    joined,
+    places,
+    split,
+    stacked,
+    tensor_names,
+)
+from onward.checkpoint.weights import fill, read_tensors
+from onward.errors import UserError
+from onward.families import HF, Family, family
+from onward.files import flush, read_json, written_whole
+from onward.model.adapters import Adapter
+from onward.model.decoder import Decoder
+from onward.transforms.heads import NAME, add_head, head_labels
+from onward.transforms.lora import adapter_names, adapters_of, add_adapter, check_adapter, selection, untie, weights
+
+TENSORS = "adapter_model.safetensors"
+ADAPTER_FILES = TENSORS, BASE, CONFIG
+PREFIX = "base_model.model."
+
+
+def load_with_adapters(
+    folder: Path,
+    adapters: Sequence[Path] = (),
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    *,
+    allow_nonfinite: bool = False,
+    quantize: str | None = None,
+) -> tuple[Decoder, dict[str, Any], Path | Header]:
+    """The decoder in a folder with adapters, each named after its folder; the first is in use. Of a folder that holds
+    an adapter, its base with it. Also the base's config.json, and what `load_tokenizer` takes.
+
+    Arguments as of `load_model`. A UserError for an adapter of another base.
+    """
+    if is_adapter(folder):
+        adapters, folder = [folder, *adapters], base_folder(folder)
+    source = opened(folder)
+    model, hf = load_model(source, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
+    names = [adapter.resolve().name for adapter in adapters]
+    for name, adapter in zip(names, adapters):
+        check_base(adapter, folder)
+        load_adapter(model, adapter, hf, name)
+    if names:
+        selection(model).name = names[0]
+    trained = adapters and (adapters[0] / "tokenizer.json").exists()  # perhaps with another chat template
+    return model, hf, adapters[0] if trained else source
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """The content of an adapter's folder."""
+
+    tensors: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    base: BaseModel
+
+
+def save_adapter(model: Decoder, folder: Path, hf: HF, base: BaseModel, name: str = "default") -> None:
+    """Write the adapters of a name and all modules that are trained whole as a PEFT folder."""
+    write_adapter(folder, adapter_files(model, hf, base, name))
+
+
+def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default") -> AdapterFiles:
+    """The adapters of a name and all modules that are trained whole, as PEFT names them.
+
+    Fused projections of other families whose parts have different A are written with the sum of their ranks.
+    """
+    check_adapter(name, adapter_names(model))
+    kind = family(describe(model.config, hf)["model_type"])
+    targets = weights(model)
+    found = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
+    chosen = [
+        place
+        for place in places(kind, model, targets)
+        if place.expert is None and any(one in found for one in place.ours)
+    ]
+    if left := found.keys() - {one for place in chosen for one in place.ours}:
+        raise UserError(f"PEFT has no names for adapters of {min(left)} in this family: merge them instead")
+    tensors, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
+    for module, place in tensor_names(chosen).items():
+        kept = joined(place, found, targets)
+        ranks[place.key], alphas[place.key] = kept.rank, kept.alpha
+        leaves = EMBEDDING if isinstance(targets[place.ours[0]].module, nn.Embedding) else LAYER
+        tensors |= {f"{PREFIX}{module}.{leaf}": t for leaf, t in zip(leaves, (kept.a, kept.b))}
+        if kept.magnitude is not None:
+            tensors[f"{PREFIX}{module}.{MAGNITUDE}"] = kept.magnitude
+    whole = dict(whole_modules(kind, model))
+    tensors |= {PREFIX + one: t for one, t in whole.items()}
+    modules = {place.key for place in chosen if place.key == place.module}
+    config = peft_config(found, ranks, alphas, modules, sorted({one.rpartition(".")[0] for one in whole}), base.folder)
+    return AdapterFiles(tensors, config, replace(base, labels=head_labels(model)))
+
+
+def whole_modules(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """The parameters that are trained whole, under the family's names."""
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad and "_lora." not in n}
+    for their, our, *fix in kind.names(model.config):
+        ours = [our] if isinstance(our, str) else our
+        if all(one in trained for one in ours) and isinstance(their, str):
+            whole = torch.cat([trained.pop(one).detach() for one in ours])
+            yield their, fix[0][1](whole) if fix else whole
+    for name, parameter in trained.items():
+        yield name, parameter.detach()
+
+
+def peft_config(
+    found: Mapping[str, Adapter],
+    ranks: Mapping[str, int],
+    alphas: Mapping[str, float],
+    modules: Set[str],
+    whole: list[str],
+    base: str,
+) -> dict[str, Any]:
+    """The content of adapter_config.json; ranks and alphas are by the names of modules and of other parameters. With
+    parameters, PEFT accepts no dropout."""
+    parameters = sorted(ranks.keys() - modules)
+    rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 8
+    alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 8
+    first = next(iter(found.values()), None)
+    return {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS" if NAME in whole else "CAUSAL_LM",
+        "inference_mode": True,
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": first.dropout.p if first and not parameters else 0.0,
+        "use_rslora": bool(first and first.rslora),
+        "use_dora": bool(first and first.magnitude is not None),
+        "fan_in_fan_out": False,
+        "bias": "none",
+        "target_modules": sorted(modules),
+        "target_parameters": parameters or None,
+        "modules_to_save": whole or None,
+        "rank_pattern": {one: r for one, r in ranks.items() if r != rank},
+        "alpha_pattern": {one: a for one, a in alphas.items() if a != alpha},
+    }
+
+
+def write_adapter(folder: Path, files: AdapterFiles) -> None:
+    """Write the files of an adapter; all are flushed before any is put in place."""
+    with ExitStack() as stack:
+        beside = {name: stack.enter_context(written_whole(folder / name)) for name in ADAPTER_FILES}
+        fill(beside[TENSORS], files.tensors, files.tensors.items())
+        beside[CONFIG].write_text(json.dumps(files.config, indent=2) + "\n")
+        beside[BASE].write_text(json.dumps(asdict(files.base), indent=2) + "\n")
+        for new in beside.values():
+            flush(new)
+
+
+def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") -> None:
+    """Add the adapters in a PEFT folder to a model, in place, and use them; everything else is frozen.
+
+    A UserError names what does not fit the model, and options of PEFT that Onward does not have.
+    """
+    check_adapter_folder(folder)
+    config = lora_config(read_json(folder / CONFIG), folder / CONFIG)
+    parts, whole, bases = sorted_tensors(folder)
+    kind = family(describe(model.config, hf)["model_type"])
+    targets = weights(model)
+    check_alone(model, whole, folder)
+    if config.init_lora_weights not in CHANGED_BASE:
+        check_base_layers(model, kind, bases, folder)
+    model.requires_grad_(False)
+    targeted = config.target_parameters or ()
+    found = places(kind, model, targets)
+    present = [place for place in found if not place.stack or any(matches(one, place.key) for one in targeted)]
+    experts: dict[str, dict[int, Adapter]] = {}
+    for module, place in tensor_names(present).items():
+        if (given := parts.pop(module, None)) is None:
+            continue
+        try:
+            pieces = split(place, given, config, targets)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise UserError(f"{folder}: the adapter of {place.key} does not fit this model: {error}") from None
+        for one, adapter in zip(place.ours, pieces):
+            if place.expert is None:
+                add_adapter(model, targets[one], name, adapter)
+            else:
+                experts.setdefault(one, {})[place.expert] = adapter
+    for one, by_expert in experts.items():
+        try:
+            adapter = stacked(targets[one].weight, by_expert)
+        except ValueError as error:
+            raise UserError(f"{folder}: the adapters of the experts in {one} do not fit this model: {error}") from None
+        add_adapter(model, targets[one], name, adapter)
+    if parts:
+        raise UserError(f"{folder} has an adapter of {min(parts)}, which is no layer or stack of experts of this model")
+    if (weight := whole.get(f"{NAME}.weight")) is not None:
+        add_head(model, base_of(folder).labels or [str(i) for i in range(len(weight))])
+    load_whole(model, kind, whole, folder)
+    selection(model).name = name
+
+
+def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of an adapter's file: those of adapters by module and kind, those of whole modules by name, and the
+    weights of the base, which PEFT writes where embeddings are adapted."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    whole, bases = {}, {}
+    leaves = (*LAYER, *EMBEDDING, MAGNITUDE, f"{MAGNITUDE}.weight")
+    for key, tensor in read_tensors(folder / TENSORS).items():
+        name = key.removeprefix(PREFIX).removesuffix(".default")
+        leaf = next((one for one in leaves if name.endswith(f".{one}")), None)
+        if leaf:
+            parts.setdefault(name.removesuffix(f".{leaf}"), {})[leaf.removesuffix(".weight")] = tensor
+        elif name.endswith(".base_layer.weight"):
+            bases[name.replace(".base_layer.", ".")] = tensor
+        else:
+            whole[name] = tensor
+    return parts, whole, bases
+
+
+def check_alone(model: Decoder, whole: Mapping[str, Tensor], folder: Path) -> None:
+    """Raise a UserError where modules that are trained whole would change the base of other adapters."""
+    others = [name for name, p in model.named_parameters() if p.requires_grad and "_lora." not in name]
+    if adapter_names(model) and (whole or others):
+        what = f"{folder} has" if whole else "the adapter that is loaded has"
+        raise UserError(
+            f"{what} {min(whole or others)}, trained whole, which would change the base of both adapters: load one"
+        )
+
+
+def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], folder: Path) -> None:
+    """Raise a UserError where weights of the base in an adapter's file are, but for rounding, not those of the
+    model."""
+    for their, one, part in by_our_names(model, kind, bases, folder):
+        weight = model.get_parameter(one).detach().float()
+        if not torch.allclose(part.float(), weight, rtol=1e-2, atol=1e-2 * weight.abs().mean().item()):
+            raise UserError(f"{folder} was made for a base with another {their}: load it with its own base")
+
+
+def by_our_names(
+    model: Decoder, kind: Family, tensors: dict[str, Tensor], folder: Path
+) -> Iterator[tuple[str, str, Tensor]]:
+    """Takes the tensors that hold parameters of a model: the family's name, ours, and the parameter's tensor. A
+    UserError names one of another shape."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    rows = [(their, [our] if isinstance(our, str) else our, fix) for their, our, *fix in kind.names(model.config)]
+    rows += [(name, [name], []) for name in own]
+    for their, ours, fix in rows:
+        if isinstance(their, str) and their in tensors and all(one in own for one in ours):
+            tensor, sizes = tensors.pop(their), [own[one].size(0) for one in ours]
+            try:
+                parts = (fix[0][0](tensor) if fix else tensor).split(sizes)
+            except RuntimeError:
+                parts = ()
+            if [part.shape for part in parts] != [own[one].shape for one in ours]:
+                raise UserError(f"{folder} has {their} of another shape than this model: load its own base")
+            for one, part in zip(ours, parts):
+                yield their, one, part
+
+
+def load_whole(model: Decoder, kind: Family, whole: dict[str, Tensor], folder: Path) -> None:
+    """Put modules that were trained whole into a model, and train them further."""
+    for _, one, part in by_our_names(model, kind, whole, folder):
+        if model.config.tied and one in ("embed.weight", "head.weight"):
+            untie(model)
+        parameter = model.get_parameter(one)
+        parameter.data.copy_(part)
+        parameter.requires_grad_(True)
+    if whole:
+        raise UserError(f"{folder} has {min(whole)}, which this model has no place for: load its own base")

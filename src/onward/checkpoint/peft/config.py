@@ -1,0 +1,72 @@
+"""The keys of adapter_config.json, as PEFT's LoraConfig defines them: read, without effect here, or refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from onward.arguments import Range, check, field_types
+from onward.config.part_types import Rate, Size
+from onward.errors import UserError
+
+Alpha = Annotated[float, Range(1e-9, 1e15)]
+WITHOUT_EFFECT = re.compile(  # on the output, or the names of the tensors say the same
+    "peft_type|task_type|inference_mode|base_model_name_or_path|revision|auto_mapping|peft_version|runtime_config|"
+    "fan_in_fan_out|target_modules|exclude_modules|modules_to_save|layers_to_transform|layers_pattern|"
+    "ensure_weight_tying|loftq_config|eva_config|corda_config|lora_ga_config|megatron_core|qalora_group_size"
+)
+PLAIN = True, False, None, "gaussian", "eva", "orthogonal", "mica"  # initializations that leave the base as it is
+CHANGED_BASE = "pissa", "olora"  # those that subtract from the base a product that follows from the base
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """The keys that Onward reads, with PEFT's defaults."""
+
+    r: Size = 8
+    lora_alpha: Alpha = 8.0
+    lora_dropout: Rate = 0.0
+    use_rslora: bool = False
+    use_dora: bool = False
+    init_lora_weights: bool | str | None = True
+    rank_pattern: Mapping[str, Size] | None = field(default_factory=dict)
+    alpha_pattern: Mapping[str, Alpha] | None = field(default_factory=dict)
+    target_parameters: tuple[str, ...] | None = ()
+
+    def rank_of(self, name: str) -> int:
+        """The rank of the module or parameter of a name."""
+        return next((rank for key, rank in (self.rank_pattern or {}).items() if matches(key, name)), self.r)
+
+    def alpha_of(self, name: str) -> float:
+        """The alpha of the module or parameter of a name."""
+        return next((alpha for key, alpha in (self.alpha_pattern or {}).items() if matches(key, name)), self.lora_alpha)
+
+
+def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
+    """The configuration in a file; a UserError names a key that Onward does not support, or a value of a wrong type."""
+    if values.get("peft_type") != "LORA":
+        raise UserError(f"{path.parent} is a {values.get('peft_type')} adapter: Onward reads LORA")
+    known = field_types(LoraConfig)
+    for key, value in values.items():
+        if key not in known and not WITHOUT_EFFECT.fullmatch(key) and value not in (None, False, "none", "", [], {}):
+            raise UserError(f"{path} has {key} {value!r:.60}, which Onward does not support")
+    config = LoraConfig(**check(known, {key: values[key] for key in known if key in values}, f"{path}: "))
+    for key in *(config.rank_pattern or ()), *(config.alpha_pattern or ()):
+        try:
+            re.compile(key)
+        except re.error as error:
+            raise UserError(f"{path} has the pattern {key!r}, which is no regular expression: {error}") from None
+    if config.init_lora_weights not in (*PLAIN, *CHANGED_BASE):
+        raise UserError(
+            f"{path} has init_lora_weights {config.init_lora_weights!r}, by which PEFT changed the base in a way that "
+            "does not follow from it: save the adapter with path_initial_model_for_weight_conversion, or merge it"
+        )
+    return config
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a key of rank_pattern or alpha_pattern, or a target, is for a module or parameter."""
+    return re.fullmatch(rf"(.*\.)?({pattern})", name) is not None

@@ -1,0 +1,208 @@
+"""The weights of a PEFT folder: their names, and the weights of ours that each of them joins.
+
+PEFT adapts layers, by `target_modules`, and parameters of other modules, by `target_parameters`: transformers 5 keeps
+the experts of a layer in two stacks, `gate_up_proj` and `down_proj`. Of two parameters of a module, the tensors of the
+first have the name of the module and `.base_layer`. The tensors of a stack are lora_A (X R, I), expert by expert, and
+lora_B (O, R X), in which neighboring columns are those of different experts.
+Shapes: X experts, I inputs, O outputs, R rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onward.checkpoint.peft.config import CHANGED_BASE, LoraConfig, matches
+from onward.families import Family
+from onward.families._experts import FUSED, LLAMA, stack_module
+from onward.model.adapters import Adapter
+from onward.model.decoder import Decoder
+from onward.transforms.lora import Target
+from onward.transforms.quantize import QuantizedLinear
+
+LAYER = "lora_A.weight", "lora_B.weight"
+EMBEDDING = "lora_embedding_A", "lora_embedding_B"
+MAGNITUDE = "lora_magnitude_vector"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A weight of the family that can have an adapter."""
+
+    module: str  # the module that has its tensors
+    key: str  # in adapter_config.json: the module, or the module and the name of its parameter
+    ours: Sequence[str]  # our weights, which it joins along rows
+    order: Tensor  # the row of ours for each of its rows
+    stack: bool = False
+    expert: int | None = None  # the index of one matrix of our stacks; PEFT had such adapters before transformers 5
+    transposed: bool = False  # whether the family's weight is (I, O)
+
+
+def places(kind: Family, model: Decoder, targets: Mapping[str, Target]) -> Iterator[Place]:
+    """The weights of the family that hold those of a model, by the family's table; others keep our names. Parameters of
+    one module are in the order in which the module has them."""
+    known = {name if target.weight.ndim == 3 else f"{name}.weight": name for name, target in targets.items()}
+    named, table = set(), list(kind.names(model.config))
+    mixtures = any(isinstance(their, list) for their, *_ in table)
+    for their, our, *fix in table:
+        given = [our] if isinstance(our, str) else our
+        if not all(name in known for name in given):
+            continue
+        ours = [known[name] for name in given]
+        named.update(ours)
+        rows = torch.arange(sum(targets[name].weight.size(-2) for name in ours))
+        stack = targets[ours[0]].weight.ndim == 3
+        if isinstance(their, str):
+            column = rows.view((len(ours), -1, 1) if stack else (-1, 1))
+            theirs = fix[0][1](column) if fix else column
+            order = theirs.flatten()
+            module, _, leaf = their.removesuffix(".weight").rpartition(".")
+            if stack:
+                yield Place(module, their, ours, order, stack=True)
+            else:  # PEFT takes a layer of this name for one of the experts' matrices, unless it is named as a parameter
+                layer = their.removesuffix(".weight")
+                key, transposed = their if mixtures and leaf in LLAMA else layer, theirs.size(-1) > 1
+                yield Place(layer, key, ours, order, transposed=transposed)
+        else:
+            for expert, one in enumerate(their):
+                one = one.removesuffix(".weight")
+                yield Place(one, one, ours, rows, expert=expert)
+            experts, _, projection = ours[0].rpartition(".")
+            if projection in FUSED:
+                module, (leaf, *parts) = stack_module(their), FUSED[projection]
+                ours = [f"{experts}.{part}" for part in parts]
+                rows = torch.arange(sum(targets[name].weight.size(-2) for name in ours))
+                yield Place(module, f"{module}.{leaf}", ours, rows, stack=True)
+    for name, target in targets.items():
+        if name not in named and name != "head":
+            stack = target.weight.ndim == 3
+            module = name.rpartition(".")[0] if stack else name
+            yield Place(module, name, [name], torch.arange(target.weight.size(-2)), stack)
+
+
+def tensor_names(chosen: Sequence[Place]) -> dict[str, Place]:
+    """Places that have adapters by the module in the names of their tensors: where a module has several parameters,
+    PEFT wraps the layer of each around those before it."""
+    found, around = dict[str, Place](), Counter[str]()
+    for place in reversed(chosen):
+        found[place.module + ".base_layer" * around[place.module]] = place
+        around[place.module] += 1
+    return found
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The adapter of a place as PEFT keeps it."""
+
+    a: Tensor
+    b: Tensor
+    magnitude: Tensor | None
+    rank: int
+    alpha: float
+
+
+def joined(place: Place, found: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
+    """The adapter of a place from those of our weights that it joins. Parts with different A have the sum of their
+    ranks: A is theirs one after the other, B has the blocks of theirs on its diagonal."""
+    present = [found[one] for one in place.ours if one in found]
+    scaling, shared = present[0].scaling, all(torch.equal(one.a, present[0].a) for one in present)
+    a = present[0].a.detach() if shared else torch.cat([one.a.detach() for one in present], -2)
+    rank, rows, magnitudes, start = a.size(-2), [], [], 0
+    for one in place.ours:
+        b = a.new_zeros(*targets[one].weight.shape[:-1], rank)
+        if one in found:
+            columns = slice(0, rank) if shared else slice(start, start := start + found[one].rank)
+            b[..., columns] = found[one].b.detach() * (found[one].scaling / scaling)
+        rows.append(b)
+        if present[0].magnitude is not None:
+            magnitudes.append(found[one].magnitude if one in found else targets[one].weight.to(a.dtype).norm(dim=1))
+    magnitude = torch.cat([m.detach() for m in magnitudes])[place.order] if magnitudes else None  # type: ignore[union-attr]
+    b = torch.cat(rows, -2)[..., place.order, :]
+    if place.stack:
+        a, b = a.flatten(0, 1), b.permute(1, 2, 0).flatten(1)
+    return Joined(a, b, magnitude, rank, scaling * (math.sqrt(rank) if present[0].rslora else rank))
+
+
+def split(
+    place: Place, given: Mapping[str, Tensor], config: LoraConfig, targets: Mapping[str, Target]
+) -> list[Adapter]:
+    """The adapters of our weights that a place joins, from its tensors. A ValueError says what does not fit."""
+    first = targets[place.ours[0]]
+    leaves = EMBEDDING if isinstance(first.module, nn.Embedding) else LAYER
+    a, b = (given[leaf.removesuffix(".weight")] for leaf in leaves)
+    if place.stack:
+        a, b = a.unflatten(0, (len(first.weight), -1)), b.unflatten(1, (-1, len(first.weight))).permute(2, 0, 1)
+    magnitude, rank = given.get(MAGNITUDE), a.size(-2)
+    own = place.key if place.stack else f"{place.module}.weight"  # its name where it is targeted as a parameter
+    name = own if any(matches(one, own) for one in config.target_parameters or ()) else place.module
+    if rank != config.rank_of(name):
+        raise ValueError(f"its rank is {rank}, and by adapter_config.json {config.rank_of(name)}")
+    if config.use_dora != (magnitude is not None):
+        raise ValueError(
+            f"use_dora is {config.use_dora}, and magnitudes are {'there' if magnitude is not None else 'missing'}"
+        )
+    scaling = config.alpha_of(name) / (math.sqrt(rank) if config.use_rslora else rank)
+    if config.init_lora_weights in CHANGED_BASE and leaves is LAYER:
+        start_a, start_b = initial_factors(place, targets, str(config.init_lora_weights), rank, scaling)
+        a, b, rank = torch.cat([a.to(start_a), start_a]), torch.cat([b.to(start_b), -start_b], 1), 2 * rank
+    kind: dict[str, Any] = {"dropout": config.lora_dropout, "rslora": config.use_rslora}
+    back = place.order.argsort()
+    b, magnitude = b[..., back, :], None if magnitude is None else magnitude[back]
+    found, start = [], 0
+    for one in place.ours:
+        weight = targets[one].weight if place.expert is None else targets[one].weight[0]
+        end = start + weight.size(-2)
+        adapter = Adapter(weight, rank, scaling, dora=magnitude is not None, **kind)
+        pairs = [(adapter.a, a), (adapter.b, b[..., start:end, :])]
+        if adapter.magnitude is not None and magnitude is not None:
+            pairs.append((adapter.magnitude, magnitude[start:end]))
+        for parameter, tensor in pairs:
+            if parameter.shape != tensor.shape:
+                raise ValueError(f"its shape is {tuple(tensor.shape)}, and the model asks for {tuple(parameter.shape)}")
+            parameter.data.copy_(tensor)
+        found.append(adapter)
+        start = end
+    return found
+
+
+def initial_factors(
+    place: Place, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """A (R, I) and B (O, R) that an adapter of PEFT began from, in the rows of the family: it subtracts scaling B A
+    from the base. PiSSA (Meng et al. 2024) has the largest singular values and their vectors, OLoRA (Büyükakyüz
+    2024) the first columns of a QR decomposition."""
+    modules = [targets[one].module for one in place.ours]
+    if place.stack or place.expert is not None or any(isinstance(module, QuantizedLinear) for module in modules):
+        raise ValueError(f"init_lora_weights is {kind}, which is for layers with plain weights: merge it in PEFT")
+    if place.ours[0] == "head" and targets["head"].weight.data_ptr() == targets["embed"].weight.data_ptr():
+        raise ValueError(f"init_lora_weights is {kind}, which changed the embedding too, as the head shares its weight")
+    weight = torch.cat([targets[one].weight.detach() for one in place.ours])[place.order]
+    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    if kind == "pissa":
+        u, s, v = torch.linalg.svd(weight, full_matrices=False)
+        root = (s[:rank] / scaling).sqrt()
+        return root[:, None] * v[:rank], u[:, :rank] * root
+    if place.transposed:
+        raise ValueError("init_lora_weights is olora, which PEFT confuses with its transpose in this family")
+    q, r = torch.linalg.qr(weight)
+    return r[:rank], q[:, :rank]
+
+
+def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
+    """The adapter of a stack (X, O, I) from those of its matrices, some of which may have none."""
+    first = next(iter(by_expert.values()))
+    if any((one.rank, one.scaling) != (first.rank, first.scaling) for one in by_expert.values()):
+        raise ValueError("their ranks or factors differ, and those of a stack are the same")
+    if first.magnitude is not None:
+        raise ValueError("they are DoRA, which is not for stacks")
+    kind = {"dropout": first.dropout.p, "rslora": first.rslora}
+    adapter = Adapter(weight, first.rank, first.scaling, dora=False, **kind)  # type: ignore[arg-type]
+    for expert, one in by_expert.items():
+        adapter.a.data[expert], adapter.b.data[expert] = one.a.data, one.b.data
+    return adapter

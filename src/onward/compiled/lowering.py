@@ -1,0 +1,265 @@
+"""The kernels of recorded operations: each becomes one or more calls, with addresses that have been checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from onward.compiled.needed import label, name_of, tensors_in
+from onward.compiled.recording import Attention, NotCompilable, Operation, Record, Write
+from onward.kernels.llvm import attention, elementwise
+from onward.kernels.llvm.compiler import Code, Emit
+from onward.kernels.llvm.elementwise import Formula, Layout, clamp, like, merged
+from onward.kernels.llvm.products import emit
+from onward.kernels.memory import address, strided_address
+from onward.model.cache import KVCache, LayerCache
+from onward.model.linear import MIN_PARALLEL, max_rows
+from onward.model.paged import PagedLayerCache
+from onward.transforms.quantize import addresses as weight_addresses
+
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int64: "int64"}
+MIN_PARALLEL_HEADS = 512  # numbers of a row's queries from which several threads are faster than one
+
+
+@dataclass
+class Call:
+    """A call of a kernel: `key` names its code, `fields` are its arguments; the threads divide its items, if several
+    are faster than one."""
+
+    key: tuple[Any, ...]
+    emit: Emit
+    fields: list[int]
+    items: int = 1
+    parallel: bool = False
+    record: Record | None = None  # of the cache, whose memory may move
+
+
+def is_paged(layer: LayerCache) -> TypeGuard[PagedLayerCache]:
+    return isinstance(layer, PagedLayerCache)
+
+
+def lower(record: Record, kv_cache: KVCache, positions: Tensor) -> list[Call]:
+    """The calls of kernels for a record."""
+    for tensor in tensors_in(vars(record).get("result")):
+        if tensor.dtype not in DTYPES:
+            raise NotCompilable(f"{label(record)} in {str(tensor.dtype).removeprefix('torch.')}")
+    if isinstance(record, Write):
+        width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
+        fields = [0, whole(record.vectors), whole(positions), positions.size(1), 0, 0, 0]
+        paged = is_paged(kv_cache.layers[record.layer])
+        emitted = attention.write(width, dtype, paged)
+        return [Call(("write", width, dtype, paged), emitted, fields, positions.numel(), record=record)]
+    if isinstance(record, Attention):
+        rows, tokens, heads, d_head = record.q.shape
+        (kv_heads, *key_widths), (value_heads, *value_widths) = record.shapes
+        if key_widths != [d_head] or len(value_widths) != 1 or value_heads != kv_heads or heads % kv_heads:
+            raise NotCompilable("attention to a cache of another form")
+        shape = heads, kv_heads, d_head, value_widths[0], DTYPES[record.q.dtype]
+        options = attention.Options(record.window, record.scale, record.softcap, record.sinks is not None)
+        fields = [
+            whole(record.y),
+            whole(record.q),
+            0,
+            0,
+            address(record.sinks, record.q.dtype, heads),
+            whole(positions),
+            rows * tokens,
+            tokens,
+            *[0] * 6,
+        ]
+        paged = is_paged(kv_cache.layers[record.layer])
+        parallel = heads * d_head >= MIN_PARALLEL_HEADS
+        emitted = attention.attend(*shape, options, paged)
+        return [Call(("attend", *shape, options, paged), emitted, fields, rows * tokens * kv_heads, parallel, record)]
+    return OPERATIONS.get(name_of(record).removesuffix("_"), unknown)(record)
+
+
+def whole(tensor: Tensor) -> int:
+    """The address of a contiguous tensor of the recording. Raises Unreadable."""
+    return address(tensor, tensor.dtype, *tensor.shape)
+
+
+def unknown(operation: Operation) -> list[Call]:
+    raise NotCompilable(name_of(operation))
+
+
+def target_of(operation: Operation) -> Tensor:
+    """The tensor that an operation writes."""
+    result = operation.arguments[0] if operation.function._schema.is_mutable else operation.result
+    return result[0] if isinstance(result, tuple) else result  # type: ignore[no-any-return]
+
+
+def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence[Tensor]) -> Call:
+    """The call of an elementwise kernel."""
+    if any(t.dtype not in DTYPES for t in operands):
+        raise NotCompilable(f"{key[0]} of {operands[0].dtype}")
+    layouts = merged([Layout.of(out), *(Layout.of(t, out.shape) for t in operands)])
+    fields = [strided_address(t) for t in (out, *operands)]
+    form = tuple((layout.shape[1:], layout.strides, layout.dtype) for layout in layouts)
+    return Call((*key, form), elementwise.elementwise(formula, layouts), fields, layouts[0].shape[0])
+
+
+def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], list[Call]]:
+    """An operation of two operands, of which one may be a number; Code's methods for floats and for integers."""
+
+    def lowered(operation: Operation) -> list[Call]:
+        pair, out = operation.arguments[:2], target_of(operation)
+        operands = [x for x in pair if isinstance(x, Tensor)]
+        integral = out.dtype == torch.int64
+        if operation.options.get("alpha", 1) != 1 or operation.options.get("rounding_mode"):
+            raise NotCompilable(name_of(operation))
+        if any((x.dtype == torch.int64) != integral for x in operands) or (integral and of_integers is None):
+            raise NotCompilable(f"{name_of(operation)} of integers")
+        if name_of(operation) == "rsub":
+            pair = pair[1], pair[0]
+        order = [i for i, x in enumerate(pair) if isinstance(x, Tensor)]
+
+        def formula(code: Code, *values: Any) -> Any:
+            by_place = dict(zip(order if name_of(operation) != "rsub" or len(order) < 2 else order[::-1], values))
+            both = [by_place.get(i, like(code, values[0], pair[i]) if i not in by_place else None) for i in range(2)]
+            return getattr(code, of_integers if integral and of_integers else of_floats)(*both)
+
+        key = operation.function, *(x for x in pair if not isinstance(x, Tensor)), *order
+        return [each(key, formula, out, operands)]
+
+    return lowered
+
+
+def unary(formula: Callable[..., Any], *defaults: Any) -> Callable[[Operation], list[Call]]:
+    """An operation of one operand, with numbers as further arguments of its formula."""
+
+    def lowered(operation: Operation) -> list[Call]:
+        given = [*operation.arguments[1:], *defaults[len(operation.arguments) - 1 :]]
+        x = operation.arguments[0]
+        if not isinstance(x, Tensor) or any(isinstance(number, Tensor) for number in given):
+            raise NotCompilable(f"{name_of(operation)} with a tensor as its parameter")
+        key = operation.function, *given, *operation.options.values()
+        return [each(key, lambda code, value: formula(code, value, *given), target_of(operation), [x])]
+
+    return lowered
+
+
+def power(code: Code, x: Any, exponent: float) -> Any:
+    if exponent != 2:
+        raise NotCompilable(f"a power of {exponent}")
+    return code.fmul(x, x)
+
+
+def convert(operation: Operation) -> list[Call]:
+    """A copy, in another dtype or layout."""
+    out = target_of(operation)
+    source = operation.arguments[1] if name_of(operation) == "copy_" else operation.arguments[0]
+    if out.dtype == torch.int64 and source.dtype != torch.int64:
+        raise NotCompilable("a conversion to integers")
+    to_float = source.dtype == torch.int64 != out.dtype
+    formula = (lambda code, x: code.sitofp(x, elementwise.FLOAT)) if to_float else (lambda code, x: x)
+    return [each(("copy", to_float), formula, out, [source])]
+
+
+def joined(operation: Operation) -> list[Call]:
+    """cat and stack: a copy of each part."""
+    parts, dim = operation.arguments[0], operation.arguments[1] if len(operation.arguments) > 1 else 0
+    if name_of(operation) == "stack":
+        targets = operation.result.unbind(dim)
+    else:
+        targets = operation.result.split([part.size(dim) for part in parts], dim)
+    return [each(("copy", False), lambda code, x: x, out, [part]) for out, part in zip(targets, parts) if part.numel()]
+
+
+def product(operation: Operation) -> list[Call]:
+    """mm and addmm with a weight."""
+    bias = operation.arguments[0] if name_of(operation) == "addmm" else None
+    x, transposed = operation.arguments[-2:]
+    weight, out = transposed.t(), operation.result
+    rows, (outputs, inputs) = len(x), weight.shape
+    if operation.options:
+        raise NotCompilable("a product in another form")
+    if rows > max_rows(x.dtype):
+        raise NotCompilable(f"{rows} rows")
+    dtype, pointer = DTYPES[x.dtype], address(weight, x.dtype, outputs, inputs)
+    ends = address(bias, x.dtype, outputs), address(out, x.dtype, rows, outputs)
+    fields = [address(x, x.dtype, rows, inputs), pointer, pointer, *ends, rows, outputs, inputs]
+    emitted = emit(dtype, dtype, bias is not None)
+    return [Call(("product", dtype, dtype, bias is not None), emitted, fields, outputs, weight.numel() >= MIN_PARALLEL)]
+
+
+def quantized_product(operation: Operation) -> list[Call]:
+    """A product with codes and scales."""
+    (x, codes, scales, bias), out = operation.arguments, operation.result
+    rows, outputs, inputs = x.numel() // x.size(-1), len(codes), x.size(-1)
+    form, dtype = "int8" if codes.dtype == torch.int8 else "int4", DTYPES[x.dtype]
+    ends = address(bias, x.dtype, outputs), address(out, x.dtype, *x.shape[:-1], outputs)
+    fields = [whole(x), *weight_addresses(codes, scales, inputs), *ends, rows, outputs, inputs]
+    emitted = emit(form, dtype, bias is not None)
+    several = outputs * inputs >= MIN_PARALLEL
+    return [Call(("product", form, dtype, bias is not None), emitted, fields, outputs, several)]
+
+
+def average(operation: Operation) -> list[Call]:
+    x, *dims = operation.arguments[:2]
+    last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
+    if not last or operation.result.dtype != torch.float32:
+        raise NotCompilable("a mean over other dimensions than the last")
+    fields, rows = [whole(operation.result), whole(x)], x.numel() // x.size(-1)
+    return [Call(("mean", x.size(-1), x.dtype), elementwise.mean(Layout.of(x)), fields, rows)]
+
+
+def layer_norm(operation: Operation) -> list[Call]:
+    x, shape, weight, bias, eps = operation.arguments
+    out, width = operation.result[0], x.size(-1)
+    if len(shape) != 1:
+        raise NotCompilable("a layer norm over several dimensions")
+    emitted = elementwise.layer_norm(Layout.of(x), eps, weight is not None, bias is not None)
+    key = "layer_norm", width, x.dtype, eps, weight is None, bias is None
+    fields = [address(out, x.dtype, *x.shape), whole(x), *(address(t, x.dtype, width) for t in (weight, bias))]
+    return [Call(key, emitted, fields, x.numel() // width)]
+
+
+def embedding(operation: Operation) -> list[Call]:
+    weight, ids = operation.arguments[:2]
+    if ids.dtype not in DTYPES or weight.dtype not in DTYPES:
+        raise NotCompilable("an embedding in another form")
+    fields = [*(whole(t) for t in (operation.result, weight, ids)), len(weight)]
+    emitted = elementwise.gather(Layout.of(weight), DTYPES[ids.dtype])
+    return [Call(("embedding", weight.size(-1), weight.dtype), emitted, fields, ids.numel())]
+
+
+def gelu(operation: Operation) -> list[Call]:
+    approximate = operation.options.get("approximate", "none") == "tanh"
+    return unary(elementwise.gelu_tanh if approximate else elementwise.gelu)(operation)
+
+
+OPERATIONS: dict[str, Callable[[Operation], list[Call]]] = {
+    "add": binary("fadd", "add"),
+    "sub": binary("fsub", "sub"),
+    "rsub": binary("fsub", "sub"),
+    "mul": binary("fmul", "mul"),
+    "div": binary("fdiv", None),
+    "pow": unary(power),
+    "neg": unary(lambda code, x: code.fneg(x)),
+    "rsqrt": unary(lambda code, x: code.fdiv(like(code, x, 1.0), elementwise.root(code, x))),
+    "relu": unary(lambda code, x: clamp(code, x, 0.0, None)),
+    "clamp": unary(clamp, None, None),
+    "hardtanh": unary(clamp, -1.0, 1.0),
+    "sigmoid": unary(elementwise.sigmoid),
+    "silu": unary(lambda code, x: code.fmul(x, elementwise.sigmoid(code, x))),
+    "tanh": unary(elementwise.tanh),
+    "gelu": gelu,
+    "cos": unary(lambda code, x: elementwise.by_element(code, "cosf", x)),
+    "sin": unary(lambda code, x: elementwise.by_element(code, "sinf", x)),
+    "_to_copy": convert,
+    "clone": convert,
+    "copy": convert,
+    "cat": joined,
+    "stack": joined,
+    "mm": product,
+    "addmm": product,
+    "quantized_linear": quantized_product,
+    "mean": average,
+    "native_layer_norm": layer_norm,
+    "embedding": embedding,
+}

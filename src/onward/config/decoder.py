@@ -1,0 +1,102 @@
+"""DecoderConfig: a decoder as a value, its sizes and its parts. Does not import torch.
+
+Every part of parts.py can be imported from here. Any part may be a tuple, which then repeats over the layers:
+`attention=(SelfAttention(window=128), SelfAttention())` alternates local and global layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from onward.arguments import check_fields, named
+from onward.config.part_types import (
+    Attention,
+    Block,
+    Factor,
+    FeedForward,
+    Norm,
+    P,
+    Position,
+    Rate,
+    Size,
+    SizeOrZero,
+    at,
+    each,
+)
+from onward.config.parts import *  # noqa: F403
+from onward.config.parts import Gated, Plain, PreNorm, RMSNorm, Rotary, SelfAttention
+from onward.errors import UserError
+from onward.notebook import Shown
+
+
+@named
+@dataclass(frozen=True)
+class DecoderConfig(Shown):
+    """A decoder-only Transformer as a value.
+
+    Sizes that are 0 by default are computed from the others. Raises UserError where sizes contradict each other.
+    """
+
+    vocab_size: Size  # number of token ids
+    d_model: Size  # width of the residual stream
+    n_layers: Size  # number of blocks
+    n_heads: Size  # number of query heads
+    n_kv_heads: SizeOrZero = 0  # number of key/value heads: 1 is multi-query; 0: n_heads
+    d_head: SizeOrZero = 0  # width of a head; 0: d_model / n_heads
+    d_ff: SizeOrZero = 0  # width inside the feed-forward; 0: 4 d_model, or 8/3 d_model, rounded up to 32, where gated
+    context_length: Size = 1024  # the longest sequence, in tokens
+    position: Position | tuple[Position, ...] = Rotary()  # how positions enter
+    attention: Attention | tuple[Attention, ...] = SelfAttention()  # how a token reads from the tokens before it
+    mlp: FeedForward | tuple[FeedForward, ...] = Gated()  # the feed-forward, applied to each token by itself
+    norm: Norm | tuple[Norm, ...] = RMSNorm()  # the norm of each branch
+    block: Block | tuple[Block, ...] = PreNorm()  # the arithmetic of the residual stream
+    final_norm: Norm | None = None  # the norm before the head; none: as in the blocks
+    tied: bool = False  # the head uses the embedding's weights
+    head_bias: bool = False  # whether the head has a bias
+    d_embed: SizeOrZero = 0  # width of the embeddings, projected to d_model and back before the head; 0: d_model
+    embed_norm: Norm | None = None  # the norm of the embeddings; none: they are not normalized
+    embed_scale: Factor = 1.0  # multiplies the embeddings
+    logit_scale: Factor = 1.0  # multiplies the logits
+    logit_softcap: Factor | None = None  # logits z become cap * tanh(z / cap)
+    dropout: Rate = 0.0  # dropout rate in training, of embeddings, attention weights and block outputs
+
+    def __post_init__(self) -> None:
+        def derive(name: str, value: Callable[[], int]) -> None:
+            object.__setattr__(self, name, getattr(self, name) or value())
+
+        check_fields(self)
+        names = "position", "attention", "mlp", "norm", "block"
+        for name in names:
+            if getattr(self, name) == ():
+                raise UserError(f"{name} names no part: give at least one")
+        if not self.d_head and self.d_model % self.n_heads:
+            raise UserError(
+                f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: change one of them or give d_head"
+            )
+        derive("n_kv_heads", lambda: self.n_heads)
+        derive("d_embed", lambda: self.d_model)
+        derive("d_head", lambda: self.d_model // self.n_heads)
+        gated = not isinstance(at(self.mlp, 0), Plain)
+        derive("d_ff", lambda: -(-8 * self.d_model // 96) * 32 if gated else 4 * self.d_model)
+        if self.n_heads % self.n_kv_heads:
+            raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}: change one")
+        for name in names:
+            parts = getattr(self, name)
+            if isinstance(parts, tuple):  # equal decoders are written alike
+                object.__setattr__(self, name, shortest(parts, self.n_layers))
+        first = at(self.position, 0)
+        if any(position.added and position != first for position in each(self.position)):
+            raise UserError(
+                "position: a part that is added to the embeddings (learned, sinusoidal) must be the first layer's"
+            )
+        for name in names:
+            for part in each(getattr(self, name)):
+                part.check(self)
+
+
+def shortest(parts: tuple[P, ...], n_layers: int) -> P | tuple[P, ...]:
+    """The shortest tuple of parts that repeats over all layers; a part by itself where all layers have the same."""
+    seen = [at(parts, layer) for layer in range(min(n_layers, 2 * len(parts)))]
+    period = next(p for p in range(1, len(seen) + 1) if all(a == b for a, b in zip(seen, seen[p:])))
+    return seen[0] if period == 1 else tuple(seen[:period])

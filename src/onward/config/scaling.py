@@ -1,0 +1,149 @@
+"""Rotary scalings: frequencies of rotary positions for contexts longer than in training. Does not import torch.
+
+Shapes: B rows, P pairs of elements that are rotated together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onward.config.part_types import Factor, Size
+from onward.errors import UserError
+from onward.fields import Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Scaling(Part):
+    """A change of the frequencies, in radians per position, of rotary positions."""
+
+    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
+        """The frequencies, (P,) or (B, 1, P), in place of `plain` (P,), which are theta ** (-p / P).
+
+        `rope_length` (B, 1, 1) is the length for which each row is scaled; where a scaling ignores it, the result is
+        (P,).
+        """
+        raise NotImplementedError
+
+    @property
+    def magnitude(self) -> float:
+        """The factor of cosines and sines."""
+        return 1.0
+
+    def check(self, pairs: int) -> None:
+        """Raise a UserError where a field is out of range; `pairs` is P."""
+
+
+@dataclass(frozen=True)
+class LinearScaling(Scaling, kind="linear"):
+    """Positions divided by the factor (position interpolation, Chen et al. 2023)."""
+
+    factor: Factor = 1.0  # ratio of the new context to the original one
+
+    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
+        return plain / self.factor
+
+
+@dataclass(frozen=True)
+class DynamicScaling(Scaling, kind="dynamic"):
+    """A base that grows with the row's length beyond the original one (dynamic NTK, Peng et al. 2023, section 3.3)."""
+
+    factor: Factor = 1.0  # how fast the base grows with the length
+    original: Size = 2048  # the context length in training
+
+    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
+        longer = rope_length.clamp(min=self.original) / self.original
+        base = theta * (self.factor * longer - (self.factor - 1)) ** (plain.numel() / (plain.numel() - 1))
+        return base ** (-plain.new_tensor(range(plain.numel())) / plain.numel())
+
+    def check(self, pairs: int) -> None:
+        if pairs < 2:
+            raise UserError("position.rotary.scaling.dynamic needs at least 4 rotated elements per head")
+
+
+@dataclass(frozen=True)
+class YaRNScaling(Scaling, kind="yarn"):
+    """Slow pairs are interpolated, fast pairs unchanged, with a ramp between (YaRN, Peng et al. 2023, section 3.4)."""
+
+    factor: Factor = 1.0  # ratio of the new context to the original one
+    original: Size = 2048  # the context length in training
+    beta_fast: Factor = 32.0  # pairs with at least this many rotations in the original context are unchanged
+    beta_slow: Factor = 1.0  # pairs with fewer rotations than this are interpolated
+    truncate: bool = True  # round the ends of the ramp to whole pairs
+    attention_factor: Factor | None = None  # the magnitude; none: 0.1 ln(factor) + 1
+
+    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
+        pairs = plain.numel()
+
+        def pair(rotations: float) -> float:  # the index of the pair with this many in the original context
+            return pairs * math.log(self.original / (rotations * 2 * math.pi)) / math.log(theta)
+
+        low, high = pair(self.beta_fast), pair(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * pairs - 1)
+        ramp = ((plain.new_tensor(range(pairs)) - low) / (high - low or 0.001)).clamp(0, 1)
+        return plain / self.factor * ramp + plain * (1 - ramp)
+
+    @property
+    def magnitude(self) -> float:
+        return yarn_magnitude(self.factor) if self.attention_factor is None else self.attention_factor
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """The magnitude for a context `factor` times longer: 0.1 weight ln(factor) + 1 (YaRN, equation 22)."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
+
+
+@dataclass(frozen=True)
+class Llama3Scaling(Scaling, kind="llama3"):
+    """Long wavelengths are interpolated, short ones unchanged, with a blend between (Llama 3.1, Dubey et al. 2024)."""
+
+    factor: Factor = 8.0  # ratio of the new context to the original one
+    low_frequency: Factor = 1.0  # wavelengths above original / low_frequency are interpolated
+    high_frequency: Factor = 4.0  # wavelengths below original / high_frequency are unchanged
+    original: Size = 8192  # the context length in training
+
+    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
+        rotations = plain * (self.original / (2 * math.pi))  # in the original context
+        share = ((rotations - self.low_frequency) / (self.high_frequency - self.low_frequency)).clamp(0, 1)
+        return plain * (share + (1 - share) / self.factor)
+
+    def check(self, pairs: int) -> None:
+        if self.low_frequency >= self.high_frequency:
+            raise UserError(
+                f"position.rotary.scaling.llama3 has low_frequency {self.low_frequency} and high_frequency "
+                f"{self.high_frequency}: low_frequency must be less than high_frequency"
+            )
+
+
+@dataclass(frozen=True)
+class LongRoPEScaling(Scaling, kind="longrope"):
+    """A factor per pair found by search, one list for rows up to the original length, one for longer rows (Ding et al.
+    2024)."""
+
+    short: tuple[Factor, ...] = ()  # factors for rows up to the original length
+    long: tuple[Factor, ...] = ()  # factors for longer rows
+    original: Size = 4096  # the context length in training
+    attention_factor: Factor = 1.0  # the magnitude
+
+    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
+        import torch
+
+        return plain / torch.where(
+            rope_length > self.original, plain.new_tensor(self.long), plain.new_tensor(self.short)
+        )
+
+    @property
+    def magnitude(self) -> float:
+        return self.attention_factor
+
+    def check(self, pairs: int) -> None:
+        if not len(self.short) == len(self.long) == pairs:
+            raise UserError(
+                f"position.rotary.scaling.longrope has {len(self.short)} short and {len(self.long)} long factors: "
+                f"give {pairs} of each, one for each rotated pair"
+            )

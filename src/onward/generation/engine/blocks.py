@@ -1,0 +1,257 @@
+"""The block manager of a paged cache: rows get blocks as they grow, and share those of a common prefix.
+
+The design is that of vLLM (Kwon et al. 2023): a full block is identified by a hash of all tokens up to its end, has a
+reference count, and is evicted least recently used first.
+
+Shapes: P blocks of a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from onward.arguments import checked
+from onward.errors import UserError
+from onward.generation.engine.cache_manager import CacheManager, rope_key
+from onward.model.paged import NULL_BLOCK, PagedKVCache, max_blocks
+
+
+class BlockPool:
+    """The `count` blocks of `size` positions of the layers with one window (0: no window), numbered from 1.
+
+    Each row has a list of blocks; those behind the window are freed and replaced by NULL_BLOCK. `ref_counts` is the
+    number of rows that have each block. Blocks with no reference are free, but keep their hash until they are
+    allocated: first blocks without a hash, then the least recently used.
+    """
+
+    def __init__(self, window: int, size: int, limit: int, count: int, table: Tensor) -> None:
+        self.window, self.size, self.limit = window, size, limit  # a row has at most `limit` blocks
+        self.table = table  # (rows, P), NULL_BLOCK where a row has none
+        self.row_blocks: list[list[int]] = [[] for _ in range(len(table))]  # the table without NULL_BLOCK at the end
+        self.ref_counts = [0] * (count + 1)
+        self.block_hashes: list[bytes | None] = [None] * (count + 1)  # None: not registered
+        self.hash_to_block: dict[bytes, int] = {}
+        self.free = OrderedDict.fromkeys(range(1, count + 1))  # in the order of allocation
+
+    def first_visible(self, start: int) -> int:
+        """The index in a row of the first block that queries from position `start` on attend to."""
+        return max(0, start - self.window + 1) // self.size if self.window else 0
+
+    def prefix_blocks(self, hashes: Sequence[bytes]) -> list[int]:
+        """The blocks for a row that begins with the blocks of these hashes, NULL_BLOCK behind the window."""
+        first = self.first_visible(len(hashes) * self.size)
+        return [NULL_BLOCK] * first + [self.hash_to_block[h] for h in hashes[first:]]
+
+    def allocate(self) -> int:
+        """Take a block from the free list, with one reference."""
+        block, _ = self.free.popitem(last=False)
+        self.unregister(block)
+        self.ref_counts[block] = 1
+        return block
+
+    def acquire(self, block: int) -> int:
+        """Add a reference to a block; returns the block."""
+        if block != NULL_BLOCK:
+            self.ref_counts[block] += 1
+            self.free.pop(block, None)
+        return block
+
+    def release(self, block: int) -> None:
+        """Remove a reference to a block."""
+        if block == NULL_BLOCK:
+            return
+        self.ref_counts[block] -= 1
+        if not self.ref_counts[block]:
+            self.free[block] = None
+            if self.block_hashes[block] is None:
+                self.free.move_to_end(block, last=False)
+
+    def unregister(self, block: int) -> None:
+        """Remove the hash of a block."""
+        block_hash, self.block_hashes[block] = self.block_hashes[block], None
+        if block_hash is not None:
+            del self.hash_to_block[block_hash]
+
+    def register(self, row: int, first: int, hashes: Sequence[bytes]) -> None:
+        """Register the blocks of a row, from index `first` on, under these hashes."""
+        for block, block_hash in zip(self.row_blocks[row][first:], hashes):
+            if block != NULL_BLOCK and self.block_hashes[block] is None and block_hash not in self.hash_to_block:
+                self.block_hashes[block], self.hash_to_block[block_hash] = block_hash, block
+
+    def assign(self, row: int, blocks: list[int]) -> None:
+        """Replace the blocks of a row by these, which are acquired already, and release the old ones."""
+        old, self.row_blocks[row] = self.row_blocks[row], blocks
+        self.table[row] = NULL_BLOCK
+        self.table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.long)
+        for block in reversed(old):  # so that prefix blocks are evicted last
+            self.release(block)
+
+    def to_allocate(self, row: int, start: int, end: int) -> list[int]:
+        """The indices of the blocks of a row to allocate before positions start to end - 1 are written: missing blocks
+        and shared blocks."""
+        blocks = self.row_blocks[row]
+        writes = range(start // self.size, -(-end // self.size))
+        return [i for i in writes if i >= len(blocks) or self.ref_counts[blocks[i]] != 1]
+
+    def to_free(self, row: int, start: int, end: int) -> list[int]:
+        """The indices of the blocks of a row to free: those from position `end` on, and those behind the window of the
+        first position in the block of `start`, where rows that share the prefix may continue."""
+        blocks = self.row_blocks[row]
+        freed = list(range(len(blocks) - 1, -(-end // self.size) - 1, -1))
+        behind = self.first_visible(start // self.size * self.size) - 1
+        while behind >= 0 and blocks[behind] != NULL_BLOCK:
+            freed.append(behind)
+            behind -= 1
+        return freed
+
+    def can_continue(self, row: int, start: int) -> bool:
+        """Whether a row has all blocks that queries from position `start` on attend to."""
+        blocks, first = self.row_blocks[row], self.first_visible(start)
+        return start <= len(blocks) * self.size and (start <= first * self.size or blocks[first] != NULL_BLOCK)
+
+    def has_capacity(self, row: int, start: int, end: int) -> bool:
+        """Whether there are enough free blocks for `reserve`. Raises a UserError where the row lacks blocks that
+        queries from `start` attend to."""
+        if not self.can_continue(row, start):
+            raise UserError(f"a row lacks blocks that position {start} attends to: allocate the row again")
+        blocks = self.row_blocks[row]
+        freed = sum(self.ref_counts[blocks[i]] == 1 for i in self.to_free(row, start, end))
+        return len(self.to_allocate(row, start, end)) <= len(self.free) + freed
+
+    def reserve(self, row: int, start: int, end: int) -> tuple[list[int], tuple[int, int] | None]:
+        """Allocate unshared blocks for positions start to end - 1 of a row, and free those of `to_free`.
+
+        Returns the allocated blocks and, where the first of them replaces a shared block with positions before `start`,
+        (source, target) of the copy to make.
+        """
+        blocks, new, copied = self.row_blocks[row], [], None
+        for i in self.to_free(row, start, end):
+            self.release(blocks[i])
+            blocks[i] = self.table[row, i] = NULL_BLOCK
+        del blocks[-(-end // self.size) :]
+        for i in range(start // self.size, len(blocks)):
+            if self.ref_counts[blocks[i]] == 1:
+                self.unregister(blocks[i])
+        for i in self.to_allocate(row, start, end):
+            block = self.allocate()
+            new.append(block)
+            if i < len(blocks):
+                if i * self.size < start:
+                    copied = blocks[i], block
+                self.release(blocks[i])
+                blocks[i] = block
+            else:
+                blocks.append(block)
+            self.table[row, i] = block
+        return new, copied
+
+
+class BlockManager(CacheManager):
+    """Assigns the rows and blocks of a PagedKVCache to requests.
+
+    `allocate` shares the registered blocks of the longest prefix of the request's tokens, in all layers or in none. A
+    shared block is copied before a row writes to it. `reserve` frees blocks behind the window and blocks from `end` on,
+    so a row can be rolled back as far as the `start` of the last call.
+    """
+
+    @checked
+    def __init__(self, cache: PagedKVCache) -> None:
+        self.cache: PagedKVCache = cache
+        self.block_size = cache.block_size
+        self.pools: dict[int, BlockPool] = {}  # by window
+        for window, table in cache.tables.items():
+            limit = max_blocks(window, cache.block_size, cache.chunk, table.size(1))
+            self.pools[window] = BlockPool(window, cache.block_size, limit, cache.num_blocks[window], table)
+        root = rope_key(cache.config, cache.length)
+        self.hashes = [[root] for _ in range(cache.rows)]  # of each row: its rope_key, hashes of registered blocks
+
+    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
+        self.free(row)
+        hashes = self.chain([rope_key(self.cache.config, rope_length) + key.encode()], tokens[:-1])
+        num_shared, pools = self.longest_prefix(hashes[1:]), self.pools.values()
+        prefixes = [pool.prefix_blocks(hashes[1 : 1 + num_shared]) for pool in pools]
+        for pool, blocks in zip(pools, prefixes):
+            needed = min(-(-len(tokens) // self.block_size), pool.limit + blocks.count(NULL_BLOCK)) - num_shared
+            if needed > len(pool.free) - sum(block in pool.free for block in blocks):
+                return None
+        for pool, blocks in zip(pools, prefixes):
+            pool.assign(row, [pool.acquire(block) for block in blocks])
+        self.hashes[row] = hashes[: 1 + num_shared]
+        self.cache.rope_length[row] = rope_length
+        return num_shared * self.block_size
+
+    def longest_prefix(self, hashes: Sequence[bytes]) -> int:
+        """The number of blocks of the longest prefix, given block hashes, whose blocks in the window exist in all
+        pools."""
+        num_shared, runs = 0, dict.fromkeys(self.pools, 0)
+        for n, key in enumerate(hashes, 1):
+            for window, pool in self.pools.items():
+                runs[window] = runs[window] + 1 if key in pool.hash_to_block else 0
+            if all(runs[w] >= n - pool.first_visible(n * self.block_size) for w, pool in self.pools.items()):
+                num_shared = n
+        return num_shared
+
+    def reserve(self, row: int, start: int, end: int) -> bool:
+        if not all(pool.has_capacity(row, start, end) for pool in self.pools.values()):
+            return False
+        for window, pool in self.pools.items():
+            new, copied = pool.reserve(row, start, end)
+            for cache in self.cache.layers if new else ():
+                for entry in cache.entries.values() if cache.window == window else ():
+                    entry[new] = 0  # a mask does not hide NaN of an earlier row, see CacheManager
+                    if copied:
+                        entry[copied[1]] = entry[copied[0]]
+        del self.hashes[row][1 + start // self.block_size :]
+        return True
+
+    def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
+        known = len(self.hashes[row])
+        self.hashes[row] = self.chain(self.hashes[row], tokens)
+        for pool in self.pools.values():
+            pool.register(row, known - 1, self.hashes[row][known:])
+
+    def chain(self, hashes: list[bytes], tokens: Sequence[int]) -> list[bytes]:
+        """`hashes` and those of the further full blocks of tokens, each computed from the hash before it."""
+        hashes = list(hashes)
+        for start in range((len(hashes) - 1) * self.block_size, len(tokens) - self.block_size + 1, self.block_size):
+            block = array("q", tokens[start : start + self.block_size]).tobytes()
+            hashes.append(hashlib.sha256(hashes[-1] + block).digest())
+        return hashes
+
+    def free(self, row: int) -> None:
+        for pool in self.pools.values():
+            pool.assign(row, [])
+        del self.hashes[row][1:]
+
+    def can_continue(self, row: int, position: int) -> bool:
+        return all(pool.can_continue(row, position) for pool in self.pools.values())
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        for pool in self.pools.values():
+            blocks = pool.row_blocks[source][: -(-length // self.block_size)]
+            pool.assign(target, [pool.acquire(block) for block in blocks])
+        self.hashes[target] = self.hashes[source][: 1 + length // self.block_size]
+        self.cache.rope_length[target] = self.cache.rope_length[source]
+
+    def move(self, source: int, target: int) -> None:
+        self.fork(source, target, self.cache.length + self.cache.chunk)
+        self.free(source)
+
+    def reorder(self, index: Sequence[int]) -> None:
+        for pool in self.pools.values():
+            rows = [[pool.acquire(block) for block in pool.row_blocks[i]] for i in index]
+            for row, blocks in enumerate(rows):
+                pool.assign(row, blocks)
+        self.hashes[: len(index)] = [list(self.hashes[i]) for i in index]
+        self.cache.rope_length[: len(index)] = self.cache.rope_length[torch.tensor(index)]
+
+    def dump(self, row: int, length: int) -> dict[str, Tensor]:
+        if not self.can_continue(row, (length - 1) // self.block_size * self.block_size):
+            raise UserError(f"a row no longer has the blocks of its first {length} tokens: they cannot be saved")
+        return super().dump(row, length)

@@ -1,0 +1,170 @@
+"""Assigns rows of a cache and their memory to requests; vectors of the cache are copied, never computed.
+
+Shapes: T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from onward.arguments import checked
+from onward.config.decoder import DecoderConfig, at
+from onward.errors import UserError
+from onward.model.cache import KVCache, LayerCache
+from onward.model.paged import PagedKVCache
+
+
+class CacheManager:
+    """Assigns the rows of a contiguous KVCache to requests.
+
+    A scheduler calls `allocate` when it assigns a row to a request, `reserve` before each call of the model,
+    `register_prefix` after the call, and `free` when the request leaves the row.
+
+    A freed row is set to zero: a masked key has weight 0, but 0 * NaN is NaN.
+    """
+
+    block_size = 1  # positions per block; a contiguous cache has no blocks
+
+    @checked
+    def __init__(self, cache: KVCache) -> None:
+        if isinstance(cache, PagedKVCache):
+            raise UserError("this cache is paged: a BlockManager gives its blocks to rows")
+        self.cache = cache
+        self.starts = [0] * cache.rows  # of each row: where the last reserved call began
+        self.used = [0] * cache.rows  # of each row: positions that may have been written, padding included
+
+    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
+        """Assign a row to a request with these tokens, which will have at most `rope_length` tokens. The `key`
+        names the model and the adapter: only what was computed with an equal one is shared.
+
+        Returns the number of first tokens that the row holds already, always fewer than all, or None where there is not
+        enough memory now.
+        """
+        self.starts[row] = 0
+        self.cache.rope_length[row] = rope_length
+        return 0
+
+    def reserve(self, row: int, start: int, end: int) -> bool:
+        """Make positions start to end - 1 of a row writable, at most a chunk; the row holds the positions before them.
+
+        Returns False, and changes nothing, where there is not enough memory.
+        """
+        if end > self.cache.capacity:
+            self.cache.grow(end)
+        self.starts[row] = start
+        self.used[row] = max(self.used[row], start + self.cache.chunk)
+        return True
+
+    def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
+        """Note that a row holds these tokens, so that requests that begin with them may share its memory."""
+
+    def free(self, row: int) -> None:
+        """Free a row and its memory."""
+        for cache in self.cache.layers:
+            for entry in cache.entries.values():
+                entry[row, : self.used[row]].zero_()
+        self.starts[row] = self.used[row] = 0
+
+    def can_continue(self, row: int, position: int) -> bool:
+        """Whether a row holds all positions that queries from `position` on attend to; window layers overwrite old
+        ones."""
+        return position >= self.starts[row] or not any(cache.window for cache in self.cache.layers)
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of row `source`, and its rope_length, to row `target`."""
+        self.cache.rope_length[target] = self.cache.rope_length[source]
+        self.starts[target], self.used[target] = self.starts[source], self.used[source]
+        for cache in self.cache.layers:
+            for entry in cache.entries.values():
+                entry[target, :length] = entry[source, :length]
+
+    def move(self, source: int, target: int) -> None:
+        """Move row `source` to row `target`, which is free."""
+        self.fork(source, target, self.used[source])
+        self.free(source)
+
+    def reorder(self, index: Sequence[int]) -> None:
+        """Copy row index[i] to row i for every i; rows may be left out or repeated."""
+        rows = torch.tensor(index, device=self.cache.rope_length.device)
+        entries = (entry for cache in self.cache.layers for entry in cache.entries.values())
+        for tensor in [self.cache.rope_length, *entries]:
+            tensor[: len(rows)] = tensor[rows]
+        self.starts[: len(index)] = [self.starts[row] for row in index]
+        self.used[: len(index)] = [self.used[row] for row in index]
+
+    def dump(self, row: int, length: int) -> dict[str, Tensor]:
+        """The entries that a row with `length` tokens needs to continue from the last token: "layer.entry" -> vectors
+        (T, ...) of all tokens or, in window layers, of the last tokens."""
+        return {
+            f"{layer}.{name}": entry[index][0]
+            for layer, cache, index in self.needed(row, length)
+            for name, entry in cache.entries.items()
+        }
+
+    def load(self, row: int, length: int, vectors: Mapping[str, Tensor]) -> None:
+        """Write the vectors that `dump` returned to a row; position length - 1 must be reserved."""
+        for layer, cache, index in self.needed(row, length):
+            for name, entry in cache.entries.items():
+                entry[index] = vectors[f"{layer}.{name}"][None].to(entry.device)
+
+    def needed(self, row: int, length: int) -> Iterator[tuple[int, LayerCache, tuple[Tensor, Tensor]]]:
+        """Each layer, its cache, and the indices of the positions that the block of position length - 1 attends to."""
+        size = self.block_size
+        for layer, cache in enumerate(self.cache.view(row, row + 1).layers):
+            first = max(0, (length - 1) // size * size - cache.window + 1) // size * size if cache.window else 0
+            positions = torch.arange(first, length, device=self.cache.rope_length.device)[None]
+            yield layer, cache, cache.locate(positions)
+
+
+class ConversationCache(CacheManager):
+    """A cache of one row that keeps its tokens when a request leaves: the next request, such as the next turn of a
+    conversation, continues after the tokens that both begin with."""
+
+    @checked
+    def __init__(self, cache: KVCache) -> None:
+        super().__init__(cache)
+        if cache.rows != 1:
+            raise UserError(f"the cache has {cache.rows} rows: a conversation takes one")
+        self.tokens: Sequence[int] = ()  # the tokens in the row
+        self.kind: tuple[str, bytes] = "", b""  # key and rotations with which they were computed
+
+    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
+        kind = key, rope_key(self.cache.config, rope_length)
+        length = min(common_prefix(tokens, self.tokens), len(tokens) - 1) if kind == self.kind else 0
+        if not self.can_continue(row, length):
+            length = 0
+        kept = self.dump(row, length) if length else {}
+        super().free(row)  # NaN in slots that are not kept would reach the next request
+        super().allocate(row, tokens, rope_length, key)
+        self.tokens, self.kind = tokens[:length], kind
+        if length:
+            self.reserve(row, length - 1, length)
+            self.load(row, length, kept)
+        return length
+
+    def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
+        self.tokens = list(tokens)
+
+    def free(self, row: int) -> None:
+        """Nothing: the tokens are kept until the next request."""
+
+
+@lru_cache(maxsize=256)
+def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
+    """A key that is equal for rows with equal rotations: cosines and sines at position 1 for this `rope_length`."""
+    one, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
+    widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
+    rotations = [position.rotation(width, one, length) for position, width in dict.fromkeys(widths)]
+    return repr([[t.tolist() for t in rotation] for rotation in rotations if rotation]).encode()
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """The number of first tokens that are equal."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
+    return next(i for i in range(length) if a[i] != b[i])

@@ -1,0 +1,181 @@
+"""Drafts, which propose tokens for speculative decoding.
+
+Shapes: B requests, K proposed tokens, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onward.config.decoder import at
+from onward.errors import UserError
+from onward.generation.distribution import draw, process_logits
+from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.engine.history import NgramIndex, RequestHistory, TokenCounts
+from onward.generation.engine.request import Request
+from onward.generation.engine.runner import Runner
+from onward.generation.engine.speculation import DRAFT, Proposal
+from onward.model.cache import KVCache
+from onward.model.decoder import Decoder, without_dropout
+from onward.tracing.calls import Row, labeled
+
+
+@runtime_checkable
+class Draft(Protocol):
+    """Proposes tokens that the model then verifies. A draft serves one engine at a time."""
+
+    num_draft_tokens: int  # the most tokens it proposes
+    manager: CacheManager | None  # of the draft's own cache, whose row i belongs to row i of the engine
+
+    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        """Prepare for an engine: its rows, their length, the most tokens per call, and the size of the vocabulary."""
+
+    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        """At most `room` tokens for each request; request i is in row i."""
+        ...
+
+
+class LookupDraft:
+    """Proposes the tokens that followed the last occurrence of the last n-gram of the text (prompt lookup decoding,
+    Saxena 2023)."""
+
+    manager: CacheManager | None = None
+
+    def __init__(self, num_draft_tokens: int = 8, ngram: int = 3) -> None:
+        if num_draft_tokens < 1 or ngram < 1:
+            raise UserError(f"a look-up of {num_draft_tokens} tokens by runs of {ngram}: both must be at least 1")
+        self.num_draft_tokens, self.ngram = num_draft_tokens, ngram
+        self.indices: WeakKeyDictionary[Request, LookupIndex] = WeakKeyDictionary()
+
+    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        """A look-up needs no preparation."""
+
+    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        proposals = []
+        for request, most in zip(requests, room):
+            index = self.indices.setdefault(request, LookupIndex(self.ngram))
+            index.extend(request.prompt[len(index.tokens) :])
+            index.extend(request.tokens[len(index.tokens) - len(request.prompt) :])
+            proposals.append(Proposal(index.find(self.num_draft_tokens)[:most]))
+        return proposals
+
+
+class LookupIndex:
+    """The end of the last occurrence of each n-gram of at most `ngram` tokens of a text; a new token costs O(ngram)."""
+
+    def __init__(self, ngram: int) -> None:
+        self.ngram, self.tokens, self.ends = ngram, list[int](), dict[tuple[int, ...], int]()
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        for token in tokens:
+            end = len(self.tokens)
+            for size in range(1, min(self.ngram, end) + 1):
+                self.ends[tuple(self.tokens[end - size :])] = end
+            self.tokens.append(token)
+
+    def find(self, most: int) -> list[int]:
+        """At most `most` tokens that followed the last occurrence of the longest n-gram that ends the text; or none."""
+        for size in range(min(self.ngram, len(self.tokens) - 1), 0, -1):
+            end = self.ends.get(tuple(self.tokens[-size:]))
+            if end is not None:
+                return self.tokens[end : end + most]
+        return []
+
+
+class ModelDraft:
+    """Proposes tokens that a smaller model with the same vocabulary samples."""
+
+    def __init__(self, model: Decoder, num_draft_tokens: int = 4) -> None:
+        if num_draft_tokens < 1:
+            raise UserError(f"a draft of {num_draft_tokens} tokens: it must be at least 1")
+        self.model, self.num_draft_tokens, self.vocab_size = model, num_draft_tokens, model.config.vocab_size
+        self.manager: CacheManager | None = None
+        self.runner: Runner | None = None
+
+    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        model, limit = self.model, at(self.model.config.position, 0).limit(self.model.config)
+        if limit < length:
+            raise UserError(f"the draft has {limit} positions and the model {length}: take one with as many")
+        self.vocab_size = vocab_size
+        self.manager = CacheManager(KVCache(model.config, rows, length, chunk, device=model.device, dtype=model.dtype))
+        if self.runner:
+            self.runner.steps.release()
+        self.runner = Runner(model, self.manager.cache)
+        self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
+
+    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        seeds, room = torch.tensor([r.seed for r in requests]), list(room)
+        tokens: list[list[int]] = [[] for _ in requests]
+        distributions: list[Tensor] = []  # of each step, (B, V)
+        assert self.runner is not None
+        with without_dropout(self.model):
+            self.runner.state.follow()
+            last = self.catch_up(requests)
+            for step in range(max(room)):
+                p = self.distribution(last, requests, tokens)
+                index = torch.tensor([len(r.tokens) + step for r in requests])
+                distributions.append(p)
+                finite = p.isfinite().all(-1).tolist()
+                room = [most if ok else min(most, step) for most, ok in zip(room, finite)]
+                for new, token in zip(tokens, draw(p, seeds, index, DRAFT).tolist()):
+                    new.append(min(token, self.vocab_size - 1))
+                if step + 1 < max(room):
+                    # a row without room for more is fed its last token once again
+                    more = [step + 1 < most for most in room]
+                    pieces = [new[-1:] if on else [r.last_token] for on, r, new in zip(more, requests, tokens)]
+                    starts = [r.num_context_tokens + (step if on else -1) for on, r in zip(more, requests)]
+                    last = self.forward(requests, pieces, starts)
+        for request, most in zip(requests, room):
+            request.num_draft_cached = request.num_context_tokens + max(0, most - 1)
+        return [
+            Proposal(new[:most], torch.stack([p[i] for p in distributions[:most]]) if most else None)
+            for i, (new, most) in enumerate(zip(tokens, room))
+        ]
+
+    def distribution(self, logits: Tensor, requests: Sequence[Request], proposed: Sequence[Sequence[int]]) -> Tensor:
+        """The draft's distributions (B, V) from logits, after each request's Sampling."""
+        logits = logits[:, : self.vocab_size]  # vocabularies differ in their padding
+        logits = F.pad(logits, (0, self.vocab_size - logits.size(1)), value=-math.inf)
+        history = RequestHistory(requests, list(enumerate(proposed)), self.counts, self.ngrams)
+        errors: dict[int, Exception] = {}  # a processor that fails here fails again when proposals are verified
+        return process_logits(logits, [r.sampling for r in requests], history, None, errors).softmax(-1).cpu()
+
+    def catch_up(self, requests: Sequence[Request]) -> Tensor:
+        """Feed the tokens that the draft's cache lacks; returns the logits (B, V) after the last tokens."""
+        assert self.manager is not None
+        cached = [min(r.num_draft_cached, r.num_cached) for r in requests]  # refused proposals are rolled back
+        logits: Tensor | None = None
+        while logits is None or any(n < r.num_context_tokens for r, n in zip(requests, cached)):
+            # at least the last token is fed
+            starts = [min(n, r.num_context_tokens - 1) for r, n in zip(requests, cached)]
+            pieces = [r.context_from(n)[: self.manager.cache.chunk] for r, n in zip(requests, starts)]
+            if max(map(len, pieces)) == 2:  # after all proposals were accepted: two compiled steps are faster
+                pieces = [piece[:1] for piece in pieces]
+            logits = self.forward(requests, pieces, starts)
+            cached = [n + len(piece) for n, piece in zip(starts, pieces)]
+        return logits
+
+    def forward(self, requests: Sequence[Request], pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        """The logits (B, V) after the last token of each request's piece; ids outside the draft's vocabulary are
+        replaced by its last id."""
+        assert self.manager is not None
+        assert self.runner is not None
+        last_id = self.model.config.vocab_size - 1
+        for row, (piece, start) in enumerate(zip(pieces, starts)):
+            self.manager.reserve(row, start, start + len(piece))
+        pieces = [[min(token, last_id) for token in piece] for piece in pieces]
+        if (logits := self.runner.compiled(pieces, starts)) is not None:
+            return logits[:, -1]
+        rows = [Row(None, len(piece), 0, r.start + start) for r, piece, start in zip(requests, pieces, starts)]
+        with labeled(rows):
+            hidden = self.runner.forward_rows(0, pieces, starts)
+        with labeled([Row(None, 1, 0, row.start + row.tokens - 1) for row in rows]):
+            return self.runner.logits(torch.stack([row[len(piece) - 1] for row, piece in zip(hidden, pieces)]))

@@ -1,0 +1,276 @@
+"""The engine: continuous batching of requests over one cache. A step is: schedule, forward, sample, distribute.
+
+Shapes: B requests, T tokens in one call, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from onward.arguments import Range, checked
+from onward.compiled.recording import NotCompilable
+from onward.compiled.steps import COMPILE_AFTER
+from onward.errors import UserError
+from onward.generation.distribution import check_mask
+from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.engine.drafts import Draft
+from onward.generation.engine.prefix_cache import PrefixCache
+from onward.generation.engine.prefix_files import PrefixFiles
+from onward.generation.engine.request import Request, check_request
+from onward.generation.engine.runner import Runner
+from onward.generation.engine.sampler import NotANumber, Sampler, nan_error, token_logprobs
+from onward.generation.engine.scheduler import Schedule, Scheduler
+from onward.generation.engine.speculation import Proposal, SpeculationTimes
+from onward.model.cache import KVCache
+from onward.model.decoder import Decoder, without_dropout
+from onward.tracing.calls import Row, labeled
+
+CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
+STEP = 256  # slots by which a cache grows
+ROWS = 16  # the most requests that are active at a time, unless another number is given
+
+
+class Engine:
+    """Continues many requests over one cache (continuous batching, Yu et al. 2022, Orca).
+
+    The tokens of a request depend on its prompt, options and seed, not on other requests. A request that cannot
+    continue (no token is allowed, its logits are NaN, a function of the user raises, the cache is too small) fails
+    alone: its `finish_reason` is "error", and `error` is the exception.
+
+    `stop_token_ids` end an answer, in addition to those of its request; `allowed` (V,) is False for tokens that are
+    never sampled. Prompt and new tokens beyond the length of the context or the cache are a UserError in `add` or, with
+    `slide`, the request continues from the later half of its context whenever the context is full. A `draft` proposes
+    tokens that the model then verifies together (speculative decoding). Prefilled prompts are saved in `files` and
+    loaded from there. At most `rows` requests are active at a time, by default 16 or as many as the `cache` has, which
+    by default is contiguous and grows; with a draft its chunk must exceed `draft.num_draft_tokens`.
+    A decoding step is compiled after `compile_after` plain ones with as many rows (None: never): on a CPU, which takes
+    about a second for a model; on CUDA it is captured as a graph.
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        rows: int | None = None,
+        cache: CacheManager | None = None,
+        stop_token_ids: Collection[int] = (),
+        allowed: Tensor | None = None,
+        slide: bool = False,
+        draft: Draft | None = None,
+        files: PrefixFiles | None = None,
+        compile_after: int | None = COMPILE_AFTER,
+    ) -> None:
+        length, num_draft_tokens = model.config.context_length, draft.num_draft_tokens if draft else 0
+        check_mask(allowed, (model.config.vocab_size,))
+        if rows is None:
+            rows = ROWS if cache is None else cache.cache.rows
+        if rows < 1 or (cache and rows > cache.cache.rows):
+            raise UserError(f"rows is {rows}: it must be at least 1, and at most the rows of the cache")
+        if cache and len(cache.cache.layers) != model.config.n_layers:
+            raise UserError("the cache belongs to another model: make one from this model's config")
+        if cache and draft and cache.cache.chunk <= num_draft_tokens:
+            raise UserError(
+                f"the cache takes {cache.cache.chunk} tokens at a time: speculation needs {num_draft_tokens + 1}"
+            )
+        cache = cache or growing_cache(model, rows, length, max(min(CHUNK, length), num_draft_tokens + 1))
+        self.model, self.length, self.slide, self.draft = model, min(length, cache.cache.length), slide, draft
+        self.stop_token_ids = frozenset(stop_token_ids)
+        if draft:
+            draft.start(rows, self.length, cache.cache.chunk, model.config.vocab_size)
+        self.runner, self.sampler = Runner(model, cache.cache, compile_after), Sampler(allowed)
+        self.scheduler = Scheduler(
+            PrefixCache(cache, files, self.runner.state),
+            rows,
+            self.length,
+            num_draft_tokens=num_draft_tokens,
+            draft_manager=draft.manager if draft else None,
+        )
+        self.times, self.drafting = SpeculationTimes(), 0.0  # seconds of the draft in this step
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is waiting or active."""
+        return bool(self.scheduler.waiting or self.scheduler.active)
+
+    @checked
+    def compile(self, rows: Annotated[int, Range(1, 1 << 20)] = 1, folder: str | Path | None = None) -> str:
+        """Compile decoding steps of this many rows now, rather than after `compile_after` plain ones; a `folder` keeps
+        the machine code for the next start. On CUDA torch.compile makes the kernels; no request may be active there.
+        Returns why they cannot be compiled, so that steps stay plain; "" if they are."""
+        if self.model.device.type == "cuda" and self.scheduler.active:
+            raise UserError("requests are active: compile steps before they are added")
+        try:
+            with torch.inference_mode(), without_dropout(self.model):
+                self.runner.steps.compile(rows, None if folder is None else Path(folder))
+        except NotCompilable as reason:
+            return str(reason)
+        return ""
+
+    @checked
+    def add(self, request: Request) -> Request:
+        """Queue a request. Raises a UserError where it can never be answered."""
+        check_request(request, self.model.config, self.length, self.slide)
+        request.stop_token_ids |= self.stop_token_ids
+        request.adapter = self.runner.adapter(request.adapter)
+        if request.max_new_tokens:
+            self.scheduler.add(request)
+        else:
+            request.finish_reason = "length"
+        return request
+
+    @checked
+    def cancel(self, request: Request) -> None:
+        """End a request; its row is free at once."""
+        self.scheduler.remove(request)
+        request.finish_reason = request.finish_reason or "cancelled"
+        if not self.scheduler.active:
+            self.runner.steps.release()
+
+    def run(self) -> Iterator[tuple[Request, int]]:
+        """Step until every request is done; yields (request, token) for each generated token except stop tokens."""
+        with without_dropout(self.model):  # here rather than in every step
+            while self.busy:
+                yield from self.step()
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Request, int]]:
+        """Run one step; returns the new tokens of all requests."""
+        with without_dropout(self.model):
+            self.runner.state.follow()
+            schedule, start = self.scheduler.schedule(), perf_counter()
+            self.drafting = 0.0
+            requests, proposals, logits = self.forward(schedule)
+            if not requests:
+                return []
+            sampled, self.runner.sampled = self.sampler.sample(logits, requests, proposals)
+            new = self.distribute(requests, proposals, sampled, logits)
+            if self.draft and not schedule.prefill:
+                speculated = any(proposal.tokens for proposal in proposals)
+                self.times.add(perf_counter() - start, self.drafting, len(new) / len(requests), speculated)
+            self.scheduler.release(requests)
+            if not self.scheduler.active:
+                self.runner.steps.release()
+            return new
+
+    def forward(self, schedule: Schedule) -> tuple[list[Request], list[Proposal], Tensor]:
+        """Run the model; returns the requests that sample a token, the draft's proposal for each, and the logits (N, V)
+        after its last token and after each proposed token."""
+        requests, proposals, logits = list(schedule.decode), [Proposal() for _ in schedule.decode], list[Tensor]()
+        if requests:
+            if self.draft:
+                start = perf_counter()
+                proposals = self.draft.propose(requests, schedule.room)
+                self.drafting = perf_counter() - start
+            with labeled([row_of(r, 1 + len(p.tokens)) for r, p in zip(requests, proposals)]):
+                logits.append(self.runner.decode(requests, [proposal.tokens for proposal in proposals]))
+        if schedule.prefill:
+            pieces, first = [piece for _, piece in schedule.prefill], self.scheduler.num_decoding
+            starts = [request.num_cached for request, _ in schedule.prefill]
+            adapters = [request.adapter or "" for request, _ in schedule.prefill]
+            with labeled([row_of(r, len(piece)) for r, piece in schedule.prefill]):
+                hidden = self.runner.forward_rows(first, pieces, starts, adapters)
+            sampling = self.scheduler.prefilled(schedule)
+            requests += [schedule.prefill[place][0] for place in sampling]
+            proposals += [Proposal() for _ in sampling]
+            if sampling:
+                last = [hidden[place, len(pieces[place]) - 1] for place in sampling]
+                with labeled([row_of(request, 1) for request in requests[-len(sampling) :]]):
+                    logits.append(self.runner.logits(torch.stack(last), [adapters[place] for place in sampling]))
+        return requests, proposals, logits[0] if len(logits) == 1 else torch.cat(logits) if logits else torch.empty(0)
+
+    def distribute(
+        self,
+        requests: Sequence[Request],
+        proposals: Sequence[Proposal],
+        sampled: Sequence[list[int] | Exception],
+        logits: Tensor,
+    ) -> list[tuple[Request, int]]:
+        """Append sampled tokens to their requests, and fail requests with an error; returns the new tokens."""
+        new: list[tuple[Request, int]] = []
+        row = 0
+        for request, proposal, tokens in zip(requests, proposals, sampled):
+            end = row + 1 + len(proposal.tokens)
+            if isinstance(tokens, Exception):
+                is_nan = isinstance(tokens, NotANumber)
+                self.scheduler.fail(request, nan_error(self.model, request.context) if is_nan else tokens)
+            else:
+                try:
+                    new += receive(request, proposal, tokens, logits[row:end])
+                except Exception as error:  # of a stop function or a constraint
+                    self.scheduler.fail(request, error)
+            row = end
+        return new
+
+
+def row_of(request: Request, tokens: int) -> Row:
+    """The label of a row with the next `tokens` tokens of a request."""
+    return Row(request, tokens, len(request.tokens), request.start + request.num_cached)
+
+
+def receive(
+    request: Request, proposal: Proposal, tokens: Sequence[int], logits: Tensor
+) -> Iterator[tuple[Request, int]]:
+    """Append tokens, sampled from logits (T, V), to a request up to the end of its answer; yields appended tokens."""
+    logprobs = token_logprobs(logits[: len(tokens)], tokens, request.num_logprobs)
+    request.steps += 1
+    request.num_accepted += len(tokens) - 1
+    request.num_drafted += min(len(tokens), len(proposal.tokens))
+    for token, logprob in zip(tokens, logprobs):
+        if request.constraint is not None and not request.constraint.allowed()[token]:
+            raise UserError(
+                f"token {token}, which is forced, breaks the constraint of this request: leave out one of them"
+            )
+        request.num_cached += 1
+        if token in request.stop_token_ids:
+            request.finish_reason = "stop"
+            return
+        request.tokens.append(token)
+        request.logprobs += logprob
+        yield request, token
+        stopped = bool(request.stop and request.stop(token))
+        if stopped or (request.constraint is not None and not request.constraint.accept(token)):
+            request.finish_reason = "stop"
+        elif not request.remaining:
+            request.finish_reason = "length"
+        if request.done:
+            return
+
+
+def growing_cache(model: Decoder, rows: int, length: int, chunk: int) -> CacheManager:
+    """A contiguous cache in the model's dtype that grows with its rows."""
+    return CacheManager(KVCache(model.config, rows, length, chunk, step=STEP, device=model.device, dtype=model.dtype))
+
+
+class EngineOptions(TypedDict, total=False):
+    """The parameters of an Engine but for its model and rows."""
+
+    cache: CacheManager | None
+    stop_token_ids: Collection[int]
+    allowed: Tensor | None
+    slide: bool
+    draft: Draft | None
+    files: PrefixFiles | None
+    compile_after: int | None
+
+
+def generate(
+    model: Decoder, requests: Sequence[Request], **options: Unpack[EngineOptions]
+) -> Iterator[tuple[Request, int]]:
+    """Continue requests by an Engine with these options; yields (request, token) for each token.
+
+    Raises the error of a request that failed once all others are done.
+    """
+    engine = Engine(model, rows=max(1, min(len(requests), ROWS)), **options)
+    for request in requests:
+        engine.add(request)
+    yield from engine.run()
+    for request in requests:
+        if request.error:
+            raise request.error

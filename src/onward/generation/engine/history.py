@@ -1,0 +1,122 @@
+"""Counts and n-grams of earlier tokens for penalties, updated token by token instead of recomputed in each step.
+
+Shapes: N places (after the last token of a request, and after each proposed token), B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from onward.device import tensor_on
+from onward.generation.distribution import History, counts
+from onward.generation.engine.request import Request
+
+
+class NgramIndex:
+    """The tokens that followed each sequence of `size` - 1 tokens of a text."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.tokens = size, list[int]()
+        self.following: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+
+    def push(self, token: int) -> None:
+        """Append a token to the text."""
+        self.tokens.append(token)
+        if len(self.tokens) >= self.size:
+            self.following[tuple(self.tokens[-self.size : -1])].append(token)
+
+    def pop(self) -> None:
+        """Remove the last token."""
+        if len(self.tokens) >= self.size:
+            self.following[tuple(self.tokens[-self.size : -1])].pop()
+        self.tokens.pop()
+
+    def repeats(self) -> list[int]:
+        """The tokens that would complete a sequence of `size` tokens for the second time."""
+        return self.following.get(tuple(self.tokens[len(self.tokens) - self.size + 1 :]), [])
+
+
+class TokenCounts:
+    """Which tokens are in the prompts of requests, and the number of times each token was generated, on the device."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request | None] = []  # of each row
+        self.counted: list[int] = []  # number of generated tokens counted so far, of each row
+        self.prompts = self.generated = torch.empty(0, 0)  # (B, V) of bool, (B, V)
+
+    def update(self, requests: Sequence[Request], like: Tensor) -> None:
+        """Assign row i to request i, and count new tokens; `like` (B, V) gives V and the device."""
+        rows = len(requests)
+        if rows > len(self.prompts) or self.prompts.device != like.device:
+            self.requests, self.counted = [None] * rows, [0] * rows
+            self.generated = torch.zeros(rows, like.size(1), device=like.device, dtype=torch.float32)
+            self.prompts = torch.zeros(rows, like.size(1), device=like.device, dtype=torch.bool)
+        new: list[Sequence[int]] = [()] * len(self.requests)
+        for row, request in enumerate(requests):
+            if self.requests[row] is not request or self.counted[row] > len(request.tokens):
+                self.requests[row], self.counted[row] = request, 0
+                self.generated[row] = 0
+                self.prompts[row] = counts(like[:1], [request.prompt])[0] > 0
+            new[row] = request.tokens[self.counted[row] :]
+            self.counted[row] = len(request.tokens)
+        if any(new):
+            self.generated += counts(self.generated, new)
+
+
+class RequestHistory(History):
+    """The history of each place: the tokens of a request, and the proposed tokens before the place."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        places: Sequence[tuple[int, Sequence[int]]],
+        counts: TokenCounts,
+        ngrams: WeakKeyDictionary[Request, NgramIndex],
+    ) -> None:
+        self.requests, self.places = requests, places  # of each place: index of the request, proposed tokens before it
+        self.counts, self.ngrams = counts, ngrams
+
+    def num_generated(self) -> list[int]:
+        return [len(self.requests[i].tokens) + len(proposed) for i, proposed in self.places]
+
+    def text(self, row: int) -> Sequence[int]:
+        i, proposed = self.places[row]
+        return [*self.requests[i].prompt, *self.requests[i].tokens, *proposed]
+
+    def seen(self, like: Tensor) -> Tensor:
+        generated = self.generated(like)
+        return self.counts.prompts[self.rows(like)] | (generated > 0)
+
+    def generated(self, like: Tensor) -> Tensor:
+        self.counts.update(self.requests, like)
+        generated = self.counts.generated[self.rows(like)]
+        proposed = [proposed for _, proposed in self.places]
+        return generated + counts(like, proposed) if any(proposed) else generated
+
+    def rows(self, like: Tensor) -> Tensor:
+        """The row of each place's request, (N,)."""
+        return tensor_on(like.device, [i for i, _ in self.places])
+
+    def repeats(self, row: int, size: int) -> Iterable[int]:
+        if not size:
+            return ()
+        i, proposed = self.places[row]
+        request = self.requests[i]
+        index = self.ngrams.get(request)
+        if index is None or index.size != size:
+            index = self.ngrams[request] = NgramIndex(size)
+        known, length = len(index.tokens), len(request.prompt)
+        for token in chain(request.prompt[known:], request.tokens[max(0, known - length) :]):
+            index.push(token)
+        for token in proposed:
+            index.push(token)
+        repeats = set(index.repeats())
+        for _ in proposed:
+            index.pop()
+        return repeats

@@ -1,0 +1,97 @@
+"""The prefix cache: requests with a common prefix prefill it once. It has three backends, tried in this order.
+
+Blocks of a paged cache are found by their hash (`BlockManager.allocate`), rows of other requests by comparing tokens
+(`fork`), and prompts on disk by a hash in the name of their file (`PrefixFiles`). Keys and values belong to the
+fingerprint of the model that computed them (`fingerprint.py`) and to an adapter; while a model has hooks or edits, none
+are read and none are kept.
+"""
+
+from __future__ import annotations
+
+import secrets
+import warnings
+from collections.abc import Iterable, Sequence
+
+from onward.compiled.fingerprint import ModelState
+from onward.errors import UserError
+from onward.generation.engine.cache_manager import CacheManager, common_prefix, rope_key
+from onward.generation.engine.prefix_files import PrefixFiles
+
+
+class PrefixCache:
+    """Allocates rows that hold the longest cached prefix of their tokens.
+
+    `state` follows the model; without it, the model is known to stay as it is.
+    """
+
+    def __init__(
+        self, manager: CacheManager, files: PrefixFiles | None = None, state: ModelState | None = None
+    ) -> None:
+        self.manager, self.files, self.state = manager, files, state
+        self.changes = 0  # of the state when it was last asked for
+        self.model: str | None = ""  # the name of the model when a request was last admitted; none: nothing is shared
+
+    def model_changed(self, admitting: bool) -> bool:
+        """Whether the model is another than at the last call. All weights are read, but only where `admitting`: PyTorch
+        does not count changes through `data`, such as `p.data.mul_(2)`."""
+        if self.state is None:
+            return False
+        changed, self.changes = self.changes != self.state.changes, self.state.changes
+        if admitting:
+            before, self.model = self.model, self.model_name()
+            changed |= before != self.model
+        return changed
+
+    def model_name(self) -> str | None:
+        """The name of the model as it is now; None where keys and values are not shared."""
+        one_row = type(self.manager) is CacheManager and self.manager.cache.rows == 1 and self.files is None
+        if self.state is None or one_row:
+            return None
+        look = self.state.look or self.state.follow()
+        return look.name() if look.shareable else None
+
+    def key(self, adapter: str) -> str | None:
+        """The key of what the model computes now with an adapter; None where it is not shared."""
+        return None if self.model is None else f"{self.model} {adapter}"
+
+    def allocate(
+        self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], key: str | None = ""
+    ) -> int | None:
+        """As `CacheManager.allocate`; `rows` are the cached tokens of each row in use that may be shared."""
+        if key is None:  # nothing has this one
+            return self.manager.allocate(row, tokens, rope_length, secrets.token_hex())
+        cached = self.manager.allocate(row, tokens, rope_length, key)
+        if cached is None:
+            return None
+        cached = max(cached, self.fork(row, tokens, rope_length, rows, cached))
+        return self.files.load(self.manager, row, tokens, rope_length, cached, key) if self.files else cached
+
+    def fork(
+        self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], cached: int
+    ) -> int:
+        """Copy the longest common prefix with another row, if it is longer than `cached`; returns its length or 0."""
+        best, source = cached, None
+        for other, row_tokens in enumerate(rows):
+            length = min(common_prefix(tokens, row_tokens), len(tokens) - 1)
+            if other != row and length > best and self.manager.can_continue(other, length):
+                best, source = length, other
+        config, lengths = self.manager.cache.config, self.manager.cache.rope_length
+        if source is None or rope_key(config, int(lengths[source])) != rope_key(config, rope_length):
+            return 0
+        self.manager.fork(source, row, best)
+        lengths[row] = rope_length
+        return best
+
+    def register(self, row: int, tokens: Sequence[int]) -> None:
+        """Register the tokens that a row holds, see `CacheManager.register_prefix`."""
+        self.manager.register_prefix(row, tokens)
+
+    def keep(self, row: int, tokens: Sequence[int], key: str) -> None:
+        """Save the tokens that a row holds to a file, if there are files and the model is still that of the key. A file
+        that cannot be written is a warning."""
+        if self.files is None or self.model_name() != self.model:
+            return
+        try:
+            self.files.save(self.manager, row, tokens, key)
+        except UserError as error:
+            warnings.warn(f"the prompt is not kept: {error}", stacklevel=2)

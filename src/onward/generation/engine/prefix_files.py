@@ -1,0 +1,109 @@
+"""Prefilled prompts on disk: one file per prompt, found by a hash of its tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from onward.compiled.fingerprint import fingerprint
+from onward.errors import UserError
+from onward.files import written_whole
+from onward.generation.engine.cache_manager import CacheManager, rope_key
+from onward.model.decoder import Decoder
+
+
+class PrefixFiles:
+    """Rows of caches of one model in a folder, as safetensors: the backend of a PrefixCache that persists.
+
+    A file's name is a hash of the tokens, a key of the model and its adapter, the config and the form of the cache's
+    entries. The key is by default the fingerprint of the model as it is. A file is written atomically and has a
+    checksum; damaged files and files under a wrong name are ignored. Files are never removed.
+    """
+
+    def __init__(self, folder: Path, model: Decoder) -> None:
+        self.folder, self.model = folder, model
+
+    def load(
+        self,
+        manager: CacheManager,
+        row: int,
+        tokens: Sequence[int],
+        rope_length: int,
+        cached: int,
+        key: str | None = None,
+    ) -> int:
+        """Load the file with the longest prefix of the tokens into an allocated row, which holds the first `cached`
+        tokens; returns the number of first tokens that the row then holds, always fewer than all."""
+        names, saved = {path.stem for path in self.folder.glob("*.safetensors")}, []
+        if not names or (key := key or fingerprint(self.model)) is None:
+            return cached
+        state = self.name_hash(manager, rope_length, key)
+        for n, token in enumerate(tokens, 1):
+            state.update(array("q", [token]))
+            if min(n, len(tokens) - 1) > cached and state.hexdigest() in names:
+                saved.append((n, state.hexdigest()))
+        chunk = manager.cache.chunk
+        for n, name in reversed(saved):
+            vectors = read(self.folder / f"{name}.safetensors")
+            if vectors is None:
+                continue
+            starts = *range(cached, n, chunk), n - 1
+            if not all(manager.reserve(row, start, min(n, start + chunk)) for start in starts):
+                return manager.allocate(row, tokens, rope_length, key) or 0
+            manager.load(row, n, vectors)
+            manager.register_prefix(row, tokens[:n])
+            return min(n, len(tokens) - 1)
+        return cached
+
+    def save(self, manager: CacheManager, row: int, tokens: Sequence[int], key: str | None = None) -> Path:
+        """Save a row that holds these tokens and at most a chunk beyond them; returns the path of the file. A UserError
+        where it cannot be written, or without a key where the model has hooks or edits."""
+        if (key := key or fingerprint(self.model)) is None:
+            raise UserError("the model has hooks or edits: its prompts are not saved")
+        state = self.name_hash(manager, int(manager.cache.rope_length[row]), key)
+        state.update(array("q", tokens))
+        path = self.folder / f"{state.hexdigest()}.safetensors"
+        if read(path) is None:
+            vectors = {name: t.cpu() for name, t in manager.dump(row, len(tokens)).items()}
+            with written_whole(path) as new:
+                new.write_bytes(save(vectors, {"sha256": checksum(path.stem, vectors)}))
+        return path
+
+    def name_hash(self, manager: CacheManager, rope_length: int, key: str) -> hashlib._Hash:
+        """The state of a file name's hash before the tokens."""
+        config, layers = self.model.config, manager.cache.layers
+        kinds = [(name, t.dtype, t.shape[2:]) for layer in layers for name, t in layer.entries.items()]
+        identity = config, kinds, manager.block_size, rope_key(config, rope_length), key
+        return hashlib.sha256(repr(identity).encode())
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
+    """A hash of the name and the tensors that a file of this name holds."""
+    digest = hashlib.sha256(name.encode())
+    for key in sorted(vectors):
+        digest.update(key.encode())
+        digest.update(raw(vectors[key]))
+    return digest.hexdigest()
+
+
+def read(path: Path) -> dict[str, Tensor] | None:
+    """The tensors of a file, or None where it is missing, damaged, or saved under another name."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            vectors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            expected = (file.metadata() or {}).get("sha256")
+    except (SafetensorError, OSError):
+        return None
+    return vectors if expected == checksum(path.stem, vectors) else None

@@ -1,0 +1,139 @@
+"""The runner: builds input tensors, and calls the model for rows of a cache.
+
+Shapes: B rows, T tokens in one call, D d_model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from onward.compiled.fingerprint import ModelState
+from onward.compiled.steps import COMPILE_AFTER, Steps
+from onward.device import tensor_on
+from onward.generation.engine.request import Request
+from onward.model.adapters import Selection
+from onward.model.cache import CacheView, KVCache
+from onward.model.decoder import Decoder
+from onward.transforms.lora import adapter_names, check_adapter, selection
+
+BUCKET = 64  # cache lengths are rounded up to a multiple of it, so that the same view serves many steps
+MAX_VIEWS = 64  # views that are kept
+MAX_COMPILED = 16  # the most tokens of a row in a compiled step
+
+
+class Runner:
+    """Runs a model over the rows of its cache. After `compile_after` steps (None: never), a decoding step is compiled.
+
+    Views of the cache are made once per range of rows and bucket of length, and reused in later steps. While the same
+    rows decode, sampled tokens and positions stay on the device: the next step needs no copy from the host.
+    `state.follow()` is called before each step.
+    """
+
+    def __init__(self, model: Decoder, cache: KVCache, compile_after: int | None = COMPILE_AFTER) -> None:
+        self.model, self.cache = model, cache
+        self.state = ModelState(model)
+        self.steps = Steps(model, cache, self.state, compile_after)
+        self.capacity = cache.capacity
+        self.views: dict[tuple[int, int, int], CacheView] = {}
+        self.decoding: list[Request] = []  # the requests of the last call of `decode`
+        self.starts: list[int] = []  # the positions of their last tokens
+        self.selection = Selection()  # of the model's adapters
+        self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
+
+    def view(self, first: int, end: int, length: int) -> CacheView:
+        """Rows first to end - 1 of the cache, with the slots of positions below `length`."""
+        if self.capacity != self.cache.capacity:  # a cache that grew has other tensors
+            self.views.clear()
+            self.capacity = self.cache.capacity
+        key = first, end, -(-length // BUCKET) * BUCKET
+        if key not in self.views:
+            if len(self.views) >= MAX_VIEWS:
+                self.views.clear()
+            self.views[key] = self.cache.view(*key)
+        return self.views[key]
+
+    def adapter(self, name: str | None) -> str:
+        """The name of an adapter of the model, or of the one in use; a UserError where the model does not have it."""
+        self.selection = selection(self.model)
+        if name is None:
+            return self.selection.name
+        check_adapter(name, adapter_names(self.model))
+        return name
+
+    def forward_rows(
+        self, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int], adapters: Sequence[str] = ()
+    ) -> Tensor:
+        """The hidden states (B, T, D) of tokens at positions from `starts` on, in the rows from `first` on, by the
+        adapter of each row (none given: the one in use).
+
+        Shorter pieces are padded with their own last token: NaN from a token never reaches another row.
+        """
+        width = max(map(len, pieces))
+        tokens, positions = self.inputs([[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces], starts)
+        view = self.view(first, first + len(pieces), max(starts) + width)
+        with self.using(adapters):
+            return self.model.hidden(tokens, positions, view)
+
+    def inputs(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Tokens and positions, each (B, T), of pieces of one length that begin at these positions."""
+        tokens = tensor_on(self.model.device, pieces)
+        return tokens, tensor_on(self.model.device, starts)[:, None] + torch.arange(
+            tokens.size(1), device=tokens.device
+        )
+
+    def compiled(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor | None:
+        """The logits (B, T, V) after each token of pieces in the rows from 0 on, by a compiled step; None where there
+        is none, as for pieces of several lengths."""
+        width = len(pieces[0])
+        if width > MAX_COMPILED or any(len(piece) != width for piece in pieces):
+            return None
+        return self.steps.run(*self.inputs(pieces, starts), max(starts) + width)
+
+    def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
+        """A context in which each row uses its adapter; none given: the one in use."""
+        return self.selection.use(adapters) if adapters else nullcontext()
+
+    def decode(self, requests: Sequence[Request], proposals: Sequence[Sequence[int]]) -> Tensor:
+        """The logits (N, V) after each row's last token and after each of the tokens proposed to follow it.
+
+        Request i is in row i.
+        """
+        starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
+        if any(proposals):
+            self.decoding = []
+            pieces = [[r.last_token, *p] for r, p in zip(requests, proposals)]
+            if (logits := self.compiled(pieces, starts)) is not None:
+                return logits.flatten(0, 1)
+            hidden = self.forward_rows(0, pieces, starts, adapters)
+            places = [adapter for adapter, p in zip(adapters, proposals) for _ in range(1 + len(p))]
+            return self.logits(torch.cat([row[: 1 + len(p)] for row, p in zip(hidden, proposals)]), places)
+        if not self.follows(requests, starts):
+            device = self.model.device
+            self.sampled = tensor_on(device, [request.last_token for request in requests])
+            self.positions = tensor_on(device, starts)
+        self.decoding, self.starts = list(requests), starts
+        tokens, positions, length = self.sampled[:, None], self.positions[:, None], max(starts) + 1
+        if (logits := self.steps.run(tokens, positions, length)) is not None:
+            return logits[:, 0]
+        with self.using(adapters):
+            hidden = self.model.hidden(tokens, positions, self.view(0, len(requests), length))
+            return self.logits(hidden.flatten(0, 1), adapters)
+
+    def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
+        """The logits (N, V) of hidden states (N, D), each by its adapter."""
+        with self.using(adapters):
+            return self.model.logits(hidden[None])[0]
+
+    def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
+        """Whether `sampled` holds the tokens to feed now, each one position after the last call; advances
+        `positions`."""
+        if self.decoding != list(requests) or self.sampled.size(0) != len(requests):
+            return False
+        if any(start != before + 1 for start, before in zip(starts, self.starts)):
+            return False
+        self.positions += 1
+        return True

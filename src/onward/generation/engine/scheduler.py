@@ -1,0 +1,223 @@
+"""The scheduler: chooses the requests of each step and their rows. It calls cache managers, never the model.
+
+Requests wait, are admitted to a row, prefill their prompt in chunks, decode together with other requests, and leave.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onward.errors import UserError
+from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.engine.prefix_cache import PrefixCache
+from onward.generation.engine.request import Request
+
+PADDING = 1.25  # prompts are prefilled together where padding makes the call at most this much larger
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The tokens that the model processes in one step."""
+
+    decode: list[Request]  # row i decodes request i
+    room: list[int]  # the most draft tokens of each of them
+    prefill: list[tuple[Request, list[int]]]  # requests of the next rows, and the tokens that each prefills
+
+
+class Scheduler:
+    """Row i of the cache belongs to `active[i]`; the first `num_decoding` rows decode, the others prefill.
+
+    `manager` allocates rows of the cache, and `draft_manager` those of a draft's cache, with the same indices. At most
+    `rows` requests are active. A request whose context exceeds `length` tokens is prefilled again from the later half.
+    A request that can never continue fails alone, with its `error` set.
+    """
+
+    def __init__(
+        self,
+        prefixes: PrefixCache,
+        rows: int,
+        length: int,
+        *,
+        num_draft_tokens: int = 0,
+        draft_manager: CacheManager | None = None,
+    ) -> None:
+        self.prefixes, self.manager, self.rows, self.length = prefixes, prefixes.manager, rows, length
+        self.num_draft_tokens = num_draft_tokens
+        self.managers = [self.manager, *([draft_manager] if draft_manager else [])]
+        self.waiting: deque[Request] = deque()
+        self.active: list[Request] = []
+        self.num_decoding = 0
+        self.arrivals = 0
+
+    def add(self, request: Request) -> None:
+        """Append a request to the waiting queue."""
+        request.arrival = self.arrivals
+        self.arrivals += 1
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Remove a request from the queue, or from its row, which is freed."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request in self.active:
+            self.leave(self.active.index(request))
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """End a request with an error."""
+        request.error, request.finish_reason = error, "error"
+        self.remove(request)
+
+    def schedule(self) -> Schedule:
+        """Admit requests, and choose the tokens of the next step."""
+        if self.prefixes.model_changed(admitting=bool(self.waiting) and len(self.active) < self.rows):
+            for request in self.active:
+                request.computed_by = None
+        self.admit()
+        decode = self.decode()
+        room = [min(self.num_draft_tokens, r.remaining - 1, self.length - r.num_context_tokens) for r in decode]
+        return Schedule(decode, room, self.prefill())
+
+    def admit(self) -> None:
+        """Assign free rows to waiting requests in the order of the queue."""
+        while self.waiting and len(self.active) < self.rows:
+            request, row = self.waiting[0], len(self.active)
+            if request.num_context_tokens > self.length:
+                request.start += request.num_context_tokens - (self.length // 2 or 1)
+            context = request.context
+            if any(is_prefilling(other, request) for other in self.active[self.num_decoding :]):
+                return  # wait until that prompt is prefilled, to share it
+            rope_length = min(self.length, len(context) + request.remaining)
+            computed_by = self.prefixes.key(request.adapter or "")
+            cached = (shareable(other, computed_by) for other in self.active)  # made only where there is memory
+            num_cached = self.prefixes.allocate(row, context, rope_length, cached, computed_by)
+            if num_cached is not None:
+                request.num_cached, request.computed_by = num_cached, computed_by
+                self.active.append(self.waiting.popleft())
+            elif self.active:
+                return
+            else:
+                self.fail(request, self.too_large(request))
+
+    def decode(self) -> list[Request]:
+        """The requests that decode, after memory for a token and its draft tokens is reserved in each row; where memory
+        is short, the requests that arrived last are preempted."""
+        row = 0
+        while row < self.num_decoding:
+            request = self.active[row]
+            end = min(request.num_cached + 1 + self.num_draft_tokens, self.length)
+            if self.manager.reserve(row, request.num_cached, end):
+                row += 1
+            else:
+                self.preempt()
+                row = 0
+        return self.active[: self.num_decoding]
+
+    def prefill(self) -> list[tuple[Request, list[int]]]:
+        """A chunk of the first prompt that is not prefilled, or several whole prompts of about the same length."""
+        while self.num_decoding < len(self.active) and not tokens_to_prefill(self.active[self.num_decoding]):
+            self.num_decoding += 1  # it continues where it was preempted
+        start, chunk = self.num_decoding, self.manager.cache.chunk
+        pieces: list[tuple[Request, list[int]]] = []
+        for row, request in enumerate(self.active[start:], start):
+            piece = tokens_to_prefill(request)[:chunk]
+            width = max(len(p) for _, p in [*pieces, (request, piece)])
+            total = sum(len(p) for _, p in pieces) + len(piece)
+            if not piece or (pieces and width * (len(pieces) + 1) > min(chunk, PADDING * total)):
+                break
+            if not self.manager.reserve(row, request.num_cached, request.num_cached + len(piece)):
+                break
+            pieces.append((request, piece))
+        if not pieces and start == 0 and self.active:  # no decoding request will free memory
+            self.preempt()
+        return pieces
+
+    def prefilled(self, schedule: Schedule) -> list[int]:
+        """Update the requests of `schedule.prefill` after the call of the model.
+
+        Returns the indices in `schedule.prefill` of the requests that have their whole prompt in the cache and sample
+        their first token.
+        """
+        first, sampling = self.num_decoding, list[int]()
+        for place, (request, piece) in enumerate(schedule.prefill):
+            request.num_cached += len(piece)
+            known = request.context[: request.num_cached]
+            if request.computed_by is not None:
+                self.prefixes.register(first + place, known)
+            if tokens_to_prefill(request):
+                continue
+            self.num_decoding += 1  # of several pieces, all complete their prompt
+            if request.tokens:
+                continue
+            if request.computed_by is not None:
+                self.prefixes.keep(first + place, known, request.computed_by)
+            request.num_cached -= 1  # as after a decoding step, before its token is counted
+            sampling.append(place)
+        return sampling
+
+    def release(self, requests: Sequence[Request]) -> None:
+        """Remove requests that are done; requests whose context is full wait, to slide and be prefilled again."""
+        for request in requests:
+            if request in self.active and (request.done or request.num_context_tokens > self.length):
+                self.leave(self.active.index(request))
+                if not request.done:
+                    self.waiting.appendleft(request)
+
+    def leave(self, row: int) -> None:
+        """Free the row of a request; the last decoding row and the last prefilling row move to close the gap."""
+        request = self.active[row]
+        if request.computed_by is not None:
+            self.prefixes.register(row, request.context[: request.num_cached])
+        request.num_cached = request.num_draft_cached = 0
+        for manager in self.managers:
+            manager.free(row)
+        if row < self.num_decoding:
+            self.num_decoding -= 1
+            self.move(self.num_decoding, row)
+            row = self.num_decoding
+        self.move(len(self.active) - 1, row)
+        self.active.pop()
+
+    def move(self, source: int, target: int) -> None:
+        """Move row `source` to row `target`, which is free."""
+        if source != target:
+            self.active[target] = self.active[source]
+            for manager in self.managers:
+                manager.move(source, target)
+
+    def preempt(self) -> None:
+        """Move the request that arrived last back to the queue; it is prefilled again later.
+
+        The only active request fails instead: there will never be more memory.
+        """
+        request = max(self.active, key=lambda request: request.arrival)
+        if len(self.active) == 1:
+            self.fail(request, self.too_large(request))
+            return
+        self.leave(self.active.index(request))
+        self.waiting.appendleft(request)
+
+    def too_large(self, request: Request) -> UserError:
+        return UserError(
+            f"the cache has no room for {request.num_context_tokens} tokens of one request: make it larger"
+        )
+
+
+def is_prefilling(request: Request, other: Request) -> bool:
+    """Whether a request is prefilling the prompt of another with the same adapter, and has more than its last token
+    left, which is never shared."""
+    same = request.prompt == other.prompt and request.adapter == other.adapter
+    return same and request.num_cached < len(request.prompt) - 1
+
+
+def shareable(request: Request, key: str | None) -> list[int]:
+    """The tokens of a request whose keys and values a request of the key can use: none of another model or adapter."""
+    return request.context[: request.num_cached] if key is not None and request.computed_by == key else []
+
+
+def tokens_to_prefill(request: Request) -> list[int]:
+    """The tokens to prefill before the next token is sampled: the rest of the context. Where the answer has begun, its
+    last token is left out, which is fed in decoding, together with draft tokens."""
+    rest = request.context_from(request.num_cached)
+    return rest[:-1] if request.tokens else rest

@@ -1,0 +1,56 @@
+"""The cross-entropy of rows of logits and its gradient, in one pass through the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, LANES, Code, callable_kernel
+from onward.kernels.llvm.draws import LOWEST
+from onward.kernels.llvm.elementwise import by_element, exp, like, row_sum, spans
+
+
+@cache
+def cross_entropy(width: int, dtype: str, ignored: int) -> Callable[..., None]:
+    """The kernel `(losses, gradient, logits, targets, rows, threads)`: the losses (N,) of logits (N, width), and the
+    gradient of their sum (N, width) in the dtype of the logits; both are 0 where the target is `ignored`."""
+
+    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
+        losses, gradient, logits, targets = arguments
+        with code.loop(first, end) as (row, _):
+            start, target = code.mul(row, INT(width)), code.scalar(targets, "int64", row)
+            counts = code.icmp_signed("!=", target, INT(ignored))
+            weight = code.select(counts, FLOAT(1.0), FLOAT(0.0))
+            place = code.add(start, code.select(counts, target, INT(0)))
+            top = greatest(code, logits, dtype, start, width)
+
+            def power(value: Any) -> Any:
+                return exp(code, code.fsub(value, like(code, value, top)))
+
+            total = row_sum(code, logits, dtype, start, width, power)
+            factor = code.fdiv(weight, total)
+            for index, read in spans(code, width):
+                p = power(read(logits, dtype, code.add(start, index)))
+                code.put(code.fmul(p, like(code, p, factor)), gradient, dtype, code.add(start, index))
+            logit = code.scalar(logits, dtype, place)
+            code.put(code.fsub(code.fmul(power(logit), factor), weight), gradient, dtype, place)
+            loss = code.fsub(code.fadd(top, by_element(code, "logf", total)), logit)
+            code.put(code.select(counts, loss, FLOAT(0.0)), losses, "float32", row)
+
+    return callable_kernel(4, emit)
+
+
+def greatest(code: Code, source: Any, dtype: str, start: Any, width: int) -> Any:
+    """The greatest of `width` numbers from `start` on."""
+    whole = width - width % LANES
+
+    def larger(a: Any, b: Any) -> Any:
+        return code.select(code.fcmp_ordered(">", a, b), a, b)
+
+    with code.loop(0, whole, LANES, [like(code, FLOATS([0.0] * LANES), LOWEST)]) as (index, tops):
+        tops[0] = larger(code.floats(source, dtype, code.add(start, index)), tops[0])
+    lanes = code.declare("llvm.vector.reduce.fmax", FLOAT, [FLOATS], FLOATS)
+    with code.loop(whole, width, 1, [code.call(lanes, [tops[0]])]) as (index, tops):
+        tops[0] = larger(code.scalar(source, dtype, code.add(start, index)), tops[0])
+    return tops[0]

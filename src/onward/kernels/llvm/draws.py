@@ -1,0 +1,164 @@
+"""The draw of next tokens from logits in one pass: what `generation/distribution.py` computes for a temperature alone.
+
+Token v is drawn whose p_v / e_v is greatest, e_v being an exponential number of its own (`distribution.draw`). As
+-log(u) >= 1 - u, no token beats the best ratio r so far unless u >= 1 - p_v / r: few logarithms are computed.
+Shapes: N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+
+from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, LANES, Code, Emit, callable_kernel
+from onward.kernels.llvm.elementwise import exp, like
+
+GOLDEN = 0x9E3779B97F4A7C15  # the constants of SplitMix64
+MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+DOUBLE = ir.DoubleType()
+HALF = LANES // 2
+LONGS, DOUBLES = ir.VectorType(INT, HALF), ir.VectorType(DOUBLE, HALF)
+LOWEST = -3e38  # the logit of a token that is not allowed
+
+
+def emit(dtype: str, masked: bool) -> Emit:
+    """The kernel `(tokens, logits, allowed, factors, seeds, index, V)`; an item is a row.
+
+    `factors` (N,) are the inverse temperatures, 0 for the likeliest token. The token is -1 where a logit is not finite,
+    or none is allowed.
+    """
+
+    def kernel(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
+        tokens, logits, allowed, factors, seeds, index, size = arguments
+        whole = code.sub(size, code.urem(size, INT(LANES)))
+        with code.loop(first, end) as (row, _):
+            start = code.mul(row, size)
+
+            def logit(place: Any, vector: bool) -> tuple[Any, Any]:
+                """The logit of a token, LOWEST where it is not allowed, and whether it is."""
+                value = (code.floats if vector else code.scalar)(logits, dtype, code.add(start, place))
+                if not masked:
+                    return value, None
+                byte = code.bytes(allowed, place) if vector else code.load(code.at(allowed, "int8", place))
+                permitted = code.icmp_unsigned("!=", byte, ir.Constant(byte.type, None))
+                return code.select(permitted, value, like(code, value, LOWEST)), permitted
+
+            def scan(place: Any, values: list[Any], vector: bool) -> None:
+                value, _ = logit(place, vector)
+                values[0] = code.select(code.fcmp_ordered(">", value, values[0]), value, values[0])
+                values[1] = code.fadd(values[1], code.fmul(value, like(code, value, 0.0)))  # NaN unless finite
+
+            begin = [ir.Constant(FLOATS, [LOWEST] * LANES), ir.Constant(FLOATS, [0.0] * LANES)]
+            with code.loop(0, whole, LANES, begin) as (place, values):
+                scan(place, values, True)
+            lanes = [code.extract_element(values[0], ir.IntType(32)(i)) for i in range(LANES)]
+            while len(lanes) > 1:
+                pairs = list(zip(lanes[::2], lanes[1::2]))
+                lanes = [code.select(code.fcmp_ordered(">", a, b), a, b) for a, b in pairs]
+            with code.loop(whole, size, 1, [lanes[0], code.sum(values[1])]) as (place, values):
+                scan(place, values, False)
+            top, finite = values[0], code.fcmp_ordered("==", values[1], FLOAT(0.0))
+            finite = code.and_(finite, code.fcmp_ordered(">", top, FLOAT(LOWEST)))
+            factor = code.scalar(factors, "float32", row)
+            result = code.alloca(INT)
+            code.store(INT(-1), result)
+            with code.if_then(finite), code.if_else(code.fcmp_ordered("==", factor, FLOAT(0.0))) as (greedy, random):
+                with greedy:
+                    code.store(size, result)
+
+                    def note(place: Any) -> None:
+                        """Keep the place if it is the first of the greatest logit."""
+                        equal = code.fcmp_ordered("==", logit(place, False)[0], top)
+                        better = code.and_(equal, code.icmp_signed("<", place, code.load(result)))
+                        code.store(code.select(better, place, code.load(result)), result)
+
+                    with code.loop(0, whole, LANES) as (place, _):
+                        equal = code.fcmp_ordered("==", logit(place, True)[0], code.repeat(top))
+                        some = code.icmp_unsigned("!=", code.bitcast(equal, ir.IntType(LANES)), ir.IntType(LANES)(0))
+                        with code.if_then(some), code.loop(place, code.add(place, INT(LANES))) as (lane, _):
+                            note(lane)
+                    with code.loop(whole, size) as (place, _):
+                        note(place)
+                with random:
+                    state = scramble(code, code.add(code.scalar(seeds, "int64", row), INT(GOLDEN)))
+                    state = code.add(state, code.mul(code.scalar(index, "int64", row), INT(GOLDEN)))
+                    draw(code, scramble(code, scramble(code, state)), logit, top, factor, whole, size, result)
+            code.store(code.load(result), code.at(tokens, "int64", row))
+
+    return kernel
+
+
+def draw(
+    code: Code, state: Any, logit: Callable[..., Any], top: Any, factor: Any, whole: Any, size: Any, result: Any
+) -> None:
+    """Store the token with the greatest ratio; `state` is the hash of the row's seed and index."""
+    best = code.alloca(DOUBLE)
+    code.store(DOUBLE(0.0), best)
+    log = code.module.globals.get("log") or ir.Function(code.module, ir.FunctionType(DOUBLE, [DOUBLE]), "log")
+
+    def probability(place: Any, vector: bool) -> Any:
+        """Not normalized, which changes no draw."""
+        value, permitted = logit(place, vector)
+        difference = code.fsub(value, like(code, value, top))
+        p = exp(code, code.fmul(difference, like(code, difference, factor)))
+        return p if permitted is None else code.select(permitted, p, like(code, p, 0.0))
+
+    def number(place: Any) -> Any:
+        """The random number of each token, between 0 and 1."""
+        constants = (lambda n: ir.Constant(place.type, [n] * HALF)) if place.type == LONGS else INT
+        kind = DOUBLES if place.type == LONGS else DOUBLE
+        repeated = (lambda x: ir.Constant(kind, [x] * HALF)) if kind == DOUBLES else DOUBLE
+        base = spread(code, state, HALF) if place.type == LONGS else state
+        bits = scramble(code, code.add(base, code.mul(place, constants(GOLDEN))))
+        unit = code.uitofp(code.lshr(bits, constants(12)), kind)
+        return code.fmul(code.fadd(unit, repeated(0.5)), repeated(2.0**-52))
+
+    def one(place: Any) -> None:
+        p = code.fpext(probability(place, False), DOUBLE)
+        ratio = code.fdiv(p, code.fneg(code.call(log, [number(place)])))
+        before = code.load(best)
+        better = code.fcmp_ordered(">", ratio, before)
+        code.store(code.select(better, ratio, before), best)
+        code.store(code.select(better, place, code.load(result)), result)
+
+    with code.loop(0, whole, LANES) as (place, _):
+        p, ratio = probability(place, True), spread(code, code.load(best), HALF)
+        hits = []
+        for part in range(2):
+            lanes = ir.Constant(ir.VectorType(ir.IntType(32), HALF), list(range(part * HALF, (part + 1) * HALF)))
+            share = code.fdiv(
+                code.fpext(code.shuffle_vector(p, ir.Constant(FLOATS, ir.Undefined), lanes), DOUBLES), ratio
+            )
+            offsets = ir.Constant(LONGS, list(range(part * HALF, (part + 1) * HALF)))
+            u = number(code.add(spread(code, place, HALF), offsets))
+            bound = code.fsub(ir.Constant(DOUBLES, [1.0] * HALF), share)
+            hits.append(code.bitcast(code.fcmp_ordered(">=", u, bound), ir.IntType(HALF)))
+        hit = code.icmp_unsigned("!=", code.or_(*hits), ir.IntType(HALF)(0))
+        with code.if_then(hit), code.loop(place, code.add(place, INT(LANES))) as (lane, _):
+            one(lane)
+    with code.loop(whole, size) as (place, _):
+        one(place)
+
+
+def scramble(code: Code, x: Any) -> Any:
+    """The output function of SplitMix64, for an int64 or a vector of them."""
+    constants = (lambda n: ir.Constant(x.type, [n] * HALF)) if x.type == LONGS else INT
+    for bits, factor in zip((30, 27), MULTIPLIERS):
+        x = code.mul(code.xor(x, code.lshr(x, constants(bits))), constants(factor))
+    return code.xor(x, code.lshr(x, constants(31)))
+
+
+def spread(code: Code, value: Any, count: int) -> Any:
+    """A vector of `count` times a number."""
+    empty = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
+    first = code.insert_element(empty, value, ir.IntType(32)(0))
+    return code.shuffle_vector(first, empty, ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count))
+
+
+@cache
+def draws(dtype: str, masked: bool) -> Callable[..., None]:
+    """The kernel of `emit` as a function of its arguments, the number of rows, and that of threads."""
+    return callable_kernel(7, emit(dtype, masked))

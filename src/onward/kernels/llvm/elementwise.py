@@ -1,0 +1,267 @@
+"""Elementwise operations, norms and copies of a decoding step as kernels.
+
+An operation reads fp32, bf16 or int64 tensors of any strides, computes in fp32 (integers in int64), and rounds its
+result once, as PyTorch does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from torch import Tensor
+
+from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, INTS, LANES, Code, Emit, integers
+
+Value = Any  # of LLVM: an fp32 number, a vector of them, or an int64
+Formula = Callable[..., Value]  # (code, values of the operands ...) -> value
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape, strides and dtype of an operand; the kernel is given its address."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    @staticmethod
+    def of(tensor: Tensor, shape: Sequence[int] | None = None) -> Layout:
+        """The layout of a tensor, broadcast to a shape."""
+        tensor = tensor if shape is None else tensor.expand(*shape)
+        return Layout(tuple(tensor.shape), tensor.stride(), str(tensor.dtype).removeprefix("torch."))
+
+
+def elementwise(formula: Formula, layouts: Sequence[Layout]) -> Emit:
+    """The kernel `(out, operands ...)` for merged layouts, of which the first is that of `out`: the formula for every
+    element. An item is an index of the first dimension, whose size the code does not depend on."""
+    shape, strides = layouts[0].shape, [layout.strides for layout in layouts]
+    vectors = all(layout.dtype != "int64" and layout.strides[-1] < 2 for layout in layouts) and strides[0][-1] == 1
+
+    def emit(code: Code, addresses: Sequence[Value], first: Value, end: Value) -> None:
+        def moved(offsets: Sequence[Value], index: Value, dimension: int) -> list[Value]:
+            return [code.add(o, code.mul(index, INT(s[dimension]))) for o, s in zip(offsets, strides)]
+
+        def last(offsets: Sequence[Value], start: Value, stop: Value) -> None:
+            size = code.sub(stop, start)
+            middle = code.sub(stop, code.urem(size, INT(LANES))) if vectors else start
+            if vectors:
+                with code.loop(start, middle, LANES) as (index, _):
+                    element(moved(offsets, index, -1), True)
+            with code.loop(middle, stop) as (index, _):
+                element(moved(offsets, index, -1), False)
+
+        def element(places: Sequence[Value], vector: bool) -> None:
+            values = []
+            for address, layout, place in zip(addresses[1:], layouts[1:], places[1:]):
+                if vector and layout.strides[-1]:
+                    values.append(code.floats(address, layout.dtype, place))
+                else:
+                    value = code.scalar(address, layout.dtype, place)
+                    values.append(code.repeat(value) if vector else value)
+            code.put(formula(code, *values), addresses[0], layouts[0].dtype, places[0])
+
+        def nest(dimension: int, offsets: Sequence[Value], start: Value, stop: Value) -> None:
+            if dimension == len(shape) - 1:
+                last(offsets, start, stop)
+                return
+            with code.loop(start, stop) as (index, _):
+                nest(dimension + 1, moved(offsets, index, dimension), INT(0), INT(shape[dimension + 1]))
+
+        nest(0, [INT(0)] * len(layouts), first, end)
+
+    return emit
+
+
+def merged(layouts: Sequence[Layout]) -> list[Layout]:
+    """Layouts of one shape without dimensions of size 1, neighbors merged where no layout has a gap between them."""
+    dims = [d for d in range(len(layouts[0].shape)) if layouts[0].shape[d] != 1]
+    shape = [layouts[0].shape[d] for d in dims] or [1]
+    strides = [[layout.strides[d] for d in dims] or [0] for layout in layouts]
+    if not dims:
+        strides[0] = [1]
+    for d in range(len(shape) - 2, -1, -1):
+        if all(s[d] == s[d + 1] * shape[d + 1] for s in strides):
+            shape[d : d + 2] = [shape[d] * shape[d + 1]]
+            for s in strides:
+                del s[d]
+    return [Layout(tuple(shape), tuple(s), layout.dtype) for s, layout in zip(strides, layouts)]
+
+
+def mean(x: Layout) -> Emit:
+    """The kernel `(out, x)`: the mean over the last dimension of x, contiguous, fp32; an item is a row."""
+    width = x.shape[-1]
+
+    def emit(code: Code, arguments: Sequence[Value], first: Value, end: Value) -> None:
+        out, source = arguments
+        with code.loop(first, end) as (row, _):
+            total = row_sum(code, source, x.dtype, code.mul(row, INT(width)), width)
+            code.put(code.fmul(total, FLOAT(1 / width)), out, "float32", row)
+
+    return emit
+
+
+def row_sum(
+    code: Code, source: Value, dtype: str, start: Value, width: int, term: Callable[[Value], Value] = lambda x: x
+) -> Value:
+    """The sum of a function of `width` numbers from `start` on."""
+    return total(code, width, lambda index, read: term(read(source, dtype, code.add(start, index))))
+
+
+def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], Value]) -> Value:
+    """The sum of `width` terms, each given its index and the method of Code that reads numbers there, see `spans`."""
+    whole = width - width % LANES
+    with code.loop(0, whole, LANES, [ir.Constant(FLOATS, [0.0] * LANES)]) as (index, sums):
+        sums[0] = code.fadd(sums[0], term(index, code.floats))
+    with code.loop(whole, width, 1, [code.sum(sums[0])]) as (index, sums):
+        sums[0] = code.fadd(sums[0], term(index, code.scalar))
+    return sums[0]
+
+
+def spans(code: Code, width: int) -> Iterator[tuple[Value, Callable[..., Value]]]:
+    """The indices of `width` numbers, with the method of Code that reads there: LANES at once, then one by one."""
+    whole = width - width % LANES
+    for start, stop, step, read in (0, whole, LANES, code.floats), (whole, width, 1, code.scalar):
+        with code.loop(start, stop, step) as (index, _):
+            yield index, read
+
+
+def layer_norm(x: Layout, eps: float, weight: bool, bias: bool) -> Emit:
+    """The kernel `(out, x, weight, bias)` of a layer norm over the last dimension of x; an item is a row."""
+    width = x.shape[-1]
+
+    def emit(code: Code, arguments: Sequence[Value], first: Value, end: Value) -> None:
+        out, source, scale, shift = arguments
+        with code.loop(first, end) as (row, _):
+            start = code.mul(row, INT(width))
+            average = code.fmul(row_sum(code, source, x.dtype, start, width), FLOAT(1 / width))
+
+            def square(value: Value) -> Value:
+                distance = code.fsub(value, like(code, value, average))
+                return code.fmul(distance, distance)
+
+            variance = code.fmul(row_sum(code, source, x.dtype, start, width, square), FLOAT(1 / width))
+            factor = code.fdiv(FLOAT(1.0), root(code, code.fadd(variance, FLOAT(eps))))
+            for index, read in spans(code, width):
+                value = read(source, x.dtype, code.add(start, index))
+                value = code.fmul(code.fsub(value, like(code, value, average)), like(code, value, factor))
+                if weight:
+                    value = code.fmul(value, read(scale, x.dtype, index))
+                if bias:
+                    value = code.fadd(value, read(shift, x.dtype, index))
+                code.put(value, out, x.dtype, code.add(start, index))
+
+    return emit
+
+
+def gather(rows: Layout, index_dtype: str) -> Emit:
+    """The kernel `(out, weight, ids, rows)` of an embedding; an item is an id, and one that is not among the rows gives
+    NaN."""
+    width = rows.shape[-1]
+
+    def emit(code: Code, arguments: Sequence[Value], first: Value, end: Value) -> None:
+        out, weight, ids, count = arguments
+        with code.loop(first, end) as (item, _):
+            row = code.scalar(ids, index_dtype, item)
+            known = code.icmp_unsigned("<", row, count)
+            start = code.mul(code.select(known, row, INT(0)), INT(width))
+            target = code.mul(item, INT(width))
+            for index, read in spans(code, width):
+                value = read(weight, rows.dtype, code.add(start, index))
+                value = code.select(known, value, like(code, value, math.nan))
+                code.put(value, out, rows.dtype, code.add(target, index))
+
+    return emit
+
+
+def like(code: Code, value: Value, number: Value) -> Value:
+    """A number in the shape of a value: as it is, or repeated in a vector."""
+    if isinstance(number, int | float):
+        return ir.Constant(FLOATS, [float(number)] * LANES) if value.type == FLOATS else value.type(number)
+    return code.repeat(number) if value.type == FLOATS else number
+
+
+def unary(name: str) -> Formula:
+    """A function of LLVM or of the library of C."""
+
+    def formula(code: Code, x: Value) -> Value:
+        return code.call(code.declare(name, x.type, [x.type]), [x])
+
+    return formula
+
+
+root = unary("llvm.sqrt")
+
+
+def exp(code: Code, x: Value) -> Value:
+    """e ** x within 2 units in the last place: 2 ** n times a polynomial of the rest (Cody and Waite 1980)."""
+    x = clamp(code, x, -87.33, 88.72)
+    n = unary("llvm.rint")(code, code.fmul(x, like(code, x, math.log2(math.e))))
+    rest = code.fma(n, like(code, x, -0.693359375), x)
+    rest = code.fma(n, like(code, x, 2.12194440e-4), rest)
+    y = like(code, x, 1.9875691500e-4)
+    for c in 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1:
+        y = code.fma(y, rest, like(code, x, c))
+    y = code.fadd(code.fma(y, code.fmul(rest, rest), rest), like(code, x, 1.0))
+    kind = INTS if x.type == FLOATS else ir.IntType(32)
+    bits, constant = code.fptosi(n, kind), integers if x.type == FLOATS else kind
+    half = code.ashr(bits, constant(1))  # 2 ** n in two factors, since 2 ** 128 is not a number
+
+    def power(exponent: Value) -> Value:
+        return code.bitcast(code.shl(code.add(exponent, constant(127)), constant(23)), x.type)
+
+    return code.fmul(code.fmul(y, power(half)), power(code.sub(bits, half)))
+
+
+def clamp(code: Code, x: Value, least: float | None, greatest: float | None) -> Value:
+    """x between two bounds; NaN stays NaN."""
+    if x.type == INT:
+        for bound, sign in (least, "<"), (greatest, ">"):
+            if bound is not None:
+                x = code.select(code.icmp_signed(sign, x, INT(int(bound))), INT(int(bound)), x)
+        return x
+    for bound, sign in (least, "<"), (greatest, ">"):
+        if bound is not None:
+            x = code.select(code.fcmp_ordered(sign, x, like(code, x, bound)), like(code, x, bound), x)
+    return x
+
+
+def sigmoid(code: Code, x: Value) -> Value:
+    one = like(code, x, 1.0)
+    return code.fdiv(one, code.fadd(one, exp(code, code.fneg(x))))
+
+
+def tanh(code: Code, x: Value) -> Value:
+    """1 - 2 / (e ** 2x + 1), and x - x³ / 3 + 2 x⁵ / 15 near 0, where that loses digits."""
+    one, two = like(code, x, 1.0), like(code, x, 2.0)
+    far = code.fsub(one, code.fdiv(two, code.fadd(exp(code, code.fmul(two, x)), one)))
+    square = code.fmul(x, x)
+    near = code.fma(square, like(code, x, 2 / 15), like(code, x, -1 / 3))
+    near = code.fma(code.fmul(near, square), x, x)
+    return code.select(code.fcmp_ordered("<", square, like(code, x, 0.01)), near, far)
+
+
+def gelu(code: Code, x: Value) -> Value:
+    half = code.fmul(x, like(code, x, 0.5))
+    inner = code.fmul(x, like(code, x, math.sqrt(0.5)))
+    return code.fmul(half, code.fadd(like(code, x, 1.0), by_element(code, "erff", inner)))
+
+
+def gelu_tanh(code: Code, x: Value) -> Value:
+    cube = code.fmul(code.fmul(x, x), x)
+    inner = code.fmul(like(code, x, math.sqrt(2 / math.pi)), code.fma(cube, like(code, x, 0.044715), x))
+    return code.fmul(code.fmul(x, like(code, x, 0.5)), code.fadd(like(code, x, 1.0), tanh(code, inner)))
+
+
+def by_element(code: Code, name: str, x: Value) -> Value:
+    """A function of the library of C, of each number of a vector."""
+    function = code.module.globals.get(name) or ir.Function(code.module, ir.FunctionType(FLOAT, [FLOAT]), name)
+    if x.type == FLOAT:
+        return code.call(function, [x])
+    for lane in range(LANES):
+        place = ir.IntType(32)(lane)
+        x = code.insert_element(x, code.call(function, [code.extract_element(x, place)]), place)
+    return x

@@ -1,0 +1,163 @@
+"""Norms, rotations and gates of many tokens, each as one kernel. Numbers are rounded where PyTorch's operations do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from onward.config.decoder import Activation
+from onward.kernels.llvm.compiler import FLOAT, INT, LANES, Code, Emit, callable_kernel
+from onward.kernels.llvm.elementwise import (
+    Formula,
+    Layout,
+    clamp,
+    elementwise,
+    gelu,
+    gelu_tanh,
+    like,
+    root,
+    row_sum,
+    sigmoid,
+    spans,
+    total,
+)
+from onward.kernels.llvm.units import ZERO
+
+ACTIVATIONS: dict[Activation, Formula] = {
+    "relu": lambda code, x: clamp(code, x, 0.0, None),
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": lambda code, x: code.fmul(x, sigmoid(code, x)),
+}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An RMSNorm of rows of x of a dtype: x / sqrt(mean(x ** 2) + eps) * (weight + offset), written in `out_dtype`."""
+
+    width: int
+    dtype: str
+    weight_dtype: str
+    out_dtype: str
+    eps: float
+    offset: float
+
+    def scale(self, code: Code, weight: Any, index: Any, read: Callable[..., Any]) -> Any:
+        """The factor of the numbers at an index of a row."""
+        scale = read(weight, self.weight_dtype, index)
+        return code.fadd(scale, like(code, scale, self.offset)) if self.offset else scale
+
+
+@cache
+def rms_norm(norm: Norm) -> Callable[..., None]:
+    """The kernel `(out, factors, x, weight, rows, threads)`; the factors 1 / sqrt(...) of the rows are fp32."""
+    width, dtype = norm.width, norm.dtype
+
+    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
+        out, factors, source, weight = arguments
+        with code.loop(first, end) as (row, _):
+            start = code.mul(row, INT(width))
+            squares = row_sum(code, source, dtype, start, width, lambda x: code.fmul(x, x))
+            mean = code.fmul(squares, FLOAT(1 / width))
+            factor = code.fdiv(FLOAT(1.0), root(code, code.fadd(mean, FLOAT(norm.eps))))
+            code.put(factor, factors, "float32", row)
+            for index, read in spans(code, width):
+                value = read(source, dtype, code.add(start, index))
+                value = code.fmul(code.fmul(value, like(code, value, factor)), norm.scale(code, weight, index, read))
+                code.put(value, out, norm.out_dtype, code.add(start, index))
+
+    return callable_kernel(4, emit)
+
+
+@cache
+def rms_norm_gradient(norm: Norm) -> Callable[..., None]:
+    """The kernel `(gradient of x, that of the output, x, weight, factors, rows, threads)`: with a row's factor r and
+    g the gradient of the output times the scale, r g - x r ** 3 mean(g x)."""
+    width = norm.width
+
+    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
+        out, outer, source, weight, factors = arguments
+        with code.loop(first, end) as (row, _):
+            start, factor = code.mul(row, INT(width)), code.scalar(factors, "float32", row)
+
+            def numbers(index: Any, read: Callable[..., Any]) -> tuple[Any, Any]:
+                place = code.add(start, index)
+                g = code.fmul(read(outer, norm.out_dtype, place), norm.scale(code, weight, index, read))
+                return g, read(source, norm.dtype, place)
+
+            mean = code.fmul(total(code, width, lambda *at: code.fmul(*numbers(*at))), FLOAT(1 / width))
+            share = code.fneg(code.fmul(mean, code.fmul(factor, code.fmul(factor, factor))))
+            for index, read in spans(code, width):
+                g, x = numbers(index, read)
+                value = code.fma(x, like(code, x, share), code.fmul(g, like(code, g, factor)))
+                code.put(value, out, norm.dtype, code.add(start, index))
+
+    return callable_kernel(5, emit)
+
+
+@cache
+def rms_norm_weight_gradient(norm: Norm) -> Callable[..., None]:
+    """The kernel `(gradient of the weight in fp32, that of the output, x, factors, rows, items, threads)`; an item is
+    LANES columns, or one of those that are left."""
+    width, blocks = norm.width, norm.width // LANES
+
+    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
+        out, outer, source, factors, rows = arguments
+
+        def columns(begin: Any, read: Callable[..., Any], zero: Any) -> None:
+            with code.loop(0, rows, 1, [zero]) as (row, sums):
+                place = code.add(code.mul(row, INT(width)), begin)
+                product = code.fmul(read(outer, norm.out_dtype, place), read(source, norm.dtype, place))
+                factor = code.scalar(factors, "float32", row)
+                sums[0] = code.fma(product, like(code, product, factor), sums[0])
+            code.put(sums[0], out, "float32", begin)
+
+        with code.loop(first, end) as (item, _):
+            whole = code.icmp_signed("<", item, INT(blocks))
+            with code.if_else(whole) as (several, one):
+                with several:
+                    columns(code.mul(item, INT(LANES)), code.floats, ZERO)
+                with one:
+                    columns(code.add(item, INT(blocks * (LANES - 1))), code.scalar, FLOAT(0.0))
+
+    return callable_kernel(5, emit)
+
+
+def column_items(width: int) -> int:
+    """The number of items of `rms_norm_weight_gradient`."""
+    return width // LANES + width % LANES
+
+
+@cache
+def rotation(heads: int, d_head: int, half: int, dtype: str) -> Callable[..., None]:
+    """The kernel `(out, x, cosines, sines, tokens, threads)` of `positions.rotate`."""
+
+    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
+        out, source, cosines, sines = arguments
+        with code.loop(first, end) as (token, _), code.loop(0, heads) as (head, _):
+            angles = code.mul(token, INT(half))
+            start = code.mul(code.add(code.mul(token, INT(heads)), head), INT(d_head))
+            middle, rest = code.add(start, INT(half)), code.add(start, INT(2 * half))
+            for index, read in spans(code, half):
+                a, b = (read(source, dtype, code.add(place, index)) for place in (start, middle))
+                cos, sin = (read(table, "float32", code.add(angles, index)) for table in (cosines, sines))
+                code.put(code.fsub(code.fmul(a, cos), code.fmul(b, sin)), out, dtype, code.add(start, index))
+                code.put(code.fadd(code.fmul(b, cos), code.fmul(a, sin)), out, dtype, code.add(middle, index))
+            for index, read in spans(code, d_head - 2 * half):
+                place = code.add(rest, index)
+                code.put(read(source, dtype, place), out, dtype, place)
+
+    return callable_kernel(4, emit)
+
+
+@cache
+def gate(activation: Activation, dtype: str) -> Callable[..., None]:
+    """The kernel `(out, x, y, numbers, threads)` of activation(x) * y."""
+
+    def formula(code: Code, x: Any, y: Any) -> Any:
+        return code.fmul(code.rounded(ACTIVATIONS[activation](code, x), dtype), y)
+
+    emit: Emit = elementwise(formula, [Layout((1,), (1,), dtype)] * 3)
+    return callable_kernel(3, emit)

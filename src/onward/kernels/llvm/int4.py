@@ -1,0 +1,114 @@
+"""int4 weights in products: two in a byte, the first half of a GROUP in the low bits, the second half in the high bits,
+each plus 8; a bf16 scale for each group.
+
+Shapes: N rows, I inputs, O outputs; x (N, I), codes (O, I / 2), scales (O, I / 32).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from onward.kernels.llvm.compiler import FLOATS, INT, LANES, Code, integers
+from onward.kernels.llvm.units import PAIRS, ZERO, DotUnit, Unit, shuffle
+
+GROUP = 32  # weights with the same scale
+WIDE = 4 * GROUP  # weights in 64 bytes
+WORDS = ir.VectorType(ir.IntType(16), PAIRS)
+NUMBERS = [struct.unpack("<I", struct.pack("<f", n))[0] >> 16 for n in range(-8, 8)]  # of the codes, in bf16
+SCALES = [place for lane in range(LANES) for place in (4, lane // 4)]  # a zero, and the group's scale: an fp32 number
+
+
+class Prepared(NamedTuple):
+    """x in the order in which `dot` reads it."""
+
+    address: Any
+    stride: Any  # numbers of a row
+
+
+def halves(code: Code, codes: Any, place: Any) -> tuple[Any, Any]:
+    """The codes of the two halves of the group from `place` on, as fp32 numbers from 0 to 15."""
+    bits = code.bytes(codes, code.lshr(place, INT(1)))
+    low, high = code.and_(bits, integers(15)), code.lshr(bits, integers(4))
+    return code.uitofp(low, FLOATS), code.uitofp(high, FLOATS)
+
+
+def unpack(code: Code, unit: Unit, codes: Any, scales: Any, place: Any) -> list[Any]:
+    """The weights of the group from `place` on, in vectors of the unit, to whose dtype they are rounded."""
+    low, high = halves(code, codes, place)
+    scale = code.repeat(code.scalar(scales, "bfloat16", code.lshr(place, INT(5))))
+    offset = code.fmul(scale, ir.Constant(FLOATS, [-8.0] * LANES))
+    return unit.of_floats(code, code.fma(low, scale, offset), code.fma(high, scale, offset))
+
+
+def prepare(code: Code, unit: Unit, x: Any, dtype: str, rows: Any, inputs: Any) -> Prepared:
+    """x as `dot` reads it. Each thread prepares its own."""
+    wide = isinstance(unit, DotUnit)
+    step, width = (WIDE, WIDE) if wide else (GROUP, GROUP + LANES)
+    stride = code.mul(code.udiv(code.add(inputs, INT(step - 1)), INT(step)), INT(width))
+    vectors = code.udiv(code.mul(rows, stride), INT(unit.step))
+    copy = code.ptrtoint(code.alloca(unit.vector, size=vectors), INT)
+    with code.loop(0, rows) as (row, _), code.loop(0, inputs, step) as (index, _):
+        source = code.add(code.mul(row, inputs), index)
+        target = code.add(code.mul(row, stride), code.mul(code.udiv(index, INT(step)), INT(width)))
+        if wide:
+            numbers = code.vector(x, dtype, source, WIDE, code.sub(inputs, index))
+            parts = [shuffle(code, met(shift), numbers) for shift in range(4)]
+        else:
+            parts = [unit.read(code, x, dtype, code.add(source, INT(i))) for i in (0, LANES)]
+            parts.append(code.fmul(code.fadd(*parts), ir.Constant(FLOATS, [-8.0] * LANES)))
+        for i, part in enumerate(parts):
+            place = code.at(copy, unit.dtype, code.add(target, INT(i * unit.step)))
+            code.store(part, code.bitcast(place, part.type.as_pointer()), align=1)
+    return Prepared(copy, stride)
+
+
+def met(shift: int) -> list[int]:
+    """Which of WIDE numbers of x meet the lowest code in each 16 bits of 64 bytes moved by 4 * shift bits."""
+    first = shift // 2 + GROUP // 2 * (shift % 2)
+    return [GROUP * (lane // 4) + 4 * (lane % 4) + first + more for lane in range(LANES) for more in (0, 2)]
+
+
+def dot(code: Code, unit: Unit, x: Prepared, row: Any, codes: Any, scales: Any, output: Any, inputs: Any) -> Any:
+    """The partial sums of a row of x and a row of the weight: those of a group times its scale, summed over groups."""
+    begin, start = code.mul(output, inputs), code.mul(row, x.stride)
+    if isinstance(unit, DotUnit):
+        return wide_dot(code, unit, x.address, start, codes, scales, begin, inputs)
+    with code.loop(0, inputs, GROUP, [ZERO]) as (index, total):
+        place = code.add(begin, index)
+        at = code.add(start, code.mul(code.udiv(index, INT(GROUP)), INT(GROUP + LANES)))
+        first, second, offset = (code.floats(x.address, "float32", code.add(at, INT(i * LANES))) for i in range(3))
+        low, high = halves(code, codes, place)
+        scale = code.repeat(code.scalar(scales, "bfloat16", code.lshr(place, INT(5))))
+        # the 8 is subtracted as a third product: `prepare` multiplied the numbers that meet a byte by -8
+        total[0] = code.fma(code.fma(high, second, code.fma(low, first, offset)), scale, total[0])
+    return total[0]
+
+
+def wide_dot(code: Code, unit: DotUnit, x: Any, start: Any, codes: Any, scales: Any, begin: Any, inputs: Any) -> Any:
+    """As `dot`, WIDE weights at a time: a table gives the bf16 number of each code."""
+    table = ir.Constant(WORDS, NUMBERS * 2)
+    whole = code.sub(inputs, code.urem(inputs, INT(WIDE)))
+
+    def add(index: Any, total: Any, left: Any) -> Any:
+        """Add the products from `index` on, of `left` weights or of WIDE."""
+        place = code.add(begin, index)
+        groups, words = (None, None) if left is None else (code.lshr(left, INT(5)), code.lshr(left, INT(3)))
+        bits = code.vector(code.add(codes, code.lshr(place, INT(1))), "int32", 0, LANES, words)
+        part = ZERO
+        for shift in range(4):
+            lowest = code.bitcast(code.lshr(bits, integers(4 * shift)), WORDS)
+            numbers = code.intrinsic("llvm.x86.avx512.permvar.hi.512", WORDS, [table, lowest])
+            numbers_of_x = unit.read(code, x, unit.dtype, code.add(start, code.add(index, INT(shift * unit.step))))
+            part = unit.add(code, code.bitcast(numbers, unit.vector), numbers_of_x, part)
+        four = code.vector(scales, "bfloat16", code.lshr(place, INT(5)), 4, groups)
+        scale = shuffle(code, SCALES, four, ir.Constant(four.type, [0] * 4))
+        return code.fma(part, code.bitcast(scale, FLOATS), total)
+
+    with code.loop(0, whole, WIDE, [ZERO]) as (index, total):
+        total[0] = add(index, total[0], None)
+    with code.loop(whole, inputs, WIDE, [total[0]]) as (index, total):
+        total[0] = add(index, total[0], code.sub(inputs, index))
+    return total[0]

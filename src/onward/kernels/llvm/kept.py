@@ -1,0 +1,120 @@
+"""Machine code that is kept in a folder for the next start.
+
+Kept code is executed, so no other user may be able to write it. The folder belongs to this user, who alone may enter
+it, and no other user can replace the folders above it; a file belongs to this user, who alone may write it. What
+differs is compiled, as if nothing had been kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from onward.errors import UserError
+from onward.files import written_whole
+from onward.kernels.available import OPENMP
+from onward.kernels.llvm import loadable
+
+CHECKSUM = 32  # bytes of SHA-256, with which a file begins
+MAX_BYTES = 1 << 26  # of a file; the code of a step has some 100 kB
+LOADING = 60  # seconds after which code counts as malformed
+FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no symlink is followed, no pipe waited for
+
+
+class NotKept(UserWarning):
+    """Machine code cannot be kept in a folder."""
+
+
+def private_folder(folder: str | Path) -> Path | None:
+    """The absolute path of a folder to which no other user has access, made where it is missing; None, with a warning
+    that says why, for any other.
+
+    Symlinks above the folder are resolved. From the root down, each folder lets no other user rename the next one, so
+    that the path leads to the same folder later.
+    """
+    try:
+        path = Path(os.path.abspath(folder))
+        path = Path(os.path.realpath(path.parent), path.name)
+        reason = next(filter(None, (unsafe(place, place == path) for place in [*reversed(path.parents), path])), "")
+    except (OSError, ValueError) as error:
+        reason = f"{folder}: {getattr(error, 'strerror', None) or error}"
+    if reason:
+        warn(reason)
+        return None
+    return path
+
+
+def unsafe(place: Path, private: bool) -> str:
+    """Why another user could put code below a folder, which is made where it is missing; "" where none could. A
+    `private` folder is open to this user alone; others may enter one above it, and write to it if it is sticky."""
+    with suppress(FileExistsError):  # another process may make it at the same time
+        if not os.path.lexists(place):
+            place.mkdir(0o700)
+            place.chmod(0o700)  # whatever the umask
+    status = place.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{place} is a symlink or a file: name a folder"
+    if status.st_uid not in ({os.geteuid()} if private else {os.geteuid(), 0}):
+        return f"{place} belongs to another user: name a folder of your own"
+    if private and status.st_mode & 0o077:
+        return f"other users have access to {place}: chmod 700 it, or name a folder that is not there yet"
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        return f"other users may write to {place}: chmod go-w it, or name another folder"
+    return ""
+
+
+def warn(reason: str) -> None:
+    warnings.warn(
+        NotKept(f"the code of compiled steps is not kept, and compiled at each start: {reason}"), stacklevel=4
+    )
+
+
+def read(path: Path) -> bytes | None:
+    """The machine code in a file of a private folder; None where there is none, or not as `write` has written it."""
+    try:
+        with open(path, "rb", opener=lambda name, _: os.open(name, FLAGS)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                return None
+            data = file.read(MAX_BYTES + 1)
+    except OSError:
+        return None
+    code = data[CHECKSUM:]
+    return code if len(data) <= MAX_BYTES and data[:CHECKSUM] == checksum(path, code) else None
+
+
+def write(path: Path, code: bytes) -> None:
+    """Keep machine code in a file of a private folder; a warning where the disk does not take it."""
+    try:
+        with written_whole(path) as new:
+            new.touch(0o600)
+            new.write_bytes(checksum(path, code) + code)
+    except UserError as error:
+        warn(str(error))
+
+
+def checksum(path: Path, code: bytes) -> bytes:
+    """The SHA-256 of code and of the name of its file, which stands for its source."""
+    return hashlib.sha256(path.name.encode() + code).digest()
+
+
+def is_loadable(code: bytes, functions: Sequence[str]) -> bool:
+    """Whether LLVM loads machine code and finds these functions in it, tried by a process of its own."""
+    import llvmlite
+
+    folder = str(Path(llvmlite.__file__).parents[1])
+    command = [sys.executable or "", "-I", "-S", loadable.__file__, folder, ",".join(OPENMP), ",".join(functions)]
+    try:
+        done = subprocess.run(
+            command, input=code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=LOADING, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.stdout == loadable.LOADABLE

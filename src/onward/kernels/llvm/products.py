@@ -1,0 +1,229 @@
+"""Products with a weight, y = x Wᵀ + bias: at the speed of the memory for a few rows of x, of the arithmetic for many.
+
+Fewer than TILE rows take each row of the weight in turn, from its beginning to its end. More rows are computed in tiles
+of TILE rows of x and TILE of the weight, whose integers are unpacked first. The order in which products are added
+depends neither on the number of rows nor on that of threads; but integers in a tile are multiplied as numbers of the
+dtype of x, to which int4 weights are rounded, so that a tile of them may round differently.
+Shapes: N rows, I inputs, O outputs; x (N, I), weight (O, I), y (N, O).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from onward.kernels.llvm import int4
+from onward.kernels.llvm.compiler import FLOATS, INT, LANES, Code, Emit, callable_kernel
+from onward.kernels.llvm.units import ZERO, Unit, shuffle, sums, unit_for
+
+TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
+AHEAD = 4  # the weight is prefetched this many tiles ahead
+BLOCK = 1 << 18  # numbers of x that stay in a core's cache while the rows of the weight pass
+
+
+class Matrix(NamedTuple):
+    """Rows of contiguous numbers of a dtype, from an address on."""
+
+    address: Any
+    dtype: str
+
+
+class Operands(NamedTuple):
+    """The arguments of a kernel: addresses, and the numbers of rows, outputs and inputs."""
+
+    x: Any
+    weight: Any
+    scales: Any
+    bias: Any
+    y: Any
+    rows: Any
+    outputs: Any
+    inputs: Any
+
+
+@dataclass(frozen=True)
+class Product:
+    """The code of products for a format of the weight (float32, bfloat16, int8, int4), and x, bias and y of a dtype."""
+
+    weight_format: str
+    dtype: str
+    biased: bool
+    unit: Unit
+
+    def few_rows(self, code: Code, given: Operands, first: Any, end: Any) -> None:
+        """All rows of x times the rows of the weight from `first` to `end` - 1, one after the other."""
+        x, weight, unit = Matrix(given.x, self.dtype), Matrix(given.weight, self.weight_format), self.unit
+        rows, inputs, prepared, chains = given.rows, given.inputs, None, 4 if self.weight_format == "int8" else 1
+        if self.weight_format == "int4":
+            prepared = int4.prepare(code, unit, given.x, self.dtype, rows, inputs)
+        elif self.weight_format == "int8" and self.dtype == "bfloat16":  # fp32 is made of integers in fewer steps
+            x, unit = Matrix(widened(code, x, code.mul(rows, inputs)), "float32"), Unit()
+        with code.loop(first, end) as (output, _), code.loop(0, rows) as (row, _):
+            if prepared is not None:
+                found = [int4.dot(code, unit, prepared, row, given.weight, given.scales, output, inputs)]
+            else:
+                places = [code.mul(row, inputs)], [code.mul(output, inputs)]
+                found = tile(code, unit, x, places[0], weight, places[1], inputs, chains=chains)
+            self.store(code, given, found, row, 1, output, 1)
+
+    def many_rows(self, code: Code, given: Operands, first: Any, end: Any) -> None:
+        """As `few_rows`, in tiles. The rows of x are divided into blocks; all rows of the weight pass each block."""
+        rows, inputs, weight = given.rows, given.inputs, Matrix(given.weight, self.weight_format)
+        block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
+        if unpacked := self.weight_format in ("int8", "int4"):
+            vectors = code.udiv(code.add(code.mul(inputs, INT(TILE)), INT(2 * self.unit.step)), INT(self.unit.step))
+            weight = Matrix(code.ptrtoint(code.alloca(self.unit.vector, size=vectors), INT), self.unit.dtype)
+        whole = code.sub(end, code.urem(code.sub(end, first), INT(TILE)))
+        with code.loop(0, rows, block) as (begin, _):
+            stop = least(code, code.add(begin, block), rows)
+            for start, to, outputs in (first, whole, TILE), (whole, end, 1):
+                with code.loop(start, to, outputs) as (output, _):
+                    if unpacked:
+                        self.unpack(code, given, weight.address, output, outputs)
+                    place = INT(0) if unpacked else code.mul(output, inputs)
+                    self.tiles(code, given, weight, place, (begin, stop), output, outputs)
+
+    def unpack(self, code: Code, given: Operands, target: Any, output: Any, outputs: int) -> None:
+        """Write the numbers of rows of the weight that are integers, as the unit reads them."""
+        inputs, unit = given.inputs, self.unit
+        width = int4.GROUP if self.weight_format == "int4" else unit.step
+        begin, size = code.mul(output, inputs), code.mul(inputs, INT(outputs))
+        whole = code.sub(size, code.urem(size, INT(width)))
+        for start, end, ragged in (INT(0), whole, False), (whole, size, True):
+            with code.loop(start, end, width) as (index, _):
+                place = code.add(begin, index)
+                if self.weight_format == "int4":
+                    vectors = int4.unpack(code, unit, given.weight, given.scales, place)
+                else:
+                    left = code.sub(size, index) if ragged else None
+                    vectors = [unit.read(code, given.weight, "int8", place, left)]
+                for i, vector in enumerate(vectors):
+                    pointer = code.at(target, unit.dtype, code.add(index, INT(i * unit.step)))
+                    code.store(vector, code.bitcast(pointer, vector.type.as_pointer()), align=1)
+
+    def tiles(
+        self, code: Code, given: Operands, weight: Matrix, place: Any, rows: tuple[Any, Any], output: Any, outputs: int
+    ) -> None:
+        """Rows of x times the rows of the weight that begin at `place`."""
+        inputs, (begin, stop) = given.inputs, rows
+        tiled = code.sub(stop, code.urem(code.sub(stop, begin), INT(TILE)))
+        passes = code.udiv(code.sub(tiled, begin), INT(TILE))
+        passes = code.select(code.icmp_signed("<", passes, INT(1)), INT(1), passes)  # a last block of fewer rows
+        lines = code.udiv(code.add(passes, INT(TILE - 1)), passes)  # all passes together prefetch a tile, or more
+        ahead = code.add(place, code.mul(inputs, INT(outputs * AHEAD)))
+        for start, end, size in (begin, tiled, TILE), (tiled, stop, 1):
+            with code.loop(start, end, size) as (row, _):
+                x_places = [code.mul(code.add(row, INT(i)), inputs) for i in range(size)]
+                places = [code.add(place, code.mul(INT(i), inputs)) for i in range(outputs)]
+                x = Matrix(given.x, self.dtype)
+                prefetched = None
+                if weight.dtype == self.weight_format and size == outputs == TILE:
+                    passed = code.mul(code.udiv(code.sub(row, begin), INT(TILE)), lines)
+                    prefetched = code.add(ahead, code.mul(passed, inputs)), lines
+                found = tile(code, self.unit, x, x_places, weight, places, inputs, prefetched)
+                self.store(code, given, found, row, size, output, outputs)
+
+    def store(
+        self, code: Code, given: Operands, found: Sequence[Any], row: Any, rows: int, output: Any, outputs: int
+    ) -> None:
+        """Write a tile of y, given the partial sums of its numbers, those of a row after each other."""
+        totals = sums(code, found)
+        if self.weight_format == "int8":
+            totals = code.fmul(totals, repeated(code, given.scales, "float32", output, outputs))
+        if self.biased:
+            totals = code.fadd(totals, repeated(code, given.bias, self.dtype, output, outputs))
+        for i in range(rows):
+            numbers = shuffle(code, [i * outputs + j for j in range(outputs)], totals)
+            place = code.add(code.mul(code.add(row, INT(i)), given.outputs), output)
+            code.put(numbers, given.y, self.dtype, place)
+
+
+def tile(
+    code: Code,
+    unit: Unit,
+    x: Matrix,
+    x_places: Sequence[Any],
+    weight: Matrix,
+    places: Sequence[Any],
+    inputs: Any,
+    prefetched: tuple[Any, Any] | None = None,
+    chains: int = 1,
+) -> list[Any]:
+    """The partial sums of the products of rows of x with rows of the weight, which begin at these places.
+
+    `prefetched`: where the weight is prefetched, and the number of vectors for each that is multiplied. A sum waits for
+    the one before it: where few are computed at a time, each is divided into `chains` sums.
+    """
+    count = len(x_places) * len(places)
+    wide, whole = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))
+
+    def add(index: Any, totals: list[Any], left: Any) -> None:
+        weights = [unit.read(code, weight.address, weight.dtype, code.add(place, index), left) for place in places]
+        for i, place in enumerate(x_places):
+            numbers = unit.read(code, x.address, x.dtype, code.add(place, index), left)
+            for j, vector in enumerate(weights):
+                totals[i * len(places) + j] = unit.add(code, vector, numbers, totals[i * len(places) + j])
+
+    with code.loop(0, wide, unit.step * chains, [ZERO] * (count * chains)) as (index, totals):
+        if prefetched is not None:
+            start, lines = prefetched
+            with code.loop(0, lines) as (line, _):
+                place = code.add(code.mul(index, lines), code.mul(line, INT(unit.step)))
+                code.prefetch(code.at(weight.address, weight.dtype, code.add(start, place)))
+        for i in range(chains):
+            part = totals[i * count : (i + 1) * count]
+            add(code.add(index, INT(i * unit.step)), part, None)
+            totals[i * count : (i + 1) * count] = part
+    while len(totals) > count:
+        half = len(totals) // 2
+        totals = [code.fadd(a, b) for a, b in zip(totals[:half], totals[half:])]
+    if chains > 1:
+        with code.loop(wide, whole, unit.step, totals) as (index, totals):
+            add(index, totals, None)
+    with code.loop(whole, inputs, unit.step, totals) as (index, totals):
+        add(index, totals, code.sub(inputs, index))
+    return totals
+
+
+def widened(code: Code, x: Matrix, size: Any) -> Any:
+    """The address of a copy of `size` numbers in fp32."""
+    unit = Unit()
+    copy = code.ptrtoint(code.alloca(FLOATS, size=code.add(code.udiv(size, INT(LANES)), INT(1))), INT)
+    with code.loop(0, size, LANES) as (index, _):
+        numbers = unit.read(code, x.address, x.dtype, index, code.sub(size, index))
+        code.put(numbers, copy, "float32", index)
+    return copy
+
+
+def repeated(code: Code, address: Any, dtype: str, index: Any, count: int) -> Any:
+    """`count` numbers from `index` on, repeated in a vector of LANES."""
+    numbers = code.as_floats(code.vector(address, dtype, index, count), dtype)
+    return shuffle(code, [i % count for i in range(LANES)], numbers)
+
+
+def least(code: Code, a: Any, b: Any) -> Any:
+    return code.select(code.icmp_signed("<", a, b), a, b)
+
+
+def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = None) -> Emit:
+    """The kernel of `Operands`; an item is an output. `bf16_dots` as in `unit_for`."""
+    product = Product(weight_format, dtype, biased, unit_for(dtype, bf16_dots))
+
+    def kernel(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
+        given = Operands(*arguments)
+        with code.if_else(code.icmp_signed("<", given.rows, INT(TILE))) as (few, many):
+            with few:
+                product.few_rows(code, given, first, end)
+            with many:
+                product.many_rows(code, given, first, end)
+
+    return kernel
+
+
+@cache
+def products(weight_format: str, dtype: str, biased: bool, cpu: str | None = None) -> Callable[..., None]:
+    """The kernel `(x, weight, scales, bias, y, N, O, I, O, threads)`, given addresses, for weights of a format
+    (float32, bfloat16, int8 or int4) and x, bias and y of a dtype (float32 or bfloat16)."""
+    return callable_kernel(8, emit(weight_format, dtype, biased, False if cpu else None), cpu)

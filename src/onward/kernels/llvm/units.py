@@ -1,0 +1,100 @@
+"""The arithmetic of products: what a CPU multiplies and adds in one instruction, and sums of the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from onward.kernels.llvm.compiler import FLOATS, LANES, Code
+
+PAIRS = 2 * LANES
+ZERO = ir.Constant(FLOATS, [0.0] * LANES)
+
+
+class BFloat(ir.Type):
+    """bf16 as LLVM has it, which llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
+class Unit:
+    """Products in fp32, LANES at a time."""
+
+    dtype, step, vector = "float32", LANES, FLOATS
+
+    def read(self, code: Code, address: Any, dtype: str, index: Any, left: Any = None) -> Any:
+        """`step` numbers of a dtype from `index` on, of which those from `left` on are zeros."""
+        return code.as_floats(code.vector(address, dtype, index, self.step, left), dtype)
+
+    def add(self, code: Code, a: Any, b: Any, total: Any) -> Any:
+        """The products of two vectors, added to a vector of LANES partial sums."""
+        return code.fma(a, b, total)
+
+    def of_floats(self, code: Code, low: Any, high: Any) -> list[Any]:
+        """Two vectors of LANES fp32 numbers as vectors of `step` numbers."""
+        return [low, high]
+
+
+class DotUnit(Unit):
+    """Products of bf16 numbers, 2 * LANES at a time, which are added to fp32 sums in pairs (AVX512-BF16)."""
+
+    dtype, step, vector = "bfloat16", PAIRS, ir.VectorType(BFloat(), PAIRS)
+
+    def read(self, code: Code, address: Any, dtype: str, index: Any, left: Any = None) -> Any:
+        numbers = code.vector(address, dtype, index, self.step, left)
+        if dtype == "int8":  # bf16 has all of its numbers
+            return code.fptrunc(code.as_floats(numbers, dtype), self.vector)
+        return code.bitcast(numbers, self.vector)
+
+    def add(self, code: Code, a: Any, b: Any, total: Any) -> Any:
+        return code.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, a, b])
+
+    def of_floats(self, code: Code, low: Any, high: Any) -> list[Any]:
+        return [code.fptrunc(shuffle(code, range(PAIRS), low, high), self.vector)]
+
+
+def unit_for(dtype: str, bf16_dots: bool | None = None) -> Unit:
+    """The unit for numbers x of a dtype. `bf16_dots`: whether the CPU has AVX512-BF16; by default as this one."""
+    if bf16_dots is None:
+        bf16_dots = bool(llvm.get_host_cpu_features().get("avx512bf16"))
+    return DotUnit() if bf16_dots and dtype == "bfloat16" else Unit()
+
+
+def sums(code: Code, vectors: Sequence[Any]) -> Any:
+    """The sums of up to LANES vectors of LANES numbers, as the first numbers of a vector.
+
+    Each sum is computed in the same order, whatever the number of vectors: number i and i + 8 first, then i + 4, ...
+    """
+    count, step = 1 << (len(vectors) - 1).bit_length(), LANES // 2
+    found = [*vectors, *[vectors[-1]] * (count - len(vectors))]
+    order = [0]  # the place of the sum of each vector
+    while step:
+        starts = range(0, LANES, 2 * step)
+        if len(found) > 1:
+            half = len(found) // 2
+            low = [start + i + other for start in starts for other in (0, LANES) for i in range(step)]
+            pairs = zip(found[:half], found[half:])
+            found = [
+                code.fadd(shuffle(code, low, a, b), shuffle(code, [i + step for i in low], a, b)) for a, b in pairs
+            ]
+            order = [place + more for place in order for more in (0, step)]
+        else:
+            found = [code.fadd(found[0], shuffle(code, [i ^ step for i in range(LANES)], found[0]))]
+        step //= 2
+    return found[0] if count == 1 else shuffle(code, (order * LANES)[:LANES], found[0])
+
+
+def shuffle(code: Code, places: Sequence[int], a: Any, b: Any = None) -> Any:
+    """The numbers at these places of two vectors one after the other."""
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places))
+    return code.shuffle_vector(a, ir.Constant(a.type, ir.Undefined) if b is None else b, lanes)

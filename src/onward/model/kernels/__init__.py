@@ -1,1 +1,0 @@
-"""Kernels for decoding on a CPU, compiled when they are first used."""

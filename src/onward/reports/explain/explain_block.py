@@ -1,0 +1,209 @@
+"""One block of a decoder, told step by step for one token.
+
+Shapes: H heads, K key/value heads, E width of a query, F width of a value.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from onward.config.decoder import Rotary, at
+from onward.planning.descriptions import formula
+from onward.reports.explain.followed import NUMBERS, Followed, head_vectors, vector
+from onward.reports.explain.story import Step
+from onward.reports.pictures.panels import bars
+from onward.reports.pictures.scale import Scale
+from onward.tracing.attention import attend_modules
+
+
+def block(token: Followed, layer: int) -> Iterator[Step]:
+    """One block in detail."""
+    c, name, count = token.config, f"blocks.{layer}", len(token.tokens)
+    where = f"Block {layer} (of 0 to {c.n_layers - 1})"
+    wide = f"(1, {count}, {c.d_model})"
+    part = at(c.block, layer)
+    written = formula(part)
+    if f"{name}.attn_norm" in token.t and part.kind != "post_norm":
+        yield token.norm(at(c.norm, layer), f"{where}: norm", f"{name}.in", f"{name}.attn_norm", wide)
+    yield from attention(token, layer, where)
+    out, before = token.at(f"{name}.attn.out"), token.at(f"{name}.in")
+    yield Step(
+        f"{where}: back to the width of the stream",
+        wide,
+        "out(heads)",
+        f"The outputs of the {c.n_heads} heads are put side by side, and one matrix mixes them into a vector as "
+        f"wide as the residual stream. This is what attention has to say about {token.piece}; its length is "
+        f"{out.norm():.2f}, that of the stream {before.norm():.2f}. The block adds it: {written}.",
+        [vector("output of attention", out)]
+        + ([vector("stream after the addition", token.at(f"{name}.mid"))] if f"{name}.mid" in token.t else []),
+    )
+    if f"{name}.mlp.out" in token.t:
+        if f"{name}.mlp_norm" in token.t and part.kind != "post_norm":
+            yield token.norm(at(c.norm, layer), f"{where}: norm", f"{name}.mid", f"{name}.mlp_norm", wide)
+        yield from feed_forward(token, layer, where, wide)
+    after = token.at(f"{name}.out")
+    yield Step(
+        f"{where}: what the block has changed",
+        wide,
+        written,
+        f"The vector went in with length {before.norm():.2f} and comes out with {after.norm():.2f}; the cosine of "
+        f"both is {torch.cosine_similarity(before, after, 0):.2f}. {token.guess(layer)}",
+        [vector("into the block", before), vector("out of the block", after)],
+    )
+
+
+def block_in_short(token: Followed, layer: int) -> Step:
+    """One block in one step."""
+    c, name = token.config, f"blocks.{layer}"
+    before, attended = token.at(f"{name}.in"), token.at(f"{name}.attn.out")
+    weights = token.weights(layer)
+    head, key = divmod(int(weights.argmax()), weights.size(1))
+    added = f", its feed-forward one of {token.at(f'{name}.mlp.out').norm():.2f}" * (f"{name}.mlp.out" in token.t)
+    return Step(
+        f"Block {layer} (of 0 to {c.n_layers - 1})",
+        f"(1, {len(token.tokens)}, {c.d_model})",
+        formula(at(c.block, layer)),
+        f"Another block, in short. Its attention adds a vector of length {attended.norm():.2f} to "
+        f"the stream of length {before.norm():.2f}{added}. Head {head} looks at “{token.pieces[key]}” with "
+        f"{weights[head, key]:.2f}. {token.guess(layer)}",
+        [token.weights_panel(layer)],
+    )
+
+
+def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
+    """Queries, keys and values, rotation, scores and weights."""
+    c, name, count = token.config, f"blocks.{layer}.attn", len(token.tokens)
+    queries, keys, values = (token.t[f"{name}.{one}"][0].float().cpu() for one in "qkv")
+    yield projections(token, layer, where, queries[token.p], keys[token.p], values[token.p])
+    if f"{name}.q_rotated" in token.t:
+        queries, keys = (token.t[f"{name}.{one}_rotated"][0].float().cpu() for one in "qk")
+        yield rotation(token, layer, where, queries[token.p])
+    weights = token.weights(layer)
+    scores, biased = (
+        token.t[f"{name}.{one}"][0, :, token.p, : token.p + 1].float().cpu() for one in ("scores", "masked_scores")
+    )
+    head, best = divmod(int(weights[:, 1:].argmax()), token.p) if token.p else (0, -1)
+    best += 1
+    dot = float(queries[token.p, head] @ keys[best, head * keys.size(1) // c.n_heads])
+    scale = float(attend_modules(token.model)[layer].scale)
+    score_scale = Scale(float(biased.abs().max()) or 1.0, signed=True, unit="score")
+    biases = f" The positions add a bias, so that this score becomes {float(biased[head, best]):.3f}."
+    yield Step(
+        f"{where}: scores",
+        f"(1, {c.n_heads}, {count}, {count})",
+        "scores = q · k × scale",
+        f"The query of {token.piece} is compared with the key of every token up to it: {token.p + 1} scores for "
+        "each head, each the sum of products of a query's and a key's numbers, times a constant. Later tokens "
+        f"are masked: they are what the model has to predict. In head {head}, the query and the key of "
+        f"“{token.pieces[best]}” give {dot:.3f}, times {scale:.4g} is {dot * scale:.3f}."
+        + biases
+        * (not torch.allclose(scores, biased, atol=1e-4)),
+        [token.of_heads("scores", biased, score_scale, "{row}: {column} scores {value}")],
+    )
+    likes = "; ".join(
+        f"head {h} takes {weights[h].max():.0%} of “{token.pieces[int(weights[h].argmax())]}”"
+        for h in range(min(c.n_heads, 4))
+    ).replace("%", " %")
+    collected = f"{name}.heads" in token.t
+    rest = "; the rest is that of its sink" if attend_modules(token.model)[layer].sinks is not None else ""
+    yield Step(
+        f"{where}: weights, and what they collect",
+        f"weights (1, {c.n_heads}, {count}, {count}), heads (1, {count}, {c.n_heads}, {values.size(-1)})",
+        "weights = softmax(scores); heads = weights × v",
+        "The softmax makes shares of the scores: the exponential of each, divided by the sum of all. The shares "
+        f"of a head sum to {weights[0].sum():.2f}{rest}. They are the recipe by which a head mixes the values: "
+        f"{likes}.",
+        [token.weights_panel(layer)]
+        + [head_vectors("what each head collected", token.at(f"{name}.heads"))] * collected,
+    )
+
+
+def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v: Tensor) -> Step:
+    """Queries (H, E), keys (K, E) and values (K, F) of the token."""
+    c, latent, count = token.config, f"blocks.{layer}.attn.latent", len(token.tokens)
+    shape = f"q (1, {count}, {len(q)}, {q.size(1)}), k and v (1, {count}, {len(k)}, {k.size(1)})"
+    panels = [head_vectors("queries", q), head_vectors("keys", k), head_vectors("values", v)]
+    each = (
+        f"for each of {c.n_heads} heads, a query (what is {token.piece} looking for?), a key (what does it offer to "
+        "others?) and a value (what does it hand on?)"
+    )
+    if latent in token.t:
+        kept = token.at(latent)
+        return Step(
+            f"{where}: query, latent, key and value",
+            shape.replace("k and v", "k") + f", v (1, {count}, {len(v)}, {v.size(1)})",
+            "q = Wq y; latent = Wl y; k, v = Wkv latent",
+            f"Attention needs, {each}. Keys and values are made of one latent of {len(kept)} numbers, which all heads "
+            "share. It is what the KV cache keeps of a token in their place, with the part of the key that is rotated.",
+            [vector("latent", kept), *panels],
+        )
+    shared = f" {c.n_heads // len(k)} heads share a key and a value." * (len(k) < c.n_heads)
+    return Step(
+        f"{where}: query, key and value",
+        shape,
+        "q, k, v = Wq y, Wk y, Wv y",
+        f"Three matrices make, {each}, {c.d_head} numbers each.{shared}",
+        panels,
+    )
+
+
+def rotation(token: Followed, layer: int, where: str, q: Tensor) -> Step:
+    """The rotation of queries and keys; `q` are the rotated queries (H, E) of the token."""
+    c, part, position = token.config, at(token.config.attention, layer), at(token.config.position, layer)
+    first = q.size(1) - part.rope_width(c)  # of latent attention, the numbers before it are not rotated
+    pairs = f"Pairs of the last {part.rope_width(c)} numbers" if first else "Pairs of numbers"
+    turned = ""
+    if isinstance(position, Rotary):
+        half = first + position.rope_dim(part.rope_width(c)) // 2
+        a, b = (f"({x[first]:.2f}, {x[half]:.2f})" for x in (token.at(f"blocks.{layer}.attn.q")[0], q[0]))
+        turned = f" At position {token.p}, the first pair of the query of head 0 turns from {a} to {b}."
+    return Step(
+        f"{where}: rotation by the position",
+        f"(1, {len(token.tokens)}, {len(q)}, {q.size(1)})",
+        "q, k = rotate(q, position), rotate(k, position)",
+        f"{pairs} of every query and key are turned by an angle that grows with the position, the first pair fast, "
+        "later pairs ever more slowly, so that a score depends on how far apart two tokens are. Lengths do not "
+        f"change.{turned}",
+        [head_vectors("queries, turned", q)],
+    )
+
+
+def feed_forward(token: Followed, layer: int, where: str, wide: str) -> Iterator[Step]:
+    """The feed-forward of a block."""
+    c, name, count = token.config, f"blocks.{layer}.mlp", len(token.tokens)
+    out = token.at(f"{name}.out")
+    if f"{name}.router.choices" in token.t:
+        choices, shares = token.at(f"{name}.router.choices").long().tolist(), token.at(f"{name}.shares")
+        told = ", ".join(f"expert {i} with {shares[i]:.0%}" for i in choices).replace("%", " %")
+        yield Step(
+            f"{where}: which experts",
+            f"(1, {count}, {len(shares)})",
+            "shares = router(y)",
+            f"A router scores {len(shares)} feed-forwards, the experts, and {token.piece} goes to the best: {told}. "
+            "The others compute nothing for it.",
+            [bars("shares", {f"expert {i}": float(s) for i, s in enumerate(shares.tolist())}, unit="%")],
+        )
+    elif f"{name}.post" in token.t:
+        units = token.at(f"{name}.post")
+        order = units.abs().argsort(descending=True)[:NUMBERS].tolist()
+        gated = f"{name}.up" in token.t
+        act = getattr(at(c.mlp, layer), "act", "act")
+        yield Step(
+            f"{where}: units of the feed-forward",
+            f"(1, {count}, {len(units)})",
+            f"units = {act}(gate y) × (up y)" if gated else f"units = {act}(up y)",
+            f"Each token by itself now: {'two matrices make' if gated else 'a matrix makes'} {len(units):,} units of "
+            f"its vector, and {act} keeps some of them and suppresses others. Here {int((units > 0).sum()):,} of "
+            f"{len(units):,} are above 0. The strongest are shown, negative ones in the second color; each stands for "
+            "some pattern in the text that the model has learned to detect.",
+            [bars("strongest units", {f"unit {i}": float(units[i]) for i in order})],
+        )
+    yield Step(
+        f"{where}: back to the width of the stream",
+        wide,
+        "down(units)",
+        f"A second matrix turns the units into a vector that is added to the residual stream; its length is "
+        f"{out.norm():.2f}.",
+        [vector("output of the feed-forward", out)],
+    )

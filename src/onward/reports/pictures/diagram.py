@@ -1,0 +1,264 @@
+"""A diagram of a decoder: its modules from tokens to logits, with the shapes of weights and activations.
+
+Shapes: B batch, T tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.cells import cell_len
+from torch import nn
+
+from onward.config.decoder import (
+    DecoderConfig,
+    Experts,
+    Gated,
+    Parallel,
+    Plain,
+    PostNorm,
+    SelfAttention,
+    SharedNorm,
+    at,
+)
+from onward.planning.descriptions import formula
+from onward.planning.parameters import kinds, modules, parameters, size
+from onward.reports.pictures.markup import visible
+from onward.reports.pictures.picture import Panel, Picture
+from onward.reports.pictures.plot import short
+
+EXAMPLE = DecoderConfig(
+    vocab_size=32_000, d_model=512, n_layers=8, n_heads=8, n_kv_heads=2, d_ff=1_408, context_length=2_048
+)
+KINDS = 3  # largest number of different blocks that are drawn
+SPINE, BRANCH, BOX, ROW = 40.0, 84.0, 26.0, 38.0  # pixels: places of the lines, height of a box and of a row
+Place = Literal["stream", "enter", "branch", "add", "title"]  # enter: the first row of a branch; add: its end
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step of the diagram: boxes side by side, on the residual stream or beside it, and the shape of the result."""
+
+    place: Place
+    boxes: Sequence[tuple[str, str]]  # name, and its weights or what it computes
+    shape: str = ""
+
+
+def block(config: DecoderConfig = EXAMPLE) -> Picture:
+    """The diagram of a decoder."""
+    rows, feed_forward = [*rows_of(config)], any("mlp" in dict(one.named_children()) for one, _ in modules(config))
+    added = "its attention, which reads other tokens"
+    added += ", and that of its feed-forward, which does not" * feed_forward
+    body, width, height = drawn(rows)
+    data = {"rows": [{"place": row.place, "boxes": [*map(list, row.boxes)], "shape": row.shape} for row in rows]}
+    return Picture(
+        f"A decoder of {short(parameters(config))} parameters",
+        f"From token ids to logits. The line on the left is the residual stream: {config.d_model:,} numbers for each "
+        f"of the T tokens of the B rows. Each block reads it, and adds to it the output of {added}. The logits "
+        "at a token are scores of the token that comes next. Matrices are written inputs → outputs, other weights as "
+        "their number; on the right is the shape of each result.",
+        [Panel("", width, height, body, lines(rows), data)],
+    )
+
+
+def rows_of(config: DecoderConfig) -> Iterator[Row]:
+    """The steps from tokens to logits."""
+    *blocks, (rest, _) = modules(config)
+    vectors, position = f"(B, T, {config.d_model:,})", at(config.position, 0)
+    yield Row("stream", [("tokens", "ids")], "(B, T)")
+    yield Row("stream", [("embed", f"{config.vocab_size:,} → {config.d_embed:,}")], f"(B, T, {config.d_embed:,})")
+    if config.d_embed != config.d_model:
+        yield Row("stream", [("embed_in", weights(rest.embed_in))], vectors)
+    if config.embed_scale != 1.0:
+        yield Row("stream", [("scale", f"× {config.embed_scale:.4g}")], vectors)
+    if config.embed_norm:
+        yield Row("stream", [("embed_norm", weights(rest.embed_norm))], vectors)
+    if position.added:
+        yield Row("stream", [("+ position", position.describe(config))], vectors)
+    for layers, (module, count) in [*zip(kinds(config), blocks)][:KINDS]:
+        part = at(config.block, layers[0])
+        times = f"{count} blocks" if count > 1 else "1 block"
+        which = f", {in_short(layers)}" if len(blocks) > 1 else ""
+        factor = getattr(part, "residual_scale", 1.0)
+        scaled = f", attn and mlp times {factor:g}" if factor != 1.0 else ""
+        yield Row("title", [(f"{times} of {size(module):,} parameters{which}", formula(part) + scaled)])
+        yield from block_rows(config, layers[0], module, vectors)
+    if len(blocks) > KINDS:
+        yield Row("title", [(f"and {len(blocks) - KINDS} more kinds of block", "")])
+    yield Row("title", [("", "")])
+    yield Row("stream", [("norm", weights(rest.norm))], vectors)
+    if config.d_embed != config.d_model:
+        yield Row("stream", [("embed_out", weights(rest.embed_out))], f"(B, T, {config.d_embed:,})")
+    tied, logits = ", the weights of embed" if config.tied else "", f"logits (B, T, {config.vocab_size:,})"
+    yield Row("stream", [("head", weights(rest.head) + tied)], logits)
+    if config.logit_scale != 1.0:
+        yield Row("stream", [("scale", f"× {config.logit_scale:.4g}")], logits)
+    if config.logit_softcap:
+        yield Row("stream", [("softcap", capped("z", config.logit_softcap))], logits)
+
+
+def in_short(layers: Sequence[int]) -> str:
+    """The numbers of layers in words: layer 3; layers 0 to 5; layers 0, 2, ..., 24; layers 0, 1, 5, ..., 7."""
+    first, last, step = layers[0], layers[-1], layers[1] - layers[0] if len(layers) > 1 else 1
+    if [*layers] != [*range(first, last + 1, step)]:
+        shown = layers if len(layers) < 5 else [*layers[:3], "...", last]
+        return f"layers {', '.join(map(str, shown))}"
+    if step == 1:
+        return f"layers {first} to {last}" if last > first else f"layer {first}"
+    return f"layers {first}, {first + step}, ..., {last}" if len(layers) > 2 else f"layers {first} and {last}"
+
+
+def capped(score: str, cap: float) -> str:
+    """The formula of a soft cap."""
+    return f"{cap:g} tanh({score} / {cap:g})"
+
+
+def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: str) -> Iterator[Row]:
+    """The steps of one block."""
+    part, children = at(config.block, layer), dict(module.named_children())
+    branches = {"attn": [*attention_rows(config, layer, children["attn"])]}
+    if "mlp" in children:
+        branches["mlp"] = [*feed_forward_rows(config, layer, children["mlp"])]
+    beside = isinstance(part, Parallel | SharedNorm)
+    for name, steps in branches.items():
+        norm, post = (children.get(f"{name}_{which}") for which in ("norm", "post_norm"))
+        before = norm is not None and not isinstance(part, PostNorm)
+        if before and norm is not None:
+            steps.insert(0, Row("branch", [(f"{name}_norm", weights(norm))], vectors))
+        if post is not None:
+            steps.append(Row("branch", [(f"{name}_post_norm", weights(post))], vectors))
+        if beside and name == "mlp":
+            source = "the output of attn_norm" if isinstance(part, SharedNorm) else "the x that attention reads"
+            steps.insert(0, Row("branch", [("reads", source)], vectors))
+        first, *others = steps
+        yield Row("enter", first.boxes, first.shape)
+        yield from others
+        yield Row("add", [("+", "")], vectors)
+        if norm is not None and not before:
+            yield Row("stream", [(f"{name}_norm", weights(norm))], vectors)
+
+
+def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterator[Row]:
+    """The steps of the attention of a layer."""
+    part, position = at(config.attention, layer), at(config.position, layer)
+    heads = f"(B, T, {config.n_heads}, {config.d_head})"
+    linear = {name: child for name, child in attn.named_children() if isinstance(child, nn.Linear)}
+    out = linear.pop("out", None)
+    boxes = [(name, weights(child)) for name, child in linear.items()]
+    plain = isinstance(part, SelfAttention)
+    yield Row("branch", boxes, f"q {heads}, k and v (B, T, {config.n_kv_heads}, {config.d_head})" if plain else "")
+    normed = [(name, weights(child)) for name, child in attn.named_children() if name.endswith("norm")]
+    both = f"q {heads}, k (B, T, {config.n_kv_heads}, {config.d_head})" if plain else ""
+    if any(detail for _, detail in normed):
+        yield Row("branch", [(name, detail) for name, detail in normed if detail], both)
+    if position.kind != "none" and not position.added:
+        rotates = position.kind != "alibi"
+        what = "rotate q and k" if rotates else "bias of the scores"
+        yield Row("branch", [(what, position.describe(config))], both * rotates)
+    cap, score = getattr(part, "attn_softcap", None), "q · k × scale"
+    more = f", window of {part.window:,}" * bool(part.window) + ", a sink in each head" * getattr(part, "sinks", False)
+    attend = f"softmax({capped(score, cap) if cap else score}) v{more}"
+    yield Row("branch", [("attend", attend)], f"weights (B, {config.n_heads}, T, T)")
+    if out is not None:
+        yield Row("branch", [("out", weights(out))], f"(B, T, {config.d_model:,})")
+
+
+def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iterator[Row]:
+    """The steps of the feed-forward of a layer."""
+    part, vectors = at(config.mlp, layer), f"(B, T, {config.d_model:,})"
+    if isinstance(part, Experts):
+        width = part.d_ff or config.d_ff
+        yield Row(
+            "branch", [("router", f"{config.d_model:,} → {part.count}, keeps {part.top_k}")], f"(B, T, {part.count})"
+        )
+        experts = f"{part.count} of {config.d_model:,} → {width:,} → {config.d_model:,}"
+        shared = [("shared", f"{config.d_model:,} → {part.d_shared:,} → {config.d_model:,}")] * bool(part.d_shared)
+        yield Row("branch", [("experts", experts), *shared], vectors)
+    elif isinstance(part, Plain | Gated):
+        inner = [name for name in ("gate", "up") if hasattr(mlp, name)]
+        yield Row("branch", [(name, weights(getattr(mlp, name))) for name in inner], f"(B, T, {config.d_ff:,})")
+        act = f"{part.act}(gate) × up" if "gate" in inner else f"{part.act}(up)"
+        yield Row("branch", [(act, "")], f"(B, T, {config.d_ff:,})")
+        yield Row("branch", [("down", weights(mlp.down))], vectors)
+    else:
+        yield Row("branch", [("mlp", part.describe(config))], vectors)
+
+
+def weights(module: object) -> str:
+    """The weights of a module: inputs → outputs of a product, else the number of parameters; "" without any."""
+    if not isinstance(module, nn.Module) or not any(True for _ in module.parameters()):
+        return ""
+    if isinstance(module, nn.Linear):
+        return f"{module.in_features:,} → {module.out_features:,}{' + bias' if module.bias is not None else ''}"
+    return f"{size(module):,}"
+
+
+def box_width(name: str, detail: str) -> float:
+    """The width of a box in pixels, for the widest of the usual fonts."""
+    return 7.6 * cell_len(name) + 7.2 * cell_len(detail) + 26
+
+
+def drawn(rows: Sequence[Row]) -> tuple[str, float, float]:
+    """The rows as SVG elements, with their width and height."""
+    parts, y, entered, frame = [], 6.0, 0.0, 0.0
+    right = 24 + max(
+        BRANCH + sum(box_width(*box) + 10 for box in row.boxes) + 6.7 * cell_len(row.shape) + 20
+        for row in rows
+        if row.place != "add"
+    )
+    for row in rows:
+        middle = y + BOX / 2
+        if row.place == "title":
+            if frame:
+                parts.append(
+                    f'<rect class="edge" x="8" y="{frame:g}" width="{right - 16:g}" height="{y - frame:g}" rx="10"/>'
+                )
+            (name, formula), frame = row.boxes[0], 0.0
+            y += 10
+            if name:
+                frame = y
+                parts.append(
+                    f'<text class="name" x="{BRANCH:g}" y="{y + 20:g}">{visible(name)}'
+                    f'<tspan class="soft" dx="12" font-weight="400">{visible(formula)}</tspan></text>'
+                )
+                y += 32
+            continue
+        if row.place == "add":
+            parts.append(
+                f'<path class="arrow" d="M{BRANCH + 20:g} {y - ROW + BOX:g}V{middle:g}H{SPINE + 11:g}m7 -4l-7 4l7 4"/>'
+                f'<circle class="paper" cx="{SPINE:g}" cy="{middle:g}" r="10"/>'
+                f'<circle class="edge" cx="{SPINE:g}" cy="{middle:g}" r="10"/>'
+                f'<text class="name" x="{SPINE:g}" y="{middle + 4.5:g}" text-anchor="middle">+</text>'
+            )
+        else:
+            if row.place == "enter":
+                parts.append(f'<path class="arrow" d="M{SPINE:g} {middle:g}H{BRANCH - 2:g}m-7 -4l7 4l-7 4"/>')
+            elif row.place == "branch":
+                parts.append(f'<path class="arrow" d="M{BRANCH + 20:g} {entered:g}V{y:g}"/>')
+            entered = y + BOX
+            x = SPINE - 22 if row.place == "stream" else BRANCH
+            for name, detail in row.boxes:
+                width, style = box_width(name, detail), "stem" if row.place == "stream" else "box"
+                parts.append(
+                    f'<rect class="{style}" x="{x:g}" y="{y:g}" width="{width:.0f}" height="{BOX:g}" rx="6"/>'
+                    f'<text x="{x + 9:g}" y="{y + 17:g}"><tspan class="name">{visible(name)}</tspan>'
+                    f'<tspan class="soft" dx="7">{visible(detail)}</tspan></text>'
+                )
+                x += width + 10
+        shape = visible(row.shape)
+        parts.append(f'<text class="label" x="{right - 24:g}" y="{middle + 4:g}" text-anchor="end">{shape}</text>')
+        y += ROW
+    spine = f'<path class="arrow" d="M{SPINE:g} 10V{y - ROW + 2:g}"/>'
+    return spine + "".join(parts), right, y
+
+
+def lines(rows: Sequence[Row]) -> list[str]:
+    """The rows as lines for a terminal."""
+    starts = {"stream": "│ ", "enter": "├─► ", "branch": "│   ", "add": "+ ◄─┘", "title": ""}
+    texts: list[str] = []
+    for row in rows:
+        boxes = "   ".join(" ".join(filter(None, box)) for box in row.boxes if row.place != "add")
+        start = "" if row.place == "stream" and not texts else starts[row.place]
+        texts.append(f"{start}{boxes}")
+    width = min(64, max(map(cell_len, texts)))
+    return [f"{text:<{width}}  {row.shape}".rstrip() or "│" for text, row in zip(texts, rows)]

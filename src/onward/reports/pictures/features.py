@@ -1,0 +1,79 @@
+"""What `onward inspect features` draws: the features of a sparse autoencoder, with their texts and effects.
+
+Shapes: N texts, T tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from onward.inspection.features import SparseAutoencoder, feature_effect
+from onward.inspection.inputs import as_row, exact
+from onward.inspection.layers import units
+from onward.model.decoder import Decoder, without_dropout
+from onward.reports.pictures.markup import MARKS, readable
+from onward.reports.pictures.panels import words
+from onward.reports.pictures.picture import Panel, Picture
+from onward.reports.pictures.scale import Scale
+from onward.text.tokenizer import Tokenizer
+from onward.tracing.trace import trace
+
+SHOWN, TEXTS = 10, 3  # features, texts of each
+BEFORE, AFTER = 12, 4  # tokens of a text before and after the one at which the feature is strongest
+BETWEEN = " ¦ "  # texts
+
+
+def features(
+    model: Decoder, tokenizer: Tokenizer, autoencoder: SparseAutoencoder, name: str, texts: Sequence[Sequence[int]]
+) -> Picture:
+    """The strongest features of the activation `name` over texts of token ids (N, T): where each is active, and how it
+    changes the prediction."""
+    found = units(model, texts, name, top=TEXTS, encode=autoencoder.encode)
+    chosen = [feature for feature in found.most_active(SHOWN) if found.share[feature] > 0]
+    pieces = lambda ids: [readable(tokenizer.piece(i), MARKS) for i in ids]
+    panels = []
+    for feature in chosen:
+        parts = []
+        for text, position in zip(found.texts[feature].tolist(), found.positions[feature].tolist()):
+            part = slice(max(0, position - BEFORE), position + AFTER)
+            values = activity(model, autoencoder, name, texts[text])[part, feature].tolist()
+            parts.append([*zip(pieces(texts[text][part]), values)])
+        effect = feature_effect(
+            model, name, autoencoder, feature, texts[int(found.texts[feature, 0])], int(found.positions[feature, 0])
+        )
+        raised, lowered = (", ".join(f"“{piece}”" for piece in pieces(ids)) for ids in (effect.raised, effect.lowered))
+        peak = float(found.peaks[feature, 0])
+        title = (
+            f"feature {feature}, at {found.share[feature]:.1%} of the tokens, up to {peak:.3g}; it raises {raised}, "
+            f"lowers {lowered} ({effect.divergence:.2f} nats)"
+        )
+        panels.append(panel(title.replace("%", " %"), parts, peak))
+    return Picture(
+        f"Features of {name}",
+        f"A sparse autoencoder writes this activation as a sum of at most {autoencoder.active} of "
+        f"{found.share.numel():,} directions, its features; {len(found.dead):,} of them are active nowhere in these "
+        f"texts. For the {len(chosen)} strongest: the texts where each is most active, with {BETWEEN.strip()} between "
+        "them, shaded from 0 to its own greatest value, and the tokens whose probability it raises and lowers most "
+        "after the strongest place, with how much the prediction changes when the feature is set to 0.",
+        panels,
+    )
+
+
+def panel(title: str, texts: Sequence[Sequence[tuple[str, float]]], peak: float) -> Panel:
+    """Texts as tokens with the values of one feature, by which they are shaded; in a terminal the strong ones are in
+    brackets."""
+    shown = [pair for text in texts for pair in ((BETWEEN, 0.0), *text)][1:]
+    values = np.array([value for _, value in shown])
+    made = words(title, [piece for piece, _ in shown], values, [f"{v:.2f}" for v in values], Scale(peak))
+    lines = ["".join(f"[{piece}]" if value > peak / 2 else piece for piece, value in text) for text in texts]
+    return replace(made, text=[f"  {line}" for line in lines])
+
+
+@torch.no_grad()
+def activity(model: Decoder, autoencoder: SparseAutoencoder, name: str, tokens: Sequence[int]) -> torch.Tensor:
+    """The features (T, F) of a text."""
+    with without_dropout(model), trace(model, name) as t:
+        model.hidden(as_row(model, tokens))
+    return autoencoder.encode(exact(t[name][0])).cpu()

@@ -1,0 +1,87 @@
+"""Pictures of scaling laws: the best model for an amount of computation, and laws fitted to runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onward.planning.fits import LossFit, Parabola, Run
+from onward.planning.laws import FITTED, LAWS, REFIT, Frontier, Loss
+from onward.reports.pictures.panels import curves
+from onward.reports.pictures.picture import Panel, Picture
+
+POINTS = 60
+
+
+def optimum_picture(flops: float) -> Picture:
+    """What the published laws call best, from a hundredth to a hundred times an amount of operations."""
+    budgets = np.logspace(np.log10(flops) - 2, np.log10(flops) + 2, POINTS)
+    best = {law.name: np.array([law.optimum(c) for c in budgets]) for law in LAWS}
+    powers, mark = np.log10(budgets), {"here": float(np.log10(flops))}
+    losses = {law.name: [law.law.loss(*law.optimum(c)) for c in budgets] for law in LAWS if isinstance(law.law, Loss)}
+    x_name = "FLOPs, as a power of ten"
+    sizes = {name: found[:, 0] for name, found in best.items()}
+    tokens = {name: found[:, 1] for name, found in best.items()}
+    ratios = {name: found[:, 1] / found[:, 0] for name, found in best.items()}
+    caption = (
+        "For each amount of operations C = 6 N D, the number of parameters N and of tokens D that give the least loss, "
+        f"by the published laws. They were fitted on runs of {FITTED[0]:.0e} to {FITTED[1]:.0e} FLOPs: elsewhere they "
+        "part, since each extrapolates in its own way."
+    )
+    panels = [
+        curves("parameters", powers.tolist(), sizes, x_name=x_name, log=True, marks=mark),
+        curves("tokens", powers.tolist(), tokens, x_name=x_name, log=True, marks=mark),
+        curves("tokens per parameter", powers.tolist(), ratios, x_name=x_name, log=True, marks=mark),
+        curves("loss", powers.tolist(), losses, x_name=x_name, marks=mark),
+        profiles(REFIT, flops),
+    ]
+    return Picture(f"The best model for {flops:.3g} FLOPs", caption, panels)
+
+
+def profiles(law: Loss, flops: float) -> Panel:
+    """The loss by size for amounts of operations around one: IsoFLOP curves."""
+    best = law.optimum(flops)[0]
+    sizes = np.logspace(np.log10(best) - 1, np.log10(best) + 1, POINTS)
+    budgets = {f"{scale * flops:.1e} FLOPs": scale * flops for scale in (0.1, 1, 10)}
+    series = {name: [law.loss(n, c / (6 * n)) for n in sizes] for name, c in budgets.items()}
+    return curves("IsoFLOP curves", np.log10(sizes).tolist(), series, x_name="parameters, as a power of ten")
+
+
+def isoflops(law: Loss, runs: Sequence[Run], found: Sequence[Parabola]) -> Panel:
+    """The loss by size for each budget with several sizes, by the law and as the runs have it."""
+    sizes = np.log10([run.parameters for run in runs])
+    x = np.linspace(sizes.min() - 0.1, sizes.max() + 0.1, POINTS)
+    series = {f"{one.flops:.1e} FLOPs": [law.loss(n, one.flops / 6 / n) for n in 10**x] for one in found}
+    dots = [point for one in found for point in zip(np.log10(one.sizes), one.losses)]
+    return curves("IsoFLOP curves, and runs", x.tolist(), series, x_name="parameters, as a power of ten", dots=dots)
+
+
+def fit_picture(fit: LossFit, runs: Sequence[Run], found: Sequence[Parabola], frontier: Frontier | None) -> Picture:
+    """A fitted law: the frontier with the runs above it, its IsoFLOP curves, the best N and D, and what the fit misses
+    of each run. A law that its runs do not determine has no best N and D."""
+    low, high = min(run.flops for run in runs), max(run.flops for run in runs)
+    made, x_name = np.log10([run.flops for run in runs]), "FLOPs, as a power of ten"
+    panels = [isoflops(fit.law, runs, found)] if found else []
+    if fit.determined:
+        budgets = np.logspace(np.log10(low), np.log10(high) + 1, POINTS)
+        powers, marks = np.log10(budgets).tolist(), {"largest run": float(np.log10(high))}
+        best = {"L(N, D)": np.array([fit.law.optimum(c) for c in budgets])}
+        losses = {"best": [fit.law.loss(*n) for n in best["L(N, D)"]]}
+        if frontier:
+            best["parabolas"] = np.array([frontier.optimum(c) for c in budgets])
+        dots = [*zip(made, (run.loss for run in runs))]
+        title = "loss: runs, and the best model"
+        panels = panels or [profiles(fit.law, float(np.sqrt(low * high)))]
+        panels.insert(0, curves(title, powers, losses, x_name=x_name, marks=marks, dots=dots))
+        for place, name in enumerate(("parameters", "tokens")):
+            series = {way: sizes[:, place] for way, sizes in best.items()}
+            panels.append(curves(f"{name} of the best model", powers, series, x_name=x_name, log=True, marks=marks))
+    zero, dots = {"the law": np.zeros(2)}, [*zip(made, fit.residuals)]
+    ends = [float(made.min()), float(made.max())]
+    panels.append(curves("residuals: log loss less the law's", ends, zero, x_name=x_name, dots=dots))
+    caption = (
+        f"A law fitted to {len(runs)} runs, drawn up to ten times the largest: right of the mark it is a forecast. "
+        "Residuals without a trend say that the form of the law fits."
+    )
+    return Picture("Scaling law of these runs", caption, panels)

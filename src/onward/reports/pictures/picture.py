@@ -1,0 +1,267 @@
+"""A picture: panels under a title and over a caption, as SVG, PNG, HTML or JSON, or as text for a terminal."""
+
+import json
+import math
+import re
+import struct
+import textwrap
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from resvg_py import svg_to_bytes
+from rich.cells import cell_len, set_cell_size
+
+from onward.errors import UserError
+from onward.files import written_whole
+from onward.reports.pictures.markup import MARKS, boxed, embedded, page_of, readable, resource, visible
+from onward.reports.pictures.plot import COLORS, STYLE
+from onward.reports.pictures.scale import Scale, legends
+
+FORMATS = ".svg", ".png", ".html", ".json"
+Theme = Literal["auto", "light", "dark"]  # auto: as the reader's system; a PNG is then light
+PANEL_STYLE = """
+.picture { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: var(--ink) }
+.picture .paper { fill: var(--paper) } .picture .floor { fill: var(--panel) }
+.picture .edge { fill: none; stroke: var(--line) }
+.picture .title { font-size: 17px; font-weight: 600 } .picture .name { font-weight: 600 }
+.picture .soft, .picture .caption { fill: var(--soft) } .picture .caption { font-size: 13px }
+.picture .label { font: 11px ui-monospace, Menlo, "DejaVu Sans Mono", monospace; fill: var(--soft); white-space: pre }
+.picture .number { font-size: 11px; font-variant-numeric: tabular-nums }
+.picture .more { fill: var(--accent) } .picture .less { fill: var(--second) } .picture .third { fill: var(--third) }
+.picture .stroke { fill: none; stroke: var(--accent); stroke-width: 2 } .picture .hit { fill: transparent }
+.picture .plot path.validation { stroke-width: 2; stroke-dasharray: 6 4 }
+.picture .before { fill: var(--line) } .picture .after { fill: var(--accent) }
+.picture .box { fill: var(--panel); stroke: var(--line) } .picture .stem { fill: var(--paper); stroke: var(--accent) }
+.picture .arrow { fill: none; stroke: var(--soft); stroke-width: 1.3 }
+"""
+WIDEST, NARROWEST = 1000.0, 560.0  # pixels of a picture
+MARGIN, GAP, TITLE, LINE = 18.0, 30.0, 20.0, 18.0  # pixels around the panels, between them, over them, of a text line
+LINE_MARKS = {"\n": MARKS["\n"], "\t": MARKS["\t"]}
+POINTED = 'class="hit"', "<title>"  # of elements that are read under the pointer
+LETTER = '<text y="15">x</text>'
+MOST_VALUES = 4096  # of a panel that are on a page as numbers
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One part of a picture."""
+
+    title: str
+    width: float  # in pixels
+    height: float
+    body: str  # SVG elements from the origin on
+    text: Sequence[str]  # the same as lines for a terminal
+    data: Mapping[str, Any] = field(default_factory=dict)  # the numbers shown, for JSON and for the pointer
+    scale: Scale | None = None  # of cells, for the legend
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Panels from left to right, in rows, under a title and over a caption that explains them."""
+
+    title: str
+    caption: str
+    panels: Sequence[Panel]
+
+    @property
+    def legends(self) -> list[Scale]:
+        """The different scales of the panels that say what their values are."""
+        return legends(panel.scale for panel in self.panels)
+
+    def write(self, path: Path, theme: Theme = "auto") -> None:
+        """Write the picture in the format that the file's ending names; a UserError for any other ending."""
+        match format_of(path):
+            case ".svg":
+                content: bytes = self.svg(theme).encode()
+            case ".png":
+                content = png_of(self.svg("dark" if theme == "dark" else "light"))
+            case ".html":
+                content = self.html(theme).encode()
+            case ".json":
+                content = (json.dumps(self.values(), indent=2) + "\n").encode()
+        with written_whole(path) as new:
+            new.write_bytes(content)
+
+    def values(self) -> dict[str, Any]:
+        """Title, caption and the numbers of every panel."""
+        panels = [{"title": panel.title, **panel.data} for panel in self.panels]
+        return {"title": self.title, "caption": self.caption, "panels": panels}
+
+    def svg(self, theme: Theme = "auto", alone: bool = True) -> str:
+        """The picture as SVG; `alone` with its title, its caption and its colors, else for a page that has them."""
+        rows = [*in_rows(self.panels, [panel.width for panel in self.panels], WIDEST - 2 * MARGIN, GAP)]
+        widths = [sum(panel.width + GAP for panel in row) - GAP for row in rows]
+        drawn = [scale.legend() for scale in self.legends]
+        width = max(NARROWEST, max([*widths, *(legend.width for legend in drawn)], default=0) + 2 * MARGIN)
+        parts, y = [], MARGIN
+        if alone:
+            parts.append(f'<text class="title" x="{MARGIN:g}" y="{y + 14:g}">{visible(self.title)}</text>')
+            y += 36
+        for row in rows:
+            x, named = MARGIN, TITLE * any(panel.title for panel in row)
+            for panel in row:
+                parts.append(
+                    f'<g class="panel" transform="translate({x:g} {y + named:g})">'
+                    f'<text class="name" y="-8">{visible(panel.title)}</text>{panel.body}</g>'
+                )
+                x += panel.width + GAP
+            y += max(panel.height for panel in row) + named + GAP - 10
+        for legend in drawn:
+            parts.append(f'<g transform="translate({MARGIN:g} {y:g})">{legend.svg}</g>')
+            y += legend.height
+        if alone:
+            for line in textwrap.wrap(self.caption, int((width - 2 * MARGIN) / 6.9)):
+                parts.append(f'<text class="caption" x="{MARGIN:g}" y="{y + 14:g}">{visible(line)}</text>')
+                y += LINE
+        y += MARGIN
+        size = f'viewBox="0 0 {width:g} {y:g}"'
+        if not alone:
+            shape = f'{size} style="--width:{width:g}px;max-width:{1.15 * width:.0f}px"'
+            return f'<svg {shape} class="picture" role="img" aria-label="{visible(self.title)}">{"".join(parts)}</svg>'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} width="{width:g}" height="{y:g}" class="picture"'
+        style = f"<style>{colors(theme)}{STYLE}{PANEL_STYLE}</style>"
+        paper = f'<rect class="paper" width="{width:g}" height="{y:g}" rx="8"/>'
+        return (
+            f'{head} role="img" aria-label="{visible(self.title)}">{style}{paper}\n' + "\n".join(parts) + "\n</svg>\n"
+        )
+
+    def html(self, theme: Theme = "auto") -> str:
+        """The picture as a page that needs no other file; its values are shown where one points."""
+        return page_of(
+            "pictures/picture.html",
+            {
+                "title": visible(self.title),
+                "style": colors(theme) + STYLE + PANEL_STYLE + resource("report.css"),
+                "picture": self.svg(alone=False),
+                "pointed": "values" * any(mark in panel.body for panel in self.panels for mark in POINTED),
+                "caption": visible(self.caption),
+                "data": embedded([pointed(panel) for panel in self.panels]),
+                "script": resource("pictures/picture.js"),
+            },
+        )
+
+    def _repr_html_(self) -> str:
+        return boxed(self.svg(), self.title)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/html": self._repr_html_(), "image/svg+xml": self.svg(), "text/plain": self.text()}
+
+    def text(self, width: int = 100) -> str:
+        """The picture for a terminal of this many columns."""
+        lines = [readable(self.title, LINE_MARKS), ""]
+        blocks = [
+            [readable(line, LINE_MARKS) for line in ([panel.title] if panel.title else []) + [*panel.text]]
+            for panel in self.panels
+        ]
+        sizes = [max(map(cell_len, block), default=0) for block in blocks]
+        for row in in_rows(list(zip(blocks, sizes)), sizes, width, 3):
+            for i in range(max(len(block) for block, _ in row)):
+                line = (set_cell_size(block[i] if i < len(block) else "", size) for block, size in row)
+                lines.append("   ".join(line).rstrip())
+            lines.append("")
+        for scale in self.legends:
+            lines += [*scale.text(), ""]
+        lines += textwrap.wrap(readable(self.caption, LINE_MARKS), min(width, 100))
+        return "\n".join(lines)
+
+
+def legend_of(scale: Scale) -> str:
+    """The legend of a scale as an SVG for a page that has the colors."""
+    svg, width, height = scale.legend()
+    size = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px;max-width:{width:.0f}px"'
+    return f'<svg {size} class="picture" role="img" aria-label="{visible(scale.words)}">{svg}</svg>'
+
+
+def format_of(path: Path) -> str:
+    """The ending of a picture's file; a UserError for one that is not in FORMATS."""
+    if path.suffix not in FORMATS:
+        raise UserError(f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: name such a file")
+    return path.suffix
+
+
+def pointed(panel: Panel) -> dict[str, Any]:
+    """What a page needs of a panel to say what is under the pointer. The values of a large one, unless they have signs
+    or are beyond its scale, are read from its image: to a 255th of the scale, and 0 where there are none."""
+    data, scale = {"title": panel.title, **panel.data}, panel.scale
+    size = len(data.get("values", ())) * len(data.get("columns", ()))
+    if scale is None or scale.signed or scale.clipped or size <= MOST_VALUES:
+        return data
+    return {name: value for name, value in data.items() if name != "values"} | {
+        "size": [len(data["values"]), len(data["columns"])],
+        "top": scale.top,
+        "full": scale.full,
+        "root": scale.root,
+    }
+
+
+def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: float) -> Iterator[list[Any]]:
+    """The items in rows that are at most so wide with a gap between items; a wider item has a row of its own. Items of
+    one width are spread evenly over the rows."""
+    if len({*widths}) == 1:
+        rows = math.ceil(len(items) / max(1, (most + gap) // (widths[0] + gap)))
+        most = min(most, math.ceil(len(items) / rows) * (widths[0] + gap))
+    row: list[Any] = []
+    used = 0.0
+    for item, width in zip(items, widths):
+        if row and used + width > most:
+            yield row
+            row, used = [], 0.0
+        row.append(item)
+        used += width + gap
+    if row:
+        yield row
+
+
+def colors(theme: Theme) -> str:
+    """The CSS variables of the colors of a theme."""
+    light, dark = COLORS.split("@media")
+    if theme == "auto":
+        return COLORS
+    return light.replace("light dark", "light") if theme == "light" else ":root {" + dark.split("{ :root {")[1][:-2]
+
+
+def png_of(svg: str) -> bytes:
+    """An SVG in the light or the dark theme as a PNG, two pixels for each of its units."""
+    values = dict(re.findall(r"--(\w+): (#\w+)", svg))
+    plain = re.sub(r"var\(--(\w+)\)", lambda found: values[found[1]], svg)
+
+    def render(source: str) -> bytes:  # resvg's own default fonts, Arial and Times, are missing on many machines
+        return bytes(
+            svg_to_bytes(svg_string=source, zoom=2, sans_serif_family="DejaVu Sans", font_family="DejaVu Sans")
+        )
+
+    blank, letter = (f'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">{x}</svg>' for x in ("", LETTER))
+    if render(blank) == render(letter):
+        raise UserError(
+            "this machine has no fonts for the labels of a PNG: install some, such as DejaVu, or write an .svg"
+        )
+    return render(plain)
+
+
+def gray_png(gray: np.ndarray) -> bytes:
+    """A PNG of a grayscale image (R, C) of uint8."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows, columns = gray.shape
+    lines = np.pad(gray, ((0, 0), (1, 0))).tobytes()  # each line begins with its filter, 0
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", columns, rows, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")
+
+
+def fitted(label: str, most: int) -> str:
+    """A label on one line, in at most so many columns of a terminal, its end cut off where it is longer."""
+    label = readable(label, LINE_MARKS)
+    return label if cell_len(label) <= most else set_cell_size(label, most - 1) + "…"
+
+
+def padded(labels: Iterable[str], most: int = 12) -> list[str]:
+    """Labels of the same width, flush right."""
+    short = [fitted(label, most) for label in labels]
+    width = max(map(cell_len, short), default=0)
+    return [" " * (width - cell_len(label)) + label for label in short]

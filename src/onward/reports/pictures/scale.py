@@ -1,0 +1,127 @@
+"""Scales of colors: how strong a value is drawn, and the legend that says so."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from rich.cells import cell_len
+
+from onward.reports.pictures.markup import visible
+
+SHADES, NEGATIVE = "·░▒▓█", "·−=≡≣"  # in a terminal, from 0 on
+FAINT = 0.6  # of the full color
+STEPS, STEP, BAR = 17, 12, 11  # of the bar of a legend: cells, width and height of a cell in pixels
+LINE = 17  # pixels of a line of a legend
+CHARACTER = 6.9  # pixels of a character of a legend, at most
+
+
+class Legend(NamedTuple):
+    """A legend as SVG elements from the origin on, with its size in pixels."""
+
+    svg: str
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How values are shaded: 0 not at all, `top` fully, values below 0 in the second color down to -top."""
+
+    top: float
+    signed: bool = False
+    root: bool = False  # strength is the square root of the share, so that small shares can be seen
+    unit: str = ""  # what the values are; "": without a legend
+    faint: bool = False  # FAINT as strong, since texts are written over the cells
+    keys: tuple[tuple[float, str], ...] = ()  # the only values that occur, with their meanings, instead of a unit
+    clipped: bool = False  # values beyond `top` occur, in the color of `top`
+
+    @property
+    def full(self) -> float:
+        """The opacity of `top`."""
+        return FAINT if self.faint else 1.0
+
+    def over(self, values: np.ndarray) -> "Scale":
+        """The scale of these values, which knows whether some are beyond its top."""
+        beyond = bool(np.nanmax(np.abs(values), initial=0) > 1.001 * self.top)
+        return replace(self, clipped=self.clipped or beyond)
+
+    def strength(self, values: np.ndarray) -> np.ndarray:
+        """From 0 to 1, with the shape of `values`; NaN counts as 0."""
+        share = np.clip(np.nan_to_num(np.abs(values)) / (self.top or 1.0), 0, 1)
+        return (np.sqrt(share) if self.root else share) * self.full
+
+    def levels(self, values: np.ndarray) -> np.ndarray:
+        """The place in SHADES, from 0 to 4, of values; NaN counts as 0."""
+        return np.ceil(4 * self.strength(values) / self.full - 1e-9).astype(int)
+
+    def ticks(self) -> list[float]:
+        """The values with no color, a quarter, a half, three quarters and all of it; signed: from all to all."""
+        if self.signed:
+            return [self.top * tick for tick in (-1, -0.5, 0, 0.5, 1)]
+        return [self.top * (share**2 if self.root else share) for share in (0, 0.25, 0.5, 0.75, 1)]
+
+    @property
+    def words(self) -> str:
+        """What the values are, that the scale is not linear, and where the color ends."""
+        ends = f"full color also beyond {'±' * self.signed}{brief(self.top)}" if self.clipped else ""
+        return ", ".join(filter(None, (self.unit, "square-root scale" * self.root, ends)))
+
+    def legend(self) -> Legend:
+        """A bar of evenly growing color with the values at its quarters, or a cell for each of `keys`."""
+        if self.keys:
+            return self.legend_of_keys()
+        shares = np.linspace(-1 if self.signed else 0, 1, STEPS) * self.full
+        width = STEP * STEPS
+        cells = "".join(
+            f'<rect class="{"less" if share < 0 else "more"}" x="{STEP * i}" y="{LINE}" width="{STEP}" '
+            f'height="{BAR}" opacity="{abs(share):.2f}"/>'
+            for i, share in enumerate(shares)
+        )
+        names = "".join(
+            f'<text class="number soft" x="{STEP * (i * (STEPS - 1) / 4 + 0.5):g}" y="{LINE + BAR + 12}" '
+            f'text-anchor="middle">{brief(tick)}</text>'
+            for i, tick in enumerate(self.ticks())
+        )
+        svg = (
+            f'<text class="soft" y="10">{visible(self.words)}</text><rect class="floor" y="{LINE}" width="{width}" '
+            f'height="{BAR}"/>{cells}{names}'
+        )
+        return Legend(svg, max(width, CHARACTER * cell_len(self.words)), LINE + BAR + 23)
+
+    def legend_of_keys(self) -> Legend:
+        """A cell in the color of each of `keys`, with its meaning."""
+        values, meanings = zip(*self.keys)
+        cell = f'width="16" height="{BAR}"'
+        rows = "".join(
+            f'<g transform="translate(0 {LINE * i})"><rect class="floor" {cell}/><rect class="more" {cell} '
+            f'opacity="{strength:.2f}"/><text class="soft" x="22" y="10">{visible(meaning)}</text></g>'
+            for i, (meaning, strength) in enumerate(zip(meanings, self.strength(np.array(values))))
+        )
+        return Legend(rows, 22 + CHARACTER * max(map(cell_len, meanings)), LINE * len(meanings) + 5)
+
+    def text(self) -> list[str]:
+        """The legend as lines for a terminal: the values up to which each character reaches."""
+        if self.keys:
+            values, meanings = zip(*self.keys)
+            return ["   ".join(f"{SHADES[i]} {meaning}" for i, meaning in zip(self.levels(np.array(values)), meanings))]
+        quarters = replace(self, signed=False).ticks()[1:]
+        reach = lambda sign, marks: [f"{mark} to {sign}{brief(value)}" for mark, value in zip(marks[1:], quarters)]
+        lines = ["   ".join([f"{SHADES[0]} 0", *reach("", SHADES)])]
+        return [self.words, *lines, *(["   ".join(["   ", *reach("-", NEGATIVE)])] if self.signed else [])]
+
+
+def legends(scales: Iterable[Scale | None]) -> list[Scale]:
+    """The different scales among those that have a legend; one is clipped where any of its panels is."""
+    found: dict[Scale, bool] = {}
+    for scale in scales:
+        if scale and (scale.unit or scale.keys):
+            plain = replace(scale, clipped=False)
+            found[plain] = found.get(plain, False) or scale.clipped
+    return [replace(scale, clipped=clipped) for scale, clipped in found.items()]
+
+
+def brief(value: float) -> str:
+    """A value in at most five characters where three digits, or two, allow it."""
+    text = f"{value:.3g}"
+    return text if len(text) <= 5 else f"{value:.2g}"

@@ -1,0 +1,147 @@
+"""The model card: README.md of a model on the hub, made of what is on record in the folder of a model or a run."""
+
+import html
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePath
+from shlex import quote
+from typing import Any
+
+from onward import fields
+from onward.checkpoint.peft.adapters import is_adapter
+from onward.checkpoint.huggingface.folder import load_model, load_tokenizer, read_config
+from onward.checkpoint.gguf.convert import plan
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+from onward.planning.descriptions import describe_parts
+from onward.reports.runs.command import command, public
+from onward.reports.pictures.markup import readable
+from onward.reports.runs.metrics import sample
+from onward.reports.runs.record import Record
+from onward.reports.runs.report import COUNTS, data_rows, duration
+from onward.text.tokenizer import Tokenizer
+
+ROWS = 12  # largest number of validations in the table of losses
+CURVE = "loss.svg"  # the picture of the curves that a run folder has
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+
+
+def model_card(folder: Path, license: str, name: str = "") -> str:
+    """The card of the model in a folder, as Markdown with the table of properties that the hub reads.
+
+    `name` is its name on the hub, by default that of the folder. What is not on record is left out. A UserError if the
+    folder holds no whole model, or if `license` is no identifier: nothing stands in a card that nobody has said.
+    """
+    if not LICENSE.fullmatch(license):
+        given = f"license is {license!r}" if license else "the model needs a license"
+        raise UserError(f"{given}: give --license apache-2.0, mit, cc-by-4.0 or another identifier that the hub lists")
+    if is_adapter(folder):
+        raise UserError(
+            f"{folder} is an adapter: make one model of it and its base with onward merge, and publish that"
+        )
+    name = name or folder.resolve().name
+    record, model_type = Record(folder), str(read_config(folder).get("model_type", ""))
+    model, tokenizer = load_model(folder)[0], load_tokenizer(folder)
+    base = str(record.options.get("base") or "")
+    parts = [
+        properties(license, model_type, base, record.options.get("sources") or []),
+        f"# {name.rpartition('/')[2]}\n\n{lead(record, model, model_type)}",
+        "## The model\n\n" + table(("part", "value"), described(record, model, tokenizer)),
+        "## How to use it\n\n" + usage(name, model_type, model, tokenizer),
+        *training(record),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def properties(license: str, model_type: str, base: str, sources: Sequence[Any]) -> str:
+    """The table of properties at the top, in YAML."""
+    found: dict[str, Any] = {
+        "license": license,
+        "library_name": "onward" if model_type == "onward" else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["onward", model_type],
+    }
+    if base and not PurePath(base).is_absolute() and not Path(base).exists():  # a name on the hub
+        found["base_model"] = base.partition("@")[0].removeprefix("hf://")
+        found["base_model_relation"] = "finetune"
+    if published := [str(source).removeprefix("hf://") for source in sources if str(source).startswith("hf://")]:
+        found["datasets"] = published
+    return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in found.items()), "---"])
+
+
+def lead(record: Record, model: Decoder, model_type: str) -> str:
+    figures, count = record.figures(), sum(p.numel() for p in model.parameters())
+    kind = "decoder" if model_type == "onward" else f"decoder of the architecture `{model_type}`"
+    trained = f", trained for {duration(figures.seconds)}" if figures.seconds else ""
+    again = f" It was trained further from `{public(base)}`." if (base := record.options.get("base")) else ""
+    return f"A {kind} with {count:,} parameters{trained}, made with Onward.{again}"
+
+
+def described(record: Record, model: Decoder, tokenizer: Tokenizer | None) -> Iterator[tuple[str, str]]:
+    yield from describe_parts(model.config)
+    yield "dtype", str(model.dtype).removeprefix("torch.")
+    kind = public(record.options.get("tokenizer") or "")
+    yield (
+        "tokenizer",
+        "none" if tokenizer is None else ", ".join(filter(None, [kind, f"{tokenizer.vocab_size:,} tokens"])),
+    )
+    if tokenizer is not None and tokenizer.templates:
+        yield "chat template", ", ".join(tokenizer.templates)
+
+
+def usage(name: str, model_type: str, model: Decoder, tokenizer: Tokenizer | None) -> str:
+    """How to load the model in Onward, in transformers and in llama.cpp, as far as they have it."""
+    speak = (
+        f"onward chat {quote(name)}"
+        if tokenizer and tokenizer.templates
+        else f'onward generate {quote(name)} "Once upon"'
+    )
+    texts = [
+        block("sh", [speak]),
+        block("python", ["import onward", "", f'print(onward.load("{name}").generate("Once upon"))']),
+    ]
+    if model_type == "onward":
+        texts.append("No published architecture expresses this model, so that transformers cannot load it.")
+    else:
+        load = [f'{which}.from_pretrained("{name}")' for which in ("AutoModelForCausalLM", "AutoTokenizer")]
+        lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", "", f"model = {load[0]}"]
+        texts.append(block("python", [*lines, *([f"tokenizer = {load[1]}"] if tokenizer else [])]))
+    try:
+        plan(model, tokenizer)
+    except UserError as error:
+        return "\n\n".join([*texts, f"In llama.cpp: {error}."])
+    file = f"{name.rpartition('/')[2]}.gguf"
+    convert = [f"onward convert {quote(name)} {quote(file)}", f'llama-cli -m {quote(file)} -p "Once upon"']
+    return "\n\n".join([*texts, "In llama.cpp:", block("sh", convert)])
+
+
+def training(record: Record) -> Iterator[str]:
+    """The sections on the training of a run: command, data, curves, evaluation."""
+    if not record.options:
+        return
+    yield "## How it was trained\n\n" + block("sh", [" ".join(map(quote, command(record.options)))])
+    if rows := data_rows(record.data):
+        yield "### Data\n\n" + table(("source", *COUNTS), ((public(name), *rest) for name, *rest in rows))
+    if validations := record.metrics.validations:
+        curve = f"![losses by step]({CURVE})\n\n" if (record.folder / CURVE).exists() else ""
+        chosen = [validations[i] for i in sample(len(validations), ROWS)]
+        rows = [[fields.text(row.get(name)) for name in ("step", "validation_loss", "bits_per_byte")] for row in chosen]
+        yield f"### Curves\n\n{curve}" + table(("step", "validation loss", "bits per byte"), rows)
+    if record.result:
+        found = [(key.replace("_", " "), fields.text(value)) for key, value in record.result.items()]
+        of = public(str(record.options.get("validation", "")))
+        about = (
+            f"On the validation text (`--validation {of}`), which was not trained on; the loss is in nats per token."
+        )
+        yield f"## Evaluation\n\n{about}\n\n" + table(("figure", "value"), found)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    cells = [[html.escape(readable(cell, {}), quote=False).replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *cells])
+
+
+def block(language: str, lines: Iterable[str]) -> str:
+    return "\n".join([f"```{language}", *lines, "```"])

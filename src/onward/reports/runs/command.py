@@ -1,0 +1,49 @@
+"""The command that trains as a run did, from the options on its record."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from onward import fields
+from onward.training.finetuning.config import FinetuneConfig, config_class
+
+UNSAID = "sources", "out", "model"  # model has options of its own
+
+
+def command(options: Mapping[str, Any]) -> list[str]:
+    """The words of the command, with the values that were determined at the start; options with their defaults are left
+    out, and so are the folders of paths on this machine. A UserError if these are no options of a run."""
+    config = fields.build(config_class(options), options)
+    changed = {name: value for name, value in fields.changed_fields(config).items() if name not in UNSAID}
+    words = ["onward", "train"]
+    if isinstance(config, FinetuneConfig):
+        words = ["onward", "finetune", public(changed.pop("base"))]
+    words += map(public, config.sources)
+    for name, value in [*changed.items(), *model_options(config.model)]:
+        for one in value if isinstance(value, tuple) else [value]:
+            words += [fields.flag(name)] if one is True else [fields.flag(name), public(fields.notation(one))]
+    return words
+
+
+def model_options(values: Mapping[str, Any], name: str = "model") -> Iterator[tuple[str, str]]:
+    """The options that change fields of the model, and their values: a part as its notation."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and "kind" not in value:
+            yield from model_options(value, f"{name}.{key}")
+        else:
+            yield f"{name}.{key}", written(value)
+
+
+def written(value: Any) -> str:
+    """A plain value in the notation of the command line."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{name}={written(field)}" for name, field in value.items() if name != "kind")
+        return f"{value['kind']}({inner})" if inner else str(value["kind"])
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(written, value))}{',' * (len(value) == 1)})"
+    return fields.notation(value)
+
+
+def public(text: str) -> str:
+    """A text; of a path from the root, which is nobody's business, the last part alone."""
+    return PurePath(text).name if PurePath(text).is_absolute() else text

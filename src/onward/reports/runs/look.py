@@ -1,0 +1,201 @@
+"""The parts of a page that show the model at work on a text: attention, next tokens, and the loss of each token.
+
+Shapes: H heads, T tokens.
+"""
+
+import base64
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onward.evaluation.score import logprobs
+from onward.inspection.attention import attention_maps, head_scores, next_tokens
+from onward.inspection.inputs import logits
+from onward.config.decoder import Experts, at
+from onward.model.decoder import Decoder
+from onward.reports.pictures.markup import MARKS, embedded, readable, visible
+from onward.reports.pictures.picture import Picture, legend_of
+from onward.reports.pictures.views import WEIGHT, Reading, experts, lens
+from onward.text.tokenizer import Tokenizer
+from onward.tracing.attention import attend_modules
+
+TOKENS, FEWEST = 48, 12  # the largest and the smallest number of tokens to show
+PARAGRAPH = 256  # the largest number of tokens whose losses are shown
+LIKELIEST = 64  # number of tokens whose probabilities the sliders change one by one; all others count together
+LENS, EXPERT_LAYERS = 20, 3  # tokens that the lens reads, layers whose experts are shown
+TEMPERATURES = [i / 10 for i in range(1, 21)]  # of the slider
+CELLS = 300_000  # largest number of attention weights on a page
+SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*(?=\s|$)|(?<=[。！？])[」』”’]*")
+ABBREVIATION = re.compile(r"(?:\b[a-z]|\b(?:etc|cf|vs|al|mr|mrs|ms|dr|prof|st))\.$", re.IGNORECASE)  # e.g., J. S.
+PARTS = (
+    *("attention", "legend", "sinks", "words", "next", "distributions", "losses", "losses_about"),
+    *("lens", "lens_about", "experts", "experts_about"),
+)
+SENTENCES = 50  # of a paragraph, from which the passage is chosen
+
+
+def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[str, str], list[Picture]]:
+    """The attention maps, the next-token tables, the losses, the lens and the experts for the first sentences of a
+    text, and the pictures among them; "" without a tokenizer and for fewer than two tokens."""
+    nothing, c = dict.fromkeys(PARTS, ""), model.config
+    if tokenizer is None:
+        return nothing, []
+    most = min(TOKENS, c.context_length, max(2, math.isqrt(CELLS // (c.n_layers * c.n_heads))))
+    tokens = tokenizer.begin(tokenizer.encode(passage(tokenizer, text, most)))
+    shown = tokens[:most]
+    if len(shown) < 2:
+        return nothing, []
+    tokens = tokens[: most + 1]
+    probabilities = [0.0, *np.exp(logprobs(model, np.array([tokens]))[0])]  # of each token, given those before it
+    pieces, maps = [tokenizer.piece(token) for token in tokens], attention_maps(model, shown)
+    scores = head_scores(maps).cpu()
+    layer, head = divmod(int(scores.mean(-1).argmax()), c.n_heads)
+    attention = {
+        "pieces": [readable(piece, MARKS) for piece in pieces[:most]],
+        "heads": c.n_heads,
+        "layers": [packed(weights) for weights in maps],
+        "open": [layer, head, int(scores[layer, head].argmax())],
+    }
+    articles = []
+    for i, candidates in enumerate(next_tokens(model, shown)):
+        before = "".join(pieces[max(0, i - 7) : i + 1])
+        rows = [(tokenizer.piece(token), p, [token] == tokens[i + 1 : i + 2]) for token, p in candidates]
+        if i + 1 < len(tokens) and not any(true for *_, true in rows):
+            rows.append((pieces[i + 1], probabilities[i + 1], True))
+        articles.append(next_article(before, rows))
+    sinks = any(attend.sinks is not None for attend in attend_modules(model))
+    reading = Reading(model, tokenizer, text, ids=shown[:LENS])
+    pictures = [lens(reading)]
+    if any(isinstance(at(c.mlp, layer), Experts) for layer in range(c.n_layers)):
+        of_tokens = experts(replace(reading, ids=shown))
+        every = math.ceil(len(of_tokens.panels) / EXPERT_LAYERS)
+        pictures.append(replace(of_tokens, panels=of_tokens.panels[::every]))
+    drawn = [(picture.svg(alone=False), visible(picture.caption)) for picture in pictures] + [("", "")]
+    found = {
+        "attention": embedded(attention),
+        "legend": legend_of(WEIGHT),
+        "sinks": " (to less here, where a sink takes the rest)" if sinks else "",
+        "words": "".join(
+            f'<button type="button" class="token" style="--p:{100 * p:.0f}%">{visible(piece, MARKS)}</button>'
+            for piece, p in zip(pieces[:most], probabilities)
+        ),
+        "next": "".join(articles),
+        "distributions": embedded(
+            distributions(logits(model, shown), tokens[1:], tokenizer) | {"prompts": prompts(tokenizer, shown)}
+        ),
+        **losses(model, tokenizer, text),
+        "lens": drawn[0][0],
+        "lens_about": drawn[0][1],
+        "experts": drawn[1][0],
+        "experts_about": drawn[1][1],
+    }
+    return found, pictures
+
+
+def distributions(
+    logits: Tensor, following: Sequence[int], tokenizer: Tokenizer, likeliest: int = LIKELIEST
+) -> dict[str, Any]:
+    """What the sliders need of logits (T, V): the log-probabilities of the likeliest tokens at each position, the
+    log-sum-exp of all others at each of TEMPERATURES, and which of the tokens is the one of `following`."""
+    found = logits.float().log_softmax(-1)
+    top = found.topk(min(likeliest, found.size(-1)))
+    rest = found.scatter(-1, top.indices, -math.inf)
+    others = torch.stack([(rest / temperature).logsumexp(-1) for temperature in TEMPERATURES], -1)
+    pieces: dict[int, int] = {}  # token id -> its place in the list of pieces
+    rows: list[dict[str, Any]] = []
+    for i, (ids, values, log_rest) in enumerate(zip(top.indices.tolist(), top.values.tolist(), others.tolist())):
+        after = following[i] if i < len(following) else None
+        rows.append(
+            {
+                "pieces": [pieces.setdefault(token, len(pieces)) for token in ids],
+                "logprobs": [round(value, 4) for value in values],
+                "others": [round(value, 4) if math.isfinite(value) else None for value in log_rest],
+                "following": ids.index(after) if after in ids else None,
+            }
+        )
+    names = [readable(tokenizer.piece(token), MARKS) for token in pieces]
+    return {"temperatures": TEMPERATURES, "pieces": names, "rows": rows}
+
+
+def prompts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """The text up to each token, without a beginning-of-text token."""
+    first = int(tokens[:1] == [tokenizer.bos_id])
+    return [tokenizer.decode(tokens[first : i + 1]) for i in range(len(tokens))]
+
+
+def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
+    """The tokens of a paragraph as spans, shaded by their losses, and a sentence about them."""
+    most = min(PARAGRAPH, model.config.context_length)
+    tokens = tokenizer.begin(tokenizer.encode(passage(tokenizer, text, most)))[:most]
+    found = -logprobs(model, np.array([tokens]))[0]
+    uniform = math.log(model.config.vocab_size)
+    spans = [f'<span class="token">{visible(tokenizer.piece(tokens[0]), MARKS)}</span>']
+    for token, loss in zip(tokens[1:], found.tolist()):
+        spans.append(
+            f'<span class="token" style="--p:{min(100.0, 100 * loss / uniform):.0f}%" title="{loss:.2f} nats, '
+            f'probability {math.exp(-loss):.2%}">{visible(tokenizer.piece(token), MARKS)}</span>'
+        )
+    hardest = visible(tokenizer.piece(tokens[1 + int(found.argmax())]), MARKS)
+    return {
+        "losses": "".join(spans),
+        "losses_about": f"The mean over these {len(found)} tokens is {found.mean():.3f} nats; the largest loss is "
+        f"{found.max():.2f}, of “<bdi>{hardest}</bdi>”. A uniform guess has {uniform:.2f}: "
+        "the strongest shade, also of losses beyond it.",
+    }
+
+
+def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
+    """The first whole sentences of one paragraph that together have FEWEST to `most` tokens.
+
+    A text of at most `most` tokens is taken as it is. Where no sentences fit, the text is cut at white space.
+    """
+    count = lambda part: len(tokenizer.begin(tokenizer.encode(part)))
+    text = text[: 64 * TOKENS]
+    if count(text) <= most:
+        return text
+    for paragraph in re.split(r"\n\s*\n", text):
+        ends = list(islice(sentence_ends(paragraph), SENTENCES))
+        for i, start in enumerate([0, *ends]):
+            fitting = ""
+            for end in ends[i:]:
+                if count(paragraph[start:end].strip()) > most:
+                    break
+                fitting = paragraph[start:end].strip()
+            if count(fitting) >= min(FEWEST, most):
+                return fitting
+    spaces = [space.start() for space in re.finditer(r"(?<=\S)\s", text)]
+    return next((text[:end] for end in reversed(spaces) if count(text[:end]) <= most), text)
+
+
+def sentence_ends(text: str) -> Iterator[int]:
+    """Where sentences end: not after an abbreviation, except at the end of the text, and not inside parentheses."""
+    for found in SENTENCE_END.finditer(text):
+        end = found.end()
+        abbreviated = end < len(text) and ABBREVIATION.search(text[max(0, found.start() - 6) : found.start()])
+        inside = re.search(r"\([^()]*$", text[:end]) and re.match(r"[^()]*[()]", text[end:])
+        if not abbreviated and not inside:
+            yield end
+
+
+def packed(weights: Tensor) -> str:
+    """Attention weights (H, T, T) as one byte each, 255 for a weight of 1, in base64."""
+    return base64.b64encode((weights.float() * 255).round().byte().cpu().numpy().tobytes()).decode()
+
+
+def next_article(before: str, rows: Sequence[tuple[str, float, bool]]) -> str:
+    """The likeliest next tokens after a text: (text, probability, whether it is the next token of the text)."""
+    items = ""
+    for piece, p, true in rows:
+        share = f"{p:.1%}".replace("%", " %") if p >= 0.001 else f"1 in {1 / max(p, 1e-9):,.0f}"
+        items += (
+            f'<li{" class=true" if true else ""}><span class="token">{visible(piece, MARKS)}</span>'
+            f'<span><i style="width:{p:.1%}"></i></span><span>{share}</span></li>'
+        )
+    return f"<article><h3>after “<bdi>{visible(before.strip())}</bdi>”</h3><ol>{items}</ol></article>"

@@ -1,0 +1,199 @@
+"""What the folder of a run, or of a model, has on record beside its weights. Does not import torch."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from math import exp, prod
+from pathlib import Path
+from re import search
+from typing import Any, Literal
+
+from safetensors import SafetensorError, safe_open
+
+from onward import fields
+from onward.errors import UserError
+from onward.fields import text
+from onward.files import read_json
+from onward.config.decoder import DecoderConfig, Experts, each
+from onward.notebook import Shown
+from onward.reports.runs.metrics import Metrics, numbers, read_lines, read_metrics
+from onward.training.finetuning.config import config_class
+from onward.training.run.lock import is_running
+
+DATED = "result.json", "metrics.jsonl", "run.json", "config.json"  # the newest of them dates a folder
+State = Literal["running", "stopped", "finished", "no run"]
+
+
+@dataclass(frozen=True)
+class Figures(Shown):
+    """The figures of a run or a model: those of the final evaluation or, before there is one, of the last validation.
+    None where a figure is not on record."""
+
+    name: str
+    state: State  # no run: a folder that contains only a model
+    parameters: int | None
+    step: int
+    steps: int | None  # planned; None while the clock has not fixed them
+    validation_loss: float | None  # nats per token
+    perplexity: float | None
+    bits_per_byte: float | None
+    tokens: int  # trained on
+    tokens_per_second: float | None
+    seconds: float | None  # of training
+    when: str  # the folder was last written to, local time
+
+
+@dataclass(frozen=True)
+class Record(Shown):
+    """The files of a folder. What is missing or damaged reads as empty."""
+
+    folder: Path
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The rows of metrics.jsonl."""
+        return read_metrics(self.folder)
+
+    @cached_property
+    def samples(self) -> list[dict[str, Any]]:
+        """The rows of samples.jsonl: step, prompt, text, and the reward that a text got."""
+        return read_lines(self.folder / "samples.jsonl")
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The options of the run, as run.json has them."""
+        return read_table(self.folder / "run.json")
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules whose code the run needs; none where run.json cannot be read."""
+        try:
+            return fields.build(config_class(self.options), self.options).modules
+        except UserError:
+            return ()
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """The index of the run's tokens, without the options they were prepared with."""
+        return {k: v for k, v in read_table(self.folder / "data/data.json").items() if k != "settings"}
+
+    @cached_property
+    def result(self) -> dict[str, float]:
+        """The final evaluation."""
+        return numbers(read_table(self.folder / "result.json"))
+
+    @property
+    def method(self) -> str:
+        """The method whose loss this is: sft for that of tokens, which training has too."""
+        return str(self.options.get("method") or "sft")
+
+    def guesses(self, vocab_size: int) -> int:
+        """The number of tokens that a uniform guess chooses from; 0 where the loss is not that of tokens."""
+        return vocab_size if self.method == "sft" else 0
+
+    @property
+    def state(self) -> State:
+        """Whether the run is training now, was stopped, or has made its last step and been evaluated."""
+        if not (self.folder / "run.json").exists():
+            return "no run"
+        if (self.folder / "result.json").exists():
+            return "finished"
+        return "running" if is_running(self.folder) else "stopped"
+
+    @property
+    def parameters(self) -> int | None:
+        """The number of parameters, by the shapes in model.safetensors; None where there is no such file."""
+        try:
+            with safe_open(self.folder / "model.safetensors", framework="np") as file:
+                return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+        except (OSError, SafetensorError):
+            return None
+
+    def figures(self) -> Figures:
+        """All figures of the folder."""
+        steps, final, validations = self.metrics.steps, self.result, self.metrics.validations
+        last = validations[-1] if validations else {}
+        loss = final.get("loss", last.get("validation_loss"))
+        spent, tokens = (sum(row.get(key, 0) for row in steps) for key in ("seconds", "tokens"))
+        planned = numbers(self.options).get("steps")
+        language = self.options.get("method", "sft") == "sft"  # other losses are no cross-entropy of tokens
+        return Figures(
+            name=str(self.folder),
+            state=self.state,
+            parameters=self.parameters,
+            step=int(steps[-1]["step"]) if steps else 0,
+            steps=int(planned) if planned else None,
+            validation_loss=loss,
+            perplexity=exp(min(loss, 700)) if loss is not None and language else None,
+            bits_per_byte=final.get("bits_per_byte", last.get("bits_per_byte")),
+            tokens=int(tokens),
+            tokens_per_second=tokens / spent if tokens and spent else None,
+            seconds=final.get("seconds") or spent or None,
+            when=self.when,
+        )
+
+    @property
+    def when(self) -> str:
+        """The time at which the folder was last written to, as 2026-11-22 14:05."""
+        times = [path.stat().st_mtime for name in DATED if (path := self.folder / name).exists()]
+        return datetime.fromtimestamp(max(times)).isoformat(" ", "minutes") if times else ""
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The run folders among a folder and the folders up to three levels inside it, by name."""
+    patterns = ["/".join(["*"] * depth + ["run.json"]) for depth in range(4)]
+    found = {path.parent for pattern in patterns for path in folder.glob(pattern)}
+    return sorted(run for run in found if not any(part.startswith(".") for part in run.relative_to(folder).parts))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none to be read."""
+    try:
+        return read_json(path)
+    except UserError:
+        return {}
+
+
+def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[tuple[str, str, str]]:
+    """The name, the value in effect and the meaning of each option of a run; options that are empty, or have no effect
+    on this model, are left out, and so is `auto`, which remains where there was nothing to choose.
+
+    A value that stands for something else (0, none, "") is given as what it stands for. The model's fields are left
+    out: the model itself says them.
+    """
+    try:
+        config = fields.build(config_class(options), options)
+    except UserError:
+        return [(name, str(value), "") for name, value in leaves(options)]
+    known = {name: value for name, value in fields.plain(config).items() if value or name not in ("time", "epochs")}
+    known |= {
+        "learning_rate": config.peak_learning_rate(model.d_model),
+        "validate_every": config.validation_interval,
+    }
+    docs = fields.docs(type(config))
+    mixture = any(isinstance(part, Experts) for part in each(model.mlp))
+    unshown = {"model", *config.fixed, *(() if mixture else ("experts", "balance_loss", "balance_bias"))}
+    rows = [
+        (name, in_words(known[name], docs[name]), docs[name].partition(";")[0]) for name in known if name not in unshown
+    ]
+    return [row for row in rows if row[1] not in ("", "auto")]
+
+
+def in_words(value: Any, meaning: str) -> str:
+    """A value of an option as text. An empty value (0, none, "", ()) that the meaning explains, as in "...; 0: all of
+    them", is given as the explanation."""
+    name = "none" if value is None else "0" if value == 0 else r'(?:""|\(\))'
+    if not value and value is not False and (explained := search(f"; {name}: ([^;]*)", meaning)):
+        return explained[1]
+    return ", ".join(map(text, value)) if isinstance(value, list) else text(value)
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The values inside tables and lists, with their dotted names."""
+    if isinstance(value, Mapping | list) and value:
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from leaves(item, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value

@@ -1,0 +1,193 @@
+"""What variants of a run tell: a table, whether differences are more than noise, curves, and the valley of a sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from onward.errors import UserError
+from onward.evaluation.significance import Difference, paired_difference
+from onward.reports.runs.metrics import AXES, Metrics
+from onward.reports.pictures.panels import bars, curves
+from onward.reports.pictures.picture import Picture
+from onward.reports.runs.record import Record
+from onward.training.studies.variants import Measure, Outcome
+
+POINTS = 100  # of a curve
+UNITS = {"loss": "nats per token", "bits_per_byte": "bits per byte"}
+LEVEL = 0.95
+NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """The figures of a variant over its seeds."""
+
+    name: str
+    values: list[float]  # of each run; none where one diverged
+    parameters: int | None
+    steps: int
+    tokens: int
+    seconds: float  # of training, mean of the runs
+    difference: Difference | None = None  # of the measure, from that of the first variant
+
+    @property
+    def mean(self) -> float:
+        """The mean over the runs; infinite where one diverged."""
+        return fmean(self.values) if self.values else math.inf
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation over the runs; None for one."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+    def verdict(self, first: Result) -> str:
+        """How this variant compares with the first one."""
+        if self is first:
+            return "the others are compared with it"
+        if not self.values or not first.values:
+            return "diverged" if not self.values else f"{first.name} diverged"
+        if self.difference is None:
+            return f"{self.mean - first.mean:+.4f}; one seed says nothing of noise"
+        found, word = self.difference, "better" if self.mean < first.mean else "worse"
+        between = f"{found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f})"
+        seeds = len(self.values)
+        return f"{between}: {word if found.shown else f'{NUMBERS.get(seeds, seeds)} seeds cannot tell'}"
+
+
+def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
+    """The figures of each variant. Differences from the first are paired by seed; their intervals hold together with
+    LEVEL, each with 1 - (1 - LEVEL) / n for n differences (Bonferroni)."""
+    base = outcomes[0].values(measure)
+    level = 1 - (1 - LEVEL) / max(1, len(outcomes) - 1)
+    found = []
+    for outcome in outcomes:
+        runs = [Record(run).figures() for run in outcome.runs]
+        values = outcome.values(measure)
+        paired = paired_difference(values, base, level) if values and base and outcome is not outcomes[0] else None
+        seconds = fmean(run.seconds or 0.0 for run in runs)
+        found.append(
+            Result(outcome.variant.name, values, runs[0].parameters, runs[0].step, runs[0].tokens, seconds, paired)
+        )
+    return found
+
+
+def row(result: Result, first: Result, measure: Measure) -> dict[str, str]:
+    """A result as it is printed."""
+    return {
+        "variant": result.name,
+        measure.replace("_", " "): f"{result.mean:.4f}" if result.values else "diverged",
+        "seeds differ by": "" if result.spread is None else f"{result.spread:.4f}",
+        "parameters": f"{result.parameters or 0:,}",
+        "tokens": f"{result.tokens:,}",
+        "seconds": f"{result.seconds:.0f}",
+        f"against {first.name}": result.verdict(first),
+    }
+
+
+def plain(result: Result) -> dict[str, Any]:
+    """A result as JSON."""
+    difference = result.difference and {**vars(result.difference), "more_than_noise": result.difference.shown}
+    mean = result.mean if result.values else None
+    return {**vars(result), "mean": mean, "spread": result.spread, "difference": difference}
+
+
+def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: str, axis: str) -> Picture:
+    """The validation of each variant by tokens or seconds (`axis`), the mean of its seeds and their range."""
+    name = "validation_loss" if measure == "loss" else measure
+    lines = {one.variant.name: [curve(Record(run).metrics, name, axis) for run in one.runs] for one in outcomes}
+    every = [places for runs in lines.values() for places, _ in runs if len(places)]
+    if not every:
+        raise UserError("no run has validated: give more time or steps")
+    x = np.linspace(max(places[0] for places in every), max(places[-1] for places in every), POINTS)
+    series, ranges = {}, {}
+    for variant, runs in lines.items():
+        drawn = np.stack([np.interp(x, *run, right=np.nan) if len(run[0]) else np.full(POINTS, np.nan) for run in runs])
+        series[variant], ranges[variant] = drawn.mean(0), (drawn.min(0), drawn.max(0))
+    seeds = len(outcomes[0].runs)
+    caption = f"Validation of {len(outcomes)} variants, each trained for {length}"
+    caption += f" with {seeds} seeds: the mean, and the range over seeds." if seeds > 1 else "."
+    panel = curves("", x.tolist(), series, x_name=axis, ranges=ranges if seeds > 1 else {}, size=(860, 360))
+    return Picture(f"Validation, {UNITS[measure]}", caption, [panel])
+
+
+def curve(metrics: Metrics, name: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
+    """The places and the values of a run's validations."""
+    places = metrics.places([row["step"] for row in metrics.validations])[AXES.index(axis)]
+    return places, np.array([row.get(name, np.nan) for row in metrics.validations])
+
+
+@dataclass(frozen=True)
+class Valley:
+    """The results of a sweep: values of one field, perhaps for each value of a second one."""
+
+    field: str
+    lines: Mapping[str, Mapping[str, Result]]  # by the second field's value ("": there is none), by the field's
+
+    @property
+    def numbers(self) -> list[float] | None:
+        """The values of the field as numbers; None where one is none."""
+        try:
+            return [float(value) for value in next(iter(self.lines.values()))]
+        except ValueError:
+            return None
+
+    def best(self) -> tuple[str, str, Result]:
+        """The second field's value, the field's, and the result, with the least mean."""
+        return min(
+            ((line, value, result) for line, values in self.lines.items() for value, result in values.items()),
+            key=lambda found: found[2].mean,
+        )
+
+    def edge(self) -> str:
+        """A warning where the best value of a number is the least or the greatest; else ""."""
+        _, value, result = self.best()
+        if self.numbers is None or not result.values:
+            return ""
+        place = sorted(self.numbers).index(float(value))
+        if 0 < place < len(self.numbers) - 1 or len(self.numbers) == 1:
+            return ""
+        more = "smaller" if place == 0 else "larger"
+        return f"the best {self.field}, {value}, is at the edge of the values tried: try {more} ones too"
+
+
+def valley_picture(valley: Valley, measure: Measure, length: str) -> Picture:
+    """The measure by the value of the field: a curve with the range over seeds, or bars where values are no numbers."""
+    title = f"{UNITS[measure]} after {length}"
+    numbers = valley.numbers
+    caption = f"Each point is a run of {length}, evaluated on the validation text."
+    if numbers is None or len(numbers) < 2:
+        panels = [
+            bars(line, {value: result.mean for value, result in values.items() if result.values})
+            for line, values in valley.lines.items()
+        ]
+        return Picture(title, caption, panels)
+    order = np.argsort(numbers)
+    x, log = np.array(numbers)[order], min(numbers) > 0 and max(numbers) / min(numbers) >= 4
+    series, ranges = {}, {}
+    for line, values in valley.lines.items():
+        found = [[*values.values()][i] for i in order]
+        name = line or UNITS[measure]
+        series[name] = np.array([result.mean if result.values else np.nan for result in found])
+        ends = [(min(r.values), max(r.values)) if r.values else (np.nan, np.nan) for r in found]
+        ranges[name] = tuple(np.array(ends).T)
+    many = any(len(result.values) > 1 for values in valley.lines.values() for result in values.values())
+    if many:
+        caption = caption.replace("a run", "the mean of runs") + " The band is their range over seeds."
+    _, value, best = valley.best()
+    marks = {f"best: {value}": float(np.log10(float(value)) if log else float(value))} if best.values else {}
+    panel = curves(
+        "",
+        (np.log10(x) if log else x).tolist(),
+        series,
+        x_name=f"{valley.field}, as a power of ten" if log else valley.field,
+        marks=marks,
+        ranges=ranges if many else {},
+        size=(860, 360),
+    )
+    return Picture(title, caption, [panel])

@@ -1,0 +1,76 @@
+"""Write the reports of a run or a model, at any time: report.html, loss.svg, and result.json when a run has ended."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onward.checkpoint.peft.adapters import load_with_adapters
+from onward.checkpoint.huggingface.folder import load_tokenizer
+from onward.device import choose_device
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+from onward.reports.runs.curve import write_loss_svg
+from onward.reports.runs.look import sentence_ends
+from onward.reports.runs.record import Figures, Record
+from onward.reports.runs.report import write_report
+from onward.text.tokenizer import Tokenizer
+from onward.training.run.result import evaluate_run
+from onward.training.run.run import Run
+from onward.training.tasks import inputs_of
+
+SENTENCE = "The old clock on the wall had stopped, and nobody in the house knew when the old clock had stopped."
+OPENING = 1024  # tokens of a run's text among which the page finds whole sentences
+
+
+def write_reports(
+    folder: Path,
+    text: str = "",
+    *,
+    out: Path | None = None,
+    compare: Path | None = None,
+    device: torch.device | str | None = None,
+) -> Figures:
+    """Write report.html and, for a run, loss.svg into the folder of a run, running, stopped or finished, or of a model;
+    return the figures on the page.
+
+    The page shows the model of the newest save as it reads `text`, by default sentences of the run's validation text.
+    `out` writes the page there, and no loss.svg. `compare` is the folder of another run, whose curves are drawn too. A
+    UserError if the folder contains no model.
+    """
+    model, tokenizer = open_model(folder, device)
+    other = None if compare is None else Record(compare)
+    figures = write_report(
+        out or folder / "report.html", Record(folder), model, tokenizer, text or opening(folder, tokenizer), other
+    )
+    if out is None:
+        write_loss_svg(folder, Record(folder).guesses(model.config.vocab_size))
+    return figures
+
+
+def conclude(run: Run) -> dict[str, Any]:
+    """Evaluate a run that has made its last step on its validation text; write result.json, and then the reports, which
+    show the figures of result.json. Returns the figures; {} where the run has no validation text."""
+    figures = evaluate_run(run)
+    write_reports(run.folder, device=run.device)
+    return figures
+
+
+def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
+    """The model of a folder, and its tokenizer where there is one."""
+    model, _, source = load_with_adapters(folder, device=choose_device(device))
+    return model.eval(), load_tokenizer(source)
+
+
+def opening(folder: Path, tokenizer: Tokenizer | None) -> str:
+    """The first whole sentences of a run's validation text or, without one, of its training text; SENTENCE for a model
+    that is no run, and for a run whose tokens were removed."""
+    try:
+        inputs = inputs_of(folder)
+    except UserError:
+        return SENTENCE
+    if tokenizer is None:
+        return ""
+    tokens = inputs.train[0] if inputs.validation is None else inputs.validation
+    text = tokenizer.decode(tokens[:OPENING].tolist())
+    return text[next(sentence_ends(text), 0) :].strip()  # the validation text begins anywhere in a sentence

@@ -1,0 +1,180 @@
+"""Options that a run leaves open are fixed once, by timing, before it starts."""
+
+import math
+import statistics
+from collections.abc import Callable
+from contextlib import closing
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+
+from onward.checkpoint.peft.bases import BaseModel
+from onward.checkpoint.saves import Saver
+from onward.files import PART
+from onward.model.decoder import Decoder
+from onward.model.experts import BACKENDS
+from onward.text.tokenizer import Tokenizer
+from onward.timing import fastest
+from onward.training.clock.budget import Budget, Costs
+from onward.training.config import RunConfig, seconds
+from onward.training.processes import Processes
+from onward.training.run.build import build_trainer, choose_backend, open_experts
+from onward.training.run.inputs import Inputs, TrainingWindows
+from onward.training.run.plans import Planner
+from onward.training.run.validation import validate
+from onward.training.step.loss import Loss
+from onward.training.step.schedule import ENDED_BY_CLOCK, extent
+from onward.training.step.trainer import StepPlan, Trainer
+from onward.transforms.lora import adapter_names
+
+Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a run will do at each validation
+
+ALONE = Processes()
+TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # of steps that are timed, at most, and this part of the time
+WHOLE = 40.0  # seconds of a run below which validation and evaluation are timed on less text
+SLACK = 0.95  # share of the time that steps fixed at the start take, as machines are not equally fast all the time
+OPTIONAL = 20  # validations and the evaluation at the end each take at most this part of the time, unless asked for
+REPORT = 0.4  # seconds that the report takes at the end
+TIMED_TOKENS = 4096  # of the validation text, at most, whose evaluation is timed
+
+
+def calibrated(
+    config: RunConfig,
+    model: Decoder,
+    tokenizer: Tokenizer,
+    inputs: Inputs,
+    sample: Sampler = lambda model, tokenizer: None,
+    processes: Processes = ALONE,
+    loss: Loss | None = None,
+    began: float | None = None,
+) -> tuple[RunConfig, Budget | None]:
+    """The configuration with precision, backend of experts and number of steps fixed, or for a run of a given time the
+    steps of its warm-up and between validations, and the budget of that time, by default from this call on. Steps, a
+    validation, a save and a call of `sample`, which comes with each validation, are timed on copies of the model, which
+    stays as it is."""
+    began = perf_counter() if began is None else began
+    trial = lambda config: build_trainer(config, deepcopy(model), loss=loss)
+    windows = inputs.windows(config, model.config.context_length)
+    forget = getattr(loss, "load_state", lambda tensors, device: None)
+    limit = seconds(config.time) if config.time else math.inf
+    config = fastest_options(config, trial(config), windows, limit / TRIAL_PART)
+    forget({}, model.device)  # what the loss kept of trial steps
+    if not config.time:
+        return config, None
+    planner = Planner(config, windows, model.device, processes)
+    costs = measured_costs(config, trial(config), tokenizer, planner, inputs, sample, limit)
+    forget({}, model.device)
+    config, costs = fitted(config, costs, limit, perf_counter() - began, len(inputs.validation or ()))
+    return config, Budget.of(limit, perf_counter() - began, costs)
+
+
+def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: int) -> tuple[RunConfig, Costs]:
+    """The configuration for a limit of seconds, of which `spent` are gone, and the costs of its run.
+
+    Validations come at the interval that was asked for, or else twenty times, but in at most a twentieth of the time.
+    Of the `tokens` of the validation text, as many are evaluated at the end as take a twentieth of the time, unless
+    their number was given. The steps that fit determine the warm-up. A schedule that stays at the highest rate leaves
+    their number to the clock; another one fixes it now, and less time is planned then.
+    """
+    evaluated, by_clock = config.evaluation_tokens or tokens, config.schedule in ENDED_BY_CLOCK
+    if not config.evaluation_tokens and costs.end > limit / OPTIONAL:
+        evaluated = max(2, int(tokens * limit / OPTIONAL / costs.end))
+        config = replace(config, evaluation_tokens=evaluated)
+    costs = replace(costs, end=costs.end * min(1.0, evaluated / max(1, tokens)) + REPORT, start=spent)
+    left = (1.0 if by_clock else SLACK) * max(limit / 4, limit - spent - costs.end) - costs.validation  # before step 1
+    if every := config.validate_every:  # the last step is validated too
+        steps = max(1, int((left - costs.validation) / (costs.step + costs.validation / every)))
+    else:
+        count = max(1, min(20, int(left / OPTIONAL / costs.validation))) if costs.validation else 20
+        steps = max(1, int((left - count * costs.validation) / costs.step))
+        every = -(-steps // count)
+    config = replace(config, validate_every=every)
+    if by_clock:
+        return replace(config, warmup=extent(config.warmup, steps)), costs
+    return replace(config, time="", steps=steps), costs
+
+
+def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindows, limit: float) -> RunConfig:
+    """The configuration with precision and backend of experts fixed, in little more than `limit` seconds, and epochs as
+    steps."""
+    precisions = precisions_of(trainer.model.device) if config.precision == "auto" else [config.precision]
+    backends = list(BACKENDS) if config.experts == "auto" and open_experts(trainer.model) else [config.experts]
+    chosen: dict[str, Any] = {"precision": precisions[0], "experts": backends[0]}
+    if len(precisions) * len(backends) > 1:
+        plan = StepPlan([windows.read(range(config.batch_size)).to(trainer.model.device)])
+        trials = {f"{p} {b}": partial(one_step, trainer, plan, p, b) for p, b in product(precisions, backends)}
+        chosen = dict(zip(chosen, fastest(trials, rounds=3, limit=limit).split()))
+    if config.epochs:
+        per_step = config.batch_size * config.accumulation
+        chosen |= {"epochs": 0.0, "steps": max(1, round(config.epochs * len(windows) / per_step))}
+    return replace(config, **chosen)
+
+
+def precisions_of(device: torch.device) -> list[Literal["fp32", "bf16", "fp16"]]:
+    """fp32, and bf16 or fp16 if the device computes matrix products in it."""
+    if device.type == "cuda":
+        return ["fp32", "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"]
+    hardware = (getattr(torch.cpu, f"_is_{name}_supported", bool) for name in ("avx512_bf16", "amx_tile"))
+    return ["fp32", "bf16"] if device.type == "cpu" and any(has() for has in hardware) else ["fp32"]
+
+
+def one_step(trainer: Trainer, plan: StepPlan, precision: str, backend: str) -> None:
+    """A step of one batch with a precision and a backend of experts."""
+    choose_backend(trainer.model, backend)
+    trainer.config = replace(trainer.config, precision=precision)
+    trainer.train_step(plan)
+
+
+def measured_costs(
+    config: RunConfig,
+    trainer: Trainer,
+    tokenizer: Tokenizer,
+    planner: Planner,
+    inputs: Inputs,
+    sample: Sampler,
+    limit: float,
+    clock: Callable[[], float] = perf_counter,
+) -> Costs:
+    """The costs of a run of `limit` seconds, by a clock in seconds."""
+    taken: list[float] = []
+    long_enough, part = min(TRIAL_SECONDS, limit / TRIAL_PART), min(1.0, limit / WHOLE)
+    with closing(planner.plans(0)) as plans:
+        start = clock()
+        for _ in trainer.train(plans):
+            taken.append(clock() - start)
+            if sum(taken) > long_enough and len(taken) > 2:
+                break
+            start = clock()
+    step = statistics.median(taken[1:])
+    start = clock()
+    save_once(trainer, Path(config.out))
+    save, start = clock() - start, clock()
+    validation = inputs.validation_windows(config, trainer.model.config.context_length)
+    if validation is None:
+        return Costs(step, save)
+    less = replace(config, validation_tokens=max(2, int(part * config.validation_tokens)))
+    found = validate(trainer, tokenizer, validation, less, inputs.measure(trainer.loss))
+    usual = min(config.validation_tokens, validation.num_tokens)
+    once = (clock() - start) * max(1.0, usual / max(1, found.tokens))
+    sample(trainer.model, tokenizer)  # the first one may compile kernels
+    start = clock()
+    sample(trainer.model, tokenizer)
+    once, start = once + clock() - start, clock()
+    evaluated = inputs.evaluate(trainer.model, tokenizer, trainer.loss, int(part * TIMED_TOKENS))["tokens"]
+    return Costs(step, save + once, (clock() - start) * validation.num_tokens / max(1, evaluated))
+
+
+def save_once(trainer: Trainer, folder: Path) -> None:
+    """Write a save beside those of a run, and remove it. A full disk is reported when the run saves."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".trial.", suffix=PART, dir=folder) as trial:
+        saver = Saver(Path(trial), keep=1, base=BaseModel("", "") if adapter_names(trainer.model) else None)
+        saver.save(trainer.model, trainer.state_dict(), {})
+        saver.finish()

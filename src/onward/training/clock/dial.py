@@ -1,0 +1,164 @@
+"""One dial: for a time, the size of the model, its context and its batch, from a law of the loss fitted to small runs.
+
+    python -m benchmarks.dial
+
+makes these runs and fits the constants again. The loss, in bits per byte over those that bz2 needs for the text, is a
+function of the parameters of the blocks and of the bytes that were read, so that one law serves all texts and
+tokenizers.
+Tokens that are read again count less and less, as in Muennighoff et al., "Scaling Data-Constrained Language Models"
+(arXiv:2305.16264), section 5.
+"""
+
+import bz2
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+from onward.planning.laws import Loss
+from onward.text.tokenizer import Tokenizer
+from onward.training.clock.calibration import precisions_of
+from onward.training.config import RunConfig
+from onward.training.run.build import build_trainer
+from onward.training.run.inputs import Inputs
+from onward.training.step.loss import Loss as LossFunction
+from onward.training.step.trainer import StepPlan
+
+LAW = Loss(E=0.5, A=80, B=6.53, alpha=0.6, beta=0.18)  # N: parameters of the blocks, D: bytes
+REPEATS = 15.4  # how often tokens are read again until that has 63 % of its effect (R* of the paper)
+SPREAD = 0.1  # the runs that the law was fitted to are within this share of it
+SHARE = 0.05  # of the time, at most, is spent on timing steps
+OVERHEAD = 0.8  # share of the time that is left for steps
+SAMPLE = 1 << 20  # tokens of the text that are looked at, and bytes that bz2 compresses
+WINDOWS, FEW, BATCH_EXPONENT = 8, 4e6, 0.38  # windows a step up to a few tokens, and how they grow with the tokens
+SIZES: list[dict[str, Any]] = [
+    {"d_model": 64, "n_layers": 2, "n_heads": 2, "context_length": 128},
+    {"d_model": 96, "n_layers": 3, "n_heads": 3, "context_length": 128},
+    {"d_model": 128, "n_layers": 3, "n_heads": 4, "context_length": 128},
+    {"d_model": 192, "n_layers": 4, "n_heads": 6, "context_length": 128},
+    {"d_model": 256, "n_layers": 5, "n_heads": 4, "context_length": 256},
+    {"d_model": 384, "n_layers": 6, "n_heads": 6, "context_length": 256},
+    {"d_model": 512, "n_layers": 8, "n_heads": 8, "context_length": 512},
+    {"d_model": 768, "n_layers": 12, "n_heads": 12, "context_length": 1024},
+]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that could be trained in the time."""
+
+    model: dict[str, Any]  # the fields of DecoderConfig that are chosen
+    batch_size: int
+    parameters: int
+    step_seconds: float
+    epochs: float  # how often that is the training text
+    bits_per_byte: float  # by the law
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen, and among what."""
+
+    candidates: tuple[Candidate, ...]  # of rising size
+    chosen: Candidate
+    loss: tuple[float, float]  # the range of the forecast, in nats per token
+
+    def __str__(self) -> str:
+        c = self.chosen
+        sizes = " ".join(f"{name}={value}" for name, value in c.model.items())
+        others = ", ".join(f"{o.bits_per_byte:.2f} with {o.parameters:,}" for o in self.candidates if o is not c)
+        return (
+            f"chosen for the time: {c.parameters:,} parameters{f' ({sizes})' if sizes else ''}, {c.batch_size} windows "
+            f"a step of {c.step_seconds * 1e3:.0f} ms, {c.epochs:.1f} times the text\nforecast: validation loss "
+            f"{self.loss[0]:.2f} to {self.loss[1]:.2f}, about {c.bits_per_byte:.2f} bits per byte"
+            + (f"; {others} parameters" if others else "")
+        )
+
+
+def effective(tokens: float, unique: int) -> float:
+    """The number of tokens, all different, that teach as much as `tokens` of which `unique` are different."""
+    if tokens <= unique:
+        return tokens
+    return unique * (1 + REPEATS * (1 - math.exp(-(tokens / unique - 1) / REPEATS)))
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How hard a text is to predict."""
+
+    bits_per_byte: float  # as bz2 compresses it
+    bytes_per_token: float
+
+
+def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
+    """The compression of the first megabyte, about, of the training text."""
+    pieces = [source[: SAMPLE // len(inputs.train)] for source in inputs.train]
+    data = "".join(tokenizer.decode(piece.tolist()) for piece in pieces).encode()
+    bits = 8 * len(bz2.compress(data[:SAMPLE])) / max(1, len(data[:SAMPLE]))
+    return Compression(bits, len(data) / max(1, sum(map(len, pieces))))
+
+
+def step_seconds(config: RunConfig, model: Decoder, inputs: Inputs, loss: LossFunction | None) -> float:
+    """The seconds of the second of two steps, in the precision that is likely the fastest."""
+    if config.precision == "auto":
+        config = replace(config, precision=precisions_of(model.device)[-1])
+    trainer = build_trainer(config, model, loss=loss)
+    windows = inputs.windows(config, model.config.context_length)
+    plan = StepPlan([windows.read(range(config.batch_size)).to(model.device)] * config.accumulation)
+    trainer.train_step(plan)
+    start = perf_counter()
+    trainer.train_step(plan)
+    return max(1e-6, perf_counter() - start)
+
+
+def dial(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    inputs: Inputs,
+    device: torch.device,
+    limit: float,
+    loss: LossFunction | None = None,
+    timing: Callable[..., float] = step_seconds,
+) -> tuple[RunConfig, Choice | None]:
+    """The configuration with the fields of the model, the batch size and the optimizer that are open, chosen for
+    `limit` seconds; and the choice, None where the fields that are given leave no size possible.
+
+    Sizes are timed from the smallest on, until the forecast becomes worse or a twentieth of the time is spent.
+    """
+    found, spent, seconds = list[Candidate](), 0.0, 0.0
+    text = compression(tokenizer, inputs)
+    config = replace(config, optimizer=config.optimizer or "muon")
+    for size in SIZES:
+        chosen = {name: value for name, value in size.items() if name not in config.model}
+        trial = replace(config, model=chosen | config.model, batch_size=config.batch_size or WINDOWS)
+        try:
+            model = Decoder(trial.decoder(tokenizer.vocab_size)).to(device)
+        except UserError:  # with the fields that are given
+            continue
+        parameters = sum(p.numel() for p in model.parameters())
+        if found:
+            expected = 3 * seconds * parameters / found[-1].parameters
+            if parameters == found[-1].parameters or spent + expected > SHARE * limit:
+                break
+        seconds = timing(trial, model, inputs, loss)
+        spent += 3 * seconds  # the first step takes longer
+        tokens = OVERHEAD * limit / seconds * trial.batch_size * model.config.context_length
+        longer = 1 if config.batch_size else 2 ** max(0, round(BATCH_EXPONENT * math.log2(tokens / FEW)))
+        read = effective(tokens, inputs.tokens) * text.bytes_per_token
+        blocks = sum(p.numel() for p in model.blocks.parameters())
+        bits = text.bits_per_byte * LAW.loss(blocks, read)
+        epochs = tokens / max(1, inputs.tokens)
+        found.append(Candidate(chosen, longer * trial.batch_size, parameters, longer * seconds, epochs, bits))
+        if len(found) > 1 and bits > found[-2].bits_per_byte:
+            break
+    if not found:
+        return replace(config, batch_size=config.batch_size or WINDOWS), None
+    best = min(found, key=lambda one: one.bits_per_byte)
+    nats = best.bits_per_byte * math.log(2) * text.bytes_per_token
+    choice = Choice(tuple(found), best, (nats * (1 - SPREAD), nats * (1 + SPREAD)))
+    return replace(config, model=best.model | config.model, batch_size=best.batch_size), choice

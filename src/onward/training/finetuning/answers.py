@@ -1,0 +1,164 @@
+"""Losses that compare whole answers: log-probabilities of sequences, of the model and of a reference.
+
+Shapes: B rows, T tokens of each, N targets, S sequences, M examples, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from onward.data.packing import ExampleBatch
+from onward.data.windows import IGNORE_INDEX
+from onward.model.decoder import Decoder, without_dropout
+from onward.training.step.loss import MAX_LOGITS, Sums
+from onward.transforms.lora import adapter_names, use_adapter
+
+REFERENCE = "reference/"  # the numbers of an example: log-probabilities under the reference, by number of the sequence
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Log-probabilities of the trained tokens of each sequence."""
+
+    total: Tensor  # (S,), their sum
+    count: Tensor  # (S,), the number of tokens
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over tokens, (S,)."""
+        return self.total / self.count.clamp(min=1)
+
+
+def sequence_logprobs(model: Decoder, batch: ExampleBatch) -> Logprobs:
+    """The log-probabilities of a batch's sequences, in at least fp32."""
+    return logprobs_of(model, hidden_states(model, batch), batch)
+
+
+def hidden_states(model: Decoder, batch: ExampleBatch) -> Tensor:
+    """The hidden states of a batch, (B * T, D).
+
+    Where gradients are enabled, embeddings require them in a frozen model too: so a policy and its reference use the
+    same kernels of attention, and are equal to the bit before the first step, in bf16 too.
+    """
+    vectors = model.embed(batch.tokens)
+    if torch.is_grad_enabled() and not vectors.requires_grad:
+        vectors.requires_grad_()
+    return model.hidden(vectors, batch.positions).flatten(0, 1)
+
+
+def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch) -> Logprobs:
+    """The log-probabilities of a batch's sequences, from its hidden states (B * T, D). Logits are made for targets
+    only, and in chunks, which are made again in the backward, where all at once would fill the memory."""
+    targets = batch.targets.flatten()
+    chosen = (targets != IGNORE_INDEX).nonzero()[:, 0]
+    sequences = batch.sequences.flatten()[chosen]
+    size = max(1, MAX_LOGITS // model.config.vocab_size)
+    parts = zip(hidden[chosen].split(size), targets[chosen].split(size))
+    if len(chosen) <= size:
+        logprobs = [target_logprobs(model, h, t) for h, t in parts]
+    else:
+        logprobs = [checkpoint(target_logprobs, model, h, t, use_reentrant=False) for h, t in parts]
+    values = torch.cat(logprobs)
+    total = values.new_zeros(batch.num_sequences).index_add(0, sequences, values)
+    return Logprobs(total, torch.bincount(sequences, minlength=batch.num_sequences))
+
+
+def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
+    """The log-probabilities of targets (N,) after hidden states (N, D)."""
+    logits = model.logits(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+
+
+class Frozen:
+    """A model that is not trained, which `load` returns when it is first asked for."""
+
+    def __init__(self, load: Callable[[], Decoder]) -> None:
+        self.load = load
+        self.model: Decoder | None = None
+
+    def on(self, device: torch.device) -> Decoder:
+        """The model on a device."""
+        if self.model is None:
+            self.model = self.load().eval().requires_grad_(False)
+        return self.model.to(device)
+
+
+class Reference(Frozen):
+    """The model that a policy is compared with: the policy without its adapters, where it has any, else another."""
+
+    @contextmanager
+    def of(self, policy: Decoder) -> Iterator[Decoder]:
+        """A context in which the model that is yielded is the reference."""
+        if adapter_names(policy):
+            with use_adapter(policy, ""):
+                yield policy
+        else:
+            yield self.on(policy.device)
+
+    def totals(self, policy: Decoder, batch: ExampleBatch) -> Tensor:
+        """The log-probabilities of a batch's sequences, (S,), without gradient: those that were kept, where they
+        were."""
+        kept = [batch.numbers[name] for name in sorted(batch.numbers) if name.startswith(REFERENCE)]
+        if kept:
+            return torch.stack(kept, 1).flatten().float()
+        with self.of(policy) as model, without_dropout(model):
+            return sequence_logprobs(model, batch).total.detach()
+
+
+@dataclass(frozen=True)
+class PairLoss:
+    """A loss of pairs of a chosen and a rejected answer, in this order."""
+
+    of_pairs: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # scores and mean scores of both, (M,) each -> (M,)
+    beta: float
+    reference: Reference | None = None
+
+    def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:
+        """The sums over pairs of the loss and of the figures: how often the chosen answer scores higher, and rewards,
+        beta * (log p of the model - log p of the reference)."""
+        reference = 0.0 if self.reference is None else self.reference.totals(model, batch)
+        with without_dropout(model):
+            found = sequence_logprobs(model, batch)
+        score = found.total - reference
+        mean = score / found.count.clamp(min=1)
+        loss = self.of_pairs(score[::2], score[1::2], mean[::2], mean[1::2]).sum()
+        ranked = score.detach() if self.reference is not None else mean.detach()
+        return loss, loss.detach(), preference_figures(self.beta * ranked[::2], self.beta * ranked[1::2])
+
+
+def preference_figures(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
+    """Sums over pairs, from the rewards of both answers, (M,): ties count as half right."""
+    right = (chosen > rejected).float() + 0.5 * (chosen == rejected)
+    return {
+        "accuracy": right.sum(),
+        "margin": (chosen - rejected).sum(),
+        "chosen_reward": chosen.sum(),
+        "rejected_reward": rejected.sum(),
+    }
+
+
+@dataclass(frozen=True)
+class JudgedLoss:
+    """A loss of single answers with a `label`: 1 for a wanted one, 0 for another. The second sequence of an example is
+    the answer to another prompt, whose log-probabilities estimate the divergence from the reference."""
+
+    of_answers: Callable[[Tensor, Tensor, Tensor], Tensor]  # log-ratios and labels (M,), KL () -> (M,)
+    beta: float
+    reference: Reference
+
+    def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:
+        """The sums over examples of the loss and of the figures."""
+        reference = self.reference.totals(model, batch)
+        with without_dropout(model):
+            ratio = sequence_logprobs(model, batch).total - reference
+        label = batch.numbers["label"].to(ratio.dtype)
+        kl = ratio[1::2].detach().mean().clamp(min=0)
+        loss = self.of_answers(ratio[::2], label, kl).sum()
+        reward = self.beta * ratio[::2].detach()
+        right = (reward > 0) == (label > 0)
+        return loss, loss.detach(), {"accuracy": right.float().sum(), "kl": kl * len(label), "reward": reward.sum()}

@@ -1,0 +1,91 @@
+"""The model that a run begins from, where it is one in a folder."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from onward.checkpoint.huggingface.folder import load_model, required_tokenizer
+from onward.checkpoint.peft.bases import BaseModel, is_adapter, weights_checksum
+from onward.errors import UserError
+from onward.hub import locate
+from onward.model.decoder import Decoder
+from onward.text.templates import with_template
+from onward.text.tokenizer import Tokenizer
+from onward.training.config import RunConfig
+from onward.training.finetuning.config import FinetuneConfig
+from onward.transforms.heads import add_head, head_labels
+from onward.transforms.lora import LoRA, adapter_names, add_lora
+from onward.transforms.quantize import is_quantized
+
+
+def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
+    """The model that `config.base` names, in fp32, with a row of its embedding for each token of `base_tokenizer`,
+    and with new adapters where the configuration asks for them; and its config.json."""
+    c = config if isinstance(config, FinetuneConfig) else None
+    model, hf = load_model(locate(config.base), torch.float32, quantize=(c.quantize or None) if c else None)
+    if is_quantized(model) and not (c and c.rank):
+        raise UserError(
+            f"{config.base} has quantized weights, which are not trained: train adapters on it with onward finetune "
+            "--lora 16, or begin from the model that was quantized"
+        )
+    new = base_tokenizer(config).vocab_size - model.config.vocab_size
+    if new > 0 and c and c.rank:
+        raise UserError(
+            f"template {c.template} adds {new} tokens to the vocabulary, which adapters do not train: choose one "
+            "without new tokens, such as plain, or leave out lora"
+        )
+    if new > 0:
+        model = with_vocabulary(model, model.config.vocab_size + new)
+    if c and c.rank:
+        torch.manual_seed(c.seed)
+        alpha = c.lora_alpha or 2.0 * c.rank
+        add_lora(model, LoRA(c.rank, alpha, c.lora_targets, dropout=c.lora_dropout, rslora=c.rslora, dora=c.dora))
+    return model.train(), hf
+
+
+def base_model(folder: Path, config: RunConfig, labels: Sequence[str]) -> Callable[[], Decoder] | None:
+    """For a run that saves only adapters, a function that makes its model with new ones and, where there are labels, a
+    new head; else None."""
+
+    def make() -> Decoder:
+        model, _ = load_base(config)
+        if labels:
+            add_head(model, labels)
+        return model
+
+    return make if is_adapter(folder) else None
+
+
+def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
+    """The base of a model with adapters, with its checksum; None for other models."""
+    if not adapter_names(model):
+        return None
+    if not config.base:
+        raise UserError("the model has adapters, and a run saves these alone: name their base as base, with lora")
+    return BaseModel(config.base, weights_checksum(locate(config.base)))
+
+
+def base_tokenizer(config: RunConfig) -> Tokenizer:
+    """The tokenizer of the model that `config.base` names, with the chat template that is asked for."""
+    tokenizer = required_tokenizer(locate(config.base))
+    named = config.template if isinstance(config, FinetuneConfig) else ""
+    return with_template(tokenizer, named) if named else tokenizer
+
+
+@torch.no_grad()
+def with_vocabulary(model: Decoder, size: int) -> Decoder:
+    """A copy of the model with a larger vocabulary. The embeddings of new tokens are the mean of the others, and so are
+    their rows of the head, so that no new token is likelier than a known one is on average."""
+    grown = Decoder(replace(model.config, vocab_size=size)).to(model.dtype)
+    if labels := head_labels(model):
+        add_head(grown, labels)
+    old, known = dict(model.named_parameters()), model.config.vocab_size
+    for name, parameter in grown.named_parameters():
+        parameter[:known].copy_(old[name]) if parameter.shape != old[name].shape else parameter.copy_(old[name])
+        if parameter.shape != old[name].shape:
+            nn.init.zeros_(parameter[known:]).add_(old[name].mean(0))
+    return grown

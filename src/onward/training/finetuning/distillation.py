@@ -1,0 +1,106 @@
+"""Distillation: a student learns the distributions of a teacher, on given texts or on its own.
+
+Shapes: N targets, D d_model, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from onward.data.windows import IGNORE_INDEX, Batch
+from onward.generation.sampling import Sampling
+from onward.model.decoder import Decoder
+from onward.text.tokenizer import Tokenizer
+from onward.training.finetuning.answers import Frozen
+from onward.training.reinforcement.completions import complete, completion_batch, prompts_of
+from onward.training.step.loss import MAX_LOGITS, Sums
+
+
+def divergence(student: Tensor, teacher: Tensor, mix: float) -> Tensor:
+    """The divergence of the distributions of two tensors of logits (N, V), (N,), in nats.
+
+    0: KL(teacher || student), forward; 1: KL(student || teacher), reverse; between, the generalized Jensen-Shannon
+    divergence mix KL(teacher || m) + (1 - mix) KL(student || m), where m = mix teacher + (1 - mix) student (Agarwal et
+    al. 2024, equation 1).
+    """
+    s, t = (x.log_softmax(-1) for x in (student, teacher))
+    kl = lambda p, q: (p.exp() * (p - q)).sum(-1)
+    if mix in (0, 1):
+        return kl(s, t) if mix else kl(t, s)
+    m = torch.logaddexp(s + math.log1p(-mix), t + math.log(mix))
+    return mix * kl(t, m) + (1 - mix) * kl(s, m)
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """The divergence from a teacher at the trained tokens, summed; a Loss. Logits are divided by `temperature`.
+
+    Where one of the two has more rows than the other, as padding of its vocabulary, those rows are left out.
+    """
+
+    teacher: Frozen
+    mix: float
+    temperature: float = 1.0
+    chunk: int = 0  # targets whose logits are in memory at once; 0: as many as take 128 MiB in fp32, of both models
+
+    def __call__(self, model: Decoder, batch: Batch) -> Sums:
+        """The sum over targets. Logits are made for targets only, and in chunks, which are made again in the backward,
+        where all at once would fill the memory."""
+        teacher = self.teacher.on(model.device)
+        with torch.no_grad():
+            wanted = teacher.hidden(batch.tokens, batch.positions).flatten(0, 1)
+        hidden = model.hidden(batch.tokens, batch.positions).flatten(0, 1)
+        chosen = (batch.targets.flatten() != IGNORE_INDEX).nonzero()[:, 0]
+        size = self.chunk or max(1, MAX_LOGITS // model.config.vocab_size // 2)
+        parts = [*zip(hidden[chosen].split(size), wanted[chosen].split(size))]
+        of_chunk = partial(self.of_hidden, model, teacher)
+        if len(parts) > 1:
+            of_chunk = partial(checkpoint, of_chunk, use_reentrant=False)
+        loss = torch.stack([of_chunk(h, w) for h, w in parts]).sum()
+        return loss, loss.detach()
+
+    def of_hidden(self, model: Decoder, teacher: Decoder, hidden: Tensor, wanted: Tensor) -> Tensor:
+        """The sum for hidden states of the student (N, D) and of the teacher."""
+        size = min(model.config.vocab_size, teacher.config.vocab_size)
+        logits = [model.logits(hidden)[:, :size], teacher.logits(wanted)[:, :size]]
+        student, other = (x.to(torch.promote_types(x.dtype, torch.float32)) / self.temperature for x in logits)
+        return divergence(student, other, self.mix).sum()
+
+
+class OnPolicy:
+    """Distillation of which a share of the batches has answers that the student writes to their prompts (Agarwal et al.
+    2024, algorithm 1): what comes before the first trained token of each row. Its seed determines whether a batch does,
+    and what is written.
+
+    `samples` are the prompt and text of each answer that was written last.
+    """
+
+    def __init__(self, distillation: Distillation, share: float, most: int, tokenizer: Tokenizer) -> None:
+        self.distillation, self.share, self.most, self.tokenizer = distillation, share, most, tokenizer
+        self.sampling, self.ends = Sampling(temperature=distillation.temperature), frozenset(tokenizer.end_ids)
+        self.samples: list[dict[str, Any]] = []
+
+    def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Batch]:
+        """The batches of a step, some with the student's answers."""
+        return [self.answered(model, b) if Random(b.seed).random() < self.share else b for b in batches]
+
+    def answered(self, model: Decoder, batch: Batch) -> Batch:
+        """A batch with the student's answers in place of its own."""
+        prompts = [prompt for prompt, _ in prompts_of(batch)]
+        seeds = [batch.seed * 1_000_003 + number for number in range(len(prompts))]
+        requests = complete(model, prompts, seeds, self.sampling, self.most, self.ends)
+        text = self.tokenizer.decode
+        self.samples = [{"prompt": text(one.prompt), "text": text(one.tokens)} for one in requests]
+        tokens, targets, _ = completion_batch(requests)
+        return Batch(tokens, targets, seed=batch.seed).to(model.device)
+
+    def __call__(self, model: Decoder, batch: Batch) -> Sums:
+        """The sum over targets."""
+        return self.distillation(model, batch)

@@ -1,0 +1,185 @@
+"""The inputs of a run of fine-tuning: its examples as tokens, in RUN/data/train.safetensors and validation.safetensors.
+
+RUN/inputs.json has their checksums.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from onward import fields
+from onward.checkpoint.huggingface.folder import read_config, required_tokenizer
+from onward.checkpoint.peft.bases import weights_checksum
+from onward.data.examples import Encoder, Examples, held_out, tabulated
+from onward.data.forms import answered
+from onward.data.packing import PackedExamples, batch_of
+from onward.data.progress import Progress, silent
+from onward.data.records import Record, read_records
+from onward.device import choose_device
+from onward.errors import UserError
+from onward.families import read
+from onward.files import file_sha256, write_json
+from onward.hub import locate
+from onward.model.decoder import Decoder
+from onward.text.tokenizer import Tokenizer
+from onward.training.finetuning.answers import REFERENCE, sequence_logprobs
+from onward.training.finetuning.base import base_tokenizer, load_base
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.finetuning.methods import METHODS
+from onward.training.reinforcement.rewards import COMPARING
+from onward.training.run.inputs import Inputs, read_record, share
+from onward.training.step.loss import Loss, mean_figures
+
+TRAIN, VALIDATION = "data/train.safetensors", "data/validation.safetensors"
+LONGEST = 4096  # tokens of an example, where the context is longer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleInputs(Inputs):
+    """The examples of a run, beside their tokens."""
+
+    examples: Examples
+    held_out: Examples | None
+    config: FinetuneConfig
+
+    def opening(self, tokenizer: Tokenizer) -> str | list[int]:
+        """The tokens before the first that is trained in the first held-out example."""
+        first = (self.examples if self.held_out is None else self.held_out).sequence(0)
+        return list(first.tokens[: max(1, first.trained.index(True))])
+
+    def packed(self, examples: Examples, context_length: int, seed: int | None) -> PackedExamples:
+        """Rows of examples."""
+        c = self.config
+        method = METHODS[c.method]
+        packed = c.packed and method.packs and not c.on_policy
+        length = row_length(c, context_length)
+        return PackedExamples(examples, length, seed, packed=packed, by_example=method.by_example)
+
+    def windows(self, config: Any, context_length: int) -> PackedExamples:
+        return self.packed(self.examples, context_length, config.seed)
+
+    def validation_windows(self, config: Any, context_length: int) -> PackedExamples | None:
+        return None if self.held_out is None else self.packed(self.held_out, context_length, None)
+
+    def measure(self, loss: Loss) -> Loss:
+        return loss
+
+    def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
+        """The means of what the loss reports over held-out examples of about this many tokens (0: all)."""
+        rows = self.validation_windows(self.config, model.config.context_length)
+        if rows is None:
+            return {}
+        chosen = range(0, len(rows), max(1, rows.num_tokens // (tokens or rows.num_tokens)))
+        size = self.config.batch_size
+        batches = (rows.read(chosen[i : i + size]).to(model.device) for i in range(0, len(chosen), size))
+        means = mean_figures(model, batches, loss)
+        return {"loss": means.loss, "tokens": rows.num_tokens * len(chosen) // len(rows)} | means.figures
+
+
+def row_length(config: FinetuneConfig, context_length: int) -> int:
+    """The most tokens of a sequence."""
+    if config.length > context_length:
+        raise UserError(f"length is {config.length}, and the model's context has {context_length} tokens")
+    return config.length or min(context_length, LONGEST)
+
+
+def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
+    """Make the examples of a run in its folder, and write inputs.json."""
+    tokenizer = base_tokenizer(config)
+    if config.teacher:
+        teacher = locate(config.teacher)
+        if required_tokenizer(teacher).inner.get_vocab() != tokenizer.inner.get_vocab():
+            raise UserError(
+                f"the teacher {config.teacher} has another vocabulary than {config.base}: take one with the same "
+                "tokenizer"
+            )
+        if (rows := read(read_config(teacher))[1].vocab_size) < tokenizer.vocab_size:
+            raise UserError(
+                f"the teacher {config.teacher} has embeddings of {rows} tokens, and its tokenizer "
+                f"{tokenizer.vocab_size}: take another"
+            )
+    method, context_length = METHODS[config.method], config.decoder(1).context_length
+    encoder, length = Encoder(tokenizer), row_length(config, context_length)
+    if not method.packs:
+        length = min(length, context_length - 1)  # room for a token of the completion
+
+    def table(sources: Sequence[str]) -> Examples:
+        progress("reading examples", 0, 0)
+        records: Iterable[Record] = (record for source in sources for record in read_records(source))
+        if config.reward in COMPARING:
+            records = answered(records, config.reward)
+        return tabulated(method.form(encoder, records), length, config.too_long)[0]
+
+    train, part = table(config.sources), share(config.validation) if config.validation != "none" else None
+    files = {TRAIN: train}
+    if part:
+        chosen = held_out(len(train), part)
+        if chosen.any() and not chosen.all():
+            files = {TRAIN: train.select(np.flatnonzero(~chosen)), VALIDATION: train.select(np.flatnonzero(chosen))}
+    elif config.validation != "none":
+        files[VALIDATION] = table([config.validation])
+    check_labels(files[TRAIN], config)
+    compared = method.reference and config.reference == "online"
+    for name, examples in files.items():
+        (with_reference(examples, config) if method.reference and not compared else examples).save(folder / name)
+    tokenizer.save(folder)
+    record = {
+        "train": [(TRAIN, None)],
+        "validation": VALIDATION if VALIDATION in files else "",
+        "data": {name: file_sha256(folder / name) for name in files},
+        "tokenizer": file_sha256(folder / "tokenizer.json"),
+        "model": fields.plain(config.decoder(tokenizer.vocab_size)),
+        "base": weights_checksum(locate(config.base)) if compared else "",
+        "labels": encoder.labels or method.labels,
+    }
+    write_json(folder / "inputs.json", record)
+    return tokenizer
+
+
+def check_labels(examples: Examples, config: FinetuneConfig) -> None:
+    """A UserError where all examples have the same label."""
+    labels = examples.numbers.get("label")
+    if labels is not None and len(np.unique(labels)) == 1:
+        raise UserError(
+            f"all {len(labels)} examples have the same label, and {config.method} learns to tell labels apart: add "
+            "examples with another"
+        )
+
+
+def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
+    """The examples with the log-probabilities of their sequences under the model that the run begins from."""
+    model, size = load_base(config)[0].eval().to(choose_device(config.device)), config.batch_size
+    rows = [[i] for i in range(len(examples))]
+    batches = (batch_of(examples, rows[i : i + size]).to(model.device) for i in range(0, len(rows), size))
+    with torch.inference_mode():
+        totals = torch.cat([sequence_logprobs(model, batch).total.cpu() for batch in batches])
+    columns = totals.double().numpy().reshape(-1, examples.per_example).T
+    return replace(examples, numbers={**examples.numbers, **{f"{REFERENCE}{i}": c for i, c in enumerate(columns)}})
+
+
+def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> ExampleInputs:
+    """The examples that inputs.json names, their checksums verified unless only sizes are asked for."""
+    record = read_record(folder)
+    for name, digest in record.data.items():
+        if verify == "sha256" and file_sha256(folder / name) != digest:
+            raise UserError(f"{folder / name} has changed since it was written: restore it, or start another run")
+    if record.base and verify == "sha256" and (now := weights_checksum(locate(config.base))) != record.base:
+        raise UserError(
+            f"{config.base} is not the model that {folder} was started from (its weights have the checksum {now[:12]}, "
+            f"then {record.base[:12]}), and {config.method} compares with it: restore it, or start another run"
+        )
+    train = Examples.load(folder / TRAIN)
+    apart = Examples.load(folder / record.validation) if record.validation else None
+    return ExampleInputs(
+        train=(train.all_tokens(),),
+        validation=None if apart is None else apart.all_tokens(),
+        unknown_characters=0,
+        labels=record.labels,
+        examples=train,
+        held_out=apart,
+        config=config,
+    )

@@ -1,0 +1,329 @@
+"""Reinforcement: the model answers prompts with our engine, answers are rewarded, and a policy-gradient loss follows.
+
+It is a loss like any other: `prepare` turns batches of prompts into batches of rewarded completions before a step.
+Shapes: P prompts, G completions of each, N = P G, T tokens, M tokens of completions, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from onward.arguments import Range, check_fields, named
+from onward.config.part_types import Size
+from onward.data.windows import IGNORE_INDEX, Batch
+from onward.errors import UserError
+from onward.generation.engine.request import Request
+from onward.generation.sampling import Sampling
+from onward.model.decoder import Decoder, without_dropout
+from onward.text.tokenizer import Tokenizer
+from onward.training.finetuning.answers import Reference
+from onward.training.finetuning.config import Reduction
+from onward.training.reinforcement.completions import complete, completion_batch, prompts_of
+from onward.training.reinforcement.policy_losses import (
+    clipped,
+    gae,
+    group_advantages,
+    kl_estimate,
+    leave_one_out,
+    reduced,
+    value_loss,
+    whitened,
+)
+from onward.training.reinforcement.reward_model import RewardModel
+from onward.training.reinforcement.rewards import Reward, rewarded
+from onward.training.step.loss import MAX_LOGITS
+from onward.transforms.heads import VALUE, head_labels, head_of
+
+
+@named
+@dataclass(frozen=True)
+class PolicyOptions:
+    """How completions are sampled and turned into a loss."""
+
+    method: Literal["grpo", "rloo", "ppo"] = "grpo"
+    samples: Size = 8  # completions of each prompt
+    completion_length: Size = 256  # the most tokens of a completion
+    temperature: Annotated[float, Range(1e-6, 1e6)] = 1.0  # of the samples, and of the probabilities in the loss
+    reduction: Reduction = "dapo"  # what the mean loss of GRPO is over: see policy_losses.reduced
+    scaled: bool = True  # GRPO divides advantages by the deviation of their group
+    clip_low: Annotated[float, Range(0, 1)] = 0.2  # the ratio of probabilities is clipped to 1 - clip_low
+    clip_high: Annotated[float, Range(0, 100)] = 0.2  # and to 1 + clip_high
+    kl: Annotated[float, Range(0, 1e3)] = 0.0  # weight of the KL from the reference, in the loss (GRPO) or the reward
+    iterations: Size = 1  # steps that use the same completions
+    discount: Annotated[float, Range(0, 1)] = 1.0  # PPO: of the rewards of later tokens
+    gae_lambda: Annotated[float, Range(0, 1)] = 0.95  # PPO: lambda of the generalized advantages
+    value_weight: Annotated[float, Range(0, 100)] = 0.5  # PPO: weight of the loss of the values
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.samples < 2 and self.method != "ppo":
+            raise UserError(f"samples is {self.samples}: {self.method} compares completions, so give at least 2")
+
+
+@named
+@dataclass(frozen=True)
+class Rollouts(Batch):
+    """Completions with their rewards: `targets` are the tokens of the completions."""
+
+    advantages: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, T) of each target, or (N, 1)
+    engine_logprobs: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, T), as the engine reported them
+    old_logprobs: Tensor | None = None  # (N, T), of the model that sampled; None: of the model as it is
+    reference_logprobs: Tensor | None = None  # (N, T), of the reference
+    old_values: Tensor | None = None  # (N, T), PPO
+    returns: Tensor | None = None  # (N, T), PPO
+    rewards: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,)
+    ended: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,), 1 where the completion ends by itself
+    gap: float | None = None  # of engine and trainer when these were sampled; None: to be computed
+    share: int = 1  # the divisor
+
+    @property
+    def divisor(self) -> int:
+        return self.share
+
+    @property
+    def mask(self) -> Tensor:
+        """(N, T), 1 for targets."""
+        return (self.targets != IGNORE_INDEX).float()
+
+
+class PolicyGradient:
+    """GRPO, RLOO or PPO as a Loss; make the Trainer with `loss=` this object."""
+
+    def __init__(
+        self,
+        options: PolicyOptions,
+        tokenizer: Tokenizer,
+        reward: Reward | RewardModel,
+        reference: Reference | None = None,
+    ) -> None:
+        self.options, self.tokenizer, self.reward, self.reference = options, tokenizer, reward, reference
+        self.sampling = Sampling(temperature=options.temperature)
+        self.ends = frozenset(tokenizer.end_ids)  # tokens that end a completion
+        self.kept: list[Rollouts] = []
+        self.remaining = 0  # further steps that use the kept rollouts
+        self.largest_gap, self.gap_share = 0.0, 0
+
+    def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Rollouts]:
+        """The completions of a step: new ones, or those of the step before where they serve several `iterations`."""
+        if self.remaining:
+            self.remaining -= 1
+        else:
+            self.kept = self.rollouts(model, batches)
+            self.remaining = self.options.iterations - 1
+        self.largest_gap, self.gap_share = 0.0, 0
+        return self.kept
+
+    @torch.no_grad()
+    def rollouts(self, model: Decoder, batches: Sequence[Batch]) -> list[Rollouts]:
+        """New completions of the prompts in batches, with their advantages."""
+        o = self.options
+        rows = [prompts_of(batch) for batch in batches]
+        prompts = [prompt for some in rows for prompt, _ in some for _ in range(o.samples)]
+        seeds = [
+            batch.seed * 1_000_003 + number
+            for batch, some in zip(batches, rows)
+            for number in range(len(some) * o.samples)
+        ]
+        requests = complete(model, prompts, seeds, self.sampling, o.completion_length, self.ends, o.samples)
+        rewards = torch.tensor(self.rewards(requests, [answer for some in rows for _, answer in some]))
+        sizes = [len(some) * o.samples for some in rows]
+        ends = accumulate(sizes)
+        return [
+            self.rollout(model, batch, requests[end - size : end], rewards[end - size : end])
+            for batch, size, end in zip(batches, sizes, ends)
+        ]
+
+    def rewards(self, requests: Sequence[Request], answers: Sequence[Sequence[int]]) -> list[float]:
+        """The rewards of completions, `samples` for each answer to compare with."""
+        if isinstance(self.reward, RewardModel):
+            return self.reward.of_tokens([[*request.prompt, *request.tokens] for request in requests])
+        texts = [self.text(request.tokens) for request in requests]
+        prompts = [self.tokenizer.decode(request.prompt) for request in requests]
+        right = [self.text(answer) for answer in answers for _ in range(self.options.samples)]
+        return rewarded(self.reward, prompts, texts, right)
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """The prompt, text and reward of each completion of the last step."""
+        return [
+            {"prompt": self.tokenizer.decode(prompt), "text": self.text(answer), "reward": reward}
+            for rollouts in self.kept
+            for (prompt, answer), reward in zip(prompts_of(rollouts), rollouts.rewards.tolist())
+        ]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of a completion, without what ends it."""
+        return self.tokenizer.decode([token for token in tokens if token not in self.ends])
+
+    def rollout(self, model: Decoder, batch: Batch, requests: Sequence[Request], rewards: Tensor) -> Rollouts:
+        """Completions as a batch, padded at the end."""
+        o = self.options
+        tokens, targets, logprobs = completion_batch(requests)
+        ended = torch.tensor([float(r.tokens[-1] in self.ends) for r in requests])
+        found = Rollouts(tokens, targets, seed=batch.seed, rewards=rewards, ended=ended, engine_logprobs=logprobs)
+        found = found.to(model.device)
+        mask, changes = found.mask, dict[str, Any]()
+        with without_dropout(model):
+            reference = self.reference_logprobs(model, found) if o.kl else None
+            if o.iterations > 1 or o.method == "ppo" or reference is not None:
+                known = policy_outputs(model, found, o.temperature)
+                old, values = known.logprobs, known.values
+                changes = {"reference_logprobs": reference}
+                if o.iterations > 1:
+                    changes |= {"old_logprobs": old, "gap": largest(known.plain - found.engine_logprobs, mask)}
+        if o.method == "ppo":
+            per_token = torch.zeros_like(mask)
+            last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
+            per_token[torch.arange(len(mask)), last] = found.rewards
+            if reference is not None:
+                per_token -= o.kl * (old - reference) * mask
+            advantages, returns = gae(per_token, values * mask, mask, o.discount, o.gae_lambda)
+            changes |= {"old_values": values * mask, "returns": returns}
+            advantages = whitened(advantages, mask)
+        else:
+            score = found.rewards
+            if o.method == "rloo" and reference is not None:
+                score = score - o.kl * ((old - reference) * mask).sum(1)
+            scores = (
+                leave_one_out(score, o.samples)
+                if o.method == "rloo"
+                else group_advantages(score, o.samples, scaled=o.scaled)
+            )
+            advantages = scores[:, None]
+        share = reduced(mask, mask, self.reduction, o.completion_length)[1] if o.method != "rloo" else len(mask)
+        return found.changed(advantages=advantages, share=share, **changes)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a run needs to go on between the steps that use the same completions: these, and how many such steps
+        remain."""
+        if not self.remaining:
+            return {}
+        tensors = {
+            f"{i}/{one.name}": value if isinstance(value, Tensor) else torch.tensor(value)
+            for i, rollouts in enumerate(self.kept)
+            for one in fields(rollouts)
+            if (value := getattr(rollouts, one.name)) is not None
+        }
+        return tensors | {"remaining": torch.tensor(self.remaining)}
+
+    def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        """Go on from a `state`."""
+        self.remaining = int(tensors.get("remaining", 0))
+        rows = defaultdict[int, dict[str, Any]](dict)
+        for key, tensor in tensors.items():
+            number, _, name = key.partition("/")
+            if name:
+                rows[int(number)][name] = tensor if tensor.ndim else tensor.item()
+        self.kept = [Rollouts(**rows[i]).to(device) for i in sorted(rows)]
+
+    def reference_logprobs(self, model: Decoder, batch: Batch) -> Tensor:
+        """The log-probabilities (N, T) of targets by the reference."""
+        if self.reference is None:
+            raise UserError("kl is given without a reference: give the model to compare with")
+        with self.reference.of(model) as other:
+            return policy_outputs(other, batch, self.options.temperature).logprobs
+
+    @property
+    def reduction(self) -> Reduction:
+        """What the mean is over; PPO takes it over all tokens."""
+        return "dapo" if self.options.method == "ppo" else self.options.reduction
+
+    def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+        """The sum to minimize, the sum to report, and figures; prompts are answered first."""
+        o = self.options
+        if not isinstance(batch, Rollouts):  # such as in validation
+            share, [rollouts] = batch.divisor, self.rollouts(model, [batch])
+            total, reported, sums = self(model, rollouts)
+            scale = share / rollouts.divisor
+            return total * scale, reported * scale, {name: value * scale for name, value in sums.items()}
+        mask, reference = batch.mask, batch.reference_logprobs
+        found = policy_outputs(model, batch, o.temperature)
+        logprobs = found.logprobs
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        if o.method == "rloo":  # the ratio of whole completions
+            loss, is_clipped = clipped(
+                (logprobs * mask).sum(1), (old * mask).sum(1), batch.advantages[:, 0], o.clip_low, o.clip_high
+            )
+            total, clip_share = loss.sum(), is_clipped.float().mean()
+        else:
+            loss, is_clipped = clipped(logprobs, old, batch.advantages, o.clip_low, o.clip_high)
+            if o.method == "grpo" and reference is not None:
+                loss = loss + o.kl * kl_estimate(logprobs, reference)
+            if batch.old_values is not None and batch.returns is not None:
+                loss = loss + o.value_weight * value_loss(found.values, batch.old_values, batch.returns, 0.2)
+            total, _ = reduced(loss, mask, self.reduction, o.completion_length)
+            clip_share = (is_clipped * mask).sum() / mask.sum()
+        count = mask.sum()
+        figures = {
+            "reward": batch.rewards.mean(),
+            "length": mask.sum(1).mean(),
+            "ended": batch.ended.mean(),
+            "entropy": (found.entropy * mask).sum() / count,
+            "clip_share": clip_share,
+        }
+        if reference is not None:
+            figures["kl"] = (kl_estimate(logprobs.detach(), reference) * mask).sum() / count
+        sums = {name: value.detach() * batch.divisor for name, value in figures.items()}
+        gap = largest(found.plain - batch.engine_logprobs, mask) if batch.gap is None else batch.gap
+        sums["logprob_gap"] = total.new_tensor(self.gap(gap, batch.divisor))
+        return total, total.detach(), sums
+
+    def gap(self, gap: float, share: int) -> float:
+        """A sum that becomes the largest difference of engine and trainer over all batches of a step, once the sums of
+        its batches are divided by their shares."""
+        before = self.largest_gap * self.gap_share
+        self.largest_gap, self.gap_share = max(self.largest_gap, gap), self.gap_share + share
+        return self.largest_gap * self.gap_share - before
+
+
+def largest(differences: Tensor, mask: Tensor) -> float:
+    """The largest absolute difference at the masked tokens."""
+    return (differences.abs() * mask).max().item()
+
+
+@dataclass(frozen=True)
+class PolicyOutputs:
+    """What a model says of targets, each (N, T), 0 where there is none."""
+
+    logprobs: Tensor  # log-probabilities, with logits divided by the temperature
+    entropy: Tensor  # of these distributions, without gradient
+    plain: Tensor  # log-probabilities at temperature 1, without gradient
+    values: Tensor  # where the model has a head of values
+
+
+def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOutputs:
+    """The outputs for the targets of a batch. Logits are made for these only, and in chunks where there are many."""
+    hidden = model.hidden(batch.tokens, batch.positions)
+    inside = batch.targets != IGNORE_INDEX
+    states, targets = hidden[inside], batch.targets[inside]
+
+    def part(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = model.logits(h[None])[0]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        log_p = (logits / temperature).log_softmax(-1)
+        entropy = -(log_p.detach().exp() * log_p.detach()).sum(-1)
+        plain = log_p.detach() if temperature == 1.0 else logits.detach().log_softmax(-1)
+        return log_p.gather(1, t[:, None])[:, 0], entropy, plain.gather(1, t[:, None])[:, 0]
+
+    size = max(1, MAX_LOGITS // model.config.vocab_size)
+    pieces = list(zip(states.split(size), targets.split(size)))
+    run = (
+        part
+        if len(pieces) == 1 or not torch.is_grad_enabled()
+        else lambda h, t: checkpoint(part, h, t, use_reentrant=False)
+    )
+    logprobs, entropies, plain = (torch.cat(some) for some in zip(*(run(h, t) for h, t in pieces)))
+    spread = lambda x: torch.zeros(inside.shape, dtype=x.dtype, device=x.device).masked_scatter(inside, x)
+    if head_labels(model) == VALUE:
+        values = spread(head_of(model)(states)[:, 0].to(logprobs.dtype))
+    else:
+        values = torch.zeros_like(inside, dtype=logprobs.dtype)
+    return PolicyOutputs(spread(logprobs), spread(entropies), spread(plain), values)

@@ -1,0 +1,96 @@
+"""Losses of reinforcement as pure functions: group advantages, clipped ratios, reductions, GAE.
+
+Sources: PPO (Schulman et al. 2017), GAE (Schulman et al. 2016), GRPO (Shao et al. 2024), RLOO (Ahmadian et al. 2024),
+Dr. GRPO (Liu et al. 2025), DAPO (Yu et al. 2025); the estimator of KL is k3 (Schulman 2020).
+Shapes: N completions, G completions of each prompt, T tokens. Masks (N, T) are 1 for the tokens of completions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onward.training.finetuning.config import Reduction
+
+EPSILON = 1e-4  # added to the deviation of a group's rewards
+
+
+def group_advantages(rewards: Tensor, group: int, *, scaled: bool = True) -> Tensor:
+    """GRPO's advantages (N,): rewards (N,) minus the mean of their group of `group` completions in a row and, where
+    `scaled`, divided by the group's standard deviation. A group of equal rewards has advantages of 0."""
+    grouped = rewards.view(-1, group)
+    advantages = grouped - grouped.mean(1, keepdim=True)
+    if scaled:
+        advantages = advantages / (grouped.std(1, keepdim=True) + EPSILON)
+    return advantages.view(-1)
+
+
+def leave_one_out(rewards: Tensor, group: int) -> Tensor:
+    """RLOO's advantages (N,): each reward minus the mean of the others in its group."""
+    grouped = rewards.view(-1, group)
+    return (grouped - (grouped.sum(1, keepdim=True) - grouped) / (group - 1)).view(-1)
+
+
+def kl_estimate(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """An estimate of KL(policy, reference) at each token, at least 0: exp(r - p) - (r - p) - 1."""
+    difference = reference - logprobs
+    return difference.exp() - difference - 1
+
+
+def clipped(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """PPO's clipped loss -min(ratio A, clip(ratio, 1 - low, 1 + high) A), and where clipping applies; elementwise, with
+    ratio = exp(logprobs - old)."""
+    ratio = (logprobs - old).exp()
+    clipped_ratio = ratio.clamp(1 - low, 1 + high)
+    is_clipped = ((ratio < 1 - low) & (advantages < 0)) | ((ratio > 1 + high) & (advantages > 0))
+    return -torch.min(ratio * advantages, clipped_ratio * advantages), is_clipped
+
+
+def reduced(per_token: Tensor, mask: Tensor, reduction: Reduction, max_length: int) -> tuple[Tensor, int]:
+    """A sum over completions and the number to divide it by, from losses (N, T) of tokens.
+
+    | reduction | the mean is over                                                                       |
+    | --------- | -------------------------------------------------------------------------------------- |
+    | grpo      | the tokens of each completion, then completions: short ones weigh as much as long ones |
+    | bnpo      | the tokens of the batch                                                                |
+    | dr_grpo   | N * max_length, whatever the lengths                                                   |
+    | dapo      | the tokens of all batches of a step                                                    |
+    """
+    masked = per_token * mask
+    match reduction:
+        case "grpo":
+            return (masked.sum(1) / mask.sum(1).clamp(min=1)).sum(), len(mask)
+        case "bnpo":
+            return masked.sum() / mask.sum().clamp(min=1), 1
+        case "dr_grpo":
+            return masked.sum(), len(mask) * max_length
+        case "dapo":
+            return masked.sum(), int(mask.sum())
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Generalized advantages and returns, both (N, T), of rewards and values (N, T); a value after the last token of a
+    completion is 0. The masked tokens of a row are contiguous."""
+    advantages = torch.zeros_like(rewards)
+    following, next_value = torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards[:, 0])
+    for t in reversed(range(rewards.size(1))):
+        inside = mask[:, t]
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        following = (delta + gamma * lam * following) * inside
+        next_value = values[:, t] * inside
+        advantages[:, t] = following
+    return advantages, (advantages + values) * mask
+
+
+def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> Tensor:
+    """PPO's loss of values, elementwise: half the larger squared error, of a value and of one clipped to old ± clip."""
+    clipped_values = old + (values - old).clamp(-clip, clip)
+    return 0.5 * torch.max((values - returns).square(), (clipped_values - returns).square())
+
+
+def whitened(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Advantages (N, T) with mean 0 and variance 1 over the masked tokens."""
+    count = mask.sum().clamp(min=1)
+    mean = (advantages * mask).sum() / count
+    variance = ((advantages - mean).square() * mask).sum() / count
+    return (advantages - mean) * (variance + 1e-8).rsqrt() * mask

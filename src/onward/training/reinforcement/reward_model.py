@@ -1,0 +1,33 @@
+"""A model of rewards, as `--method reward` trains it, as the reward of completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from onward.checkpoint.huggingface.folder import load_tokenizer
+from onward.checkpoint.peft.adapters import load_with_adapters
+from onward.device import choose_device
+from onward.errors import UserError
+from onward.evaluation.outputs import outputs
+from onward.text.tokenizer import Tokenizer
+from onward.transforms.heads import REWARD, head_labels
+
+
+class RewardModel:
+    """The model in a folder, with the vocabulary of `tokenizer`, as a reward of tokens. A UserError for a model of
+    another vocabulary, and for one without a head of rewards."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, device: str) -> None:
+        model, _, own = load_with_adapters(folder, dtype=torch.float32, device=choose_device(device))
+        if head_labels(model) != REWARD:
+            raise UserError(f"reward is {folder}, a model without rewards: train one with --method reward")
+        if (known := load_tokenizer(own)) is None or known.inner.get_vocab() != tokenizer.inner.get_vocab():
+            raise UserError(f"the reward model {folder} has another vocabulary: train one from the same model")
+        self.model = model.eval().requires_grad_(False)
+
+    def of_tokens(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """The reward of each sequence of token ids: of a prompt with a completion."""
+        return outputs(self.model, sequences)[:, 0].tolist()

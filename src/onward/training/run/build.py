@@ -1,0 +1,67 @@
+"""A trainer from a RunConfig."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from onward.config.decoder import at
+from onward.model.decoder import Decoder
+from onward.model.experts import ExpertsModule
+from onward.training.config import RunConfig
+from onward.training.processes import Processes
+from onward.training.step.average import Average
+from onward.training.step.balance import Balance
+from onward.training.step.health import Spikes
+from onward.training.step.loss import CrossEntropy, Loss
+from onward.training.step.mup import factors_of
+from onward.training.step.optimizer import optimizers
+from onward.training.step.schedule import lr_factor
+from onward.training.step.trainer import StepConfig, Trainer
+from onward.transforms.compiling import compile_blocks
+from onward.transforms.lora import adapter_names
+from onward.transforms.recompute import recompute_blocks
+
+
+def build_trainer(
+    config: RunConfig, model: Decoder, processes: Processes | None = None, loss: Loss | None = None
+) -> Trainer:
+    """A trainer for a model, of which the trainable parameters are trained; `loss` is by default the configured
+    cross-entropy. Sets the backend of the model's experts, and compiles or recomputes its blocks in place."""
+    c = config
+    peak = c.peak_learning_rate(model.config.d_model)
+    choose_backend(model, c.experts)
+    rates = {name: found.rate for name, found in factors_of(c, model.config).items()}
+    trainer = Trainer(
+        model,
+        optimizers(model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2), rates),
+        learning_rate(c, model),
+        StepConfig(c.clip, c.precision),
+        loss=loss or CrossEntropy(c.z_loss, c.label_smoothing, c.loss_chunk),
+        balance=Balance(model, c.balance_loss, 0.0 if adapter_names(model) else c.balance_bias),
+        average=Average(model, c.average) if c.average else None,
+        spikes=Spikes(c.spike),
+        processes=processes,
+    )
+    if c.compile:
+        compile_blocks(model)
+    if c.recompute:  # outside of the compiled blocks
+        recompute_blocks(model)
+    return trainer
+
+
+def learning_rate(config: RunConfig, model: Decoder) -> Callable[[int], float]:
+    """The learning rate of each step, counted from 0."""
+    c, peak = config, config.peak_learning_rate(model.config.d_model)
+    return lambda step: peak * lr_factor(c.schedule, step, c.steps, c.warmup, c.min_lr_ratio, c.decay)
+
+
+def open_experts(model: Decoder) -> list[ExpertsModule]:
+    """The mixtures of experts whose part leaves their backend open."""
+    mlps = ((getattr(block, "mlp", None), at(model.config.mlp, layer)) for layer, block in enumerate(model.blocks))
+    return [m for m, part in mlps if isinstance(m, ExpertsModule) and getattr(part, "backend", "") == "auto"]
+
+
+def choose_backend(model: Decoder, backend: Any) -> None:
+    """Set the backend of the experts that leave it open."""
+    for module in open_experts(model):
+        module.part = replace(module.part, backend=backend)

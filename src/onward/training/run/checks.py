@@ -1,0 +1,127 @@
+"""Checks of data and model before training: each prints a line at the start of a run.
+
+Shapes: B windows, T tokens of each, V vocabulary.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from onward.data.tokens import Tokens
+from onward.data.windows import IGNORE_INDEX, Batch
+from onward.model.decoder import Decoder, without_dropout
+from onward.training.step.loss import CrossEntropy
+
+CAUSAL_TOKENS, LOSS_TOKENS = 128, 1024  # tokens of which half are changed, and tokens of which the first loss is taken
+MAX_GAP = 0.5  # nats per token between the loss of a fresh model and ln V, beside the part that its width explains
+PROBES, LENGTH = 32, 32  # passages of the validation text that are searched for, and tokens of each
+SEARCHED = 1 << 26  # the most training tokens that are searched, which takes about a second
+CHUNK = 1 << 18  # tokens that are searched at a time
+COMMON = 0.1  # the share of passages that may be found, since similar texts share phrases
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of a check, with a sentence that gives its numbers."""
+
+    name: str
+    ok: bool
+    sentence: str
+
+
+def start_checks(
+    model: Decoder, batch: Batch, train: Sequence[Tokens], validation: Tokens | None, *, fresh: bool
+) -> Iterator[Check]:
+    """The checks, one after the other: targets, causality, the first loss if the model is `fresh`, and, if there is a
+    validation text, that the training text does not contain it. `batch` is a batch to train on."""
+    yield shifted(batch)
+    yield causal(model, batch)
+    if fresh:
+        yield first_loss(model, batch)
+    if validation is not None:
+        yield apart(train, validation)
+
+
+def shifted(batch: Batch) -> Check:
+    """Whether each target that is not IGNORE_INDEX is the next token."""
+    targets, following = batch.targets[:, :-1], batch.tokens[:, 1:]
+    counted = targets != IGNORE_INDEX
+    total, right = int(counted.sum()), int((targets == following)[counted].sum())
+    sentence = f"{right:,} of {total:,} targets are the next token"
+    return Check("targets", right == total and batch.num_targets > 0, sentence)
+
+
+@torch.no_grad()
+def causal(model: Decoder, batch: Batch) -> Check:
+    """Whether changing the second half of a text changes no logit of the first, beyond rounding."""
+    tokens, half = batch.tokens[:1, :CAUSAL_TOKENS], min(batch.tokens.size(1), CAUSAL_TOKENS) // 2
+    positions = None if batch.positions is None else batch.positions[:1, :CAUSAL_TOKENS]
+    changed = torch.cat([tokens[:, :half], (tokens[:, half:] + 1) % model.config.vocab_size], 1)
+    with without_dropout(model), torch.compiler.set_stance("force_eager"):
+        before, after = (model(t, positions)[:, :half] for t in (tokens, changed))
+    difference, largest = (x.abs().max().item() if half else 0.0 for x in (after - before, before))
+    rounding = 100 * torch.finfo(before.dtype).eps * largest
+    sentence = f"changing later tokens changes earlier logits by {difference:.1e} at most, of {largest:.1e}"
+    return Check("causality", difference <= rounding, sentence)
+
+
+@torch.no_grad()
+def first_loss(model: Decoder, batch: Batch) -> Check:
+    """Whether the loss of a fresh model is near ln V, that of a uniform guess. Fresh logits have a variance of about
+    0.02² D, half of which adds to the loss."""
+    few = slice(max(1, LOSS_TOKENS // batch.tokens.size(1)))
+    positions = None if batch.positions is None else batch.positions[few]
+    some = replace(batch, tokens=batch.tokens[few], targets=batch.targets[few], positions=positions)
+    with without_dropout(model), torch.compiler.set_stance("force_eager"):
+        loss = CrossEntropy()(model, some)[1].item() / max(1, some.num_targets)
+    c, guessing = model.config, math.log(model.config.vocab_size)
+    chance = 0.5 * 0.02**2 * c.d_embed * c.logit_scale**2
+    sentence = f"the first loss is {loss:.2f}, and guessing among {c.vocab_size:,} tokens costs {guessing:.2f}"
+    return Check("first loss", abs(loss - guessing) < MAX_GAP + chance, sentence)
+
+
+def apart(train: Sequence[Tokens], validation: Tokens, searched: int = SEARCHED) -> Check:
+    """Whether the training text does not contain passages of the validation text. Of a longer training text, about
+    `searched` tokens are searched, in evenly spread chunks."""
+    text, length = Tokens.join(train), min(LENGTH, len(validation))
+    starts = np.linspace(0, len(validation) - length, PROBES).astype(int)
+    probes = np.unique([np.asarray(validation[i : i + length], np.uint32) for i in starts.tolist()], axis=0)
+    found, chunks = np.zeros(len(probes), bool), math.ceil(len(text) / CHUNK)
+    chosen = np.unique(np.linspace(0, chunks - 1, min(chunks, searched // CHUNK)).astype(int))
+    for first in (chosen * CHUNK).tolist():
+        chunk = np.asarray(text[first : first + CHUNK + length - 1], np.uint32)
+        found[~found] = search(chunk, probes[~found])
+    sentence = f"{found.sum()} of {len(found)} passages of the validation text are in the training text too"
+    if len(chosen) < chunks:
+        sentence += f", of which {len(chosen) / chunks:.1%} was searched"
+    return Check("validation", float(found.mean()) <= COMMON, sentence)
+
+
+MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)  # odd, so that no bit is lost
+
+
+def search(tokens: np.ndarray, probes: np.ndarray) -> np.ndarray:
+    """Which of the probes (P, L) occur in tokens (N,), all uint32: (P,) of bool.
+
+    A hash of four tokens selects, in one pass, the places that are compared with the probes.
+    """
+    length = probes.shape[1]
+    places = len(tokens) - length + 1
+    if places < 1 or not len(probes):
+        return np.zeros(len(probes), bool)
+    offsets = np.linspace(0, length - 1, 4).astype(int)
+    mixed = lambda column: sum(column(offset) * factor for offset, factor in zip(offsets, MIX)) >> np.uint32(16)
+    wanted, there = mixed(lambda offset: probes[:, offset]), mixed(lambda offset: tokens[offset : offset + places])
+    table = np.zeros(1 << 16, bool)
+    table[wanted] = True
+    candidates = np.flatnonzero(table[there])
+    found = []
+    for probe, code in zip(probes, wanted):
+        at = candidates[there[candidates] == code]
+        for offset in range(length):
+            at = at[tokens[at + offset] == probe[offset]]
+        found.append(len(at) > 0)
+    return np.array(found)

@@ -1,0 +1,103 @@
+"""Events of a run, and the files that record them.
+
+RUN/metrics.jsonl    a line per step, validation and rollback
+RUN/samples.jsonl    texts that the model wrote: which the display adds, and on which it was trained
+RUN/skipped.jsonl    the windows that are left out because a step failed on them
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar
+
+from onward.training.run.journal import Journal
+from onward.training.run.track import Trackers
+from onward.training.run.validation import Validation
+from onward.training.step.trainer import Step
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """A step failed: the run went back to its newest save and skips the windows of that step."""
+
+    step: int  # of the save
+    failed_step: int
+    reason: str
+    skipped: tuple[int, int]  # half-open range of window numbers that are left out from now on
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A message for the user, such as that a save failed."""
+
+    step: int
+    sentence: str
+
+
+SAMPLES = 4  # texts that are recorded of those on which a step was trained
+
+Event = Step | Validation | Rollback | Notice
+Recorded = TypeVar("Recorded", Step, Validation)
+
+
+class EventLog:
+    """Records the events of a run in its files and the trackers; nothing where it is not `active`, as in all processes
+    but the first."""
+
+    def __init__(self, folder: Path, active: bool) -> None:
+        self.folder, self.active = folder, active
+        names = "metrics", "samples", "skipped"
+        self.metrics, self.samples, self.skipped = (Journal(folder / f"{name}.jsonl") for name in names)
+        self.trackers = Trackers((), folder, {})
+
+    @contextmanager
+    def tracked(self, names: Sequence[str], config: Mapping[str, Any]) -> Iterator[None]:
+        """A context in which these trackers get the rows of metrics.jsonl too."""
+        self.trackers = Trackers(names if self.active else (), self.folder, config)
+        try:
+            yield
+        finally:
+            self.trackers.close()
+
+    def write(self, event: Recorded) -> Recorded:
+        """Record an event; return it."""
+        row = asdict(event)
+        row |= row.pop("figures")
+        if not row.get("failure"):
+            row.pop("failure", None)
+        self.write_row(row)
+        return event
+
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Record the first of the texts that the model wrote in a step and was trained on."""
+        for sample in samples[:SAMPLES] if self.active else ():
+            self.samples.write({"step": step, **sample, "trained": True})
+
+    def write_row(self, row: dict[str, Any]) -> None:
+        row |= {key: None for key, value in row.items() if isinstance(value, float) and not isfinite(value)}
+        if self.active:
+            self.metrics.write(row)
+            self.trackers.write(row)
+
+    def resume(self, step: int) -> None:
+        """Remove what follows the save of a step, which is repeated."""
+        for journal in (self.metrics, self.samples, self.skipped) if self.active else ():
+            journal.cut(lambda row: precedes(row, step))
+
+    def roll_back(self, event: Rollback, first_window: str) -> Rollback:
+        """Record a rollback, with the text of the first window that is skipped; return it. What was undone is
+        removed."""
+        if self.active:
+            self.metrics.cut(lambda row: precedes(row, event.step) or (row["step"] == event.step and "reason" in row))
+            self.samples.cut(lambda row: row["step"] == 0 or precedes(row, event.step))
+            self.skipped.write(asdict(event) | {"first_window": first_window})
+            self.write_row(asdict(event))
+        return event
+
+
+def precedes(row: Mapping[str, Any], step: int) -> bool:
+    """Whether a row is about a time before the save of a step: at that step, only the row of the step itself, which has
+    a loss, and the texts on which it trained."""
+    return row["step"] < step or (row["step"] == step and ("loss" in row or "trained" in row))

@@ -1,0 +1,42 @@
+"""Plans of steps, made ahead: which windows each step trains on."""
+
+from collections.abc import Generator, Iterator, Sequence
+
+import torch
+
+from onward.data.windows import Batch, take
+from onward.training.config import RunConfig
+from onward.training.processes import Processes
+from onward.training.run.inputs import TrainingWindows
+from onward.training.run.prefetch import prefetch
+from onward.training.step.trainer import StepPlan
+
+
+class Planner:
+    """Plans the steps of a run, for this process and its device."""
+
+    def __init__(self, config: RunConfig, windows: TrainingWindows, device: torch.device, processes: Processes) -> None:
+        self.config, self.windows, self.device, self.processes = config, windows, device, processes
+
+    def plans(self, position: int, skipped: Sequence[tuple[int, int]] = ()) -> Generator[StepPlan]:
+        """Plans of steps without end, prepared ahead in another thread, from the window number `position` on and
+        without those skipped."""
+        c, left_out = self.config, tuple(skipped)
+
+        def prepare() -> Iterator[StepPlan]:
+            where = position
+            while True:
+                numbers, where = take(where, c.batch_size * c.accumulation, left_out)
+                yield StepPlan(self.batches(numbers), numbers, where)
+
+        return prefetch(prepare())
+
+    def batches(self, numbers: Sequence[int]) -> list[Batch]:
+        """The windows with these numbers, as this process's batches."""
+        size = self.config.batch_size
+        firsts = range(0, len(numbers), size)[self.processes.rank :: self.processes.count]
+        return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]
+
+    def due(self, step: int) -> bool:
+        """Whether a step is one to save and validate at."""
+        return step % self.config.validation_interval == 0 or step == self.config.steps

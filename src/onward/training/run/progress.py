@@ -1,0 +1,78 @@
+"""One line that shows the progress of a run that is trained from Python, where somebody can see it."""
+
+import sys
+from collections.abc import Callable
+from time import perf_counter
+
+from onward.notebook import DisplayedLine, in_notebook
+from onward.training.run.events import Event, Notice, Rollback
+from onward.training.run.run import Run
+from onward.training.run.validation import Validation
+from onward.training.step.trainer import Step
+
+REFRESH_SECONDS = 0.2
+
+
+def progress(run: Run) -> Callable[[Event], object]:
+    """What is called with the events of a run: a NotebookProgress in a notebook, else a Progress."""
+    return NotebookProgress(run) if in_notebook() else Progress(run)
+
+
+class Progress:
+    """Prints events of a run to standard error: steps as one line that is rewritten, other events as lines. Prints
+    nothing unless standard error is a terminal."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.visible = sys.stderr.isatty()
+        self.shown, self.width = 0.0, 0
+
+    def __call__(self, event: Event) -> None:
+        if not self.visible:
+            return
+        if isinstance(event, Notice | Rollback):
+            self.write(sentence(event), end="\n")
+        elif isinstance(event, Validation):
+            self.write(line(self.run, event), end="\n")
+        elif self.run.ended or perf_counter() - self.shown > REFRESH_SECONDS:
+            self.shown = perf_counter()
+            self.write(line(self.run, event), end="\n" if self.run.ended else "")
+
+    def write(self, line: str, end: str) -> None:
+        """Write over the present line."""
+        print(f"\r{line:<{self.width}}", end=end, file=sys.stderr, flush=True)
+        self.width = 0 if end else len(line)
+
+
+class NotebookProgress:
+    """Shows steps and validations as one line of a cell's output, which changes; prints other events."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.displayed, self.shown = run, DisplayedLine(), 0.0
+        self.parts = {Step: "", Validation: ""}  # of the line, from the last step and the last validation
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Notice | Rollback):
+            print(sentence(event))
+        elif isinstance(event, Validation) or self.run.ended or perf_counter() - self.shown > REFRESH_SECONDS:
+            self.shown = perf_counter()
+            self.parts[type(event)] = loss(event) if isinstance(event, Validation) else line(self.run, event)
+            self.displayed.show(" | ".join(filter(None, self.parts.values())))
+
+
+def line(run: Run, event: Step | Validation) -> str:
+    """A step or a validation in words."""
+    speed = f" | {event.tokens / event.seconds:,.0f} tokens/s" if isinstance(event, Step) else ""
+    return f"step {event.step:,} of {run.steps_in_words} | {loss(event)}{speed}"
+
+
+def loss(event: Step | Validation) -> str:
+    """The loss of a step or a validation."""
+    return f"loss {event.loss:.3f}" if isinstance(event, Step) else f"validation loss {event.validation_loss:.3f}"
+
+
+def sentence(event: Notice | Rollback) -> str:
+    """A notice or a rollback in words."""
+    if isinstance(event, Notice):
+        return event.sentence
+    return f"step {event.failed_step:,} failed ({event.reason}): back to step {event.step:,}"

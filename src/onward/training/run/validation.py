@@ -1,0 +1,43 @@
+"""Validation during a run: the loss on a part of the validation text, and measurements of the model."""
+
+import math
+from dataclasses import dataclass, field
+
+from onward.data.windows import IGNORE_INDEX
+from onward.text.tokenizer import Tokenizer
+from onward.training.config import RunConfig
+from onward.training.run.inputs import HeldOutWindows
+from onward.training.step.health import measure
+from onward.training.step.loss import Loss, mean_figures
+from onward.training.step.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How well the model predicts text it was not trained on, and measurements of its layers."""
+
+    step: int
+    validation_loss: float  # nats per token
+    bits_per_byte: float  # of the text of these tokens; NaN where the loss is not one per token
+    tokens: int
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+def validate(
+    trainer: Trainer, tokenizer: Tokenizer, windows: HeldOutWindows, config: RunConfig, loss: Loss
+) -> Validation:
+    """The means of a loss over evenly spread windows, about `config.validation_tokens` of the tokens, in the precision
+    of training; with averaged weights, where the trainer averages them."""
+    model, size = trainer.model, config.batch_size
+    apart = max(1, windows.num_tokens // config.validation_tokens)
+    chosen = range(0, len(windows), apart)
+    with trainer.averaged():
+        batches = (windows.read(chosen[i : i + size]).to(model.device) for i in range(0, len(chosen), size))
+        means = mean_figures(model, batches, loss, config.precision)
+        figures = measure(model, windows.read(chosen[:size]).to(model.device))
+    whole = windows.read(chosen)
+    targets = whole.targets[whole.targets != IGNORE_INDEX].tolist()
+    bits = math.nan
+    if whole.divisor == len(targets):
+        bits = means.loss * len(targets) / math.log(2) / max(1, tokenizer.byte_count(targets))
+    return Validation(trainer.step, means.loss, bits, len(targets), means.figures | figures)

@@ -1,0 +1,193 @@
+"""Losses: the cross-entropy of the targets, in chunks where all logits at once would fill the memory.
+
+A loss is any callable of (model, batch) that returns two sums over the batch's targets: the one to minimize, with
+gradient, and the one to report, without; and, if it likes, a table of further sums to report. The trainer divides each
+by the sum of the `divisor` of the step's batches, which is the number of targets unless a batch says otherwise.
+
+A loss with a method `prepare(model, batches)` makes the batches of a step itself, such as from answers of the model;
+one with a method `summarize(figures)` makes the figures that are reported of the means of its sums. What `state()`
+returns is saved with a run, and given back to `load_state(tensors, device)`.
+
+Shapes: B windows, T tokens of each, N = B * T, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from onward.arguments import checked, explained
+from onward.data.windows import IGNORE_INDEX, Batch
+from onward.kernels.fused import DTYPES
+from onward.kernels.memory import address, buffer, fits
+from onward.model.decoder import Decoder, without_dropout
+from onward.model.linear import compiled, kernels_can_read
+from onward.training.step.precision import autocast
+
+Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]
+Loss = Callable[[Any, Any], Sums]
+MAX_LOGITS = 1 << 25  # in memory at once: 128 MiB in fp32
+MIN_KERNEL = 1 << 18  # logits from which compiling a kernel, in some 50 ms, pays
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The cross-entropy of a batch's targets, in nats, summed; a Loss."""
+
+    z_loss: float = 0.0  # weight of (log Z)^2, Z being the softmax's denominator (PaLM, Chowdhery et al. 2022)
+    label_smoothing: float = 0.0  # share of each target spread over the vocabulary (Szegedy et al. 2016, section 7)
+    chunk: int = 0  # tokens whose logits are in memory at once; 0: as many as take 128 MiB in fp32
+
+    @explained
+    def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The sum to minimize and, without gradient, the plain cross-entropy, both in at least fp32.
+
+        Where the batch has more tokens than a chunk, its logits (N, V) are made chunk by chunk, and so are their
+        gradients, already in the forward; `batch.loss_scale` keeps those of fp16 in range.
+        """
+        hidden = model.hidden(batch.tokens, batch.positions).flatten(0, 1)
+        targets = batch.targets.flatten()
+        loss = partial(self.of_hidden, model)
+        chunks = -(-len(targets) // (self.chunk or max(1, MAX_LOGITS // model.config.vocab_size)))
+        if chunks <= 1:
+            return loss(hidden, targets)
+        head = [p for part in (model.embed_out, model.head) for p in part.parameters() if p.requires_grad]
+        return InChunks.apply(loss, batch.loss_scale, chunks, targets, hidden, *head * torch.is_grad_enabled())
+
+    def of_hidden(self, model: Decoder, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Both sums for hidden states (N, D) and targets (N,), through all of their logits."""
+        logits = model.logits(hidden)
+        plain = loss = cross_entropy(logits, targets)
+        if self.label_smoothing or self.z_loss:
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            log_z = logits.logsumexp(-1)
+            extra = self.z_loss * log_z.square()
+            if self.label_smoothing:  # the cross-entropy of a target spread over the whole vocabulary
+                extra = extra + self.label_smoothing * (log_z - logits.mean(-1))
+            loss = (1 - self.label_smoothing) * plain + (extra * (targets != IGNORE_INDEX)).sum()
+        return loss, plain.detach()
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the cross-entropies of logits (N, V), in at least fp32; on a CPU, where there are many and a gradient
+    is needed, by one kernel for both."""
+    takes = logits.requires_grad and logits.numel() >= MIN_KERNEL and logits.dtype in DTYPES
+    if takes and kernels_can_read(logits) and logits.dim() == 2 and fits(targets, torch.int64, len(logits)):
+        dtype = DTYPES[logits.dtype]
+        known = (targets >= 0) & (targets < logits.size(1)) | (targets == IGNORE_INDEX)  # PyTorch refuses others
+        compiles = compiled(dtype, logits.dtype, False) is not None  # what compiles products compiles this
+        if compiles and known.all():
+            return KernelCrossEntropy.apply(logits, targets, dtype)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+
+
+class KernelCrossEntropy(torch.autograd.Function):
+    """`kernels/cross_entropy.py`: the gradient is made with the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, dtype: str) -> Tensor:
+        from onward.kernels.llvm.cross_entropy import cross_entropy as kernel_for
+
+        logits, targets = logits.contiguous(), targets.contiguous()
+        rows, width = logits.shape
+        losses, of_rows = buffer((rows,), torch.float32)
+        gradient, of_logits = buffer(logits.shape, logits.dtype)
+        operands = address(logits, logits.dtype, rows, width), address(targets, torch.int64, rows)
+        kernel = kernel_for(width, dtype, IGNORE_INDEX)
+        kernel(of_rows, of_logits, *operands, rows, torch.get_num_threads())
+        ctx.save_for_backward(gradient)
+        return losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.saved_tensors[0] * grad, None, None
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a loss reports, divided by the divisor of the batches."""
+
+    loss: float
+    divisor: int
+    figures: dict[str, float]
+
+
+@torch.inference_mode()
+def mean_figures(model: Decoder, batches: Iterable[Batch], loss: Loss, precision: str = "fp32") -> Means:
+    """The means over all batches, without dropout."""
+    total, count, figures = 0.0, 0, defaultdict[str, float](float)
+    for batch in batches:
+        with without_dropout(model), autocast(precision, model.device):
+            _, reported, *more = loss(model, batch)
+        total += reported.item()
+        for name, value in more[0].items() if more else ():
+            figures[name] += value.item()
+        count += batch.divisor
+    share = 1 / max(1, count)
+    return Means(total * share, count, summarized(loss, {name: value * share for name, value in figures.items()}))
+
+
+def summarized(loss: Loss, means: dict[str, float]) -> dict[str, float]:
+    """The figures to report, from the means of a loss's sums."""
+    summarize = getattr(loss, "summarize", None)
+    return summarize(means) if summarize else means
+
+
+@checked
+def mean_loss(model: Decoder, batches: Iterable[Batch], precision: str = "fp32") -> tuple[float, int]:
+    """The mean cross-entropy of all targets, in nats per token, and the number of targets."""
+    means = mean_figures(model, batches, CrossEntropy(), precision)
+    return means.loss, means.divisor
+
+
+class InChunks(torch.autograd.Function):
+    """A loss chunk by chunk: the gradients of a chunk are made in the forward, so that its logits can be freed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        scale: float,
+        chunks: int,
+        targets: Tensor,
+        hidden: Tensor,
+        *head: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """`loss` of hidden states (N, D) and targets (N,), in `chunks` chunks; `head` are the trainable parameters
+        between hidden states and logits. Gradients are made of the loss times `scale`."""
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        sums = hidden.new_zeros(2, dtype=exact)
+        of_hidden = torch.empty_like(hidden)
+        of_head = [torch.zeros_like(p, dtype=exact) for p in head]
+        for h, t, of_h in zip(*(x.chunk(chunks) for x in (hidden, targets, of_hidden))):
+            h = h.detach().requires_grad_(hidden.requires_grad)
+            leaves = [*head, h] if h.requires_grad else head
+            with torch.enable_grad():
+                both = loss(h, t)
+                scaled = both[0] * scale
+            sums += torch.stack(both).detach()
+            grads = torch.autograd.grad(scaled, leaves) if leaves else ()
+            for total, grad in zip(of_head, grads):
+                total += grad
+            if h.requires_grad:
+                of_h.copy_(grads[-1])
+        ctx.save_for_backward(of_hidden, *of_head)
+        ctx.scale = scale
+        minimized, plain = sums.unbind()
+        ctx.mark_non_differentiable(plain)
+        return minimized, plain
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, None, None, *(total * (grad / ctx.scale) for total in ctx.saved_tensors)

@@ -1,0 +1,104 @@
+"""muP: hyperparameters chosen at one width hold at every width (Yang et al. 2022, arXiv:2203.03466, tables 3 and 8).
+
+A factor on the output of a matrix is the same function, and under Adam the same training, as that factor on its initial
+weights and on its learning rate. So factors of logits and scores, too, are moved into weights: the decoder's
+configuration stays what it was, and its folder loads in every program that loads the preset's.
+
+With m = d_model / base, and base weights and rates at m = 1:
+
+| parameters                                      | initial weights | learning rate |
+| ----------------------------------------------- | --------------- | ------------- |
+| embeddings, biases, norms                       | 1               | 1             |
+| matrices whose inputs and outputs grow          | m ** -1/2       | 1 / m         |
+| matrices whose inputs grow (a router)           | 1 / m           | 1 / m         |
+| matrices whose inputs do not grow               | 1               | 1             |
+| the final norm: logits / m                      | 1 / m           | 1 / m         |
+| the norm of queries, or else their projection:  | times           | times         |
+| scores / d_head instead of / d_head ** 1/2      | d_head ** -1/2  | d_head ** -1/2 |
+
+The scores' factor is relative to the heads of the preset at the base width, where all factors are 1. Where embeddings
+are scaled by d_model ** 1/2 (Gemma), both columns of a tied embedding have m ** -1/2, and the final norm the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from onward.config.decoder import DecoderConfig, SelfAttention, at
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+from onward.training.config import RunConfig
+from onward.training.presets import decoder, resize
+from onward.training.step.optimizer import is_matrix
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What multiplies a parameter's initial weights, and its learning rate."""
+
+    init: float = 1.0
+    rate: float = 1.0
+
+    def times(self, factor: float) -> Factors:
+        """Both times a factor."""
+        return replace(self, init=self.init * factor, rate=self.rate * factor)
+
+
+def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Factors]:
+    """The factors of each parameter of a decoder by muP, from a width `base` whose heads have the width `base_head`.
+
+    A dimension grows with the width if it is larger in the decoder of twice the width. A UserError for a decoder whose
+    logits cannot be scaled by weights: its head is tied to the embedding, and it has no final norm.
+    """
+    m, twice = config.d_model / base, resize(config, {"d_model": 2 * config.d_model})
+    with torch.device("meta"):
+        shapes, wide = (
+            {n: (p.shape, is_matrix(n, p)) for n, p in Decoder(c).named_parameters()} for c in (config, twice)
+        )
+    found: dict[str, Factors] = {}
+    for name, (shape, matrix) in shapes.items():
+        grown = [a != b for a, b in zip(shape, wide[name][0])]
+        if not matrix or not grown[-1] or name.startswith(("embed.", "position.", "head.")):
+            found[name] = Factors()
+        else:
+            found[name] = Factors(m**-0.5 if grown[-2] else 1 / m, 1 / m)
+    embed = m**-0.5 if twice.embed_scale != config.embed_scale else 1.0
+    found["embed.weight"] = Factors(embed, embed)
+    if twice.d_embed != config.d_embed:  # elsewhere the projection before the head is scaled
+        names = ["norm.weight", "norm.bias"] if "norm.weight" in found else ["head.weight"]
+        last = [name for name in names if name in found]
+        if not last:
+            raise UserError(
+                "mup scales logits by the final norm or the head, and this decoder has no norm and a tied head"
+            )
+        for name in last:
+            found[name] = Factors().times(1 / (m * (embed if config.tied else 1.0)))
+    for layer in range(config.n_layers):
+        if isinstance(at(config.attention, layer), SelfAttention):
+            queries = f"blocks.{layer}.attn.q"
+            names = [n for n in found if n.startswith(f"{queries}_norm.")] or [f"{queries}.weight", f"{queries}.bias"]
+            for name in found.keys() & {*names}:
+                found[name] = found[name].times((base_head / config.d_head) ** 0.5)
+    return found
+
+
+def factors_of(config: RunConfig, model: DecoderConfig) -> Mapping[str, Factors]:
+    """The factors of each parameter in a run; none where it does not use muP."""
+    if not config.mup:
+        return {}
+    preset = decoder(config.preset, model.vocab_size, {})
+    grows = resize(preset, {"d_model": 2 * preset.d_model}).d_head != preset.d_head
+    return factors(model, config.mup, preset.d_head * (config.mup / preset.d_model if grows else 1))
+
+
+@torch.no_grad()
+def scale_weights(model: Decoder, scaled: Mapping[str, Factors]) -> None:
+    """Multiply new weights by their factors; the weight of a norm with an offset counts with it."""
+    for name, parameter in model.named_parameters():
+        if name in scaled and not math.isclose(scaled[name].init, 1):
+            offset = getattr(model.get_submodule(name.rpartition(".")[0]), "offset", 0.0) * name.endswith("weight")
+            parameter.add_(offset).mul_(scaled[name].init).sub_(offset)

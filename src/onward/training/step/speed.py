@@ -1,0 +1,146 @@
+"""The speed of training: tokens per second, by part of a step, and the share of the arithmetic that is reached.
+
+The share of the operations that a step needs (not of those that it makes, which recomputation adds to) is known as
+model FLOPs utilization, MFU (PaLM, Chowdhery et al. 2022, appendix B).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from onward.config.decoder import DecoderConfig
+from onward.data.tokens import Tokens
+from onward.data.windows import Batch, Windows
+from onward.model.decoder import Decoder
+from onward.planning.flops import training_flops
+from onward.planning.machine import wait
+from onward.planning.parameters import parameters
+from onward.planning.speed import LARGEST
+from onward.training.presets import decoder
+from onward.training.processes import Processes
+from onward.training.step.optimizer import optimizers
+from onward.training.step.trainer import StepConfig, StepPlan, Trainer
+
+WARM_UP = 2  # steps that are not counted
+LEAST = 3  # steps that are counted in any case
+TRIAL_TOKENS = 1024  # of a step that calibrates
+
+
+class Watch:
+    """Adds up the seconds of parts of a step: those since the last note."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.seconds, self.last = device, defaultdict[str, float](float), perf_counter()
+
+    def note(self, part: str) -> None:
+        wait(self.device)
+        now = perf_counter()
+        self.seconds[part] += now - self.last
+        self.last = now
+
+
+class TimedForward(nn.Module):
+    """A LossModule whose calls are timed."""
+
+    def __init__(self, module: nn.Module, watch: Watch) -> None:
+        super().__init__()
+        self.module, self.watch = module, watch
+
+    def forward(self, batch: Batch) -> Any:
+        self.watch.note("other")
+        result = self.module(batch)
+        self.watch.note("forward and loss")
+        return result
+
+
+@dataclass(frozen=True)
+class TimedProcesses(Processes):
+    """One process, in which the backward ends where gradients would be summed."""
+
+    watch: Watch | None = None
+
+    def sum_gradients(self, model: nn.Module) -> None:
+        assert self.watch is not None
+        self.watch.note("backward")
+
+
+@dataclass(frozen=True)
+class TrainingSpeed:
+    """The speed of training a decoder with this precision and this many windows in a batch."""
+
+    precision: str
+    batch: int
+    context: int  # tokens of a window
+    tokens_per_second: float
+    flops_per_token: float  # that training needs
+    flops_share: float  # operations per second, of the peak of the device
+    seconds: dict[str, float]  # of a step, by part
+
+    @property
+    def step(self) -> float:
+        return sum(self.seconds.values())
+
+
+def measure_training(
+    model: Decoder,
+    precision: str,
+    batch: int,
+    context: int,
+    *,
+    peak: float,
+    seconds: float = 5.0,
+    optimizer: str = "adamw",
+    warm_up: int = WARM_UP,
+    least: int = LEAST,
+) -> TrainingSpeed:
+    """Train a model on random windows for about `seconds` seconds, which changes its weights; at least `least` steps
+    after `warm_up` that are not counted. `peak` is that of the device in this precision, in operations per second."""
+    config, watch = model.config, Watch(model.device)
+    parts = optimizers(model, optimizer, 1e-5, 0.1, (0.9, 0.99))
+    for part in parts:
+        part.register_step_pre_hook(lambda *_: watch.note("clipping"))
+        part.register_step_post_hook(lambda *_: watch.note("optimizer"))
+    trainer = Trainer(
+        model,
+        parts,
+        lambda step: 1e-5,
+        StepConfig(1.0, precision),
+        processes=TimedProcesses(watch=watch),
+        wrap=lambda module: TimedForward(module, watch),
+    )
+    ids = np.random.default_rng(0).integers(config.vocab_size, size=16 * batch * context + 1)
+    windows = Windows([Tokens.of(ids)], context, seed=0)
+    steps, begin = 0, perf_counter()
+    while steps < warm_up + least or perf_counter() - begin < seconds:
+        if steps == warm_up:
+            watch.seconds.clear()
+        watch.note("other")
+        plan = StepPlan([windows.read(range(steps * batch, (steps + 1) * batch)).to(model.device)])
+        watch.note("data")
+        trainer.train_step(plan)
+        watch.note("other")
+        steps += 1
+    taken = {part: spent / (steps - warm_up) for part, spent in watch.seconds.items()}
+    speed = batch * context / sum(taken.values())
+    operations = training_flops(config, context)
+    return TrainingSpeed(precision, batch, context, speed, operations, speed * operations / peak, taken)
+
+
+def trial_share(
+    config: DecoderConfig, precision: str, context: int, peak: float, device: torch.device, seconds: float = 1.0
+) -> float:
+    """The share of the arithmetic that training reaches on a device: of the decoder itself or, where it is large, of
+    the preset `small` with its vocabulary, for some seconds, and one step to warm up."""
+    context = min(context, TRIAL_TOKENS)
+    if parameters(config) > LARGEST:
+        config = replace(decoder("small", min(config.vocab_size, 8192), {}), context_length=context)
+    model, batch = Decoder(config).train().to(device), max(1, TRIAL_TOKENS // context)
+    found = measure_training(model, precision, batch, context, peak=peak, seconds=seconds, warm_up=1, least=1)
+    return found.flops_share

@@ -1,0 +1,234 @@
+"""The trainer: batches in, better weights out. It is in memory; the folder of a run is in run.py.
+
+Shapes: B windows, T tokens of each, V vocabulary.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onward.arguments import check_fields, checked, explained, named
+from onward.checkpoint.saves import LOSS, TrainerState, restore, training_tensors
+from onward.data.windows import Batch
+from onward.limits import keep_freed_memory
+from onward.training.processes import Processes
+from onward.training.step.average import Average
+from onward.training.step.balance import Balance
+from onward.training.step.health import Spikes, matrices, update_ratio
+from onward.training.step.loss import CrossEntropy, Loss, summarized
+from onward.training.step.precision import autocast, grad_scaler
+
+
+@named
+@dataclass(frozen=True)
+class StepPlan:
+    """Everything that one optimizer step needs, as a value: it can be made ahead, in another thread."""
+
+    batches: Sequence[Batch]  # of this process; their gradients are accumulated
+    numbers: Sequence[int] = ()  # of the step's windows, in all processes
+    next_position: int = 0  # the number of the window to continue from after this step
+    measure_update: bool = False  # whether to measure how far the weights move
+
+
+@dataclass(frozen=True)
+class Step:
+    """The result of one optimizer step or, in `failure`, why it was not made."""
+
+    step: int  # counted from 1
+    loss: float  # mean over the targets; of the cross-entropy, nats per token
+    learning_rate: float
+    grad_norm: float  # before clipping
+    tokens: int  # targets in this step, in all processes
+    seconds: float
+    failure: str = ""
+    figures: dict[str, float] = field(default_factory=dict)  # other measurements, such as the load of experts
+
+
+@named
+@dataclass(frozen=True)
+class StepConfig:
+    """How an optimizer step is made."""
+
+    clip: float = 0.0  # the largest norm of the gradient; 0: no limit
+    precision: str = "fp32"  # of matrix products: fp32, bf16 or fp16
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class LossModule(nn.Module):
+    """A model and its loss as one module, so that one call of `forward` is all that compile, DDP and FSDP wrap."""
+
+    def __init__(self, model: nn.Module, loss: Loss, balance: Balance | None) -> None:
+        super().__init__()
+        self.model, self.loss, self.balance = model, loss, balance
+
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum over the batch's targets to minimize, and those to report, of which the first is the loss. The one to
+        minimize includes the auxiliary loss of experts, weighted by the batch's divisor."""
+        loss, reported, *figures = self.loss(self.model, batch)
+        if self.balance is not None:
+            loss = loss + self.balance.auxiliary() * batch.divisor
+        return loss, {"loss": reported} | dict(*figures)
+
+
+class Trainer:
+    """Trains the trainable parameters of a model, a Decoder or any other module, step by step.
+
+    >>> trainer = Trainer(model, optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.99)), lambda step: 1e-3)
+    >>> for step in trainer.train(StepPlan([batch]) for batch in batches):
+    ...     print(step.step, step.loss)
+
+    `learning_rate` is a function of the step, from 0. `loss` is any callable of (model, batch), see loss.py, by default
+    CrossEntropy(); a batch is a Batch or of a class derived from it. `balance` and `average` belong to the same model.
+    `spikes` decides which losses fail a step, by default those that are not finite. `wrap` may return another module
+    around a LossModule, such as DistributedDataParallel; one that reduces gradients itself replaces `processes`.
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        learning_rate: Callable[[int], float],
+        config: StepConfig = StepConfig(),
+        *,
+        loss: Loss | None = None,
+        balance: Balance | None = None,
+        average: Average | None = None,
+        spikes: Spikes | None = None,
+        processes: Processes | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
+    ) -> None:
+        self.model: Any = model
+        self.optimizers, self.learning_rate, self.config = optimizers, learning_rate, config
+        self.balance, self.average, self.processes = balance, average, processes or Processes()
+        self.spikes = spikes or Spikes(0.0)
+        self.loss: Loss = loss or CrossEntropy()
+        self.device = next(model.parameters()).device
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        self.scaler = scaler or grad_scaler(config.precision, self.device)
+        self.module = wrap(LossModule(model, self.loss, balance))
+        self.step = 0  # steps made
+
+    @checked
+    def train(self, plans: Iterable[StepPlan]) -> Iterator[Step]:
+        """Make a step for each plan. The next plan is asked for when the caller asks for its step."""
+        return map(self.train_step, plans)
+
+    @explained
+    def train_step(self, plan: StepPlan) -> Step:
+        """Make one optimizer step.
+
+        The gradient is that of the mean loss over all targets of the step in all processes, so accumulating over
+        batches changes only rounding (and the auxiliary loss of experts, which is taken batch by batch). A step that
+        fails leaves weights and optimizers as they were.
+        """
+        start = perf_counter()
+        if not self.model.training:
+            self.model.train()
+        before = [matrix.clone() for matrix in matrices(self.model)] if plan.measure_update else []
+        prepare = getattr(self.loss, "prepare", None)
+        reported, count = self.backward(prepare(self.model, plan.batches) if prepare else plan.batches)
+        mean = reported.pop("loss")
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or float("inf")))
+        # fp16 overflows now and then: the scaler skips such an update and scales less, as long as that can help
+        overflow_is_usual = self.scaler.is_enabled() and self.scaler.get_scale() >= 1
+        failure = self.spikes.check_step(mean, 0.0 if overflow_is_usual else norm)
+        rate = self.learning_rate(self.step)
+        for optimizer in [] if failure else self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group.get("rate", 1.0)
+            self.scaler.step(optimizer)
+        self.scaler.update()
+        figures = reported
+        if self.balance is not None:
+            self.processes.sum_tensors(self.balance.counts)
+            figures |= self.balance.loads()
+            self.balance.step()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        seconds = perf_counter() - start
+        if not failure:
+            self.step += 1
+            self.spikes.note(mean)
+            if before:
+                figures["update_ratio"] = update_ratio(before, self.model)
+            if self.average:
+                self.average.update()
+        return Step(self.step + bool(failure), mean, rate, norm, count, seconds, failure, figures)
+
+    def backward(self, batches: Sequence[Batch]) -> tuple[dict[str, float], int]:
+        """Accumulate the gradients of a step's batches, summed over the processes; return the means of what the loss
+        reports, and the number of targets."""
+        counts = [sum(batch.divisor for batch in batches), sum(batch.num_targets for batch in batches)]
+        count, targets = map(int, self.processes.sum(counts))
+        count = max(1, count)
+        reported = []
+        for batch in batches:
+            torch.manual_seed(batch.seed)  # dropout is a function of the windows, in whichever process
+            if self.scaler.is_enabled():
+                batch = batch.changed(loss_scale=self.scaler.get_scale() / count)
+            with autocast(self.config.precision, self.device):
+                loss, to_report = self.module(batch)
+            self.scaler.scale(loss / count).backward()
+            reported.append(to_report)
+        self.processes.sum_gradients(self.model)
+        names = list(reported[0])
+        sums = self.processes.sum([sum(one[name].item() for one in reported) for name in names])
+        return summarized(self.loss, {name: value / count for name, value in zip(names, sums)}), max(1, targets)
+
+    def finite(self) -> bool:
+        """Whether all weights are finite."""
+        return all(bool(p.isfinite().all()) for p in self.model.parameters())
+
+    def checksum(self) -> str:
+        """A hash of the weights, which is another one if any bit differs."""
+        integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        bits = (p.detach().contiguous().view(integers[p.element_size()]) for p in self.model.parameters())
+        sums = [int(tensor.sum(dtype=torch.int64)) for tensor in bits]
+        return hashlib.sha256(repr(sums).encode()).hexdigest()
+
+    def averaged(self) -> AbstractContextManager[object]:
+        """A context in which the model has the averaged weights, where the trainer averages them."""
+        return self.average.shown() if self.average else nullcontext()
+
+    def state_dict(self) -> TrainerState:
+        """Everything needed to go on exactly: tensors, not copied, of the trainable parameters only, and numbers."""
+        tensors = training_tensors(self.model, self.optimizers, self.average.tensors if self.average else None)
+        if state := getattr(self.loss, "state", None):
+            tensors |= {f"{LOSS}{name}": tensor for name, tensor in state().items()}
+        return TrainerState(
+            tensors,
+            {
+                "step": self.step,
+                "frozen": [name for name, p in self.model.named_parameters() if not p.requires_grad],
+                "losses": self.spikes.state,
+                "scaler": self.scaler.state_dict(),
+                "averaged": self.average.updates if self.average else 0,
+            },
+        )
+
+    @checked
+    def load_state(self, state: TrainerState) -> None:
+        """Go back, or on, to a state of a trainer made like this one; weights are copied into the model in place."""
+        restore(state.tensors, self.model, self.optimizers)
+        if load := getattr(self.loss, "load_state", None):
+            kept = {name.removeprefix(LOSS): t for name, t in state.tensors.items() if name.startswith(LOSS)}
+            load(kept, self.device)
+        self.step, self.spikes.state = state.progress["step"], state.progress["losses"]
+        self.scaler.load_state_dict(state.progress["scaler"])
+        if self.average:
+            self.average.updates = state.progress["averaged"]
+            for name, tensor in self.average.tensors.items():
+                tensor.copy_(state.tensors[f"average/{name}"])

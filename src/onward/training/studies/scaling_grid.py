@@ -1,0 +1,181 @@
+"""A grid of small runs from which a scaling law is fitted: sizes around the best one for each of several budgets.
+
+The width alone changes the size, with muP, so that one learning rate is right for all. The batch grows with the tokens
+D as D ** 0.383 (Bergsma et al. 2025, arXiv:2505.13738) to the next power of two, and the learning rate with its root.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+from onward.planning.parameters import parameters
+from onward.training.clock.calibration import fastest_options
+from onward.training.config import RunConfig
+from onward.training.run.build import build_trainer
+from onward.training.run.inputs import Inputs
+from onward.training.step.trainer import StepPlan
+from onward.training.studies.variants import Variant
+
+BUDGETS, SIZES = 4, 3  # of operations, and models of each
+RATIO = 3.0  # of one budget to the one before; sizes are its root apart, so that budgets share them
+BEST = 20.0  # tokens per parameter around which sizes lie
+BASE = 64  # width from which the learning rate is carried over
+BATCH, AT, GROWTH = 1024, 1e6, 0.383  # tokens of a batch for 1e6 tokens in all, and the exponent by which it grows
+LEAST_STEPS = 16  # of a run
+FEW_STEPS = 100  # below which a loss says more of the first steps than of size and length
+TIMED = 3  # steps, after one to warm up
+START = 0.6  # seconds that a run takes beside its steps and its evaluation
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    width: int
+    parameters: int
+    batch: int  # windows of a step
+    steps: int
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the run."""
+        return self.steps * self.batch * self.context
+
+    @property
+    def flops(self) -> float:
+        """6 N D."""
+        return 6.0 * self.parameters * self.tokens
+
+    def variant(self, config: RunConfig) -> Variant:
+        """The run as a variant of a configuration."""
+        rate = config.peak_learning_rate(BASE) * math.sqrt(self.batch * self.context / BATCH)
+        options: dict[str, Any] = {"mup": config.mup or BASE, "learning_rate": rate, "batch_size": self.batch}
+        options |= {"model": {**config.model, "d_model": self.width}, "steps": self.steps, "time": ""}
+        return Variant(f"width-{self.width}-steps-{self.steps}", replace(config, **options, validate_every=self.steps))
+
+
+class Sizes:
+    """The widths that a preset can have, and their numbers of parameters."""
+
+    def __init__(self, config: RunConfig, vocab_size: int) -> None:
+        self.config, self.vocab_size = config, vocab_size
+        decoder = config.decoder(vocab_size)
+        self.context = decoder.context_length
+        self.step = 2 * decoder.n_heads  # of the width, so that heads can be rotated
+        self.known: dict[int, int] = {}
+
+    def parameters(self, width: int) -> int:
+        """The parameters of the decoder of a width."""
+        if width not in self.known:
+            wider = replace(self.config, model={**self.config.model, "d_model": width})
+            self.known[width] = parameters(wider.decoder(self.vocab_size))
+        return self.known[width]
+
+    def width(self, size: float) -> int:
+        """The width whose decoder has about this many parameters."""
+        low, high = 1, 2
+        while self.parameters(high * self.step) < size:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.parameters(middle * self.step) < size else (low, middle)
+        return min((low, high), key=lambda n: abs(math.log(self.parameters(n * self.step) / size))) * self.step
+
+    def cell(self, width: int, flops: float) -> Cell:
+        """The run of a model with an amount of operations."""
+        size = self.parameters(width)
+        tokens = flops / 6 / size
+        batch = BATCH * (tokens / AT) ** GROWTH / self.context
+        windows = max(1, 2 ** round(math.log2(max(1.0, batch))))
+        return Cell(width, size, windows, round(tokens / windows / self.context), self.context)
+
+
+def grid(sizes: Sizes, largest: float) -> list[Cell]:
+    """The runs for budgets up to `largest` operations, in order of their value: cheap budgets and middle sizes first.
+    Empty where a run would have fewer than LEAST_STEPS."""
+    budgets = [largest / RATIO ** (BUDGETS - 1 - k) for k in range(BUDGETS)]
+    least = sizes.parameters(sizes.step)
+    first = max(least, math.sqrt(budgets[0] / 6 / BEST / RATIO))
+    widths: list[int] = []
+    for place in range(BUDGETS + SIZES - 1):
+        width = sizes.width(first * RATIO ** (place / 2))
+        widths.append(max(width, widths[-1] + sizes.step) if widths else width)
+    cells = [sizes.cell(widths[k + place], flops) for k, flops in enumerate(budgets) for place in (1, 0, 2)]
+    return cells if min(cell.steps for cell in cells) >= LEAST_STEPS else []
+
+
+def larger(sizes: Sizes, flops: float, size: float, known: Sequence[Cell]) -> Cell:
+    """A run of more operations with about `size` parameters, within a factor of ten of those of the grid."""
+    least, most = min(cell.parameters for cell in known), max(cell.parameters for cell in known)
+    return sizes.cell(sizes.width(min(max(size, least), 10 * most)), flops)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The seconds of runs on this machine: `fixed` for each step, and `per_flop`."""
+
+    fixed: float
+    per_flop: float
+
+    def seconds(self, cell: Cell, evaluated: int) -> float:
+        """The time of a run, with the evaluation of some tokens, whose forward takes a third of the operations."""
+        evaluation = 2.0 * cell.parameters * evaluated * self.per_flop
+        return START + cell.steps * self.fixed + cell.flops * self.per_flop + evaluation
+
+
+def measured(config: RunConfig, inputs: Inputs, vocab_size: int, cells: Sequence[Cell]) -> Speed:
+    """The speed of this machine, from a few steps of a small and a large run."""
+    found = []
+    for cell in cells:
+        own = cell.variant(config).config
+        trainer = build_trainer(own, Decoder(own.decoder(vocab_size)).to(torch.device(config.device)))
+        batch = inputs.windows(own, cell.context).read(range(cell.batch)).to(trainer.device)
+        times = []
+        for _ in range(1 + TIMED):
+            start = perf_counter()
+            trainer.train_step(StepPlan([batch]))
+            times.append(perf_counter() - start)
+        found.append((sorted(times[1:])[TIMED // 2], cell.flops / cell.steps))
+    (quick, few), (slow, many) = found
+    per_flop = max(0.0, slow - quick) / max(1.0, many - few)
+    return Speed(max(0.0, quick - few * per_flop), per_flop)
+
+
+def with_precision(config: RunConfig, inputs: Inputs, vocab_size: int, cell: Cell) -> RunConfig:
+    """The configuration with the precision that is fastest for a run, since all runs must have the same."""
+    own = cell.variant(config).config
+    trainer = build_trainer(own, Decoder(own.decoder(vocab_size)).to(torch.device(config.device)))
+    chosen = fastest_options(own, trainer, inputs.windows(own, cell.context), math.inf)
+    return replace(config, precision=chosen.precision, experts=chosen.experts)
+
+
+def largest_budget(fits: Callable[[float], bool], least: float) -> float:
+    """The most operations of the largest run for which a grid fits, between `least` and a million million times it; 0
+    where not even that one does."""
+    if not fits(least):
+        return 0.0
+    low, high = 0.0, 12.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(least * 10**middle) else (low, middle)
+    return least * 10**low
+
+
+def least_budget(sizes: Sizes) -> float:
+    """The operations of the largest run of the smallest grid."""
+    low, high = 6.0, 30.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if grid(sizes, 10**middle) else (middle, high)
+    if not grid(sizes, 10**high):
+        raise UserError("no grid of runs has models of these sizes: choose a smaller preset")
+    return float(10**high)

@@ -1,0 +1,283 @@
+"""Variants of a run, trained one after the other under equal conditions, each with several seeds.
+
+FOLDER/
+  variants.json      the options of each variant
+  data-N/            the tokens, which variants with the same texts and tokenizer share
+  NAME/seed-S/       a run for each variant and seed
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+from onward import fields
+from onward.checkpoint.saves import saves
+from onward.config.decoder import DecoderConfig
+from onward.data.progress import Progress, silent
+from onward.device import choose_device
+from onward.errors import UserError
+from onward.files import read_json, write_json
+from onward.planning.descriptions import Change, differences
+from onward.planning.parameters import active_parameters, parameters
+from onward.text.tokenizer import Tokenizer
+from onward.training import presets
+from onward.training.config import RunConfig, seconds
+from onward.training.run.events import Event
+from onward.training.run.inputs import open_inputs, prepare_inputs, read_config, same_tokens, share
+from onward.training.run.result import evaluate_run
+from onward.training.run.run import Diverged, Run
+from onward.training.step.optimizer import check_optimizer
+
+LENGTHS = "steps", "time", "epochs"  # which all variants have in common
+TEXTS = "sources", "weights", "field", "encoding", "validation"  # the options that choose texts
+TOKENS = *TEXTS, "tokenizer"  # and tokens
+RESULT, FAILURE = "result.json", "failure.json"  # in the folder of a run that has ended, or diverged
+OVERHEAD = 1e9  # operations that take as long as what a step does beside them, roughly
+Measure = Literal["loss", "bits_per_byte"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A configuration and its name; `out` is the folder of all variants, and `seed` that of the first run."""
+
+    name: str
+    config: RunConfig
+    work: float = 1.0  # of one of its runs, in a unit that the variants share
+    parameters: int = 0  # of its model; 0 before its tokens are prepared
+
+    def folder(self, seed: int) -> Path:
+        """The run with a seed."""
+        return Path(self.config.out) / self.name / f"seed-{seed}"
+
+    def differences(self, base: "Variant") -> list[str]:
+        """The fields of the run and of the decoder in which it differs from another variant, each as
+        `optimizer adamw -> muon`; of the learning rate, what it is where none was given. For variants whose tokens are
+        not prepared yet."""
+        models = base.config.decoder(1), self.config.decoder(1)
+        rates = (one.config.peak_learning_rate(model.d_model) for one, model in zip((base, self), models))
+        pairs = {"learning_rate": (*rates,)} | {
+            name: (getattr(base.config, name), getattr(self.config, name))
+            for name in fields.hints(RunConfig)
+            if name not in ("out", "model", "seed", "learning_rate", *LENGTHS)
+        }
+        changes = [Change(name, before, after, "") for name, (before, after) in pairs.items() if before != after]
+        changes += differences(*models)
+        return [presets.in_words(change) for change in changes if change.what not in presets.FIGURES]
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long each variant trains: one of the four."""
+
+    time: str = ""  # such as 60s
+    steps: int = 0
+    tokens: float = 0.0
+    flops: float = 0.0
+
+    def __str__(self) -> str:
+        texts = self.time, fields.counted(self.steps, "step"), f"{self.tokens:,.0f} tokens", f"{self.flops:.3g} FLOPs"
+        return next(text for text, given in zip(texts, vars(self).values()) if given)
+
+    def steps_of(self, config: RunConfig, model: DecoderConfig) -> int:
+        """The steps that a variant makes; 0 where the time decides."""
+        if self.time or self.steps:
+            return self.steps
+        tokens = tokens_per_step(config, model)
+        name, per_step = ("tokens", tokens) if self.tokens else ("flops", tokens * flops_per_token(model))
+        amount = getattr(self, name)
+        if amount < per_step:
+            raise UserError(f"{name} is {amount:.4g}, and one step takes {per_step:.4g}: give more")
+        return int(amount / per_step)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How far the runs are after an event of one of them."""
+
+    variant: Variant
+    seed: int
+    number: int  # of the run, from 1
+    runs: int
+    share: float  # of all work that is done
+    seconds_left: float | None  # None before it can be known
+    run: Run
+    event: Event
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The runs of a variant, one for each seed, with the figures of the final evaluation; None of a run that
+    diverged."""
+
+    variant: Variant
+    runs: tuple[Path, ...]
+    figures: tuple[dict[str, Any] | None, ...]
+
+    def values(self, measure: Measure) -> list[float]:
+        """A figure of the runs; none where one diverged, since the mean of the others would flatter the variant."""
+        return [] if None in self.figures else [figures[measure] for figures in self.figures if figures]
+
+
+def tokens_per_step(config: RunConfig, model: DecoderConfig) -> int:
+    """The tokens of an optimizer step."""
+    return config.batch_size * config.accumulation * model.context_length
+
+
+def flops_per_token(model: DecoderConfig) -> float:
+    """Operations that training takes for a token, by the rule 6 N for the N parameters that a token uses."""
+    return 6.0 * active_parameters(model)
+
+
+@contextmanager
+def naming(variant: Variant) -> Iterator[None]:
+    """A context in which a UserError begins with the name of a variant."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{variant.name}: {error}") from None
+
+
+def check_variants(variants: Sequence[Variant]) -> None:
+    """A UserError for variants that cannot be trained or compared, before any text is read."""
+    names, first = [variant.name for variant in variants], variants[0]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"two variants have the name {twice}: give each its own")
+    for variant in variants:
+        with naming(variant):
+            check_optimizer(variant.config.optimizer)
+            choose_device(variant.config.device)
+            variant.config.decoder(1)
+            if variant.config.validation == "none":
+                raise UserError("validation is none, and variants are compared by the loss on a validation text")
+        differ = [name for name in TEXTS if getattr(variant.config, name) != getattr(first.config, name)]
+        if "validation" in differ or (differ and share(variant.config.validation)):
+            raise UserError(
+                f"{first.name} and {variant.name} differ in {differ[0]}, and their losses would be of different texts: "
+                "give both the same --validation FILE"
+            )
+
+
+def prepare_variants(
+    variants: Sequence[Variant], length: Length | None = None, progress: Progress = silent
+) -> list[Variant]:
+    """The variants with their length (None: their own steps) and shared tokens, ready to be trained.
+
+    A UserError, before anything is trained, where one cannot be, and where the folder holds a variant of the same name
+    with other options.
+    """
+    check_variants(variants)
+    folder = Path(variants[0].config.out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another --out") from None
+    record = folder / "variants.json"
+    earlier = read_json(record) if record.exists() else {}
+    extent = vars(length) if length else {}
+    asked = {one.name: {**fields.plain(one.config), **extent, "out": "", "seed": 0} for one in variants}
+    for name, options in asked.items():
+        known = {**options, **earlier.get(name, {})}
+        if differ := next((key for key in options if options[key] != known[key]), None):
+            raise UserError(
+                f"{folder} holds {name} with {differ} {known[differ]}, not {options[differ]}: choose another --out"
+            )
+    ready, groups = [], dict[Any, int]()
+    for variant in variants:
+        key = tuple(getattr(variant.config, name) for name in TOKENS)
+        tokens = folder / f"data-{groups.setdefault(key, len(groups) + 1)}"
+        with naming(variant):
+            if not (tokens / "inputs.json").exists():
+                prepare_inputs(variant.config, tokens, progress)
+            ready.append(with_tokens(variant, tokens, length))
+    write_json(record, earlier | asked)
+    return ready
+
+
+def with_tokens(variant: Variant, tokens: Path, length: Length | None) -> Variant:
+    """A variant that trains on prepared tokens for a length (None: its own steps)."""
+    config = variant.config
+    inputs, model = open_inputs(config, tokens, "size"), config.decoder(Tokenizer.load(tokens).vocab_size)
+    inputs.windows(config, model.context_length)
+    if not config.weights:  # which are of the sources, and prepared together they are one
+        config = replace(config, tokenizer="", **same_tokens(tokens, config))
+    length = length or Length(steps=config.steps)
+    steps = length.steps_of(config, model)
+    per_step = tokens_per_step(config, model) * flops_per_token(model) + OVERHEAD
+    work = steps * per_step if steps else seconds(length.time)
+    return Variant(variant.name, replace(config, steps=steps, time=length.time), work, parameters(model))
+
+
+def train_variants(
+    variants: Sequence[Variant],
+    seeds: int,
+    watch: Callable[[Moment], None] = lambda moment: None,
+    stop: Callable[[], bool] = lambda: False,
+    limit: float = math.inf,
+) -> list[Outcome] | None:
+    """Train variants that are prepared, all with the first seed, then all with the next. Runs that have ended are not
+    repeated, and one that was left is resumed, exactly as if it had never stopped.
+
+    `watch` is called with each event. None if `stop()` became true: the present run is then saved. A run that diverges
+    does not stop the others. A run that would not end within `limit` seconds, by those before it, is left out.
+    """
+    first = variants[0].config.seed
+    order = [(variant, seed) for seed in range(first, first + seeds) for variant in variants]
+    total, behind, worked, began = sum(variant.work for variant, _ in order), 0.0, 0.0, perf_counter()
+    for number, (variant, seed) in enumerate(order, 1):
+        folder, work, spent = variant.folder(seed), variant.work, perf_counter() - began
+        late = worked > 0 and spent + spent / worked * work > limit
+        if not late and not any((folder / name).exists() for name in (RESULT, FAILURE)):
+            with naming(variant):
+                run = begin(variants, variant, seed)
+            resumed = share_done(run)
+            try:
+                for event in run.train(stop):
+                    now = worked + work * (share_done(run) - resumed)
+                    left = total - behind - work * share_done(run)
+                    seconds_left = (perf_counter() - began) / now * left if now else None
+                    watch(Moment(variant, seed, number, len(order), 1 - left / total, seconds_left, run, event))
+            except Diverged as error:
+                write_json(folder / FAILURE, {"reason": str(error)})
+            else:
+                if share_done(run) < 1:
+                    return None
+                evaluate_run(run)
+            worked += work * (1 - resumed)
+        behind += work
+    return [outcome(variant, [variant.folder(seed) for seed in range(first, first + seeds)]) for variant in variants]
+
+
+def begin(variants: Sequence[Variant], variant: Variant, seed: int) -> Run:
+    """The run of a variant and a seed, resumed if it was begun. What timing decides is decided once for all runs of the
+    same model, so that they do not differ in precision."""
+    folder, config = variant.folder(seed), variant.config
+    if folder.exists() and saves(folder):
+        return Run.resume(folder)
+    for other in variants:
+        alike = all(getattr(other.config, name) == getattr(config, name) for name in ("preset", "model", "base"))
+        if alike and (other.folder(other.config.seed) / "run.json").exists():
+            known = read_config(other.folder(other.config.seed))
+            config = replace(
+                config,
+                precision=known.precision if config.precision == "auto" else config.precision,
+                experts=known.experts if config.experts == "auto" else config.experts,
+            )
+            break
+    return Run.start(replace(config, out=str(folder), seed=seed))
+
+
+def share_done(run: Run) -> float:
+    """The share of a run that is done: of its steps or, while the clock has not fixed their number, of its time."""
+    if run.config.steps:
+        return min(1.0, run.step / run.config.steps)
+    return min(0.99, run.seconds / seconds(run.config.time))
+
+
+def outcome(variant: Variant, runs: Sequence[Path]) -> Outcome:
+    """The figures of runs that have ended."""
+    figures = (read_json(run / RESULT) if (run / RESULT).exists() else None for run in runs)
+    return Outcome(variant, tuple(runs), tuple(figures))

@@ -1,0 +1,52 @@
+"""A longer context for a trained decoder with rotary positions, by a scaling of their frequencies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from onward.config.decoder import DecoderConfig, Rotary, each
+from onward.config.scaling import DynamicScaling, LinearScaling, Llama3Scaling, Scaling, YaRNScaling
+from onward.errors import UserError
+from onward.suggestions import nearest
+
+SCALINGS: dict[str, type[LinearScaling | DynamicScaling | YaRNScaling | Llama3Scaling]] = {
+    "linear": LinearScaling,
+    "dynamic": DynamicScaling,
+    "yarn": YaRNScaling,
+    "llama3": Llama3Scaling,
+}
+MOST = 1000  # the greatest factor
+
+
+def extended(config: DecoderConfig, rope: str) -> DecoderConfig:
+    """A config whose rotary positions are scaled and whose context is as many times longer: "yarn:2", "linear:4",
+    "dynamic:2" or "llama3:8". The weights stay as they are.
+
+    Raises a UserError for an unknown scaling, a factor that is not above 1, and positions that are not rotary or have a
+    scaling already.
+    """
+    kind, _, number = rope.partition(":")
+    if kind not in SCALINGS:
+        raise UserError(f"rope is {rope!r}, of which {kind!r} is no scaling: {nearest(kind, SCALINGS)}")
+    try:
+        factor = float(number)
+    except ValueError:
+        factor = math.nan
+    if not 1 < factor <= MOST:
+        raise UserError(f"rope is {rope!r}: a colon and the factor of the context's length follow {kind}, as in yarn:2")
+    rotary = [position for position in each(config.position) if isinstance(position, Rotary)]
+    if not rotary:
+        raise UserError(f"rope is {rope!r}, but positions of this model are not rotary: load it without rope")
+    if any(position.scaling is not None for position in rotary):
+        raise UserError(f"rope is {rope!r}, but positions of this model are scaled already: load it without rope")
+    scaling = scaling_of(kind, factor, config.context_length)
+    positions = tuple(replace(p, scaling=scaling) if isinstance(p, Rotary) else p for p in each(config.position))
+    return replace(config, position=positions, context_length=int(config.context_length * factor))
+
+
+def scaling_of(kind: str, factor: float, original: int) -> Scaling:
+    """A scaling for a context `factor` times the `original` one."""
+    if kind == "linear":
+        return LinearScaling(factor=factor)
+    return SCALINGS[kind](factor=factor, original=original)  # type: ignore[call-arg]

@@ -1,0 +1,233 @@
+"""LoRA, rsLoRA and DoRA for any named weights of a finished model; only the adapters are trained."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from onward.arguments import Range, check_fields, checked, named
+from onward.config.part_types import Rate, Size
+from onward.errors import UserError
+from onward.model.adapters import Adapter, Selection, WeightAdapters, each_adapter
+from onward.model.decoder import Decoder
+from onward.model.experts import ExpertsModule
+from onward.model.linear import Linear
+from onward.suggestions import nearest
+from onward.transforms.quantize import QuantizedLinear
+
+STACKS = "gate", "up", "down"  # of a mixture of experts
+
+
+@named
+@dataclass(frozen=True)
+class LoRA:
+    """Adapters of a rank for the weights that `targets` name.
+
+    A target is a part of the dotted name of a weight: "q" and "attn.q" name the queries of all layers, "mlp" all
+    weights of the feed-forwards, stacks of experts included, "blocks.0" those of the first block, "head" the head.
+    """
+
+    rank: Size = 16
+    alpha: Annotated[float, Range(1e-6, 1e6)] = 32.0  # the change is B A times alpha / rank
+    targets: tuple[str, ...] = ("blocks",)
+    dropout: Rate = 0.0  # of the adapters' inputs; stacks of experts and embeddings have none
+    rslora: bool = False  # divide alpha by the root of the rank (Kalajdzievski 2023)
+    dora: bool = False  # learn the norm of each row as well (Liu et al. 2024)
+    full: tuple[str, ...] = ()  # modules that are trained whole, such as head or norm
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.targets:
+            raise UserError("targets are empty: name weights to adapt, such as attn.q")
+
+    @property
+    def scaling(self) -> float:
+        """The factor of B A."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+class Target(NamedTuple):
+    """A weight that can have adapters: a parameter of a module."""
+
+    module: nn.Module
+    parameter: str
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight (O, I) or a stack of them (X, O, I); that of an embedding (V, D) transposed."""
+        weight: Tensor = getattr(self.module, self.parameter)
+        return weight.mT if isinstance(self.module, nn.Embedding) else weight
+
+    @property
+    def adapters(self) -> WeightAdapters | None:
+        """The adapters of this weight, if it has any."""
+        found = self.module._modules.get(f"{self.parameter}_lora")
+        return found if isinstance(found, WeightAdapters) else None
+
+
+def weights(model: nn.Module) -> dict[str, Target]:
+    """All weights that can have adapters, by name: linear layers, embeddings and stacks of experts."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear | QuantizedLinear | nn.Embedding):
+            found[name] = Target(module, "weight")
+        elif isinstance(module, ExpertsModule):
+            found |= {f"{name}.{stack}": Target(module, stack) for stack in STACKS}
+    return found
+
+
+def matching(names: Sequence[str], target: str, what: str) -> list[str]:
+    """The dotted names that contain the components of a target; a UserError names the nearest where there is none."""
+    found = [name for name in names if f".{target}." in f".{name}."]
+    if not found:
+        pieces = [[piece for piece in name.split(".") if not piece.isdigit()] for name in names]
+        known = {".".join(some) for one in pieces for some in (one[-2:], one[-1:], one[:1]) if some}
+        raise UserError(f"{what} {target!r} names nothing in this model: {nearest(target, known)}")
+    return found
+
+
+@checked
+def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
+    """Add adapters of a name to a model, in place, and use them; everything else but the modules in `lora.full` is
+    frozen.
+
+    They change nothing until they are trained: B is 0. A UserError names a target that does not exist.
+    """
+    targets = weights(model)
+    chosen = [one for target in lora.targets for one in matching(list(targets), target, "target")]
+    modules = [one for one, module in model.named_modules() if one and list(module.parameters())]
+    full = [one for target in lora.full for one in matching(modules, target, "full")]
+    for one in dict.fromkeys(chosen):
+        if lora.dora and targets[one].weight.ndim > 2:
+            raise UserError(f"dora is not for stacks of experts such as {one}: leave out one of them")
+    model.requires_grad_(False)
+    for one in dict.fromkeys(chosen):
+        kind = {"dropout": lora.dropout, "rslora": lora.rslora, "dora": lora.dora}
+        add_adapter(model, targets[one], name, Adapter(targets[one].weight, lora.rank, lora.scaling, **kind))  # type: ignore[arg-type]
+    for one in full:
+        train_whole(model, one)
+    selection(model).name = name
+
+
+def train_whole(model: Decoder, name: str) -> None:
+    """Train all parameters of a module. A head that shares its weight with the embedding gets its own, and so does an
+    embedding."""
+    if model.config.tied and name in ("embed", "head"):
+        untie(model)
+    model.get_submodule(name).requires_grad_(True)
+
+
+def untie(model: Decoder) -> None:
+    """Give the head a weight of its own."""
+    model.config = replace(model.config, tied=False)
+    model.head.weight = nn.Parameter(model.embed.weight.detach().clone(), requires_grad=False)
+
+
+def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter) -> None:
+    """Add an adapter of a name to one weight. A UserError where it has one of this name."""
+    if not re.fullmatch(r"[\w-]+", name):
+        raise UserError(f"the name of an adapter is {name!r}: use letters, digits, - and _")
+    adapters = target.adapters
+    if adapters is None:
+        adapters = WeightAdapters(selection(model))
+        if isinstance(target.module, ExpertsModule):
+            if not any(isinstance(child, WeightAdapters) for child in target.module.children()):
+                target.module.register_forward_hook(each_adapter, prepend=True)
+        else:
+            target.module.register_forward_hook(adapters.hook, prepend=True)
+        target.module.add_module(f"{target.parameter}_lora", adapters)
+    if name in adapters:
+        raise UserError(f"the model has an adapter {name!r} already: choose another name")
+    adapter.train(model.training)
+    if isinstance(target.module, nn.Embedding) and adapter.b.count_nonzero() == 0:
+        adapter.a.data, adapter.b.data = torch.zeros_like(adapter.a), torch.randn_like(adapter.b)
+    adapters[name] = adapter
+
+
+def selection(model: nn.Module) -> Selection:
+    """The selection that the adapters of a model share; a new one where it has none."""
+    return next((one.selection for one in model.modules() if isinstance(one, WeightAdapters)), None) or Selection()
+
+
+def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adapter]]:
+    """The weights with an adapter of this name: the name of the weight, where it is, and the adapter."""
+    for weight, target in weights(model).items():
+        if (found := target.adapters) is not None and name in found:
+            yield weight, target, found[name]
+
+
+def adapter_names(model: nn.Module) -> list[str]:
+    """The names of a model's adapters, in the order in which they were added to its first weight."""
+    return list(
+        dict.fromkeys(name for module in model.modules() if isinstance(module, WeightAdapters) for name in module)
+    )
+
+
+@checked
+def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextManager[None]:
+    """A context in which a model uses one of its adapters or, for "", none; or, by row, several of them.
+
+    A UserError names an adapter that the model does not have.
+    """
+    known = adapter_names(model)
+    for one in {name} if isinstance(name, str) else set(name):
+        check_adapter(one, known)
+    return selection(model).use(name) if known else nullcontext()
+
+
+def check_adapter(name: str, known: Sequence[str]) -> None:
+    """Raise a UserError for the name of an adapter that is not known; "" is none."""
+    if name and name not in known:
+        hint = nearest(name, known) if known else "the model has none: load one with adapter"
+        raise UserError(f"there is no adapter of the name {name!r}: {hint}")
+
+
+@checked
+def remove_lora(model: Decoder, name: str = "default") -> None:
+    """Remove the adapters of a name; the base is as it was."""
+    for _, target, _ in list(adapters_of(model, name)):
+        assert target.adapters is not None
+        del target.adapters[name]
+        if not target.adapters:
+            detach(target)
+    chosen = selection(model)  # a new one where these were the last
+    chosen.name = "" if chosen.name == name else chosen.name
+
+
+def detach(target: Target) -> None:
+    """Leave a module as it was before its first adapter."""
+    module, adapters = target.module, target.adapters
+    delattr(module, f"{target.parameter}_lora")
+    others = any(isinstance(child, WeightAdapters) for child in module.children())
+    for key, hook in list(module._forward_hooks.items()):
+        if getattr(hook, "__self__", None) is adapters or (hook is each_adapter and not others):
+            del module._forward_hooks[key]
+
+
+@checked
+@torch.no_grad()
+def merge_lora(model: Decoder, name: str = "default") -> None:
+    """Add the adapters of a name to the weights of a model, in place, and remove them.
+
+    The sum is computed in at least fp32 and rounded once. A head that shares its weight with the embedding gets its own
+    where either of them has an adapter. A UserError for a quantized model, whose weights are no sums.
+    """
+    found = list(adapters_of(model, name))
+    check_adapter(name, adapter_names(model))
+    if any(isinstance(target.module, QuantizedLinear) for _, target, _ in found):
+        raise UserError("the model is quantized, and adapters are merged into plain weights: load it without quantize")
+    for weight, target, adapter in found:
+        merged = adapter.merged(target.weight)
+        if weight in ("embed", "head") and model.config.tied:
+            untie(model)
+        parameter = getattr(target.module, target.parameter)
+        merged = merged.mT.contiguous() if isinstance(target.module, nn.Embedding) else merged
+        setattr(target.module, target.parameter, nn.Parameter(merged, requires_grad=parameter.requires_grad))
+    remove_lora(model, name)

@@ -1,0 +1,231 @@
+"""Weight-only quantization of a finished model: linear layers keep integers and scales in place of their weights.
+
+int8: a scale for each output (a row of the weight). int4: a bf16 scale for each group of 32 inputs, two weights in a
+byte. Activations are not quantized: a product is that of x with the numbers that the integers stand for.
+Shapes: N rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onward.errors import UserError
+from onward.kernels.memory import Unreadable, address
+from onward.model.linear import Linear, compiled, fits, run
+
+Precision = Literal["int8", "int4"]
+GROUP = 32  # int4 weights with the same scale
+NOT_QUANTIZED = f"int4 needs a number of inputs that is a multiple of {GROUP}"
+ALREADY = "the weights are quantized already: take plain ones, or use the model as it is"
+ELEMENTS = 1 << 18  # of a weight, quantized at a time
+BLOCK = 512  # outputs that are dequantized at a time
+
+
+def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+    """The codes and scales of a weight (O, I), rounded to nearest.
+
+    int8: codes (O, I) from -127 to 127, scales (O,) in fp32. int4: codes (O, I / 2) as bytes, of which the low bits are
+    the first half of a group, the high bits its second half, each plus 8; scales (O, I / 32) in bf16.
+    """
+    weight = weight.detach().float()
+    if precision == "int8":
+        scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        return (weight / scales[:, None]).round_().to(torch.int8), scales
+    groups = weight.unflatten(1, (-1, GROUP))
+    extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))  # becomes -8, the code of the widest range
+    scales = (extreme / -8).bfloat16()
+    inverse = torch.where(scales == 0, 0.0, 1 / scales.float())
+    integers = (groups * inverse).round_().clamp_(-8, 7).to(torch.int8)
+    return pack(integers.flatten(1), "int4"), scales[:, :, 0]
+
+
+def pack(integers: Tensor, precision: Precision) -> Tensor:
+    """The codes of integers (O, I) in int8."""
+    if precision == "int8":
+        return integers
+    low, high = (integers + 8).to(torch.uint8).unflatten(1, (-1, GROUP)).split(GROUP // 2, 2)
+    return (low | (high << 4)).flatten(1)
+
+
+def unpack(codes: Tensor) -> Tensor:
+    """The integers (O, I) in int8 of codes."""
+    if codes.dtype == torch.int8:
+        return codes
+    groups = codes.unflatten(1, (-1, GROUP // 2))
+    return torch.cat([groups & 15, groups >> 4], 2).flatten(1).to(torch.int8) - 8
+
+
+def dequantize_weight(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight (O, I) that codes and scales of `quantize_weight` stand for."""
+    groups = unpack(codes).float().unflatten(1, (1 if codes.dtype == torch.int8 else scales.size(1), -1))
+    return (groups * scales.float().view(len(codes), -1, 1)).flatten(1).to(dtype)
+
+
+def quantize_rows(
+    read: Callable[[int, int], tuple[Tensor, Tensor]], start: int, end: int, inputs: int
+) -> tuple[Tensor, Tensor]:
+    """The codes and scales of the outputs from `start` to `end` - 1 of a weight; `read` gives those of a few rows."""
+    whole = [part.new_empty(end - start, *part.shape[1:]) for part in read(start, min(start + 1, end))]
+    step = max(1, ELEMENTS // inputs)
+    for first in range(start, end, step):
+        last = min(first + step, end)
+        for tensor, part in zip(whole, read(first, last)):
+            tensor[first - start : last - start] = part
+    return whole[0], whole[1]
+
+
+def quantize_tensor(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+    """`quantize_weight` with little memory beside the result."""
+    read = lambda start, end: quantize_weight(weight[start:end], precision)
+    return quantize_rows(read, 0, len(weight), weight.size(1))
+
+
+class DequantizedLinear(torch.autograd.Function):
+    """x (..., I) times the weight of codes and scales, plus a bias, with the gradient of x. The weight is dequantized
+    again in the backward, so that none is kept between the two."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(codes, scales)
+        ctx.dtype = x.dtype
+        return F.linear(x, dequantize_weight(codes, scales, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        codes, scales = ctx.saved_tensors
+        bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[3] else None
+        return (grad @ dequantize_weight(codes, scales, grad.dtype)).to(ctx.dtype), None, None, bias
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with a quantized weight, which is not trained: (..., I) -> (..., O)."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, codes: Tensor, scales: Tensor, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.precision: Precision = "int8" if codes.dtype == torch.int8 else "int4"
+        self.out_features, self.in_features = len(codes), codes.size(1) * (1 if self.precision == "int8" else 2)
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales", scales)
+        self.bias = bias
+
+    @staticmethod
+    def of(layer: nn.Linear, precision: Precision) -> QuantizedLinear:
+        """A layer with the quantized weight and the bias of a plain one."""
+        return QuantizedLinear(*quantize_tensor(layer.weight, precision), layer.bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight (O, I), dequantized."""
+        dtype = torch.float32 if self.bias is None else self.bias.dtype
+        return dequantize_weight(self.codes, self.scales, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and x.requires_grad:
+            return DequantizedLinear.apply(x, self.codes, self.scales, self.bias)
+        return torch.ops.onward.quantized_linear(x, self.codes, self.scales, self.bias)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        return f"{self.precision}, in_features={self.in_features}, out_features={self.out_features}"
+
+
+def addresses(codes: Tensor, scales: Tensor, inputs: int) -> tuple[int, int]:
+    """The addresses of the codes and the scales of a weight (O, I). Raises Unreadable."""
+    outputs = len(codes)
+    if codes.dtype == torch.int8:
+        return address(codes, torch.int8, outputs, inputs), address(scales, torch.float32, outputs)
+    groups = inputs // GROUP
+    if inputs % GROUP:
+        raise Unreadable(NOT_QUANTIZED)
+    return address(codes, torch.uint8, outputs, groups * GROUP // 2), address(scales, torch.bfloat16, outputs, groups)
+
+
+def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """x (..., I) times the weight of codes and scales, plus a bias (O,): (..., O)."""
+    if fits(x) and x.dtype in (torch.float32, torch.bfloat16):
+        kernel = compiled("int8" if codes.dtype == torch.int8 else "int4", x.dtype, bias is not None)
+        if kernel is not None:
+            with suppress(Unreadable):
+                return run(kernel, x, *addresses(codes, scales, x.size(-1)), bias, len(codes))
+    y = x.new_empty(*x.shape[:-1], len(codes))
+    for start in range(0, len(codes), BLOCK):  # a block at a time stays in a CPU's cache
+        rows = slice(start, start + BLOCK)
+        y[..., rows] = F.linear(x, dequantize_weight(codes[rows], scales[rows], x.dtype))
+    return y if bias is None else y.add_(bias)
+
+
+LIBRARY = torch.library.Library("onward", "DEF")  # an operation of its own is one record of a decoding step
+LIBRARY.define("quantized_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias) -> Tensor")
+LIBRARY.impl("quantized_linear", quantized_linear, "CompositeExplicitAutograd")
+
+
+def quantize_model(model: nn.Module, precision: str) -> list[str]:
+    """Replace the linear layers of a model by quantized ones, in place; returns the names of those that stay as they
+    are, see `choose_layers`."""
+    chosen, kept = choose_layers(model, precision)
+    for name, kind in chosen.items():
+        model.set_submodule(name, QuantizedLinear.of(model.get_submodule(name), kind))  # type: ignore[arg-type]
+    return kept
+
+
+def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision], list[str]]:
+    """The linear layers that are quantized, with the precision of each, and the names of those that are not, whose
+    number of inputs is no multiple of 32 (int4).
+
+    A head that shares its weight with the embedding becomes int8. Embeddings, norms, routers and stacks of experts
+    stay as they are. Raises a UserError for an unknown precision, and for a model that is quantized already.
+    """
+    if precision not in get_args(Precision):
+        raise UserError(f"quantize is {precision!r}: choose int8 or int4")
+    if is_quantized(model):
+        raise UserError(ALREADY)
+    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    chosen, kept = dict[str, Precision](), list[str]()
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear):
+            kind: Precision = "int8" if precision == "int8" or id(layer.weight) in tied else "int4"
+            if kind == "int4" and layer.in_features % GROUP:
+                kept.append(name)
+            else:
+                chosen[name] = kind
+    return chosen, kept
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """How far a quantized layer's weight is from the plain one."""
+
+    layer: str
+    precision: Precision
+    relative_error: float  # the norm of the difference over the norm of the plain weight (Frobenius)
+
+
+def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
+    """The error of each quantized layer of a model, the greatest first; `plain` is the model that it was made from."""
+    found = []
+    for name, layer in quantized.named_modules():
+        if isinstance(layer, QuantizedLinear):
+            weight: Any = plain.get_submodule(name).weight
+            step, squares = max(1, ELEMENTS // layer.in_features), torch.zeros(2, dtype=torch.float64)
+            for start in range(0, layer.out_features, step):
+                rows = slice(start, start + step)
+                exact = weight[rows].detach().float()
+                difference = dequantize_weight(layer.codes[rows], layer.scales[rows], torch.float32) - exact
+                squares += torch.stack([difference.square().sum(), exact.square().sum()]).cpu()
+            ratio = float((squares[0] / squares[1]).sqrt()) if squares[1] else 0.0
+            found.append(LayerError(name, layer.precision, ratio))
+    return sorted(found, key=lambda one: -one.relative_error)
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether a model has quantized layers."""
+    return any(isinstance(module, QuantizedLinear) for module in model.modules())

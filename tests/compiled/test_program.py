@@ -1,0 +1,146 @@
+"""A compiled decoding step equals the plain one, for every kind of decoder that can be compiled."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+import onward
+from onward.compiled.recording import NotCompilable
+from onward.compiled.steps import OF_MODELS, compile_step
+from onward.config.decoder import DecoderConfig
+from onward.generation.engine.blocks import BlockManager
+from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.engine.engine import Engine
+from onward.generation.engine.request import Request
+from onward.generation.sampling import Sampling
+from onward.model.cache import KVCache
+from onward.model.decoder import Decoder
+from onward.model.paged import PagedKVCache
+
+from support.decoders import DECODERS
+
+REFUSED = {  # what a step is not compiled for
+    "bloom": "a bias of the scores",
+    "alibi in windows": "a bias of the scores",
+    "everything about scores": "a bias of the scores",
+    "gpt-oss": "tolist, which reads values",  # of the router
+    "deepseek": "attention that reads the cache as a tensor",
+    "scaled turns": "pow with a tensor as its parameter",  # of a scaling by the length
+}
+BOUND = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # relative to the largest logit
+LLAMA = replace(DECODERS["llama"], context_length=64)
+
+
+def model_of(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(config).to(dtype).eval()
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("name", [name for name in DECODERS if name not in REFUSED])
+def test_compiled_steps_equal_plain_ones_and_rows_do_not_meet(name: str, dtype: torch.dtype):
+    model = model_of(DECODERS[name], dtype)
+    caches = [KVCache(model.config, 3, 24, 3, dtype=dtype) for _ in range(2)]
+    programs = {width: compile_step(model, caches[0], (3, width)) for width in (1, 3)}
+    steps = [*((n, 1) for n in range(7)), (7, 3), (10, 1), (10, 1), (8, 3), (5, 1), (6, 1)]  # some go back
+    with torch.inference_mode():
+        for step, width in steps:
+            tokens = torch.randint(0, model.config.vocab_size, (3, width))
+            positions = torch.tensor([[step], [step + 1], [step]]) + torch.arange(width)
+            logits = programs[width].run(tokens, positions, caches[0], 12)
+            plain = model(tokens, positions, caches[1])
+            assert (logits - plain).abs().max() <= BOUND[dtype] * plain.abs().max()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_step_that_cannot_be_compiled_names_the_operation(name: str):
+    model = model_of(DECODERS[name])
+    with pytest.raises(NotCompilable, match=REFUSED[name]):
+        compile_step(model, KVCache(model.config, 1, 8), (1, 1))
+
+
+def answers(model: Decoder, compile_after: int | None, seeds: int = 5) -> list[list[int]]:
+    """What an engine of three rows answers to requests of several lengths and options."""
+    engine = Engine(model, rows=3, compile_after=compile_after)
+    requests = [
+        Request([1 + n % 11 for n in range(1 + 3 * i)], Sampling(temperature=i % 2), max_new_tokens=10 + 4 * i, seed=i)
+        for i in range(seeds)
+    ]
+    for request in requests:
+        engine.add(request)
+    for _ in engine.run():
+        pass
+    return [request.tokens for request in requests]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+def test_engine_gives_the_same_tokens_compiled_or_not(name: str):
+    model = model_of(replace(DECODERS[name], context_length=300))  # the cache grows
+    plain = answers(model, None)
+    assert answers(model, 0) == plain
+    free = OF_MODELS[model].free
+    assert sum(map(len, free.values())) == 3, "a program for each number of rows"
+    assert answers(model, 0) == plain, "and again, with the programs there are"
+    assert sum(map(len, free.values())) == 3
+
+
+def paged(config: DecoderConfig) -> CacheManager:
+    return BlockManager(PagedKVCache(config, 2, 64, 8, block_size=4, blocks=60))
+
+
+def quantized(config: DecoderConfig) -> CacheManager:
+    return CacheManager(KVCache(config, 2, 64, 8, quantized=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "cache", "compiled"),
+    [("llama", paged, 2), ("gemma2", paged, 2), ("statquest", paged, 2), ("llama", quantized, 0)],
+)
+def test_engine_with_a_cache_gives_the_same_tokens_compiled_or_not(
+    name: str, cache: Callable[[DecoderConfig], CacheManager], compiled: int
+):
+    model = model_of(replace(DECODERS[name], context_length=64))
+    answers(model, 0)  # makes programs of a contiguous cache, which must not be used
+    before = sum(map(len, OF_MODELS[model].free.values()))
+    given = []
+    for compile_after in 0, None:
+        engine = Engine(model, rows=2, cache=cache(model.config), compile_after=compile_after)
+        requests = [Request([1 + n % 9 for n in range(size)], Sampling(), 30, seed=size) for size in (3, 8, 5)]
+        for request in requests:
+            engine.add(request)
+        list(engine.run())
+        given.append([request.tokens for request in requests])
+    assert given[0] == given[1]
+    assert sum(map(len, OF_MODELS[model].free.values())) == before + compiled
+
+
+def test_program_reads_weights_that_change_in_place_and_is_dropped_when_they_are_replaced():
+    model = model_of(LLAMA)
+    before = answers(model, 0)
+    with torch.no_grad():
+        model.blocks[0].mlp.down.weight.mul_(-30)
+    changed = answers(model, 0)
+    assert changed == answers(model, None) != before
+    model.blocks[0].mlp.down.weight = torch.nn.Parameter(-model.blocks[0].mlp.down.weight)
+    assert answers(model, 0) == answers(model, None) != changed
+
+
+def test_hooks_see_every_step():
+    model, calls = model_of(LLAMA), []
+    answers(model, 0)
+    hook = model.blocks[1].register_forward_hook(lambda *_: calls.append(1))
+    answers(model, 0, seeds=1)
+    assert len(calls) == 10  # the prompt, and nine steps
+    hook.remove()
+    answers(model, 0, seeds=1)
+    assert len(calls) == 10
+
+
+def test_traced_decoding_takes_plain_steps_and_says_so():
+    model = model_of(LLAMA)
+    plain = answers(model, 0)
+    with pytest.warns(UserWarning, match="plain steps while the model is traced"), onward.trace(model, "blocks.0") as t:
+        assert answers(model, 0) == plain
+    assert len(t.calls) >= 10  # every step

@@ -1,0 +1,122 @@
+"""Kernels are emitted for processors other than this one, verified and compiled by LLVM, and not run."""
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import llvmlite.binding as llvm
+import pytest
+import torch
+from llvmlite import ir
+
+from onward.compiled import program
+from onward.compiled.graphs import decoding_step
+from onward.compiled.recording import NotCompilable, record_step
+from onward.kernels.llvm import attention, compiler, cross_entropy, draws, fused, products
+from onward.model.cache import KVCache
+from onward.model.decoder import Decoder
+from onward.model.paged import PagedKVCache
+from onward.transforms.quantize import quantize_model
+
+from support.decoders import DECODERS
+from support.grids import first
+
+PROCESSORS = {  # LLVM's names of a target and a CPU: servers and Macs on ARM, and PCs without AVX
+    "aarch64": ("aarch64-unknown-linux-gnu", "generic"),
+    "neoverse": ("aarch64-unknown-linux-gnu", "neoverse-v1"),
+    "mac": ("arm64-apple-darwin", "apple-m1"),
+    "x86-64": ("x86_64-unknown-linux-gnu", "x86-64"),
+}
+DTYPES = "float32", "bfloat16"
+NORM = fused.Norm(72, "bfloat16", "bfloat16", "bfloat16", 1e-5, 0.0)
+SCORES = attention.Options(window=7, scale=0.2, softcap=30.0, sinks=True)
+KERNELS: list[tuple[Any, ...]] = [  # functions that compile one, without their caches, and their arguments
+    *((products.products, dtype, dtype, True) for dtype in DTYPES),
+    *((products.products, form, dtype, True) for form in ("int8", "int4") for dtype in DTYPES),
+    *((attention.attention, 6, 2, 24, 40, dtype, SCORES, paged) for dtype in DTYPES for paged in (False, True)),
+    *((draws.draws, "bfloat16", masked) for masked in (False, True)),
+    (fused.rms_norm, NORM),
+    (fused.rms_norm_gradient, NORM),
+    (fused.rms_norm_weight_gradient, NORM),
+    (fused.rotation, 4, 24, 10, "bfloat16"),
+    (fused.gate, "gelu", "bfloat16"),
+    (cross_entropy.cross_entropy, 300, "bfloat16", -100),
+    (program.sequence,),
+]
+
+
+class Emitted:
+    """Takes the place of `compiler.load`: compiles modules for another processor, and keeps the size of their code."""
+
+    def __init__(self, processor: str) -> None:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+        self.triple, cpu = PROCESSORS[processor]
+        try:
+            target = llvm.Target.from_triple(self.triple)
+        except RuntimeError as error:
+            pytest.skip(f"the LLVM of this llvmlite lacks {self.triple}: {error}")
+        self.target = target.create_target_machine(cpu=cpu, opt=3)
+        self.sizes: list[int] = []
+
+    def __call__(self, module: ir.Module, cpu: str | None = None, folder: object = None) -> Any:
+        module.triple = self.triple
+        self.sizes.append(len(self.target.emit_object(compiler.optimized(str(module), self.target))))
+        return SimpleNamespace(get_function_address=lambda name: 0)
+
+
+@pytest.fixture
+def emitted_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Emitted]:
+    def emitted(processor: str) -> Emitted:
+        load = Emitted(processor)
+        for module in compiler, program:
+            monkeypatch.setattr(module, "load", load)
+        monkeypatch.setattr(program, "KERNELS", {})
+        monkeypatch.setattr(program, "MODULES", [])
+        monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap({}))  # not those of this processor
+        return load
+
+    return emitted
+
+
+@pytest.mark.parametrize("processor", first(1, PROCESSORS))
+def test_every_kernel_is_valid_code_for_other_processors(processor: str, emitted_for) -> None:
+    load = emitted_for(processor)
+    for kernel, *arguments in KERNELS:
+        kernel.__wrapped__(*arguments)
+        assert load.sizes.pop() > 0, kernel
+
+
+FORMS = [(form, kind) for form in ("bfloat16", "float32", "int8", "int4") for kind in (KVCache, PagedKVCache)]
+STEPS = [("llama", form, kind) for form, kind in FORMS] + [
+    (name, "bfloat16", KVCache) for name in DECODERS if name != "llama"
+]
+
+
+@pytest.mark.parametrize("step", first(1, STEPS))
+def test_compiled_steps_are_valid_code_for_aarch64(step: tuple[str, str, Any], emitted_for) -> None:
+    name, form, kind = step
+    torch.manual_seed(0)
+    model = Decoder(DECODERS[name]).eval().to(torch.bfloat16 if form == "bfloat16" else torch.float32)
+    if form.startswith("int"):
+        quantize_model(model, form)
+    cache = kind(model.config, 1, 24, dtype=model.dtype, **({"blocks": 8} if kind is PagedKVCache else {}))
+    load: Emitted | None = None
+    try:
+        recording = record_step(partial(decoding_step, model), cache, (1, 1))  # runs kernels of this processor
+        load = emitted_for("aarch64")
+        program.Program(recording, cache, list(model.parameters()))
+    except NotCompilable:
+        assert load is None or not load.sizes
+    else:
+        assert load.sizes
+
+
+def test_kernels_of_this_test_are_all_kernels() -> None:
+    """Each function of the kernels' modules that compiles one is named above."""
+    here = {kernel.__name__ for kernel, *_ in KERNELS}
+    for module in attention, cross_entropy, draws, fused, products:
+        cached = {name for name, value in vars(module).items() if hasattr(value, "__wrapped__")}
+        own = {name for name in cached if vars(module)[name].__module__ == module.__name__}
+        assert own <= here, own - here

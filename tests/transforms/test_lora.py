@@ -1,0 +1,103 @@
+"""Adapters: they change nothing at first, are all that is trained, and equal their merged weights everywhere."""
+
+import copy
+
+import pytest
+import torch
+
+from onward.data.windows import Batch
+from onward.errors import UserError
+from onward.model.cache import KVCache
+from onward.training.step.optimizer import optimizers
+from onward.training.step.trainer import StepPlan, Trainer
+from onward.transforms.lora import LoRA, adapter_names, add_lora, merge_lora, remove_lora, use_adapter, weights
+from onward.transforms.quantize import quantize_model
+
+from support.adapters import LORA, stirred
+from support.decoders import DECODERS, assert_close, config, decoder, token_ids
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@torch.no_grad()
+def test_adapters_of_every_part_change_nothing_at_first_and_equal_the_merged_model(name: str) -> None:
+    model, tokens = decoder(DECODERS[name], torch.float64), token_ids(DECODERS[name])
+    plain = model(tokens)
+    add_lora(model, LORA, "fresh")
+    assert torch.equal(model(tokens), plain)
+    remove_lora(model, "fresh")
+    stirred(model, "one")
+    adapted = model(tokens)
+    assert (adapted - plain).abs().max() > 1e-3
+    merged = copy.deepcopy(model)
+    merge_lora(merged, "one")
+    assert_close(merged(tokens), adapted)
+    with use_adapter(model, ""):
+        assert torch.equal(model(tokens), plain)
+
+
+@torch.no_grad()
+def test_dora_of_an_embedding_changes_nothing_at_first_and_equals_the_merged_model() -> None:
+    model, tokens = decoder(DECODERS["gemma2"], torch.float64), token_ids(DECODERS["gemma2"])
+    plain, lora = model(tokens), LoRA(rank=2, targets=("embed", "attn.q"), dora=True)
+    add_lora(model, lora, "fresh")
+    assert torch.equal(model(tokens), plain)
+    stirred(model, "one", "two", lora=lora)
+    apart = model(tokens)
+    with use_adapter(model, ["two"] * len(tokens)):
+        assert_close(model(tokens), apart)
+    merge_lora(model, "two")
+    assert_close(model(tokens), apart)
+    assert (apart - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "deepseek", "gpt-oss", "olmo2"])
+@torch.no_grad()
+def test_rows_with_different_adapters_equal_each_alone(name: str) -> None:
+    model = stirred(decoder(DECODERS[name], torch.float64), "one", "two")
+    tokens = token_ids(model.config, rows=4)
+    chosen = ["two", "", "one", "two"]
+    with use_adapter(model, chosen):
+        together = model(tokens)
+        cache = KVCache(model.config, 4, 12, 12, dtype=torch.float64)
+        positions = torch.arange(12).expand(4, 12)
+        cached = torch.cat([model(tokens[:, i : i + 1], positions[:, i : i + 1], cache) for i in range(12)], 1)
+    assert_close(cached, together)
+    for row, adapter in enumerate(chosen):
+        with use_adapter(model, adapter):
+            assert_close(together[row], model(tokens[row : row + 1])[0])
+
+
+@pytest.mark.parametrize(
+    "lora", [LoRA(rank=2), LoRA(rank=2, dora=True, targets=("attn",), dropout=0.1)], ids=["lora", "dora"]
+)
+@pytest.mark.parametrize("precision", ["", "int8", "int4"])
+def test_only_adapters_and_whole_modules_are_trained(lora: LoRA, precision: str) -> None:
+    model = decoder(config(d_model=32, n_heads=4, d_ff=64))
+    if precision:
+        quantize_model(model, precision)
+    add_lora(model, LoRA(**{**vars(lora), "full": ("norm",)}))
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    tokens = token_ids(model.config)
+    trainer = Trainer(model, optimizers(model, "adamw", 1e-2, 0.0, (0.9, 0.99)), lambda step: 1e-2)
+    losses = [trainer.train_step(StepPlan([Batch(tokens[:, :-1], tokens[:, 1:])])).loss for _ in range(10)]
+    assert losses[-1] < losses[0]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) == ("_lora." not in name and name != "norm.weight"), name
+
+
+def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
+    model, mixture = decoder(DECODERS["llama"]), decoder(DECODERS["deepseek"])
+    for make, message in (
+        (lambda: add_lora(mixture, LoRA(dora=True)), "dora is not for stacks of experts such as"),
+        (lambda: add_lora(model, LoRA(targets=("attn.qq",))), "target 'attn.qq' names nothing .* did you mean attn.q?"),
+        (lambda: add_lora(model, LoRA(targets=("o_proj",))), "did you mean .*out?"),
+        (lambda: add_lora(model, LoRA(full=("heads",))), "full 'heads' names nothing .* did you mean head?"),
+        (lambda: use_adapter(model, "poems"), "there is no adapter of the name 'poems'"),
+        (lambda: LoRA(targets=()), "targets are empty"),
+        (lambda: LoRA(targets=(), full=("norm",)), "targets are empty"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make()
+    assert adapter_names(model) == []
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert {"blocks.0.attn.q", "head", "embed"} <= weights(model).keys()
