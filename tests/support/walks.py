@@ -1,0 +1,116 @@
+"""How much code a reader passes through to follow one thing that Onward does: the files entered, and their lines.
+
+    PYTHONPATH=src:tests python -m support.walks
+
+Files are those of Onward in which any function was called, and those of the modules that were built; a file counts
+with all of its lines. Names of the public package alone are used, so that releases can be compared.
+"""
+
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+import onward
+from onward.families import express, preset, read
+
+SOURCE = Path(onward.__file__).parent
+SHARED = {
+    "__init__.py",
+    "arguments.py",
+    "errors.py",
+    "fields.py",
+    "files.py",
+    "device.py",
+    "limits.py",
+    "suggestions.py",
+    "notebook.py",
+}
+
+
+def entered(walk: Callable[[], object]) -> list[Path]:
+    """The files of Onward, without those that all folders share, in which `walk()` calls a function."""
+    files = set[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and not frame.f_code.co_name.startswith("<module"):
+            files.add(frame.f_code.co_filename)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        walk()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]  # which the stubs of Python 3.11 do not allow
+    paths = {Path(name) for name in files if name.startswith(str(SOURCE))}
+    return sorted(path for path in paths if str(path.relative_to(SOURCE)) not in SHARED)
+
+
+Walk = Callable[[], object]
+
+
+def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Walk]]]:
+    """Name, folders that are not counted since the walk above has them, and a function that prepares the walk."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 64,
+        "d_model": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "context_length": 64,
+    }
+    config = onward.DecoderConfig(**sizes)
+    tokens, decoder = torch.arange(8)[None], ("config", "model", "kernels")
+    model, llama = onward.Decoder(config), preset("llama-3.2-1b").config
+    text = folder / "text.txt"
+    text.write_text("The cat sat on the mat. " * 400)
+
+    def forward() -> None:
+        config = onward.DecoderConfig(**sizes)
+        cache = onward.KVCache(config, 1, 32, 8)
+        with torch.no_grad():
+            onward.Decoder(config)(tokens, positions=torch.arange(8)[None], cache=cache)
+
+    def engine() -> Walk:
+        engine = onward.Engine(model, rows=4, compile_after=None)
+        for start in range(4):
+            engine.add(onward.Request([start, 1, 2], max_new_tokens=8, sampling=onward.Sampling(temperature=1.0)))
+        return lambda: [engine.step(), engine.step()]  # the prompts, then one token of each
+
+    def training() -> Walk:
+        out = tempfile.mkdtemp(dir=folder)
+        options: dict[str, Any] = {"sources": (str(text),), "preset": "mini", "steps": 4, "device": "cpu"}
+        run = onward.Run.start(onward.RunConfig(out=f"{out}/run", **options))
+        return lambda: next(event for event in run.train() if isinstance(event, onward.Step))
+
+    def loss() -> Walk:
+        batch = onward.Batch(tokens[:, :-1], tokens[:, 1:], torch.arange(7)[None])
+        return lambda: onward.mean_loss(model, [batch])
+
+    yield "forward pass", (), lambda: forward
+    yield "engine step", decoder, engine
+    yield "training step", decoder, training
+    yield "loss", decoder, loss
+    yield "sampler", (), lambda: lambda: onward.next_token_distribution(torch.zeros(1, 64), onward.Sampling(top_k=4))
+    yield "family", decoder, lambda: lambda: read(express(llama))
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, left_out, prepare in walks(Path(folder)):
+            prepare()()  # imports what is imported at the first use
+            files = {path.relative_to(SOURCE): path for path in entered(prepare())}
+            lines = {str(f): len(p.read_text().splitlines()) for f, p in files.items() if f.parts[0] not in left_out}
+            print(f"{name}: {sum(lines.values()):,} lines in {len(lines)} files")
+            for file, count in lines.items():
+                print(f"    {count:5} {file}")
+
+
+if __name__ == "__main__":
+    main()
