@@ -257,7 +257,7 @@ def test_damaged_code_with_a_right_checksum_never_ends_the_process(count: int, t
 
 def test_processes_that_write_and_read_one_file_at_once_find_it_whole(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from onward.model.kernels import kept\n"
+        "import sys; from pathlib import Path; from onward.kernels.llvm import kept\n"
         "folder = kept.private_folder(sys.argv[1]); path = folder / 'code.o'; mine = sys.argv[2].encode() * 200_000\n"
         "for _ in range(20):\n"
         "    kept.write(path, mine); found = kept.read(path)\n"

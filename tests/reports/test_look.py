@@ -72,7 +72,7 @@ def test_sliders_shape_the_distribution_as_generate_does(tmp_path: Path) -> None
     model, tokenizer = model_and_tokenizer()
     shown = [tokenizer.bos_id, *tokenizer.encode(TEXT)]
     table = distributions(logits(model, shown), shown[1:], tokenizer, likeliest=9)
-    script = f"""{resource("sampling.js")}
+    script = f"""{resource("pictures/sampling.js")}
 const table = {json.dumps(table)}
 const shape = setting => table.rows.map(row => reshape(row, table.temperatures, ...setting))
 console.log(JSON.stringify({json.dumps(SETTINGS)}.map(shape)))
@@ -98,7 +98,7 @@ def test_prompt_box_finds_the_longest_beginning_that_is_typed() -> None:
     given = prompts(tokenizer, [tokenizer.bos_id, *tokenizer.encode("to be")])
     assert given == ["", "t", "to", "to ", "to b", "to be"]
     wanted = {"": 0, "t": 0, "to": 1, "to be,": 2, "to be, or": 3, "to bee": 2, "to be, or not": 3}
-    script = f"""{resource("sampling.js")}
+    script = f"""{resource("pictures/sampling.js")}
 const prompts = {json.dumps(["", "to", "to be", "to be, or"])}
 console.log(JSON.stringify({json.dumps([*wanted])}.map(typed => promptOf(prompts, typed))))
 """
