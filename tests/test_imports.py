@@ -8,8 +8,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
-    *("errors", "suggestions", "arguments", "fields", "files", "limits", "timing", "device", "hub_cache", "hub"),
-    *("notebook", "config", "kernels", "model", "transforms", "tracing", "compiled", "families", "text", "data"),
+    *("errors", "suggestions", "arguments", "fields", "files", "limits", "timing", "splitmix", "device", "hub_cache"),
+    *("hub", "notebook", "config", "kernels", "model", "transforms", "tracing", "compiled", "families", "text", "data"),
     *("checkpoint", "generation", "evaluation", "planning", "training", "inspection", "reports", "language_model"),
     *("folders", "serving", "cli"),
 ]

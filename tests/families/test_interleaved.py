@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from onward.families import interleaved
-from onward.model.positions import angles_at, rotate, rotation
+from onward.kernels.rotation import rotate
+from onward.model.positions import angles_at, rotation
 
 D, HEADS, E = 12, 3, 8
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.errors import UserError
-from onward.generation.distribution import draw, next_token_distribution, uniform
+from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
+from onward.kernels.draws import draw, uniform
 
 from support.devices import device
 

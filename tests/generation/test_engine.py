@@ -14,7 +14,7 @@ import torch
 
 from onward.config.decoder import Alibi, DecoderConfig, Learned, SelfAttention
 from onward.errors import UserError
-from onward.generation.distribution import draw, next_token_distribution
+from onward.generation.distribution import next_token_distribution
 from onward.generation.engine.blocks import BlockManager
 from onward.generation.engine.cache_manager import CacheManager
 from onward.generation.engine.drafts import Draft, LookupDraft, ModelDraft
@@ -23,6 +23,7 @@ from onward.generation.engine.prefix_files import PrefixFiles
 from onward.generation.engine.request import Request
 from onward.generation.engine.speculation import DRAW
 from onward.generation.sampling import Sampling
+from onward.kernels.draws import draw
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onward.compiled.steps import OF_MODELS
-from onward.generation.distribution import draw, next_token_distribution
+from onward.generation.distribution import next_token_distribution
 from onward.generation.engine import speculation
 from onward.generation.engine.drafts import LookupDraft, LookupIndex, ModelDraft
 from onward.generation.engine.engine import Engine
@@ -19,6 +19,7 @@ from onward.generation.engine.request import Request
 from onward.generation.engine.sampler import Sampler
 from onward.generation.engine.speculation import DRAFT, LEAST, Proposal, SpeculationTimes, expected_tokens
 from onward.generation.sampling import Sampling
+from onward.kernels.draws import draw
 from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS

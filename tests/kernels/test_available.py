@@ -14,21 +14,21 @@ import torch
 from onward.compiled import lowering, program
 from onward.compiled.recording import NotCompilable
 from onward.compiled.steps import compile_step
-from onward.generation.engine import sampler
 from onward.generation.engine.engine import Engine
 from onward.generation.engine.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels import available
+from onward.kernels import draws as draws_of
+from onward.kernels import linear as products_of
 from onward.kernels.available import NoCompiler, lacking, unavailable
 from onward.kernels.llvm import draws, products
 from onward.kernels.llvm.compiler import FLOATS
-from onward.model import linear as products_of
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS
 
-CACHED = unavailable, products_of.compiled, sampler.compiled_draws
+CACHED = unavailable, products_of.compiled
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_a_defect_of_a_kernel_is_raised(error: Exception, monkeypatch: pytest.Mo
         products_of.linear(torch.ones(1, 8), torch.ones(8, 8))
     monkeypatch.setattr(draws, "draws", failing(error))
     with pytest.raises(type(error), match=str(error)):
-        sampler.compiled_draws("float32", False)
+        draws_of.draw_by_kernel(torch.zeros(1, 8), None, [1.0], [0], [0])
     monkeypatch.undo()
     monkeypatch.setitem(lowering.OPERATIONS, "silu", failing(error))
     with pytest.raises(type(error), match=str(error)):

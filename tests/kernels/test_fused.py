@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onward.kernels import fused
+from onward.kernels import norm, rules
+from onward.kernels.rotation import rotate
 from onward.model.decoder import Decoder
 from onward.model.feedforward import GatedFeedForwardModule
 from onward.model.norms import RMSNormModule
-from onward.model.positions import rotate
 
 from support.decoders import DECODERS
 
@@ -24,8 +24,8 @@ DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-8}  # the bound of relative d
 def kernels(used: bool) -> Iterator[None]:
     """From the first number on, or never."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "COMPILED_AFTER", 0)
-        patch.setattr(fused, "MIN_PARALLEL", 1 if used else 1 << 60)
+        patch.setattr(rules, "COMPILED_AFTER", 0)
+        patch.setattr(rules, "MIN_PARALLEL", 1 if used else 1 << 60)
         yield
 
 
@@ -94,10 +94,10 @@ def test_logits_of_every_decoder_are_those_without_the_kernels(name: str) -> Non
 
 
 def test_short_work_never_waits_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "counted", type(fused.counted)())
-    monkeypatch.setattr(fused, "COMPILED_AFTER", 3 * fused.MIN_PARALLEL)
-    x, weight = torch.randn(64, fused.MIN_PARALLEL // 64), torch.ones(fused.MIN_PARALLEL // 64)
+    monkeypatch.setattr(rules, "counted", type(rules.counted)())
+    monkeypatch.setattr(rules, "COMPILED_AFTER", 3 * rules.MIN_PARALLEL)
+    x, weight = torch.randn(64, rules.MIN_PARALLEL // 64), torch.ones(rules.MIN_PARALLEL // 64)
     with torch.no_grad():
-        assert fused.rms_norm(x[:-1], weight, 1e-6, 0.0, torch.float32) is None
-        found = [fused.rms_norm(x, weight, 1e-6, 0.0, torch.float32) is not None for _ in range(5)]
+        assert not norm.takes_kernel(x[:-1], weight, torch.float32)
+        found = [norm.takes_kernel(x, weight, torch.float32) for _ in range(5)]
     assert found == [False, False, False, True, True]

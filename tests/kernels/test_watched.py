@@ -11,8 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from onward.kernels.linear import linear
+from onward.kernels.rules import kernels_can_read, takes_kernels
 from onward.model import linear as products
-from onward.model.linear import kernels_can_read, linear, takes_kernels
 
 torch.manual_seed(0)
 W, X, B = torch.randn(8, 16), torch.randn(3, 16), torch.randn(8)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import Alibi, DecoderConfig, Rotary, SelfAttention, at
-from onward.model import context
+from onward.kernels.rotation import rotate
+from onward.model import mask
 from onward.model.attention import Attend
 from onward.model.backends import attention_weights
 from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
-from onward.model.positions import SinusoidalPositionModule, alibi_slopes, rotate
+from onward.model.positions import SinusoidalPositionModule, alibi_slopes
 
 from support.decoders import DECODERS, assert_close
 from support.devices import on_device
@@ -85,8 +86,8 @@ def test_attention_equals_plain_loops(name: str, layer: int) -> None:
 
 @pytest.mark.parametrize("by", [1, -1])
 def test_loop_proof_notices_a_window_off_by_one(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = context.visible
-    monkeypatch.setattr(context, "visible", lambda q, k, window: right(q, k, window + by if window else 0))
+    right = mask.visible
+    monkeypatch.setattr(mask, "visible", lambda q, k, window: right(q, k, window + by if window else 0))
     with pytest.raises(AssertionError):
         assert_equals_plain_loops("gemma2", 0)
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import DecoderConfig, LayerNorm, RMSNorm, Rotary
+from onward.kernels.rotation import rotate
 from onward.model.backends import attention_weights
 from onward.model.decoder import Scale
-from onward.model.positions import rotate
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.devices import on_device

@@ -13,11 +13,9 @@ from torch import Tensor
 from onward.compiled import recording
 from onward.compiled.needed import memory as addresses
 from onward.compiled.needed import tensors_in
-from onward.kernels import fused, memory
-from onward.model import backends
+from onward.kernels import attention, cross_entropy, memory, rules
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.training.step import loss
 
 PAGE = mmap.PAGESIZE
 SIDES = "start", "end"  # where the page that may not be touched is
@@ -88,10 +86,10 @@ def kernels_used(side: str | None = None) -> Iterator[Allocator]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "allocate", allocator)
-        patch.setattr(fused, "COMPILED_AFTER", 0)
-        patch.setattr(fused, "MIN_PARALLEL", 1)
-        patch.setattr(loss, "MIN_KERNEL", 1)
-        patch.setattr(backends, "MIN_IN_CACHE", 1)
+        patch.setattr(rules, "COMPILED_AFTER", 0)
+        patch.setattr(rules, "MIN_PARALLEL", 1)
+        patch.setattr(cross_entropy, "MIN_KERNEL", 1)
+        patch.setattr(attention, "MIN_WORK", 1)
         if side is not None:
             patch.setattr(recording, "Recorder", Recorder)
         yield allocator

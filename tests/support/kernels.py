@@ -17,18 +17,21 @@ from onward.generation.engine.request import Request
 from onward.generation.engine.sampler import Sampler
 from onward.generation.engine.speculation import Proposal
 from onward.generation.sampling import Sampling
+from onward.kernels.attention import plain_attend
+from onward.kernels.cross_entropy import cross_entropy
+from onward.kernels.linear import linear
 from onward.kernels.llvm.compiler import LANES
+from onward.kernels.quantized import quantized_linear
+from onward.kernels.rotation import rotate
 from onward.model import backends
 from onward.model.cache import KVCache
 from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
 from onward.model.feedforward import ACTIVATIONS, GatedFeedForwardModule
-from onward.model.linear import linear
 from onward.model.norms import RMSNormModule
 from onward.model.paged import PagedKVCache
-from onward.model.positions import rotate
-from onward.training.step.loss import IGNORE_INDEX, cross_entropy
-from onward.transforms.quantize import Precision, quantize_weight, quantized_linear
+from onward.training.step.loss import IGNORE_INDEX
+from onward.transforms.quantize import Precision, quantize_weight
 
 from support.decoders import DECODERS
 from support.guard import Allocator, Case
@@ -125,7 +128,7 @@ def cross_entropies(memory: Allocator) -> Found:
         found = []
         for mode in False, True:
             with Plain() if mode else torch.enable_grad():
-                total = cross_entropy(logits, targets)
+                total = cross_entropy(logits, targets, IGNORE_INDEX)
                 found.append([total.detach(), *torch.autograd.grad(total, logits)])
         yield from ((a, b, 2 * bound) for a, b in zip(*found))
 
@@ -155,9 +158,16 @@ def attentions(memory: Allocator) -> Found:
                 q, k, v = (memory.place(t[:, start:end].contiguous()) for t in whole)
                 positions = torch.arange(start, end)[None].expand(2, -1)
                 context = attention_contexts(config, dtype, positions, manager.cache.view(length=11), plain=False)[0]
-                entries = context.update(k=k, v=v)
+                entries: Any = context.update(k=k, v=v)
             given: Any = q, *entries, context.mask
-            yield backends.in_cache(*given, **options), backends.reference(*given, **options), 2 * DTYPES[dtype]
+            found = entries[0].attend(q, entries[1], context.mask, **options)
+            assert found is not None
+            yield found, backends.reference(*given, **options), 2 * DTYPES[dtype]
+            layer = entries[0].cache
+            plain = plain_attend(
+                q, layer.entries["k"], layer.entries["v"], positions, layer.table, window=window, **options
+            )
+            yield found, plain, 2 * DTYPES[dtype]
 
 
 def managers(config: DecoderConfig, rows: int, chunk: int, dtype: torch.dtype) -> tuple[CacheManager, ...]:

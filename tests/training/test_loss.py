@@ -137,7 +137,7 @@ def test_kernel_of_the_cross_entropy_equals_pytorch_in_fp64(shape: tuple[int, in
     targets[::7] = IGNORE_INDEX
     exact = logits.detach().double().requires_grad_()
     wanted = F.cross_entropy(exact, targets, ignore_index=IGNORE_INDEX, reduction="sum")
-    loss = cross_entropy(logits, targets)
+    loss = cross_entropy(logits, targets, IGNORE_INDEX)
     assert "Kernel" in type(loss.grad_fn).__name__
     for each in loss, wanted:
         (each / 100).backward()
@@ -151,10 +151,10 @@ def test_kernel_of_the_cross_entropy_equals_pytorch_in_fp64(shape: tuple[int, in
 @pytest.mark.parametrize("target", [1000, -1])
 def test_target_outside_the_vocabulary_is_an_error_and_not_read(target: int):
     with pytest.raises(IndexError, match="out of bounds"):
-        cross_entropy(torch.randn(300, 1000, requires_grad=True), torch.full((300,), target))
+        cross_entropy(torch.randn(300, 1000, requires_grad=True), torch.full((300,), target), IGNORE_INDEX)
 
 
 def test_kernel_of_the_cross_entropy_shows_nan():
     logits = torch.randn(300, 1000)
     logits[5, 3] = torch.nan
-    assert cross_entropy(logits.requires_grad_(), torch.zeros(300, dtype=torch.int64)).isnan()
+    assert cross_entropy(logits.requires_grad_(), torch.zeros(300, dtype=torch.int64), IGNORE_INDEX).isnan()

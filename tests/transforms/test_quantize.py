@@ -5,10 +5,11 @@ import torch
 
 from onward.compiled.steps import compile_step
 from onward.errors import UserError
+from onward.kernels.quantized import dequantize_weight
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.linear import Linear
-from onward.transforms.quantize import Precision, QuantizedLinear, dequantize_weight, quantize_model, quantize_weight
+from onward.transforms.quantize import Precision, QuantizedLinear, quantize_model, quantize_weight
 
 from support.decoders import DECODERS
 

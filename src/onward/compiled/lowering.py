@@ -11,15 +11,16 @@ from torch import Tensor
 
 from onward.compiled.needed import label, name_of, tensors_in
 from onward.compiled.recording import Attention, NotCompilable, Operation, Record, Write
+from onward.kernels.linear import max_rows
 from onward.kernels.llvm import attention, elementwise
 from onward.kernels.llvm.compiler import Code, Emit
 from onward.kernels.llvm.elementwise import Formula, Layout, clamp, like, merged
 from onward.kernels.llvm.products import emit
 from onward.kernels.memory import address, strided_address
+from onward.kernels.quantized import addresses as weight_addresses
+from onward.kernels.rules import MIN_PARALLEL
 from onward.model.cache import KVCache, LayerCache
-from onward.model.linear import MIN_PARALLEL, max_rows
 from onward.model.paged import PagedLayerCache
-from onward.transforms.quantize import addresses as weight_addresses
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int64: "int64"}
 MIN_PARALLEL_HEADS = 512  # numbers of a row's queries from which several threads are faster than one

@@ -21,7 +21,7 @@ from onward.model.cache import CacheEntry, CacheView, KVCache, LayerCache, SlotI
 from onward.model.paged import PagedLayerCache
 
 if TYPE_CHECKING:
-    from onward.model.context import AttentionMask
+    from onward.model.mask import AttentionMask
 
 
 class NotCompilable(Exception):
@@ -184,7 +184,7 @@ def record_step(
     recorder, view = Recorder(), cache.view(0, shape[0])
     layers = list[LayerCache]()
     for index, layer in enumerate(view.layers):
-        layers.append(RecordedLayer(layer.entries, layer.window, layer.wraps, index, recorder))
+        layers.append(RecordedLayer(layer.entries, layer.window, layer.wraps, index=index, recorder=recorder))
     rope_length = view.rope_length.clone()
     with torch.no_grad(), HostReads(), recorder:
         result = run(tokens, positions, replace(view, layers=layers, rope_length=rope_length))

@@ -21,9 +21,9 @@ from onward.compiled.fingerprint import Look, ModelState
 from onward.compiled.graphs import GraphStep, decoding_step, fused_step
 from onward.compiled.recording import NotCompilable, is_plain, record_step
 from onward.kernels.available import unavailable
+from onward.kernels.rules import is_watched
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.model.linear import is_watched
 from onward.tracing.names import Uncompiled
 
 COMPILED = ("cpu", "cuda")  # types of devices on which steps are compiled

@@ -17,6 +17,7 @@ import numpy as np
 
 from onward.errors import UserError
 from onward.files import written_whole
+from onward.splitmix import GOLDEN
 
 PERMUTATIONS = 128
 SHINGLE_WORDS = 5
@@ -156,7 +157,7 @@ class Verdicts:
         signatures = self.signature_file(unit)[:, columns].astype(np.uint64)
         keys = np.zeros(len(signatures), np.uint64)
         for column in signatures.T:
-            keys = (keys ^ (keys >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + column
+            keys = (keys ^ (keys >> np.uint64(29))) * np.uint64(GOLDEN) + column
         return keys
 
     def signatures(self, indices: np.ndarray) -> np.ndarray:

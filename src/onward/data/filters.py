@@ -9,6 +9,7 @@ from functools import cache, cached_property, partial
 import numpy as np
 
 from onward.data.cleaning import GOPHER, Filters
+from onward.splitmix import GOLDEN
 
 
 def failed_filter(filters: Filters, text: str) -> str:
@@ -64,7 +65,7 @@ class Document:
         count = max(0, len(self.words) - n + 1)
         keys = np.zeros(count, np.uint64)
         for i in range(n):
-            keys = keys * np.uint64(0x9E3779B97F4A7C15) + self.word_ids[i : i + count]
+            keys = keys * np.uint64(GOLDEN) + self.word_ids[i : i + count]
         return keys
 
     @cached_property

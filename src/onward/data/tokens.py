@@ -193,7 +193,7 @@ def encode(
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     end = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], dtype)
     ids, ends, count = [end[:0]], [], 0
-    for group in groups(documents):
+    for group in document_groups(documents):
         parts = []
         for passage, (_, last) in zip(encode_batch([text for text, _ in group]), group):
             parts += [passage.astype(dtype), end] if last else [passage.astype(dtype)]
@@ -203,7 +203,7 @@ def encode(
     return np.concatenate(ids), np.array(ends, np.uint64)
 
 
-def groups(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
+def document_groups(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
     """Groups of passages of about PASSAGE_CHARS characters; each passage with whether it ends its document."""
     group: list[tuple[str, bool]] = []
     size = 0

@@ -19,6 +19,7 @@ from onward.config.part_types import Size
 from onward.data.tokens import Tokens
 from onward.device import known_device
 from onward.errors import UserError
+from onward.splitmix import GOLDEN, MULTIPLIERS
 
 Packing = Literal["stream", "documents"]
 Numbers = NDArray[np.uint64]
@@ -181,16 +182,13 @@ def shares(weights: Sequence[float], sources: int) -> NDArray[np.int64]:
     return counts
 
 
-GOLDEN = 0x9E3779B97F4A7C15  # 2 ** 64 over the golden ratio
-
-
 def hashed(*parts: Numbers | int) -> Numbers:
     """64 bits for each combination of the parts, by the counter-based generator SplitMix64 (Steele et al. 2014)."""
     x: Any = np.zeros(1, np.uint64)
     for part in parts:
         x = x + GOLDEN + part
-        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-        x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+        x = (x ^ (x >> 30)) * MULTIPLIERS[0]
+        x = (x ^ (x >> 27)) * MULTIPLIERS[1]
         x = x ^ (x >> 31)
     return x
 

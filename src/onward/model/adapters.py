@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onward.model.linear import linear
+from onward.kernels.linear import linear
 
 
 class Selection:

@@ -8,7 +8,6 @@ Shapes: B batch, T tokens in this call, S keys, H heads, K key/value heads, G = 
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -16,17 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.compiled.recording import RecordedEntry
-from onward.kernels.memory import Unreadable, address, buffer, rows_address
-from onward.model.cache import SCALE, CacheEntry
-from onward.model.context import AttentionMask, visible
-from onward.model.linear import compiled, takes_kernels
-from onward.model.paged import PagedLayerCache
+from onward.model.cache import CacheEntry
+from onward.model.mask import AttentionMask, visible
 
 MAX_FOLDED = 16  # the most queries per row with which the heads of a group are folded into the query length
 QUERY_BLOCK = 512  # queries per block in `sdpa_blocks`
 MAX_DENSE = 1 << 21  # the largest T * S for which the bias of a packed or window layer is made as a whole
-MIN_IN_CACHE = 1 << 20  # numbers of the queries times slots from which `in_cache` is worth compiling its kernel
 Keys = Tensor | CacheEntry  # keys (B, S, K, E) or values (B, S, K, F): a tensor, or the entry of a cache
 
 
@@ -149,74 +143,6 @@ def sdpa_blocks(
     return torch.cat(out, 1)
 
 
-def in_cache(
-    q: Tensor,
-    k: CacheEntry,
-    v: CacheEntry,
-    mask: AttentionMask,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Attention by a kernel that reads the visible positions in the memory of a cache (`kernels/attention.py`): on a
-    CPU, of queries in the dtype of the cache, without a bias of the scores. Raises Unreadable."""
-    from onward.kernels.llvm.attention import Options, attention
-
-    (rows, tokens, heads, d_head), threads = q.shape, torch.get_num_threads()
-    keys, values = (entry.cache.entries[entry.name] for entry in (k, v))
-    slots, table = keys.size(1), k.cache.table if isinstance(k.cache, PagedLayerCache) else None
-    positions = mask.query_positions.expand(rows, -1).to(torch.int64)
-    if not k.cache.wraps:  # padding beyond the slots sees what the last slot sees
-        positions = positions.clamp(max=slots - 1)
-    positions, q = positions.contiguous(), q.contiguous()
-    length = slots if table is None else slots * table.size(1)
-    kv_heads, d_value, dtype = keys.size(2), values.size(-1), q.dtype
-    cached = rows if table is None else len(keys)
-    key_address, row_slots = rows_address(keys, dtype, cached, slots, kv_heads, d_head)
-    value_address, value_row_slots = rows_address(values, dtype, cached, slots, kv_heads, d_value)
-    if heads % kv_heads or row_slots != value_row_slots:
-        raise Unreadable("queries, keys and values of other forms")
-    blocks = (0, 0) if table is None else rows_address(table, torch.int64, rows, table.size(1))
-    y, target = buffer((rows, tokens, heads, d_value), dtype)
-    _scratch, scores = buffer((threads, heads // kv_heads, length), torch.float32)
-    options = Options(mask.window, scale, softcap, sinks is not None)
-    shape = heads, kv_heads, d_head, d_value, str(dtype).removeprefix("torch.")
-    kernel = attention(*shape, options, table is not None)
-    kernel(
-        target,
-        address(q, dtype, *q.shape),
-        key_address,
-        value_address,
-        address(sinks, dtype, heads),
-        address(positions, torch.int64, rows, tokens),
-        rows * tokens,
-        tokens,
-        slots,
-        row_slots,
-        scores,
-        length,
-        *blocks,
-        rows * tokens * kv_heads,
-        threads,
-    )
-    return y
-
-
-def reads_in_cache(q: Tensor, k: CacheEntry, v: CacheEntry, mask: AttentionMask) -> bool:
-    """Whether `in_cache` computes this attention, and there is so much of it that compiling the kernel pays."""
-    keys, values = (entry.cache.entries[entry.name] for entry in (k, v))
-    return (
-        q.numel() * mask.key_positions.size(1) >= MIN_IN_CACHE
-        and mask.slopes is None
-        and keys.dtype == values.dtype == q.dtype
-        and q.dtype in (torch.float32, torch.bfloat16)
-        and k.name + SCALE not in k.cache.entries
-        and takes_kernels(q)
-        and compiled(str(q.dtype).removeprefix("torch."), q.dtype, False) is not None
-    )
-
-
 def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> Tensor:
     """FlexAttention with the mask and the bias as functions of the indices of a query and a key: no bias (T, S)."""
     k, v = (to_tensor(t, q.dtype).transpose(1, 2) for t in (k, v))
@@ -279,11 +205,10 @@ def attend(
     dropout: float = 0.0,
 ) -> Tensor:
     """Attention by the fastest backend that supports the options, for this shape, dtype and device."""
-    if isinstance(k, RecordedEntry) and isinstance(v, RecordedEntry):
-        return k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
-    if isinstance(k, CacheEntry) and isinstance(v, CacheEntry) and reads_in_cache(q, k, v, mask):
-        with suppress(Unreadable):
-            return in_cache(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
+    if isinstance(k, CacheEntry) and isinstance(v, CacheEntry):
+        y = k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
+        if y is not None:
+            return y
     if softcap is not None or sinks is not None or reference_is_faster(q, k):
         return reference(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     long = q.size(1) * mask.key_positions.size(1) > MAX_DENSE

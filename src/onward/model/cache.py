@@ -5,6 +5,7 @@ Shapes: B rows, T tokens in this call, S slots, K key/value heads, E d_head, P b
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,9 @@ from onward.arguments import checked, explained
 from onward.config.decoder import DecoderConfig, at
 from onward.config.part_types import Size, SizeOrZero
 from onward.device import known_device
+from onward.kernels.attention import attend, takes_kernel
+from onward.kernels.memory import Unreadable
+from onward.model.mask import AttentionMask
 
 SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantized entry
 
@@ -38,6 +42,7 @@ class LayerCache:
     entries: dict[str, Tensor]
     window: int
     wraps: bool = True
+    table: Tensor | None = None  # of a paged cache, (B, P): the blocks of each row
 
     @property
     def slots(self) -> int:
@@ -83,6 +88,38 @@ class CacheEntry:
             tensors = [t.index_select(0, blocks.flatten()).view(rows, -1, *t.shape[2:]) for t in tensors]
         vectors, *scale = (t.to(dtype) for t in tensors)
         return vectors.mul_(scale[0]) if scale else vectors
+
+    def attend(
+        self,
+        q: Tensor,
+        v: CacheEntry,
+        mask: AttentionMask,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor | None:
+        """The attention (B, T, H, F) of queries q (B, T, H, E) to these keys and the values v in the memory of the
+        cache; None where it is computed from `read`, as that of quantized entries and with a bias of the scores."""
+        keys, values = (entry.cache.entries[entry.name] for entry in (self, v))
+        if mask.slopes is not None or not takes_kernel(q, keys, values, mask.key_positions.size(1)):
+            return None
+        positions = mask.query_positions.expand(len(q), -1).to(torch.int64)
+        if not self.cache.wraps:  # padding beyond the slots sees the tokens of the last slot
+            positions = positions.clamp(max=self.cache.slots - 1)
+        with suppress(Unreadable):
+            return attend(
+                q,
+                keys,
+                values,
+                positions,
+                self.cache.table,
+                window=mask.window,
+                scale=scale,
+                softcap=softcap,
+                sinks=sinks,
+            )
+        return None
 
     def pool_positions(self) -> Tensor:
         """Paged: the position that each slot of the pool has in each row, (B, blocks * size), -1 in blocks of

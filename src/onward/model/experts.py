@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from onward.config.decoder import Activation, DecoderConfig, Experts
 from onward.config.routing import Routing
+from onward.kernels.gate import ACTIVATIONS
 from onward.model.adapters import adapted
-from onward.model.feedforward import ACTIVATIONS, GatedFeedForwardModule
+from onward.model.feedforward import GatedFeedForwardModule
 from onward.model.linear import Linear
 from onward.model.norms import working_dtype
 from onward.timing import fastest

@@ -1,21 +1,10 @@
 """Feed-forward modules, plain and gated: x (..., D) -> (..., D), each token by itself."""
 
-from collections.abc import Callable
-from functools import partial
-
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from onward.config.decoder import Activation
-from onward.kernels import fused
+from onward.kernels.gate import ACTIVATIONS, gate
 from onward.model.linear import Linear
-
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
-}
 
 
 class PlainFeedForwardModule(nn.Module):
@@ -41,6 +30,4 @@ class GatedFeedForwardModule(PlainFeedForwardModule):
         self.gate = Linear(width, d_ff, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate(x), self.up(x)
-        y = fused.gate(gate, up, self.activation)
-        return self.dropout(self.down(self.act(gate) * up if y is None else y))
+        return self.dropout(self.down(gate(self.gate(x), self.up(x), self.activation)))

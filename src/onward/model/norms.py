@@ -5,9 +5,8 @@ Under autocast that is autocast's dtype: one conversion here saves one in each o
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from onward.kernels import fused
+from onward.kernels.norm import rms_norm
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
@@ -32,12 +31,7 @@ class RMSNormModule(nn.Module):
         self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
 
     def forward(self, x: Tensor) -> Tensor:
-        if (y := fused.rms_norm(x, self.weight, self.eps, self.offset, working_dtype(x))) is not None:
-            return y
-        exact = torch.promote_types(x.dtype, torch.float32)
-        weight = self.weight.to(exact)
-        y = F.rms_norm(x.to(exact), weight.shape, weight + self.offset if self.offset else weight, self.eps)
-        return y.to(working_dtype(x))
+        return rms_norm(x, self.weight, self.eps, self.offset, working_dtype(x))
 
 
 class HeadNorms(nn.ModuleList):

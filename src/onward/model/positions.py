@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from onward.config.scaling import Scaling
-from onward.kernels import fused
 
 
 class LearnedPositionModule(nn.Module):
@@ -58,16 +57,6 @@ def rotation(
     angles = angles_at(positions, theta, rope_dim, scaling, rope_length)[:, :, None]
     magnitude = scaling.magnitude if scaling else 1.0
     return angles.cos() * magnitude, angles.sin() * magnitude
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first rope_dim numbers of each head of x (B, T, H, E), number i with number i + rope_dim / 2."""
-    if (y := fused.rotate(x, cos, sin)) is not None:
-        return y
-    half = cos.size(-1)
-    a, b, still = x.split([half, half, x.size(-1) - 2 * half], -1)
-    turned = [(a * cos - b * sin).type_as(x), (b * cos + a * sin).type_as(x)]
-    return torch.cat([*turned, still] if still.size(-1) else turned, -1)
 
 
 def alibi_slopes(n_heads: int, steepness: float = 8.0) -> Tensor:

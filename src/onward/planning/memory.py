@@ -17,9 +17,10 @@ import torch
 from onward.config.decoder import DecoderConfig, at
 from onward.data.windows import Batch
 from onward.generation.engine.engine import CHUNK
+from onward.kernels.quantized import GROUP
 from onward.planning.dry import dry_step
 from onward.planning.parameters import modules, parameters
-from onward.transforms.quantize import GROUP, choose_layers
+from onward.transforms.quantize import choose_layers
 
 HOLES = 0.28  # of activations, gradients and temporary tensors on a CPU: 0.14 to 0.41 were measured
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

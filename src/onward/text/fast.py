@@ -53,7 +53,7 @@ def by_library(tokenizer: Tokenizer, group_size: int = GROUP) -> Encoder:
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
         parts: list[list[np.ndarray]] = [[] for _ in texts]
-        for group in groups(tokenizer, texts, group_size):
+        for group in text_groups(tokenizer, texts, group_size):
             for (n, _), ids in zip(group, tokenizer.encode_batch([piece for _, piece in group])):
                 parts[n].append(np.array(ids, np.uint32))
         return list(map(np.concatenate, parts))
@@ -61,7 +61,7 @@ def by_library(tokenizer: Tokenizer, group_size: int = GROUP) -> Encoder:
     return encode
 
 
-def groups(tokenizer: Tokenizer, texts: Sequence[str], group_size: int) -> Iterator[list[tuple[int, str]]]:
+def text_groups(tokenizer: Tokenizer, texts: Sequence[str], group_size: int) -> Iterator[list[tuple[int, str]]]:
     """The pieces of texts, each with the index of its text, in groups of about `group_size` characters."""
     group: list[tuple[int, str]] = []
     size = 0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onward.errors import UserError
-from onward.model.context import AttentionMask
+from onward.model.mask import AttentionMask
 
 
 @dataclass(frozen=True)

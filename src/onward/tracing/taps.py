@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from onward.model.cache import CacheView
-from onward.model.context import AttentionMask
 from onward.model.decoder import Decoder
+from onward.model.mask import AttentionMask
 from onward.tracing.calls import Forward, Place
 
 Attach = Callable[["Taps"], Iterator[RemovableHandle]]  # adds the hooks of a site

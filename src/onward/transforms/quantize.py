@@ -8,7 +8,6 @@ Shapes: N rows, I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -17,15 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.errors import UserError
-from onward.kernels.memory import Unreadable, address
-from onward.model.linear import Linear, compiled, fits, run
+from onward.kernels.quantized import GROUP, dequantize_weight
+from onward.model.linear import Linear
 
 Precision = Literal["int8", "int4"]
-GROUP = 32  # int4 weights with the same scale
-NOT_QUANTIZED = f"int4 needs a number of inputs that is a multiple of {GROUP}"
 ALREADY = "the weights are quantized already: take plain ones, or use the model as it is"
 ELEMENTS = 1 << 18  # of a weight, quantized at a time
-BLOCK = 512  # outputs that are dequantized at a time
 
 
 def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
@@ -52,20 +48,6 @@ def pack(integers: Tensor, precision: Precision) -> Tensor:
         return integers
     low, high = (integers + 8).to(torch.uint8).unflatten(1, (-1, GROUP)).split(GROUP // 2, 2)
     return (low | (high << 4)).flatten(1)
-
-
-def unpack(codes: Tensor) -> Tensor:
-    """The integers (O, I) in int8 of codes."""
-    if codes.dtype == torch.int8:
-        return codes
-    groups = codes.unflatten(1, (-1, GROUP // 2))
-    return torch.cat([groups & 15, groups >> 4], 2).flatten(1).to(torch.int8) - 8
-
-
-def dequantize_weight(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight (O, I) that codes and scales of `quantize_weight` stand for."""
-    groups = unpack(codes).float().unflatten(1, (1 if codes.dtype == torch.int8 else scales.size(1), -1))
-    return (groups * scales.float().view(len(codes), -1, 1)).flatten(1).to(dtype)
 
 
 def quantize_rows(
@@ -136,36 +118,6 @@ class QuantizedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.precision}, in_features={self.in_features}, out_features={self.out_features}"
-
-
-def addresses(codes: Tensor, scales: Tensor, inputs: int) -> tuple[int, int]:
-    """The addresses of the codes and the scales of a weight (O, I). Raises Unreadable."""
-    outputs = len(codes)
-    if codes.dtype == torch.int8:
-        return address(codes, torch.int8, outputs, inputs), address(scales, torch.float32, outputs)
-    groups = inputs // GROUP
-    if inputs % GROUP:
-        raise Unreadable(NOT_QUANTIZED)
-    return address(codes, torch.uint8, outputs, groups * GROUP // 2), address(scales, torch.bfloat16, outputs, groups)
-
-
-def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """x (..., I) times the weight of codes and scales, plus a bias (O,): (..., O)."""
-    if fits(x) and x.dtype in (torch.float32, torch.bfloat16):
-        kernel = compiled("int8" if codes.dtype == torch.int8 else "int4", x.dtype, bias is not None)
-        if kernel is not None:
-            with suppress(Unreadable):
-                return run(kernel, x, *addresses(codes, scales, x.size(-1)), bias, len(codes))
-    y = x.new_empty(*x.shape[:-1], len(codes))
-    for start in range(0, len(codes), BLOCK):  # a block at a time stays in a CPU's cache
-        rows = slice(start, start + BLOCK)
-        y[..., rows] = F.linear(x, dequantize_weight(codes[rows], scales[rows], x.dtype))
-    return y if bias is None else y.add_(bias)
-
-
-LIBRARY = torch.library.Library("onward", "DEF")  # an operation of its own is one record of a decoding step
-LIBRARY.define("quantized_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias) -> Tensor")
-LIBRARY.impl("quantized_linear", quantized_linear, "CompositeExplicitAutograd")
 
 
 def quantize_model(model: nn.Module, precision: str) -> list[str]:

@@ -26,12 +26,12 @@ from onward.errors import UserError
 from onward.families import HF, Family, express, family, keys_of, read
 from onward.files import flush, read_json, written_whole
 from onward.hub import WEIGHTS
+from onward.kernels.quantized import NOT_QUANTIZED
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, tokenizer_file
 from onward.transforms.heads import NAME, add_head, head_labels
 from onward.transforms.quantize import (
     ALREADY,
-    NOT_QUANTIZED,
     Precision,
     QuantizedLinear,
     choose_layers,

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from onward.checkpoint.weights import FLOATS, StoredTensor
 from onward.errors import UserError
-from onward.transforms.quantize import GROUP, Precision, QuantizedLinear, unpack
+from onward.kernels.quantized import GROUP, unpack
+from onward.transforms.quantize import Precision, QuantizedLinear
 
 FORMAT = "pack-quantized"
 BITS: dict[Precision, int] = {"int8": 8, "int4": 4}

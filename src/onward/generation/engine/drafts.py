@@ -16,12 +16,13 @@ from torch.nn import functional as F
 
 from onward.config.decoder import at
 from onward.errors import UserError
-from onward.generation.distribution import draw, process_logits
+from onward.generation.distribution import process_logits
 from onward.generation.engine.cache_manager import CacheManager
 from onward.generation.engine.history import NgramIndex, RequestHistory, TokenCounts
 from onward.generation.engine.request import Request
 from onward.generation.engine.runner import Runner
 from onward.generation.engine.speculation import DRAFT, Proposal
+from onward.kernels.draws import draw
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.calls import Row, labeled

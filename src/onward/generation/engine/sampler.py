@@ -5,9 +5,8 @@ Shapes: N places (after each request's last token, and after each proposed one),
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from functools import cache
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,8 +20,7 @@ from onward.generation.engine.request import Request, TokenLogprob
 from onward.generation.engine.speculation import Proposal, verify
 from onward.generation.processors import MIN_TEMPERATURE
 from onward.generation.sampling import Sampling
-from onward.kernels.available import unavailable
-from onward.kernels.memory import Unreadable, address, buffer, filled
+from onward.kernels.draws import draw_by_kernel
 from onward.model.decoder import Decoder
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
@@ -83,29 +81,17 @@ class Sampler:
     ) -> tuple[list[list[int] | Exception], Tensor] | None:
         """As `sample`, by one kernel on a CPU, where nothing but the temperature shapes the distributions of all rows;
         None elsewhere, and where a row has no distribution."""
-        if logits.dtype not in KERNEL_DTYPES or not all(map(is_plain, requests, proposals)):
+        if not all(map(is_plain, requests, proposals)):
             return None
-        kernel = compiled_draws(KERNEL_DTYPES[logits.dtype], self.allowed is not None)
-        if kernel is None:
-            return None
-        logits, rows = logits.contiguous(), len(requests)
-        drawn, target = buffer((rows,), torch.int64)
         factors = [inverse_temperature(request.sampling.temperature) for request in requests]
-        places = [[r.seed for r in requests], [len(r.tokens) for r in requests]]
-        try:
-            given = (
-                address(logits, logits.dtype, rows, logits.size(1)),
-                address(self.allowed, torch.bool, logits.size(1)),
-            )
-        except Unreadable:
+        seeds, index = [r.seed for r in requests], [len(r.tokens) for r in requests]
+        drawn = draw_by_kernel(logits, self.allowed, factors, seeds, index)
+        if drawn is None:
             return None
-        shaping = filled(factors, torch.float32), *(filled(each, torch.int64) for each in places)
-        kernel(target, *given, *(pointer for _, pointer in shaping), logits.size(1), rows, 1)
         tokens = drawn.tolist()
         return None if min(tokens) < 0 else ([[token] for token in tokens], drawn)
 
 
-KERNEL_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 SHAPING = [field.name for field in fields(Sampling) if field.name != "temperature"]
 PLAIN = [getattr(Sampling(), name) for name in SHAPING]
 
@@ -123,16 +109,6 @@ def is_plain(request: Request, proposal: Proposal) -> bool:
 def inverse_temperature(temperature: float) -> float:
     """The factor of the logits, 0 for the likeliest token."""
     return 0.0 if temperature < MIN_TEMPERATURE else 1 / temperature
-
-
-@cache
-def compiled_draws(dtype: str, masked: bool) -> Callable[..., None] | None:
-    """The kernel of draws; None, with a warning, where nothing can be compiled."""
-    if unavailable():
-        return None
-    from onward.kernels.llvm.draws import draws
-
-    return draws(dtype, masked)
 
 
 class NotANumber(Exception):

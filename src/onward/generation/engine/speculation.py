@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onward.device import tensor_on
-from onward.generation.distribution import draw, uniform
+from onward.kernels.draws import draw, uniform
 
 LEAST = 8  # steps without proposals whose mean time is believed
 DRAW, ACCEPT, RESIDUAL, DRAFT = range(4)  # the purposes of random numbers, see `uniform`

@@ -1,6 +1,6 @@
-"""The draw of next tokens from logits in one pass: what `generation/distribution.py` computes for a temperature alone.
+"""The draw of next tokens from logits in one pass: `kernels/draws.py`.
 
-Token v is drawn whose p_v / e_v is greatest, e_v being an exponential number of its own (`distribution.draw`). As
+Token v is drawn whose p_v / e_v is greatest, e_v being an exponential number of its own (`draw` there). As
 -log(u) >= 1 - u, no token beats the best ratio r so far unless u >= 1 - p_v / r: few logarithms are computed.
 Shapes: N rows, V vocabulary.
 """
@@ -15,9 +15,8 @@ from llvmlite import ir
 
 from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, LANES, Code, Emit, callable_kernel
 from onward.kernels.llvm.elementwise import exp, like
+from onward.splitmix import GOLDEN, MULTIPLIERS
 
-GOLDEN = 0x9E3779B97F4A7C15  # the constants of SplitMix64
-MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 DOUBLE = ir.DoubleType()
 HALF = LANES // 2
 LONGS, DOUBLES = ir.VectorType(INT, HALF), ir.VectorType(DOUBLE, HALF)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import Alibi, DecoderConfig, Learned, Rotary, SelfAttention, Sinusoidal
+from onward.kernels.rotation import rotate
 from onward.model.cache import KVCache
-from onward.model.context import AttentionMask, segment_ids
-from onward.model.positions import rotate
+from onward.model.mask import AttentionMask, segment_ids
 from onward.reports.pictures.diagram import block
 from onward.reports.pictures.panels import cells, curves
 from onward.reports.pictures.picture import Panel, Picture

@@ -22,20 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from onward.arguments import checked, explained
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.kernels.fused import DTYPES
-from onward.kernels.memory import address, buffer, fits
+from onward.kernels.cross_entropy import cross_entropy
 from onward.model.decoder import Decoder, without_dropout
-from onward.model.linear import compiled, kernels_can_read
 from onward.training.step.precision import autocast
 
 Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]
 Loss = Callable[[Any, Any], Sums]
 MAX_LOGITS = 1 << 25  # in memory at once: 128 MiB in fp32
-MIN_KERNEL = 1 << 18  # logits from which compiling a kernel, in some 50 ms, pays
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class CrossEntropy:
     def of_hidden(self, model: Decoder, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Both sums for hidden states (N, D) and targets (N,), through all of their logits."""
         logits = model.logits(hidden)
-        plain = loss = cross_entropy(logits, targets)
+        plain = loss = cross_entropy(logits, targets, IGNORE_INDEX)
         if self.label_smoothing or self.z_loss:
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             log_z = logits.logsumexp(-1)
@@ -74,43 +70,6 @@ class CrossEntropy:
                 extra = extra + self.label_smoothing * (log_z - logits.mean(-1))
             loss = (1 - self.label_smoothing) * plain + (extra * (targets != IGNORE_INDEX)).sum()
         return loss, plain.detach()
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The sum of the cross-entropies of logits (N, V), in at least fp32; on a CPU, where there are many and a gradient
-    is needed, by one kernel for both."""
-    takes = logits.requires_grad and logits.numel() >= MIN_KERNEL and logits.dtype in DTYPES
-    if takes and kernels_can_read(logits) and logits.dim() == 2 and fits(targets, torch.int64, len(logits)):
-        dtype = DTYPES[logits.dtype]
-        known = (targets >= 0) & (targets < logits.size(1)) | (targets == IGNORE_INDEX)  # PyTorch refuses others
-        compiles = compiled(dtype, logits.dtype, False) is not None  # what compiles products compiles this
-        if compiles and known.all():
-            return KernelCrossEntropy.apply(logits, targets, dtype)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
-
-
-class KernelCrossEntropy(torch.autograd.Function):
-    """`kernels/cross_entropy.py`: the gradient is made with the loss."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, dtype: str) -> Tensor:
-        from onward.kernels.llvm.cross_entropy import cross_entropy as kernel_for
-
-        logits, targets = logits.contiguous(), targets.contiguous()
-        rows, width = logits.shape
-        losses, of_rows = buffer((rows,), torch.float32)
-        gradient, of_logits = buffer(logits.shape, logits.dtype)
-        operands = address(logits, logits.dtype, rows, width), address(targets, torch.int64, rows)
-        kernel = kernel_for(width, dtype, IGNORE_INDEX)
-        kernel(of_rows, of_logits, *operands, rows, torch.get_num_threads())
-        ctx.save_for_backward(gradient)
-        return losses.sum()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.saved_tensors[0] * grad, None, None
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,12 @@ def optimizers(
         hidden = {n: p for n, p in trained.items() if n.startswith("blocks.") and is_matrix(n, p)}
         rest = {n: p for n, p in trained.items() if n not in hidden}
         roots = {name: rate**0.5 for name, rate in rates.items()}
-        muon = Muon(groups(hidden, weight_decay, roots), learning_rate, weight_decay)
+        muon = Muon(parameter_groups(hidden, weight_decay, roots), learning_rate, weight_decay)
         return [muon, adamw(rest, learning_rate, weight_decay, betas, rates)]
     found = library_class(name)
     options: dict[str, Any] = {"betas": betas} if "betas" in inspect.signature(found).parameters else {}
     try:
-        return [found(groups(trained, weight_decay, rates), lr=learning_rate, **options)]
+        return [found(parameter_groups(trained, weight_decay, rates), lr=learning_rate, **options)]
     except (TypeError, ValueError) as error:
         raise UserError(f"the optimizer {name} does not take the arguments (parameters, lr, betas): {error}") from None
 
@@ -54,10 +54,11 @@ def adamw(
     rates: Mapping[str, float] = {},
 ) -> torch.optim.AdamW:
     """torch's AdamW, fused."""
-    return torch.optim.AdamW(groups(parameters, weight_decay, rates), lr=learning_rate, betas=betas, fused=True)
+    groups = parameter_groups(parameters, weight_decay, rates)
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 
 
-def groups(
+def parameter_groups(
     parameters: dict[str, nn.Parameter], weight_decay: float, rates: Mapping[str, float] = {}
 ) -> list[dict[str, Any]]:
     """Parameter groups by weight decay, which vectors do not have, and by `rate`, the factor of the learning rate. What

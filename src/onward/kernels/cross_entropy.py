@@ -1,0 +1,62 @@
+"""The cross-entropy of many logits: one kernel for the loss and its gradient.
+
+Shapes: N targets, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from onward.kernels.available import unavailable
+from onward.kernels.memory import address, buffer, fits
+from onward.kernels.rules import DTYPES, emitter, kernels_can_read
+
+MIN_KERNEL = 1 << 18  # logits from which compiling a kernel, in some 50 ms, pays
+
+
+def plain_cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    """The sum, in at least fp32, of the cross-entropies of logits (N, V) and targets (N,) other than `ignored`."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum")
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    """`plain_cross_entropy`; on a CPU, where there are many logits and a gradient is needed, by a kernel."""
+    if takes_kernel(logits, targets, ignored):
+        return KernelCrossEntropy.apply(logits, targets, ignored)  # type: ignore[no-any-return]
+    return plain_cross_entropy(logits, targets, ignored)
+
+
+def takes_kernel(logits: Tensor, targets: Tensor, ignored: int) -> bool:
+    """Whether the kernel computes the loss; targets beyond the vocabulary are left to PyTorch, which refuses them."""
+    if not logits.requires_grad or logits.numel() < MIN_KERNEL or logits.dtype not in DTYPES or logits.dim() != 2:
+        return False
+    if not kernels_can_read(logits) or not fits(targets, torch.int64, len(logits)) or unavailable():
+        return False
+    return bool(((targets >= 0) & (targets < logits.size(1)) | (targets == ignored)).all())
+
+
+class KernelCrossEntropy(torch.autograd.Function):
+    """`plain_cross_entropy` by a kernel, which makes the gradient with the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+        logits, targets = logits.contiguous(), targets.contiguous()
+        rows, width = logits.shape
+        losses, of_rows = buffer((rows,), torch.float32)
+        gradient, of_logits = buffer(logits.shape, logits.dtype)
+        operands = address(logits, logits.dtype, rows, width), address(targets, torch.int64, rows)
+        kernel = emitter("cross_entropy").cross_entropy(width, DTYPES[logits.dtype], ignored)
+        kernel(of_rows, of_logits, *operands, rows, torch.get_num_threads())
+        ctx.save_for_backward(gradient)
+        return losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.saved_tensors[0] * grad, None, None

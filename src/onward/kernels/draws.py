@@ -1,0 +1,81 @@
+"""Random draws of next tokens: each is a pure function of a seed, a token index and a purpose.
+
+A draw depends on no other row and no earlier draw (the counter-based generator SplitMix64, Steele et al. 2014).
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from onward.kernels.available import unavailable
+from onward.kernels.memory import Unreadable, address, buffer, filled
+from onward.kernels.rules import DTYPES, emitter
+from onward.splitmix import GOLDEN, MULTIPLIERS
+
+
+def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
+    """Token ids (B,) drawn from probabilities (B, V), normalized or not, as a pure function of seeds and indices (B,).
+
+    Each token v gets an exponential number e_v of its own, and the token with the greatest p_v / e_v is drawn (the
+    Gumbel-max trick). Where p is rounded otherwise, as in another batch, this changes the token only if two ratios
+    nearly tie. A draw by cumulated probabilities changes near each of its V borders.
+    """
+    tokens = torch.arange(probabilities.size(1), device=probabilities.device)
+    bits = scramble(counter_hash(seeds, index, purpose)[:, None] + tokens * signed(GOLDEN))
+    e = shift_right(bits, 12).double().add_(0.5).mul_(2.0**-52).log_().neg_()  # of numbers strictly between 0 and 1
+    return (probabilities / e).argmax(-1)
+
+
+def uniform(seeds: Tensor, index: Tensor, purpose: int) -> Tensor:
+    """Numbers in [0, 1), fp64, each a pure function of a seed, a token index and a purpose; see `counter_hash`."""
+    return shift_right(counter_hash(seeds, index, purpose), 11).double() * 2.0**-53
+
+
+def counter_hash(seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
+    """64 random bits as int64, a pure function of a seed, a token index and a purpose, all int64."""
+    step = signed(GOLDEN)
+    offset = purpose * step if isinstance(purpose, Tensor) else signed(purpose * GOLDEN % (1 << 64))
+    return scramble(scramble(scramble(seeds + step) + index * step) + offset)
+
+
+def scramble(x: Tensor) -> Tensor:
+    """The output function of SplitMix64."""
+    for bits, multiplier in zip((30, 27), MULTIPLIERS):
+        x = shift_right(x, bits).bitwise_xor_(x).mul_(signed(multiplier))
+    return shift_right(x, 31).bitwise_xor_(x)
+
+
+def shift_right(x: Tensor, bits: int) -> Tensor:
+    """A logical shift; the shift of int64 keeps the sign bit."""
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def signed(x: int) -> int:
+    """The int64 with the same bits as a number below 2 ** 64."""
+    return x - (1 << 64) if x >> 63 else x
+
+
+def draw_by_kernel(
+    logits: Tensor, allowed: Tensor | None, factors: Sequence[float], seeds: Sequence[int], index: Sequence[int]
+) -> Tensor | None:
+    """`draw` for purpose 0 from the softmax of logits (B, V) times an inverse temperature for each row, in one pass on
+    a CPU: token ids (B,), -1 in rows without a distribution; None where no kernel can read the logits.
+
+    Factor 0 is the likeliest token; `allowed` (V,) is False for tokens that are never drawn.
+    """
+    if logits.dtype not in DTYPES or unavailable():
+        return None
+    logits, (rows, size) = logits.contiguous(), logits.shape
+    tokens, target = buffer((rows,), torch.int64)
+    try:
+        operands = address(logits, logits.dtype, rows, size), address(allowed, torch.bool, size)
+    except Unreadable:
+        return None
+    given = filled(factors, torch.float32), filled(seeds, torch.int64), filled(index, torch.int64)
+    kernel = emitter("draws").draws(DTYPES[logits.dtype], allowed is not None)
+    kernel(target, *operands, *(pointer for _, pointer in given), size, rows, 1)
+    return tokens

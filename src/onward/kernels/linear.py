@@ -1,0 +1,72 @@
+"""Products of activations with weights. For few rows a kernel reads the weight at the speed of the memory.
+
+Shapes: N rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onward.kernels.available import unavailable
+from onward.kernels.memory import Unreadable, address, buffer
+from onward.kernels.rules import DTYPES, MIN_PARALLEL, emitter, takes_kernels
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (..., I) times a weight (O, I), plus a bias (O,): (..., O).
+
+    On a CPU up to `max_rows` rows are computed by a kernel; all others, and whatever needs gradients, by
+    `torch.nn.functional.linear`.
+    """
+    kernel = kernel_for(x, weight, bias)
+    if kernel is not None:
+        with suppress(Unreadable):
+            outputs = len(weight)
+            pointer = address(weight, x.dtype, outputs, x.size(-1))
+            return run(kernel, x, pointer, pointer, bias, outputs)
+    return F.linear(x, weight, bias)
+
+
+def kernel_for(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., None] | None:
+    """The kernel for x (..., I) and a plain weight, or None where PyTorch computes the product."""
+    if x.dtype is not weight.dtype or not weight.dim() or not has_few_rows(x):
+        return None
+    return compiled(DTYPES[x.dtype], x.dtype, bias is not None)
+
+
+@cache
+def max_rows(dtype: torch.dtype) -> int:
+    """The most rows of a plain weight that a kernel multiplies as fast as PyTorch; none in dtypes without a kernel."""
+    cpu = torch.cpu.get_capabilities()
+    if dtype == torch.bfloat16 and cpu.get("avx512_bf16"):
+        return 32 if cpu.get("amx_tile") else 1 << 62
+    return {torch.float32: 32, torch.bfloat16: 4}.get(dtype, 0)
+
+
+def has_few_rows(x: Tensor) -> bool:
+    """Whether a kernel may multiply x (..., I), and it has at most `max_rows` rows."""
+    return takes_kernels(x) and x.dim() > 0 and 0 < x.numel() <= max_rows(x.dtype) * x.size(-1)
+
+
+def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: Tensor | None, outputs: int) -> Tensor:
+    """Call a kernel of `llvm/products.py`; `weight` and `scales` are addresses. Raises Unreadable."""
+    x, inputs, dtype = x.contiguous(), x.size(-1), x.dtype
+    y, target = buffer((*x.shape[:-1], outputs), dtype)
+    threads = torch.get_num_threads() if outputs * inputs >= MIN_PARALLEL else 1
+    operands = address(x, dtype, *x.shape), weight, scales, address(bias, dtype, outputs), target
+    kernel(*operands, x.numel() // inputs, outputs, inputs, outputs, threads)
+    return y
+
+
+@cache
+def compiled(weight_format: str, dtype: torch.dtype, biased: bool) -> Callable[..., None] | None:
+    """The kernel for weights of a format and x of a dtype; None, with a warning, where nothing can be compiled."""
+    if unavailable():
+        return None
+    return emitter("products").products(weight_format, DTYPES[dtype], biased)  # type: ignore[no-any-return]

@@ -1,0 +1,70 @@
+"""Products with quantized weights, and what their codes and scales stand for.
+
+int8: codes (O, I) from -127 to 127, a scale for each output in fp32. int4: two codes in a byte, a bf16 scale for each
+group of 32 inputs. Activations are not quantized.
+Shapes: I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onward.kernels.linear import compiled, has_few_rows, run
+from onward.kernels.memory import Unreadable, address
+
+GROUP = 32  # int4 weights with the same scale
+NOT_QUANTIZED = f"int4 needs a number of inputs that is a multiple of {GROUP}"
+BLOCK = 512  # outputs that are dequantized at a time
+
+
+def plain_quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """x (..., I) times the weight of codes and scales, plus a bias (O,): (..., O)."""
+    y = x.new_empty(*x.shape[:-1], len(codes))
+    for start in range(0, len(codes), BLOCK):  # a block at a time stays in a CPU's cache
+        rows = slice(start, start + BLOCK)
+        y[..., rows] = F.linear(x, dequantize_weight(codes[rows], scales[rows], x.dtype))
+    return y if bias is None else y.add_(bias)
+
+
+def dequantize_weight(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight (O, I) of codes and scales."""
+    groups = unpack(codes).float().unflatten(1, (1 if codes.dtype == torch.int8 else scales.size(1), -1))
+    return (groups * scales.float().view(len(codes), -1, 1)).flatten(1).to(dtype)
+
+
+def unpack(codes: Tensor) -> Tensor:
+    """The integers (O, I) of codes, in int8."""
+    if codes.dtype == torch.int8:
+        return codes
+    groups = codes.unflatten(1, (-1, GROUP // 2))
+    return torch.cat([groups & 15, groups >> 4], 2).flatten(1).to(torch.int8) - 8
+
+
+def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """`plain_quantized_linear`, on a CPU by a kernel for few rows."""
+    if has_few_rows(x):
+        kernel = compiled("int8" if codes.dtype == torch.int8 else "int4", x.dtype, bias is not None)
+        if kernel is not None:
+            with suppress(Unreadable):
+                return run(kernel, x, *addresses(codes, scales, x.size(-1)), bias, len(codes))
+    return plain_quantized_linear(x, codes, scales, bias)
+
+
+def addresses(codes: Tensor, scales: Tensor, inputs: int) -> tuple[int, int]:
+    """The addresses of the codes and the scales of a weight (O, I). Raises Unreadable."""
+    outputs = len(codes)
+    if codes.dtype == torch.int8:
+        return address(codes, torch.int8, outputs, inputs), address(scales, torch.float32, outputs)
+    groups = inputs // GROUP
+    if inputs % GROUP:
+        raise Unreadable(NOT_QUANTIZED)
+    return address(codes, torch.uint8, outputs, groups * GROUP // 2), address(scales, torch.bfloat16, outputs, groups)
+
+
+LIBRARY = torch.library.Library("onward", "DEF")  # an operation of its own is one record of a decoding step
+LIBRARY.define("quantized_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias) -> Tensor")
+LIBRARY.impl("quantized_linear", quantized_linear, "CompositeExplicitAutograd")

@@ -1,0 +1,59 @@
+"""Rotary positions: the rotation of queries and keys (RoFormer, Su et al. 2021) by a kernel, and back for the gradient.
+
+Shapes: B batch, T tokens in this call, H heads, E d_head, half = rope_dim / 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from onward.kernels.memory import fits
+from onward.kernels.rules import DTYPES, emitter, is_worth, run
+
+
+def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first rope_dim elements of each head of x (B, T, H, E), element i with element i + half, by angles
+    with these cosines and sines, each (B, T, 1, half)."""
+    half = cos.size(-1)
+    a, b, rest = x.split([half, half, x.size(-1) - 2 * half], -1)
+    rotated = [(a * cos - b * sin).type_as(x), (b * cos + a * sin).type_as(x)]
+    return torch.cat([*rotated, rest] if rest.size(-1) else rotated, -1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`plain_rotate`, on a CPU by a kernel where it is worth one."""
+    if takes_kernel(x, cos, sin):
+        return Rotation.apply(x, cos, sin)  # type: ignore[no-any-return]
+    return plain_rotate(x, cos, sin)
+
+
+def takes_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether the kernel rotates x."""
+    if x.dim() != 4 or not 0 < 2 * cos.size(-1) <= x.size(-1) or not is_worth("rotation", x):
+        return False
+    return all(fits(table, torch.float32, *x.shape[:2], 1, cos.size(-1)) for table in (cos, sin))
+
+
+class Rotation(torch.autograd.Function):
+    """`plain_rotate` by a kernel; the gradient is rotated back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return by_kernel(x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return by_kernel(grad, cos, -sin), None, None
+
+
+def by_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (B, T, H, E) rotated by the kernel."""
+    kernel = emitter("fused").rotation(x.size(2), x.size(3), cos.size(-1), DTYPES[x.dtype])
+    return run(kernel, x.contiguous(), cos.contiguous(), sin.contiguous(), items=x.size(0) * x.size(1))

@@ -1,0 +1,85 @@
+"""The attention mask of one call: which queries attend to which keys, and the bias of their scores.
+
+Shapes: B rows, T tokens in this call, S keys, H heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+ALL = slice(None)
+
+
+def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
+    """Whether the token at position `query` attends to the token at position `key`; an empty cache slot has key < 0.
+
+    `window` is the number of positions that a query attends to, itself included; 0: all.
+    """
+    seen = (key <= query) & (key >= 0)
+    return seen & (query - key < window) if window else seen
+
+
+def segment_ids(positions: Tensor) -> Tensor:
+    """The index of the packed document of each token, (B, T): a document begins where a position is not the previous
+    one plus one."""
+    begins = positions[:, 1:] != positions[:, :-1] + 1
+    return torch.nn.functional.pad(begins.cumsum(1), (1, 0))
+
+
+class AttentionMask:
+    """Which queries attend to which keys in one call, and the bias of their scores.
+
+    Layers with the same window, position and number of slots share a mask. It holds positions, the window, segment ids
+    and slopes; a backend that needs a dense bias calls `dense`, which keeps it for the other layers.
+
+    `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
+    """
+
+    def __init__(
+        self,
+        query_positions: Tensor,
+        key_positions: Tensor,
+        window: int = 0,
+        *,
+        segments: Tensor | None = None,
+        plain: bool = False,
+        slopes: Tensor | None = None,
+        score_bias: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        self.query_positions = query_positions  # (B or 1, T)
+        self.key_positions = key_positions  # (B or 1, S), negative where a cache slot is empty
+        self.window = window  # number of positions that a query attends to, itself included; 0: all
+        self.segments = segments  # (B, T), the packed document of each token; None: one document
+        self.slopes = slopes  # (H,), the first argument of `bias_of`; None: no bias
+        self.bias_of = score_bias  # (slope, query position, key position) -> bias, elementwise
+        self.causal_only = plain and not window and slopes is None  # token t attends to tokens 0 to t, without a bias
+        self._biases: dict[torch.dtype, Tensor] = {}
+
+    def visible(self, queries: slice = ALL, keys: slice = ALL) -> Tensor:
+        """Whether each of these queries attends to each of these keys, (B or 1, T, S) of bool."""
+        query, key = self.query_positions[:, queries, None], self.key_positions[:, None, keys]
+        seen = visible(query, key, self.window)
+        if self.segments is not None:
+            seen = seen & (self.segments[:, queries, None] == self.segments[:, None, keys])
+        return seen
+
+    def score_bias(self, dtype: torch.dtype, queries: slice = ALL, keys: slice = ALL) -> Tensor:
+        """The bias of the scores, (B or 1, H or 1, T, S): that of the positions, -inf where a query does not attend."""
+        seen = self.visible(queries, keys)[:, None]
+        if self.slopes is None or self.bias_of is None:
+            return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
+        compute_dtype = torch.promote_types(dtype, torch.float32)
+        query = self.query_positions[:, None, queries, None].to(compute_dtype)
+        key = self.key_positions[:, None, None, keys].to(compute_dtype)
+        bias = self.bias_of(self.slopes[:, None, None], query, key)
+        return bias.masked_fill(~seen, -math.inf).to(dtype)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """`score_bias` of all queries and keys, made once per dtype."""
+        if dtype not in self._biases:
+            self._biases[dtype] = self.score_bias(dtype)
+        return self._biases[dtype]
