@@ -1,6 +1,6 @@
 """DecoderConfig: a decoder as a value, its sizes and its parts. Does not import torch.
 
-Every part of parts.py can be imported from here. Any part may be a tuple, which then repeats over the layers:
+Every part of parts.py can be imported from here. A part may be a tuple, which repeats over the layers:
 `attention=(SelfAttention(window=128), SelfAttention())` alternates local and global layers.
 """
 

@@ -6,16 +6,14 @@ Shapes: B rows, T tokens in this call, S keys, H heads, E d_head.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from onward.config.decoder import DecoderConfig, at
 from onward.model.cache import CacheEntry, CacheView, LayerCache, SlotIndices
-from onward.model.positions import rotate
+from onward.model.positions import ScoreBias, rotate, rotation, score_bias
 
 ALL = slice(None)
 
@@ -54,7 +52,7 @@ class AttentionMask:
         segments: Tensor | None = None,
         plain: bool = False,
         slopes: Tensor | None = None,
-        score_bias: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+        score_bias: ScoreBias | None = None,
     ) -> None:
         self.query_positions = query_positions  # (B or 1, T)
         self.key_positions = key_positions  # (B or 1, S), negative where a cache slot is empty
@@ -126,8 +124,9 @@ def attention_contexts(
     indices: dict[tuple[int, int], SlotIndices] = {}
     masks: dict[object, AttentionMask] = {}
     rotations: dict[object, tuple[Tensor, Tensor] | None] = {}
-    slopes: Mapping[object, Tensor | None] = {
-        part: part.slopes(config, positions.device) for part in {at(config.position, i) for i in range(config.n_layers)}
+    biases = {
+        part: score_bias(part, config, positions.device) or (None, None)
+        for part in {at(config.position, i) for i in range(config.n_layers)}
     }
     contexts = []
     for layer in range(config.n_layers):
@@ -138,18 +137,19 @@ def attention_contexts(
             indices[slots_key] = layer_cache.slot_indices(positions)
         slot_indices = indices.get(slots_key)
         if (position, slots_key) not in masks:
+            slopes, bias_of = biases[position]
             masks[position, slots_key] = AttentionMask(
                 positions,
                 slot_indices.key_positions if slot_indices else positions,
                 attention.window,
                 segments=segments,
                 plain=plain,
-                slopes=slopes[position],
-                score_bias=partial(position.score_bias, config),
+                slopes=slopes,
+                score_bias=bias_of,
             )
         rotation_key = position, attention.rope_width(config)
         if rotation_key not in rotations:
-            rotations[rotation_key] = position.rotation(rotation_key[1], angle_positions, rope_length)
+            rotations[rotation_key] = rotation(*rotation_key, angle_positions, rope_length)
         contexts.append(
             AttentionContext(masks[position, slots_key], rotations[rotation_key], layer_cache, slot_indices)
         )

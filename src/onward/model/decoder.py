@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from onward.arguments import checked
 from onward.config.decoder import DecoderConfig, at
 from onward.errors import UserError
+from onward.model.build import build_block, build_norm, build_position
 from onward.model.cache import CacheView, KVCache
 from onward.model.context import attention_contexts
 from onward.model.initialize import initialize
@@ -65,11 +66,11 @@ class Decoder(Shown, nn.Module):
         self.embed = nn.Embedding(c.vocab_size, c.d_embed)
         self.embed_in = Linear(c.d_embed, c.d_model, bias=False) if narrow else nn.Identity()
         self.embed_scale = RoundedScale(c.embed_scale) if c.embed_scale != 1.0 else nn.Identity()
-        self.embed_norm = c.embed_norm.build(c, 0) if c.embed_norm else nn.Identity()
-        self.position = at(c.position, 0).build(c, 0)
+        self.embed_norm = build_norm(c.embed_norm, c) if c.embed_norm else nn.Identity()
+        self.position = build_position(at(c.position, 0), c)
         self.dropout = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(at(c.block, layer).build(c, layer) for layer in range(c.n_layers))
-        self.norm = (c.final_norm or at(c.norm, c.n_layers - 1)).build(c, c.n_layers - 1)
+        self.blocks = nn.ModuleList(build_block(at(c.block, layer), c, layer) for layer in range(c.n_layers))
+        self.norm = build_norm(c.final_norm or at(c.norm, c.n_layers - 1), c, c.n_layers - 1)
         self.embed_out = Linear(c.d_model, c.d_embed, bias=False) if narrow else nn.Identity()
         self.head = Linear(c.d_embed, c.vocab_size, bias=c.head_bias)
         self.logit_scale = Scale(c.logit_scale) if c.logit_scale != 1.0 else nn.Identity()
