@@ -83,7 +83,7 @@ class DecoderConfig(Shown):
             raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}: change one")
         for name in names:
             parts = getattr(self, name)
-            if isinstance(parts, tuple):  # equal decoders are written alike
+            if isinstance(parts, tuple):  # one form for equal decoders
                 object.__setattr__(self, name, shortest(parts, self.n_layers))
         first = at(self.position, 0)
         if any(position.added and position != first for position in each(self.position)):

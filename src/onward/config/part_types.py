@@ -1,7 +1,7 @@
 """The types of parts of a DecoderConfig, and the methods that every part of a type has. Does not import torch.
 
-Parts are values: the modules that they build, and the arithmetic of positions, are in `model/`. A part of your own may
-bring its own methods instead, which are None in the parts of Onward.
+Parts are values: `model/` builds their modules and computes rotations, biases and frequencies. A part of your own may
+define methods for these; in Onward's parts they are None.
 Shapes: B batch, T tokens in this call, S keys, D d_model, H heads.
 """
 
@@ -62,7 +62,8 @@ class ConfigFields(Protocol):
 class DecoderPart(Part):
     """A part of a DecoderConfig.
 
-    `build(config, layer)` of a part of your own returns its module; `model/build.py` builds those of Onward's parts.
+    `build(config, layer)` of a part of your own returns its module; `model/build.py` builds the modules of Onward's
+    parts.
     """
 
     build: ClassVar[OwnMethod] = None
@@ -94,7 +95,7 @@ class Position(DecoderPart):
       (B, 1, T, 1) and (B, 1, 1, S), and FlexAttention passes single numbers.
     """
 
-    added: ClassVar[bool] = False  # whether vectors are added to the embeddings
+    added: ClassVar[bool] = False  # whether a module's vectors are added to the embeddings
     rotation: ClassVar[OwnMethod] = None
     slopes: ClassVar[OwnMethod] = None
     score_bias: ClassVar[OwnMethod] = None

@@ -15,7 +15,7 @@ from onward.fields import Part
 
 
 class Scaling(Part):
-    """A change of the frequencies, in radians per position, of rotary positions.
+    """How the frequencies of rotary positions, in radians per position, change for longer contexts.
 
     `frequencies(plain, theta, rope_length)` of a scaling of your own returns the frequencies, (P,) or (B, 1, P), in
     place of `plain` (P,), which are theta ** (-p / P); `rope_length` (B, 1, 1) is the length for which each row is
@@ -26,7 +26,7 @@ class Scaling(Part):
 
     @property
     def magnitude(self) -> float:
-        """The factor of cosines and sines."""
+        """The number that multiplies cosines and sines."""
         return 1.0
 
     def check(self, pairs: int) -> None:
@@ -61,7 +61,7 @@ class YaRNScaling(Scaling, kind="yarn"):
     beta_fast: Factor = 32.0  # pairs with at least this many rotations in the original context are unchanged
     beta_slow: Factor = 1.0  # pairs with fewer rotations than this are interpolated
     truncate: bool = True  # round the ends of the ramp to whole pairs
-    attention_factor: Factor | None = None  # the magnitude; none: 0.1 ln(factor) + 1
+    attention_factor: Factor | None = None  # multiplies cosines and sines; none: 0.1 ln(factor) + 1
 
     @property
     def magnitude(self) -> float:
@@ -98,7 +98,7 @@ class LongRoPEScaling(Scaling, kind="longrope"):
     short: tuple[Factor, ...] = ()  # factors for rows up to the original length
     long: tuple[Factor, ...] = ()  # factors for longer rows
     original: Size = 4096  # the context length in training
-    attention_factor: Factor = 1.0  # the magnitude
+    attention_factor: Factor = 1.0  # multiplies cosines and sines
 
     @property
     def magnitude(self) -> float:

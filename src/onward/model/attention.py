@@ -28,8 +28,10 @@ class Attend(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
 
     def forward(self, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
-        """Queries (B, T, H, E), keys (B, S, K, E) and values (B, S, K, F), these two as tensors or as entries of the
-        cache -> (B, T, H, F)."""
+        """Queries (B, T, H, E), keys (B, S, K, E) and values (B, S, K, F) -> (B, T, H, F).
+
+        Keys and values are tensors, or entries of the cache.
+        """
         dropout = self.dropout if self.training else 0.0
         return attend(q, k, v, context.mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout)
 

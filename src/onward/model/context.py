@@ -1,4 +1,4 @@
-"""The input of attention beside x, for one call of the model: positions, masks, rotations and the cache.
+"""AttentionContext: the positions, mask, rotation and cache of one layer, for one call of the model.
 
 Shapes: B rows, T tokens in this call, S keys, H heads, E d_head.
 """
@@ -37,8 +37,8 @@ def segment_ids(positions: Tensor) -> Tensor:
 class AttentionMask:
     """Which queries attend to which keys in one call, and the bias of their scores.
 
-    Layers with the same window, position and number of slots share a mask. It holds positions, the window, segment ids
-    and slopes; a backend that needs a dense bias calls `dense`, which keeps it for the other layers.
+    Layers with the same window, position part and number of slots share a mask. A mask holds positions, the window,
+    segment ids and slopes; a backend that needs a dense bias calls `dense`, which keeps the bias for the other layers.
 
     `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
     """
@@ -72,7 +72,7 @@ class AttentionMask:
         return seen
 
     def score_bias(self, dtype: torch.dtype, queries: slice = ALL, keys: slice = ALL) -> Tensor:
-        """The bias of the scores, (B or 1, H or 1, T, S): that of the positions, -inf where a query does not attend."""
+        """The bias of the scores, (B or 1, H or 1, T, S): the position's, and -inf where a query does not attend."""
         seen = self.visible(queries, keys)[:, None]
         if self.slopes is None or self.bias_of is None:
             return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
@@ -91,7 +91,7 @@ class AttentionMask:
 
 @dataclass(frozen=True, eq=False)
 class AttentionContext:
-    """The input of one layer's attention beside x, for one call."""
+    """The arguments of one layer's attention for one call, in addition to x."""
 
     mask: AttentionMask
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)

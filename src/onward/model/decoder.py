@@ -86,7 +86,7 @@ class Decoder(Shown, nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the embedding, which is that of the residual stream and of a cache."""
+        """The dtype of the embedding, the residual stream and a cache."""
         return self.embed.weight.dtype
 
     def forward(
@@ -101,10 +101,10 @@ class Decoder(Shown, nn.Module):
         """The hidden states (B, T, D): the residual stream after the last block and the final norm.
 
         `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default
-        0, 1, 2, ...; where a position is not the previous one plus one, a packed document begins, which attends to no
-        token of earlier documents. With a `cache`, positions are required, each row continues after the
-        tokens that the cache holds, and a row's last position must be its greatest. Tokens of a wrong shape or dtype,
-        ids out of range, and positions beyond the cache or the learned positions are a UserError (a ValueError).
+        0, 1, 2, ...; a position that is not the previous one plus one begins a packed document, whose tokens attend to
+        no earlier document. With a `cache`, positions are required, each row continues after the tokens in the cache,
+        and a row's last position must be its greatest. Tokens of a wrong shape or dtype, ids out of range, and
+        positions beyond the cache or the learned positions raise a UserError (a ValueError).
         """
         check_tokens(tokens, self.config)
         view = cache.view() if isinstance(cache, KVCache) else cache
@@ -112,7 +112,7 @@ class Decoder(Shown, nn.Module):
         return self.hidden_of_checked(tokens, positions, view)
 
     def hidden_of_checked(self, tokens: Tensor, positions: Tensor | None, view: CacheView | None) -> Tensor:
-        """`hidden` for arguments that are known to be right; reads no value of a tensor."""
+        """`hidden` without checks of the arguments. Reads no value of a tensor, so that it forces no sync."""
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         x = self.embed_norm(self.embed_scale(self.embed_in(x)))
         plain = positions is None

@@ -48,7 +48,7 @@ class SoftmaxRoutingModule(nn.Module):
             return weights * self.part.scale, experts
 
     def selection_scores(self, scores: Tensor) -> Tensor:
-        """The scores (N, X) by which experts are selected, from those that weight their outputs."""
+        """The scores (N, X) that select experts, from the scores (N, X) that weight their outputs."""
         return scores
 
     def mask_groups(self, scores: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class SigmoidRoutingModule(SoftmaxRoutingModule):
 
 
 class GatedSharedExpertModule(GatedFeedForwardModule):
-    """The shared expert, whose output is multiplied by sigmoid(share(x)), one number per token (Qwen2-MoE)."""
+    """The shared expert; sigmoid(share(x)), one number per token, multiplies its output (Qwen2-MoE)."""
 
     def __init__(self, width: int, d_ff: int, act: Activation) -> None:
         super().__init__(width, d_ff, act, False, 0.0)
