@@ -20,7 +20,7 @@ LAZY = {  # modules of the three lowest folders with imports inside functions
     "onward.kernels.available": "torch, so that --help answers at once",
     "onward.kernels.fused": "the compiler of kernels, which needs llvmlite",
     "onward.model.linear": "the compiler of kernels, which needs llvmlite",
-    "onward.model.backends": "the compiler of kernels, and FlexAttention, whose import takes a second",
+    "onward.model.backends": "the compiler of kernels, and FlexAttention, which few calls need",
 }
 
 
