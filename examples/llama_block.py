@@ -10,6 +10,7 @@ import argparse
 import torch
 
 import onward
+from onward.model.build import build_norm
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--seed", type=int, default=0, help="seed of the weights and vectors (default: 0)")
@@ -40,7 +41,7 @@ print("\n1. RMSNorm divides by the root mean square. It does not center.")
 with onward.trace(model, "blocks.0.in", "blocks.0.attn_norm") as seen:
     model(3 + torch.randn(1, TRAINED, D))
 before, after = seen["blocks.0.in"], seen["blocks.0.attn_norm"]
-layer_norm = onward.LayerNorm().build(config, layer=0)
+layer_norm = build_norm(onward.LayerNorm(), config)
 for name, x in ("before", before), ("RMSNorm", after), ("LayerNorm", layer_norm(before)):
     print(f"  {name:10} mean {x.mean():7.4f}   root mean square {x.square().mean(-1).sqrt().mean():7.4f}")
 

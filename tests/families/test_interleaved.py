@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from onward.config.decoder import Rotary
 from onward.families import interleaved
 from onward.kernels.rotation import rotate
-from onward.model.positions import angles_at, rotation
+from onward.model.positions import angles_at, rotary
 
 D, HEADS, E = 12, 3, 8
 
@@ -29,7 +30,7 @@ def test_interleaved_rotary_has_the_same_scores_through_its_weights(rope_dim: in
     weights = torch.randn(2, HEADS * E, D, dtype=torch.float64)
     into, back = interleaved(E, rope_dim)
     theirs = [turn_neighbors((x @ w.T).unflatten(-1, (HEADS, E)), positions, rope_dim) for w in weights]
-    cos, sin = rotation(10_000.0, rope_dim, positions)
+    cos, sin = rotary(Rotary(), rope_dim, positions, positions)
     ours = [rotate((x @ into(w).T).unflatten(-1, (HEADS, E)), cos, sin) for w in weights]
     scores = [torch.einsum("bqhe,bkhe->bhqk", *pair) for pair in (theirs, ours)]
     torch.testing.assert_close(*scores, rtol=0, atol=1e-12)

@@ -14,7 +14,7 @@ from onward.model.attention import Attend
 from onward.model.backends import attention_weights
 from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
-from onward.model.positions import SinusoidalPositionModule, alibi_slopes
+from onward.model.positions import SinusoidalPositionModule, alibi_slopes, rotary
 
 from support.decoders import DECODERS, assert_close
 from support.devices import on_device
@@ -121,16 +121,16 @@ def test_alibi_slopes_are_those_of_the_paper(heads: int) -> None:
 def test_rotary_scores_depend_on_the_distance_only(fraction: float) -> None:
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
-    rotary = Rotary(fraction=fraction)
+    part = Rotary(fraction=fraction)
 
     def score(i: int, j: int) -> float:
-        turned = [rotate(x, *rotary.rotation(8, torch.tensor([[p]]).double(), HORIZON)) for x, p in ((q, i), (k, j))]
+        turned = [rotate(x, *rotary(part, 8, torch.tensor([[p]]).double(), HORIZON)) for x, p in ((q, i), (k, j))]
         return float((turned[0] * turned[1]).sum())
 
     assert score(5, 2) == pytest.approx(score(103, 100), abs=1e-12)
     assert score(5, 2) != pytest.approx(score(5, 3), abs=1e-3)
     turning = int(8 * fraction)
-    assert torch.equal(rotate(q, *rotary.rotation(8, torch.tensor([[7]]), HORIZON))[..., turning:], q[..., turning:])
+    assert torch.equal(rotate(q, *rotary(part, 8, torch.tensor([[7]]), HORIZON))[..., turning:], q[..., turning:])
 
 
 def test_sinusoidal_positions_are_those_of_the_paper() -> None:

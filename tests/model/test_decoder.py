@@ -39,7 +39,7 @@ def test_the_decoders_use_every_part_and_every_option() -> None:
         visit(config)
     slots: list[Any] = [parts.Position, parts.Attention, parts.FeedForward, parts.Norm, parts.Block, Routing, Scaling]
     classes = [part for slot in slots for part in slot.kinds.values()] + [DecoderConfig]
-    classes = [cls for cls in classes if cls.__module__.startswith("onward.model.")]  # families prove their own parts
+    classes = [cls for cls in classes if cls.__module__.startswith("onward.config.")]  # families prove their own parts
     for cls in classes:
         assert (cls.__name__, "") in used, f"no decoder has {cls.__name__}: add one to {TABLE}"
         hints = fields.hints(cls)

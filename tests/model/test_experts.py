@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from onward.config.decoder import Experts
 from onward.config.routing import SigmoidRouting, SoftmaxRouting
+from onward.model.build import build_mlp
 from onward.model.experts import FASTEST, ExpertsModule
 from onward.transforms.compiling import compile_blocks
 
@@ -27,7 +28,7 @@ def experts(d_model: int, d_ff: int, *, dtype: torch.dtype = torch.float32, **op
     torch.manual_seed(0)
     c = config(d_model=d_model, n_heads=1, d_head=2)
     part = Experts(count=6, top_k=2, d_ff=d_ff, **options)  # type: ignore[arg-type]
-    module = on_device(ExpertsModule(part, c).to(dtype))
+    module = on_device(build_mlp(part, c).to(dtype))
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     return module

@@ -19,6 +19,7 @@ from onward.config.decoder import (
     SelfAttention,
     SharedNorm,
 )
+from onward.model.build import build_norm
 from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS, LENGTH
@@ -58,7 +59,7 @@ def test_matrices_have_std_002_and_ends_of_branches_less(mlp: Plain | Experts, b
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_fresh_norms_have_unit_output(offset: float) -> None:
-    norm = on_device(RMSNorm(offset=offset).build(DECODERS["llama"], 0, 8))
+    norm = on_device(build_norm(RMSNorm(offset=offset), DECODERS["llama"], width=8))
     x = torch.randn(5, 8) * 7
     torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(5))
 

@@ -7,7 +7,9 @@ from torch import Tensor
 from onward.config.decoder import DecoderConfig, LayerNorm, RMSNorm, Rotary
 from onward.kernels.rotation import rotate
 from onward.model.backends import attention_weights
+from onward.model.build import build_norm
 from onward.model.decoder import Scale
+from onward.model.positions import rotary
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.devices import on_device
@@ -34,7 +36,7 @@ NORMS = {
 def test_norm_is_the_exact_formula_rounded_once(name: str, dtype: torch.dtype) -> None:
     part, formula = NORMS[name]
     torch.manual_seed(0)
-    norm = on_device(part.build(DECODERS["llama"], 0, 64).to(dtype))
+    norm = on_device(build_norm(part, DECODERS["llama"], width=64).to(dtype))
     for parameter in norm.parameters():
         torch.nn.init.normal_(parameter)
     x = (torch.randn(50, 64) * 3 + 1).to(dtype)
@@ -57,7 +59,7 @@ def test_softmax_over_bf16_scores_is_rounded_once() -> None:
 
 def test_far_positions_rotate_bf16_vectors_by_exact_angles() -> None:
     x, positions = torch.randn(1, 3, 2, 8).bfloat16(), torch.tensor([[1000, 5001, 100_003]])
-    got = rotate(x, *Rotary().rotation(8, positions, positions))
+    got = rotate(x, *rotary(Rotary(), 8, positions, positions))
     angles = positions[..., None].double() * 10_000 ** (-torch.arange(0, 8, 2).double() / 8)
     a, b = x.double().chunk(2, -1)
     cos, sin = angles.cos()[:, :, None], angles.sin()[:, :, None]

@@ -17,6 +17,7 @@ from onward.generation.engine.engine import Engine
 from onward.generation.engine.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.blocks import BranchNormModule, ParallelModule, PostNormModule, PreNormModule
+from onward.model.build import build_branches
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
@@ -322,7 +323,7 @@ class OwnParallel(ParallelModule):
 def test_a_subclass_of_a_block_has_the_activations_of_its_class(own: Any) -> None:
     model, tokens = decoder(DECODERS["llama"], torch.float64), token_ids(DECODERS["llama"])
     for mine in own.__base__, own:
-        model.blocks[1] = mine(model.config, 1).double()
+        model.blocks[1] = mine(*build_branches(model.config, 1)).double()
         names = onward.activation_names(model)
         assert ("blocks.1.mid" in names) == (own is not OwnParallel)
         if mine is own.__base__:

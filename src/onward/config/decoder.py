@@ -1,6 +1,6 @@
 """DecoderConfig: a decoder as a value, its sizes and its parts. Does not import torch.
 
-Every part of parts.py can be imported from here. Any part may be a tuple, which then repeats over the layers:
+Every part of parts.py can be imported from here. A part may be a tuple, which repeats over the layers:
 `attention=(SelfAttention(window=128), SelfAttention())` alternates local and global layers.
 """
 
@@ -83,7 +83,7 @@ class DecoderConfig(Shown):
             raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}: change one")
         for name in names:
             parts = getattr(self, name)
-            if isinstance(parts, tuple):  # equal decoders are written alike
+            if isinstance(parts, tuple):  # one form for equal decoders
                 object.__setattr__(self, name, shortest(parts, self.n_layers))
         first = at(self.position, 0)
         if any(position.added and position != first for position in each(self.position)):

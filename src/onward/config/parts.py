@@ -1,25 +1,25 @@
 """Parts: the choices for each part of a DecoderConfig. Does not import torch.
 
-A part is a frozen dataclass with its own fields; `build(config, layer)` makes its module, which is in another file of
-this folder.
+A part is a frozen dataclass with its own fields. `model/build.py` says which module each part builds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from onward.arguments import Range
 from onward.config.part_types import (
     Attention,
     Base,
     Block,
+    ConfigFields,
     Epsilon,
     Factor,
     FeedForward,
     Norm,
     Offset,
+    OwnMethod,
     Position,
     Size,
     SizeOrZero,
@@ -30,13 +30,8 @@ from onward.config.scaling import Scaling
 from onward.errors import UserError
 from onward.fields import text
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from onward.config.decoder import DecoderConfig
-
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+
 # ---------------------------------------------------------------- positions
 
 
@@ -47,15 +42,10 @@ class Learned(Position, kind="learned"):
     added: ClassVar[bool] = True
     offset: SizeOrZero = 0  # position p uses row p + offset (OPT: 2)
 
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.positions import LearnedPositionModule
-
-        return LearnedPositionModule(config.context_length, config.d_model, self.offset)
-
-    def limit(self, config: DecoderConfig) -> float:
+    def limit(self, config: ConfigFields) -> float:
         return config.context_length
 
-    def describe(self, config: DecoderConfig) -> str:
+    def describe(self, config: ConfigFields) -> str:
         return self.in_words(f"{config.context_length:,} vectors")
 
 
@@ -66,12 +56,7 @@ class Sinusoidal(Position, kind="sinusoidal"):
     added: ClassVar[bool] = True
     theta: Base = 10_000.0  # the longest wavelength is 2 pi theta
 
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.positions import SinusoidalPositionModule
-
-        return SinusoidalPositionModule(config.d_model, self.theta)
-
-    def check(self, config: DecoderConfig) -> None:
+    def check(self, config: ConfigFields) -> None:
         if config.d_model % 2:
             raise UserError(f"d_model is {config.d_model}: sinusoidal positions need an even width")
 
@@ -83,21 +68,16 @@ class Rotary(Position, kind="rotary"):
 
     theta: Base = 10_000.0  # base of the frequencies; the larger, the slower the rotation
     fraction: Annotated[float, Range(1e-6, 1)] = 1.0  # fraction of each head's elements that are rotated
-    scaling: Scaling | None = None  # of the frequencies, for contexts longer than in training
+    scaling: Scaling | None = None  # change of the frequencies for contexts longer than in training
 
     def rope_dim(self, width: int) -> int:
         """The number of rotated elements of a head of this width."""
         return int(width * self.fraction)
 
-    def describe(self, config: DecoderConfig) -> str:
+    def describe(self, config: ConfigFields) -> str:
         return self.in_words(f"theta {text(self.theta)}", shown=("theta",))
 
-    def rotation(self, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
-        from onward.model.positions import rotation
-
-        return rotation(self.theta, self.rope_dim(width), positions, self.scaling, rope_length)
-
-    def check(self, config: DecoderConfig) -> None:
+    def check(self, config: ConfigFields) -> None:
         for head in {attention.rope_width(config) for attention in each(config.attention)}:
             if (width := self.rope_dim(head)) % 2 or not width:
                 raise UserError(
@@ -114,14 +94,6 @@ class Alibi(Position, kind="alibi"):
 
     steepness: Annotated[float, Range(1e-6, 100)] = 8.0  # the last head's slope is 2 ** -steepness
 
-    def slopes(self, config: DecoderConfig, device: torch.device) -> Tensor:
-        from onward.model.positions import alibi_slopes
-
-        return alibi_slopes(config.n_heads, self.steepness).to(device)
-
-    def score_bias(self, config: DecoderConfig, slope: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return slope.to(query) * (key - query)
-
 
 @dataclass(frozen=True)
 class NoPosition(Position, kind="none"):
@@ -133,31 +105,26 @@ class NoPosition(Position, kind="none"):
 
 @dataclass(frozen=True)
 class SelfAttention(Attention, kind="self"):
-    """Softmax attention: multi-head, grouped-query or multi-query as n_kv_heads says."""
+    """Softmax attention: multi-head, grouped-query or multi-query, depending on n_kv_heads."""
 
     window: SizeOrZero = 0  # number of tokens that a token attends to, itself included; 0: all
     scale: Factor | None = None  # multiplies the scores; none: d_head ** -0.5
     attn_softcap: Factor | None = None  # scores s become cap * tanh(s / cap) (Gemma 2)
     sinks: bool = False  # add a learned score per head to the softmax, with no value (GPT-OSS)
-    qk_norm: Literal["none", "head", "heads", "width"] = "none"  # norm of q and k: per head, with own weights, whole
+    qk_norm: Literal["none", "head", "heads", "width"] = "none"  # norm of q and k: one for all heads, one each, whole
     clip: Factor | None = None  # clamp queries, keys and values to -clip ... clip (MPT)
     bias: bool = False  # whether the q, k and v projections have biases
     out_bias: bool = False  # whether the output projection has a bias
     out: bool = True  # whether there is an output projection
 
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.attention import SelfAttentionModule
-
-        return SelfAttentionModule(self, config, layer)
-
-    def entries(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(("k", "v"), (config.n_kv_heads, config.d_head))
 
-    def describe(self, config: DecoderConfig) -> str:
+    def describe(self, config: ConfigFields) -> str:
         shared = [f"{config.n_kv_heads} for keys and values"] * (config.n_kv_heads != config.n_heads)
         return self.in_words(f"{config.n_heads} heads of {config.d_head}", *shared)
 
-    def check(self, config: DecoderConfig) -> None:
+    def check(self, config: ConfigFields) -> None:
         if not self.out and (heads := config.n_heads * config.d_head) != config.d_model:
             raise UserError(
                 f"attention.self.out is false, and the heads together are {heads} wide where d_model is "
@@ -167,34 +134,29 @@ class SelfAttention(Attention, kind="self"):
 
 @dataclass(frozen=True)
 class LatentAttention(Attention, kind="latent"):
-    """Keys and values are projections of one latent vector per token; the cache keeps that and a rotary key shared by
-    all heads (multi-head latent attention, DeepSeek-V2, DeepSeek-AI 2024, section 2.1)."""
+    """Keys and values are projections of one latent vector per token; the cache keeps this vector and a rotary key
+    shared by all heads (multi-head latent attention, DeepSeek-V2, DeepSeek-AI 2024, section 2.1)."""
 
     d_latent: Size = 512  # width of the latent of keys and values
     d_query_latent: SizeOrZero = 0  # width of the latent of queries; 0: queries are projected from x
     d_nope: Size = 128  # elements of each query and key that are not rotated
-    d_rope: Size = 64  # rotated elements; of the key they are shared by all heads
+    d_rope: Size = 64  # rotated elements; all heads share those of the key
     d_value: Size = 128  # width of each head's value
     scale: Factor | None = None  # multiplies the scores; none: (d_nope + d_rope) ** -0.5
     bias: bool = False  # whether the projections to the latents and the output projection have biases
     norm_eps: Epsilon = 1e-6  # epsilon of the norms of the latents
 
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.latent import LatentAttentionModule
-
-        return LatentAttentionModule(self, config)
-
-    def entries(self, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         return {"latent": (self.d_latent,), "rotary": (self.d_rope,)}
 
-    def describe(self, config: DecoderConfig) -> str:
+    def describe(self, config: ConfigFields) -> str:
         heads = f"{config.n_heads} heads of {self.d_nope} + {self.d_rope}"
         return self.in_words(heads, f"latents of {self.d_latent}", shown=("d_latent", "d_nope", "d_rope"))
 
-    def rope_width(self, config: DecoderConfig) -> int:
+    def rope_width(self, config: ConfigFields) -> int:
         return self.d_rope
 
-    def key_flops(self, config: DecoderConfig, decoding: bool = False) -> int:
+    def key_flops(self, config: ConfigFields, decoding: bool = False) -> int:
         if decoding:  # latents serve as keys and values
             return 2 * config.n_heads * (2 * self.d_latent + self.d_rope)
         return 2 * config.n_heads * (self.d_nope + self.d_rope + self.d_value)
@@ -210,12 +172,7 @@ class Plain(FeedForward, kind="plain"):
     act: Activation = "gelu"  # the activation function
     bias: bool = False  # whether both projections have biases
 
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.feedforward import PlainFeedForwardModule
-
-        return PlainFeedForwardModule(config.d_model, config.d_ff, self.act, self.bias, config.dropout)
-
-    def describe(self, config: DecoderConfig) -> str:
+    def describe(self, config: ConfigFields) -> str:
         return self.in_words(f"width {config.d_ff:,}", self.act, shown=("act",))
 
 
@@ -226,44 +183,36 @@ class Gated(FeedForward, kind="gated"):
     act: Activation = "silu"  # the activation function
     bias: bool = False  # whether the three projections have biases
 
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.feedforward import GatedFeedForwardModule
-
-        return GatedFeedForwardModule(config.d_model, config.d_ff, self.act, self.bias, config.dropout)
-
-    def describe(self, config: DecoderConfig) -> str:
+    def describe(self, config: ConfigFields) -> str:
         return self.in_words(f"width {config.d_ff:,}", self.act, shown=("act",))
 
 
 @dataclass(frozen=True)
 class Experts(FeedForward, kind="experts"):
-    """Many gated feed-forwards, of which each token uses a few (mixture of experts; Mixtral, DeepSeek-MoE)."""
+    """Mixture of experts: each token uses a few of many gated feed-forwards (Mixtral, DeepSeek-MoE).
+
+    `combine(act, gate, up)` of a part of your own returns the input of an expert's down projection, from the activation
+    function and the outputs of the gate and up projections; None: act(gate) * up.
+    """
+
+    combine: ClassVar[OwnMethod] = None
 
     count: Size = 8  # number of experts
     top_k: Size = 2  # number of experts per token
     d_ff: SizeOrZero = 0  # width inside one expert; 0: the config's d_ff
     router: Routing = SoftmaxRouting()  # how a token's experts are selected
-    d_shared: SizeOrZero = 0  # width of a feed-forward that every token uses in addition; 0: there is none
-    shared_gate: bool = False  # multiply its output by a learned share of each token (Qwen2-MoE)
+    d_shared: SizeOrZero = 0  # width of a shared feed-forward, which every token uses in addition; 0: there is none
+    shared_gate: bool = False  # multiply the output of the shared feed-forward by a learned gate per token (Qwen2-MoE)
     act: Activation = "silu"  # the activation function
     bias: bool = False  # whether the three projections of each expert have biases
     backend: Literal["auto", "loop", "grouped"] = "auto"  # a matmul per expert, or grouped matmuls; auto: the faster
 
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.experts import ExpertsModule
-
-        return ExpertsModule(self, config)
-
-    def combine(self, act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
-        """The input of an expert's down projection, from the outputs of its gate and up projections."""
-        return act(gate) * up
-
-    def describe(self, config: DecoderConfig) -> str:
+    def describe(self, config: ConfigFields) -> str:
         sizes = [f"{self.count} of width {self.d_ff or config.d_ff:,}, {self.top_k} per token"]
         sizes += [f"one more of width {self.d_shared:,} for all tokens"] * (self.d_shared > 0)
         return self.in_words(*sizes, self.act, shown=("count", "d_ff", "top_k", "d_shared", "act"))
 
-    def check(self, config: DecoderConfig) -> None:
+    def check(self, config: ConfigFields) -> None:
         where = f"mlp.{self.kind}"
         if self.top_k > self.count:
             raise UserError(f"{where}.top_k is {self.top_k}: it must be at most count ({self.count})")
@@ -287,11 +236,6 @@ class LayerNorm(Norm, kind="layer"):
     eps: Epsilon = 1e-5  # added to the variance
     bias: bool = True  # whether a learned vector is added
 
-    def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
-        from onward.model.norms import LayerNormModule
-
-        return LayerNormModule(width or config.d_model, self.eps, bias=self.bias)
-
 
 @dataclass(frozen=True)
 class RMSNorm(Norm, kind="rms"):
@@ -300,20 +244,10 @@ class RMSNorm(Norm, kind="rms"):
     eps: Epsilon = 1e-5  # added to the mean square
     offset: Offset = 0.0  # added to the weight, which is initialized to 1 - offset (Gemma: 1)
 
-    def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
-        from onward.model.norms import RMSNormModule
-
-        return RMSNormModule(width or config.d_model, self.eps, self.offset)
-
 
 @dataclass(frozen=True)
 class NoNorm(Norm, kind="none"):
     """The identity."""
-
-    def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
-        from torch import nn
-
-        return nn.Identity()
 
 
 # ---------------------------------------------------------------- blocks
@@ -325,62 +259,30 @@ class PreNorm(Block, kind="pre_norm"):
 
     residual_scale: Factor = 1.0  # multiplies the output of attention and of the feed-forward (Granite)
 
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import PreNormModule, ScaledPreNormModule
-
-        if self.residual_scale == 1.0:
-            return PreNormModule(config, layer)
-        return ScaledPreNormModule(config, layer, self.residual_scale)
-
 
 @dataclass(frozen=True)
 class PostNorm(Block, kind="post_norm"):
     """norm(x + attn(x)), then norm(x + mlp(x)) (GPT)."""
-
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import PostNormModule
-
-        return PostNormModule(config, layer)
 
 
 @dataclass(frozen=True)
 class Sandwich(Block, kind="sandwich"):
     """x + norm(attn(norm(x))), then x + norm(mlp(norm(x))) (Gemma 2)."""
 
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import SandwichModule
-
-        return SandwichModule(config, layer)
-
 
 @dataclass(frozen=True)
 class BranchNorm(Block, kind="branch_norm"):
     """x + norm(attn(x)), then x + norm(mlp(x)) (OLMo 2)."""
-
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import BranchNormModule
-
-        return BranchNormModule(config, layer)
 
 
 @dataclass(frozen=True)
 class Parallel(Block, kind="parallel"):
     """x + attn(norm(x)) + mlp(norm(x)), with two norms (GPT-NeoX)."""
 
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import ParallelModule
-
-        return ParallelModule(config, layer)
-
 
 @dataclass(frozen=True)
 class SharedNorm(Block, kind="shared_norm"):
     """x + attn(y) + mlp(y) where y = norm(x) (GPT-J, Falcon 7B, PaLM)."""
-
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import SharedNormModule
-
-        return SharedNormModule(config, layer)
 
 
 @dataclass(frozen=True)
@@ -388,8 +290,3 @@ class AttentionOnly(Block, kind="attention_only"):
     """x + attn(norm(x)), without a feed-forward."""
 
     additions: ClassVar[int] = 1
-
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.blocks import AttentionOnlyModule
-
-        return AttentionOnlyModule(config, layer)

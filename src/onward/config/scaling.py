@@ -1,36 +1,32 @@
 """Rotary scalings: frequencies of rotary positions for contexts longer than in training. Does not import torch.
 
-Shapes: B rows, P pairs of elements that are rotated together.
+`model/frequencies.py` computes the frequencies. Shapes: B rows, P pairs of elements that are rotated together.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
-from onward.config.part_types import Factor, Size
+from onward.config.part_types import Factor, OwnMethod, Size
 from onward.errors import UserError
 from onward.fields import Part
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 class Scaling(Part):
-    """A change of the frequencies, in radians per position, of rotary positions."""
+    """How the frequencies of rotary positions, in radians per position, change for longer contexts.
 
-    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-        """The frequencies, (P,) or (B, 1, P), in place of `plain` (P,), which are theta ** (-p / P).
+    `frequencies(plain, theta, rope_length)` of a scaling of your own returns the frequencies, (P,) or (B, 1, P), in
+    place of `plain` (P,), which are theta ** (-p / P); `rope_length` (B, 1, 1) is the length for which each row is
+    scaled.
+    """
 
-        `rope_length` (B, 1, 1) is the length for which each row is scaled; where a scaling ignores it, the result is
-        (P,).
-        """
-        raise NotImplementedError
+    frequencies: ClassVar[OwnMethod] = None
 
     @property
     def magnitude(self) -> float:
-        """The factor of cosines and sines."""
+        """The number that multiplies cosines and sines."""
         return 1.0
 
     def check(self, pairs: int) -> None:
@@ -43,9 +39,6 @@ class LinearScaling(Scaling, kind="linear"):
 
     factor: Factor = 1.0  # ratio of the new context to the original one
 
-    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-        return plain / self.factor
-
 
 @dataclass(frozen=True)
 class DynamicScaling(Scaling, kind="dynamic"):
@@ -53,11 +46,6 @@ class DynamicScaling(Scaling, kind="dynamic"):
 
     factor: Factor = 1.0  # how fast the base grows with the length
     original: Size = 2048  # the context length in training
-
-    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-        longer = rope_length.clamp(min=self.original) / self.original
-        base = theta * (self.factor * longer - (self.factor - 1)) ** (plain.numel() / (plain.numel() - 1))
-        return base ** (-plain.new_tensor(range(plain.numel())) / plain.numel())
 
     def check(self, pairs: int) -> None:
         if pairs < 2:
@@ -73,20 +61,7 @@ class YaRNScaling(Scaling, kind="yarn"):
     beta_fast: Factor = 32.0  # pairs with at least this many rotations in the original context are unchanged
     beta_slow: Factor = 1.0  # pairs with fewer rotations than this are interpolated
     truncate: bool = True  # round the ends of the ramp to whole pairs
-    attention_factor: Factor | None = None  # the magnitude; none: 0.1 ln(factor) + 1
-
-    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-        pairs = plain.numel()
-
-        def pair(rotations: float) -> float:  # the index of the pair with this many in the original context
-            return pairs * math.log(self.original / (rotations * 2 * math.pi)) / math.log(theta)
-
-        low, high = pair(self.beta_fast), pair(self.beta_slow)
-        if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, 2 * pairs - 1)
-        ramp = ((plain.new_tensor(range(pairs)) - low) / (high - low or 0.001)).clamp(0, 1)
-        return plain / self.factor * ramp + plain * (1 - ramp)
+    attention_factor: Factor | None = None  # multiplies cosines and sines; none: 0.1 ln(factor) + 1
 
     @property
     def magnitude(self) -> float:
@@ -107,11 +82,6 @@ class Llama3Scaling(Scaling, kind="llama3"):
     high_frequency: Factor = 4.0  # wavelengths below original / high_frequency are unchanged
     original: Size = 8192  # the context length in training
 
-    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-        rotations = plain * (self.original / (2 * math.pi))  # in the original context
-        share = ((rotations - self.low_frequency) / (self.high_frequency - self.low_frequency)).clamp(0, 1)
-        return plain * (share + (1 - share) / self.factor)
-
     def check(self, pairs: int) -> None:
         if self.low_frequency >= self.high_frequency:
             raise UserError(
@@ -128,14 +98,7 @@ class LongRoPEScaling(Scaling, kind="longrope"):
     short: tuple[Factor, ...] = ()  # factors for rows up to the original length
     long: tuple[Factor, ...] = ()  # factors for longer rows
     original: Size = 4096  # the context length in training
-    attention_factor: Factor = 1.0  # the magnitude
-
-    def frequencies(self, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-        import torch
-
-        return plain / torch.where(
-            rope_length > self.original, plain.new_tensor(self.long), plain.new_tensor(self.short)
-        )
+    attention_factor: Factor = 1.0  # multiplies cosines and sines
 
     @property
     def magnitude(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from onward.config.decoder import DecoderConfig, Gated, LayerNorm, PreNorm, Rotary, SelfAttention, SharedNorm, at
+from onward.config.part_types import ConfigFields
 from onward.errors import UserError
 from onward.families import ACTIVATIONS, HF, Row, activation, llama, require, sizes, with_defaults
 from onward.families._rope import rope, rotary
@@ -34,10 +35,13 @@ class UnbiasedHeadNorms(SelfAttention, kind="unbiased_head_norms", internal=True
     """Self-attention in which the LayerNorms of queries and keys have no bias, while those of the block have one."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        norm: Any = at(config.norm, layer)
-        return super().build(replace(config, norm=replace(norm, bias=False)), layer)
+        from onward.model.attention import SelfAttentionModule
+        from onward.model.build import layer_norms
 
-    def check(self, config: DecoderConfig) -> None:
+        norm: Any = at(config.norm, layer)
+        return SelfAttentionModule(self, config, layer_norms(replace(config, norm=replace(norm, bias=False)), layer))
+
+    def check(self, config: ConfigFields) -> None:
         super().check(config)
         if not all(isinstance(at(config.norm, layer), LayerNorm) for layer in range(config.n_layers)):
             raise UserError(f"attention.{self.kind} needs norm=layer: choose that, or attention=self")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from onward.config.decoder import DecoderConfig, SelfAttention, at
+from onward.config.decoder import DecoderConfig, SelfAttention
 from onward.model.backends import Keys, attend
 from onward.model.context import AttentionContext
 from onward.model.linear import Linear
-from onward.model.norms import HeadNorms
+from onward.model.norms import HeadNorms, NewNorm
 
 
 class Attend(nn.Module):
@@ -28,16 +28,21 @@ class Attend(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
 
     def forward(self, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
-        """Queries (B, T, H, E), keys (B, S, K, E) and values (B, S, K, F), these two as tensors or as entries of the
-        cache -> (B, T, H, F)."""
+        """Queries (B, T, H, E), keys (B, S, K, E) and values (B, S, K, F) -> (B, T, H, F).
+
+        Keys and values are tensors, or entries of the cache.
+        """
         dropout = self.dropout if self.training else 0.0
         return attend(q, k, v, context.mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout)
 
 
 class SelfAttentionModule(nn.Module):
-    """Project to queries, keys and values, attend, project back: x (B, T, D) -> (B, T, D)."""
+    """Project to queries, keys and values, attend, project back: x (B, T, D) -> (B, T, D).
 
-    def __init__(self, part: SelfAttention, config: DecoderConfig, layer: int) -> None:
+    `norm` makes the norms of queries and keys.
+    """
+
+    def __init__(self, part: SelfAttention, config: DecoderConfig, norm: NewNorm) -> None:
         super().__init__()
         self.d_head = config.d_head
         q_width, kv_width = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
@@ -49,13 +54,12 @@ class SelfAttentionModule(nn.Module):
         self.k_norm: nn.Module = nn.Identity()
         # a norm of q or k is over the last dimension of (B, T, groups, q_group or k_group)
         self.q_group, self.k_group = (q_width, kv_width) if part.qk_norm == "width" else (self.d_head, self.d_head)
-        norm = at(config.norm, layer)
         if part.qk_norm == "heads":
-            self.q_norm = HeadNorms(norm.build(config, layer, self.d_head) for _ in range(config.n_heads))
-            self.k_norm = HeadNorms(norm.build(config, layer, self.d_head) for _ in range(config.n_kv_heads))
+            self.q_norm = HeadNorms(norm(self.d_head) for _ in range(config.n_heads))
+            self.k_norm = HeadNorms(norm(self.d_head) for _ in range(config.n_kv_heads))
         elif part.qk_norm != "none":
-            self.q_norm = norm.build(config, layer, self.q_group)
-            self.k_norm = norm.build(config, layer, self.k_group)
+            self.q_norm = norm(self.q_group)
+            self.k_norm = norm(self.k_group)
         scale = self.d_head**-0.5 if part.scale is None else part.scale
         self.attend = Attend(scale, config.dropout, part.attn_softcap, config.n_heads if part.sinks else 0)
         self.out: nn.Module = Linear(q_width, config.d_model, bias=part.out_bias) if part.out else nn.Identity()

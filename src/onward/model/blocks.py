@@ -1,31 +1,32 @@
-"""Blocks: how attention and feed-forward are added to the residual stream; the part types are in parts.py.
+"""Blocks: how attention and feed-forward are added to the residual stream.
 
 Shapes: x (B, T, D) -> (B, T, D).
 """
 
 from torch import Tensor, nn
 
-from onward.config.decoder import DecoderConfig, at
 from onward.model.context import AttentionContext
+from onward.model.norms import NewNorm
 
 
 class PreNormModule(nn.Module):
     """x + attn(norm(x)), then x + mlp(norm(x)).
 
-    `mid` is how the activation `mid`, the residual stream between attention and feed-forward, is reached: the submodule
-    that reads it, and the submodule whose input is its sum with the feed-forward ("": the sum is the block's output).
-    It is None in a subclass whose forward has no such stream.
+    A block receives the attention and the feed-forward of its layer, and a function that makes norms of the layer.
+
+    `mid` says how the activation `mid`, the residual stream between attention and feed-forward, is reached: the
+    submodule that reads it, and the submodule whose input is its sum with the feed-forward ("": the sum is the block's
+    output). It is None in a subclass whose forward has no such stream.
     """
 
     mid: tuple[str, str] | None = ("mlp_norm", "")
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
+    def __init__(self, attn: nn.Module, mlp: nn.Module, norm: NewNorm) -> None:
         super().__init__()
-        norm = at(config.norm, layer)
-        self.attn_norm = norm.build(config, layer)
-        self.attn = at(config.attention, layer).build(config, layer)
-        self.mlp_norm = norm.build(config, layer)
-        self.mlp = at(config.mlp, layer).build(config, layer)
+        self.attn_norm = norm()
+        self.attn = attn
+        self.mlp_norm = norm()
+        self.mlp = mlp
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         x = x + self.attn(self.attn_norm(x), context)
@@ -35,8 +36,8 @@ class PreNormModule(nn.Module):
 class ScaledPreNormModule(PreNormModule):
     """x + scale * attn(norm(x)), then x + scale * mlp(norm(x))."""
 
-    def __init__(self, config: DecoderConfig, layer: int, scale: float) -> None:
-        super().__init__(config, layer)
+    def __init__(self, attn: nn.Module, mlp: nn.Module, norm: NewNorm, scale: float) -> None:
+        super().__init__(attn, mlp, norm)
         self.scale = scale
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
@@ -57,11 +58,10 @@ class PostNormModule(PreNormModule):
 class SandwichModule(PreNormModule):
     """x + norm(attn(norm(x))), then x + norm(mlp(norm(x)))."""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
-        super().__init__(config, layer)
-        norm = at(config.norm, layer)
-        self.attn_post_norm = norm.build(config, layer)
-        self.mlp_post_norm = norm.build(config, layer)
+    def __init__(self, attn: nn.Module, mlp: nn.Module, norm: NewNorm) -> None:
+        super().__init__(attn, mlp, norm)
+        self.attn_post_norm = norm()
+        self.mlp_post_norm = norm()
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         x = x + self.attn_post_norm(self.attn(self.attn_norm(x), context))
@@ -73,8 +73,8 @@ class BranchNormModule(SandwichModule):
 
     mid = "mlp", ""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
-        super().__init__(config, layer)
+    def __init__(self, attn: nn.Module, mlp: nn.Module, norm: NewNorm) -> None:
+        super().__init__(attn, mlp, norm)
         del self.attn_norm, self.mlp_norm
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
@@ -96,8 +96,8 @@ class SharedNormModule(PreNormModule):
 
     mid = None
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
-        super().__init__(config, layer)
+    def __init__(self, attn: nn.Module, mlp: nn.Module, norm: NewNorm) -> None:
+        super().__init__(attn, mlp, norm)
         del self.mlp_norm
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
@@ -108,10 +108,10 @@ class SharedNormModule(PreNormModule):
 class AttentionOnlyModule(nn.Module):
     """x + attn(norm(x)), without a feed-forward."""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
+    def __init__(self, attn: nn.Module, norm: NewNorm) -> None:
         super().__init__()
-        self.attn_norm = at(config.norm, layer).build(config, layer)
-        self.attn = at(config.attention, layer).build(config, layer)
+        self.attn_norm = norm()
+        self.attn = attn
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         return x + self.attn(self.attn_norm(x), context)

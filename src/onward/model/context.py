@@ -1,13 +1,11 @@
-"""The input of attention beside x, for one call of the model: masks, rotations and the cache.
+"""AttentionContext: the positions, mask, rotation and cache of one layer, for one call of the model.
 
 Shapes: B rows, T tokens in this call, S keys, H heads, E d_head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,11 +14,12 @@ from onward.config.decoder import DecoderConfig, at
 from onward.kernels.rotation import rotate
 from onward.model.cache import CacheEntry, CacheView, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask, segment_ids
+from onward.model.positions import rotation, score_bias
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionContext:
-    """The input of one layer's attention beside x, for one call."""
+    """The arguments of one layer's attention for one call, in addition to x."""
 
     mask: AttentionMask
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)
@@ -53,8 +52,9 @@ def attention_contexts(
     indices: dict[tuple[int, int], SlotIndices] = {}
     masks: dict[object, AttentionMask] = {}
     rotations: dict[object, tuple[Tensor, Tensor] | None] = {}
-    slopes: Mapping[object, Tensor | None] = {
-        part: part.slopes(config, positions.device) for part in {at(config.position, i) for i in range(config.n_layers)}
+    biases = {
+        part: score_bias(part, config, positions.device) or (None, None)
+        for part in {at(config.position, i) for i in range(config.n_layers)}
     }
     contexts = []
     for layer in range(config.n_layers):
@@ -65,18 +65,19 @@ def attention_contexts(
             indices[slots_key] = layer_cache.slot_indices(positions)
         slot_indices = indices.get(slots_key)
         if (position, slots_key) not in masks:
+            slopes, bias_of = biases[position]
             masks[position, slots_key] = AttentionMask(
                 positions,
                 slot_indices.key_positions if slot_indices else positions,
                 attention.window,
                 segments=segments,
                 plain=plain,
-                slopes=slopes[position],
-                score_bias=partial(position.score_bias, config),
+                slopes=slopes,
+                score_bias=bias_of,
             )
         rotation_key = position, attention.rope_width(config)
         if rotation_key not in rotations:
-            rotations[rotation_key] = position.rotation(rotation_key[1], angle_positions, rope_length)
+            rotations[rotation_key] = rotation(*rotation_key, angle_positions, rope_length)
         contexts.append(
             AttentionContext(masks[position, slots_key], rotations[rotation_key], layer_cache, slot_indices)
         )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from onward.arguments import checked
 from onward.config.decoder import DecoderConfig, at
 from onward.errors import UserError
+from onward.model.build import build_block, build_norm, build_position
 from onward.model.cache import CacheView, KVCache
 from onward.model.context import attention_contexts
 from onward.model.initialize import initialize
@@ -65,11 +66,11 @@ class Decoder(Shown, nn.Module):
         self.embed = nn.Embedding(c.vocab_size, c.d_embed)
         self.embed_in = Linear(c.d_embed, c.d_model, bias=False) if narrow else nn.Identity()
         self.embed_scale = RoundedScale(c.embed_scale) if c.embed_scale != 1.0 else nn.Identity()
-        self.embed_norm = c.embed_norm.build(c, 0) if c.embed_norm else nn.Identity()
-        self.position = at(c.position, 0).build(c, 0)
+        self.embed_norm = build_norm(c.embed_norm, c) if c.embed_norm else nn.Identity()
+        self.position = build_position(at(c.position, 0), c)
         self.dropout = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(at(c.block, layer).build(c, layer) for layer in range(c.n_layers))
-        self.norm = (c.final_norm or at(c.norm, c.n_layers - 1)).build(c, c.n_layers - 1)
+        self.blocks = nn.ModuleList(build_block(at(c.block, layer), c, layer) for layer in range(c.n_layers))
+        self.norm = build_norm(c.final_norm or at(c.norm, c.n_layers - 1), c, c.n_layers - 1)
         self.embed_out = Linear(c.d_model, c.d_embed, bias=False) if narrow else nn.Identity()
         self.head = Linear(c.d_embed, c.vocab_size, bias=c.head_bias)
         self.logit_scale = Scale(c.logit_scale) if c.logit_scale != 1.0 else nn.Identity()
@@ -85,7 +86,7 @@ class Decoder(Shown, nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the embedding, which is that of the residual stream and of a cache."""
+        """The dtype of the embedding, the residual stream and a cache."""
         return self.embed.weight.dtype
 
     def forward(
@@ -100,10 +101,10 @@ class Decoder(Shown, nn.Module):
         """The hidden states (B, T, D): the residual stream after the last block and the final norm.
 
         `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default
-        0, 1, 2, ...; where a position is not the previous one plus one, a packed document begins, which attends to no
-        token of earlier documents. With a `cache`, positions are required, each row continues after the
-        tokens that the cache holds, and a row's last position must be its greatest. Tokens of a wrong shape or dtype,
-        ids out of range, and positions beyond the cache or the learned positions are a UserError (a ValueError).
+        0, 1, 2, ...; a position that is not the previous one plus one begins a packed document, whose tokens attend to
+        no earlier document. With a `cache`, positions are required, each row continues after the tokens in the cache,
+        and a row's last position must be its greatest. Tokens of a wrong shape or dtype, ids out of range, and
+        positions beyond the cache or the learned positions raise a UserError (a ValueError).
         """
         check_tokens(tokens, self.config)
         view = cache.view() if isinstance(cache, KVCache) else cache
@@ -111,7 +112,7 @@ class Decoder(Shown, nn.Module):
         return self.hidden_of_checked(tokens, positions, view)
 
     def hidden_of_checked(self, tokens: Tensor, positions: Tensor | None, view: CacheView | None) -> Tensor:
-        """`hidden` for arguments that are known to be right; reads no value of a tensor."""
+        """`hidden` without checks of the arguments. Reads no value of a tensor, so that it forces no sync."""
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         x = self.embed_norm(self.embed_scale(self.embed_in(x)))
         plain = positions is None

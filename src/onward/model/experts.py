@@ -49,7 +49,7 @@ class SoftmaxRoutingModule(nn.Module):
             return weights * self.part.scale, experts
 
     def selection_scores(self, scores: Tensor) -> Tensor:
-        """The scores (N, X) by which experts are selected, from those that weight their outputs."""
+        """The scores (N, X) that select experts, from the scores (N, X) that weight their outputs."""
         return scores
 
     def mask_groups(self, scores: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class SigmoidRoutingModule(SoftmaxRoutingModule):
 
 
 class GatedSharedExpertModule(GatedFeedForwardModule):
-    """The shared expert, whose output is multiplied by sigmoid(share(x)), one number per token (Qwen2-MoE)."""
+    """The shared expert; sigmoid(share(x)), one number per token, multiplies its output (Qwen2-MoE)."""
 
     def __init__(self, width: int, d_ff: int, act: Activation) -> None:
         super().__init__(width, d_ff, act, False, 0.0)
@@ -88,13 +88,16 @@ class GatedSharedExpertModule(GatedFeedForwardModule):
 
 
 class ExpertsModule(nn.Module):
-    """x (..., D) -> (..., D). The experts' weights are stacks: gate and up (X, F, D), down (X, D, F)."""
+    """x (..., D) -> (..., D). The experts' weights are stacks: gate and up (X, F, D), down (X, D, F).
 
-    def __init__(self, part: Experts, config: DecoderConfig) -> None:
+    The `router` is a module from tokens (N, D) to the weights and the ids of their experts, both (N, K).
+    """
+
+    def __init__(self, part: Experts, config: DecoderConfig, router: nn.Module) -> None:
         super().__init__()
         self.part, self.act = part, ACTIVATIONS[part.act]
         d_ff, width = part.d_ff or config.d_ff, config.d_model
-        self.router = part.router.build(width, part.count, part.top_k)
+        self.router = router
         self.gate = nn.Parameter(torch.empty(part.count, d_ff, width))
         self.up = nn.Parameter(torch.empty(part.count, d_ff, width))
         self.down = nn.Parameter(torch.empty(part.count, width, d_ff))
@@ -119,7 +122,8 @@ class ExpertsModule(nn.Module):
 
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
         """The input of the down projection, from the outputs of the gate and up projections."""
-        return self.part.combine(self.act, gate, up)
+        own = self.part.combine
+        return self.act(gate) * up if own is None else own(self.act, gate, up)
 
     def mix(self, tokens: Tensor) -> Tensor:
         """The weighted sum (N, D) of the outputs of each token's experts."""

@@ -6,12 +6,13 @@ Shapes: B batch, T tokens in this call, S keys, D d_model, H heads; L d_latent, 
 import torch
 from torch import Tensor, nn
 
-from onward.config.decoder import DecoderConfig, LatentAttention, RMSNorm
+from onward.config.decoder import DecoderConfig, LatentAttention
 from onward.model.adapters import adapted, rows_differ
 from onward.model.attention import Attend
 from onward.model.backends import to_tensor
 from onward.model.context import AttentionContext
 from onward.model.linear import Linear
+from onward.model.norms import RMSNormModule
 
 
 class LatentAttentionModule(nn.Module):
@@ -22,15 +23,15 @@ class LatentAttentionModule(nn.Module):
     def __init__(self, part: LatentAttention, config: DecoderConfig) -> None:
         super().__init__()
         self.part, self.n_heads = part, config.n_heads
-        norm, width = RMSNorm(eps=part.norm_eps), part.d_nope + part.d_rope
+        width = part.d_nope + part.d_rope
         if part.d_query_latent:
             self.q_down: nn.Module = Linear(config.d_model, part.d_query_latent, bias=part.bias)
-            self.q_norm = norm.build(config, 0, part.d_query_latent)
+            self.q_norm: nn.Module = RMSNormModule(part.d_query_latent, part.norm_eps)
         else:
             self.q_down = self.q_norm = nn.Identity()
         self.q = Linear(part.d_query_latent or config.d_model, config.n_heads * width, bias=False)
         self.kv_down = Linear(config.d_model, part.d_latent + part.d_rope, bias=part.bias)
-        self.kv_norm = norm.build(config, 0, part.d_latent)
+        self.kv_norm = RMSNormModule(part.d_latent, part.norm_eps)
         self.kv = Linear(part.d_latent, config.n_heads * (part.d_nope + part.d_value), bias=False)
         self.attend = Attend(width**-0.5 if part.scale is None else part.scale, config.dropout)
         self.out = Linear(config.n_heads * part.d_value, config.d_model, bias=part.bias)

@@ -6,10 +6,11 @@ Shapes: B rows, T tokens in this call, S keys, H heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from onward.model.positions import ScoreBias
 
 ALL = slice(None)
 
@@ -33,8 +34,8 @@ def segment_ids(positions: Tensor) -> Tensor:
 class AttentionMask:
     """Which queries attend to which keys in one call, and the bias of their scores.
 
-    Layers with the same window, position and number of slots share a mask. It holds positions, the window, segment ids
-    and slopes; a backend that needs a dense bias calls `dense`, which keeps it for the other layers.
+    Layers with the same window, position part and number of slots share a mask. A mask holds positions, the window,
+    segment ids and slopes; a backend that needs a dense bias calls `dense`, which keeps the bias for the other layers.
 
     `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
     """
@@ -48,7 +49,7 @@ class AttentionMask:
         segments: Tensor | None = None,
         plain: bool = False,
         slopes: Tensor | None = None,
-        score_bias: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+        score_bias: ScoreBias | None = None,
     ) -> None:
         self.query_positions = query_positions  # (B or 1, T)
         self.key_positions = key_positions  # (B or 1, S), negative where a cache slot is empty
@@ -68,7 +69,7 @@ class AttentionMask:
         return seen
 
     def score_bias(self, dtype: torch.dtype, queries: slice = ALL, keys: slice = ALL) -> Tensor:
-        """The bias of the scores, (B or 1, H or 1, T, S): that of the positions, -inf where a query does not attend."""
+        """The bias of the scores, (B or 1, H or 1, T, S): the position's, and -inf where a query does not attend."""
         seen = self.visible(queries, keys)[:, None]
         if self.slopes is None or self.bias_of is None:
             return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)

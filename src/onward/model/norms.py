@@ -3,10 +3,14 @@
 Under autocast that is autocast's dtype: one conversion here saves one in each of the matmuls that follow.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from onward.kernels.norm import rms_norm
+
+NewNorm = Callable[..., nn.Module]  # makes a norm over a last dimension of the given width, by default d_model
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
@@ -25,7 +29,7 @@ class LayerNormModule(nn.LayerNorm):
 class RMSNormModule(nn.Module):
     """x / sqrt(mean(x ** 2) + eps) * (weight + offset) over the last dimension."""
 
-    def __init__(self, width: int, eps: float, offset: float) -> None:
+    def __init__(self, width: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.eps, self.offset = eps, offset
         self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))

@@ -1,14 +1,22 @@
-"""Positions: vectors added to embeddings, rotations of queries and keys, and slopes of scores.
+"""Positions: vectors added to embeddings, rotations of queries and keys, and biases of scores.
 
+A position part of your own may bring its own rotation, slopes and bias (`config/part_types.py`).
 Shapes: B batch, T tokens in this call, D d_model, H heads, E d_head.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from onward.config.decoder import Alibi, DecoderConfig, Position, Rotary
 from onward.config.scaling import Scaling
+from onward.errors import UserError
+from onward.model.frequencies import scaled_frequencies
+
+ScoreBias = Callable[[Tensor, Tensor, Tensor], Tensor]  # slope, query position, key position -> bias, elementwise
 
 
 class LearnedPositionModule(nn.Module):
@@ -41,28 +49,65 @@ def angles_at(
 ) -> Tensor:
     """The angle of each pair at positions (B, T): position * theta ** (-2 i / rope_dim), (B, T, rope_dim / 2).
 
-    A `scaling` changes the frequencies, for rows made for the lengths `rope_length` (B, 1, 1).
+    A `scaling` changes the frequencies, for rows of the lengths `rope_length` (B, 1, 1).
     """
     pairs = torch.arange(0, rope_dim, 2, device=positions.device, dtype=positions.dtype)
     frequencies = theta ** (-pairs / rope_dim)
     if scaling is not None and rope_length is not None:
-        frequencies = scaling.frequencies(frequencies, theta, rope_length)
+        frequencies = scaled_frequencies(scaling, frequencies, theta, rope_length)
     return positions[..., None] * frequencies
 
 
-def rotation(
-    theta: float, rope_dim: int, positions: Tensor, scaling: Scaling | None = None, rope_length: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles at positions (B, T), each (B, T, 1, rope_dim / 2)."""
-    angles = angles_at(positions, theta, rope_dim, scaling, rope_length)[:, :, None]
-    magnitude = scaling.magnitude if scaling else 1.0
+def rotates(part: Position) -> bool:
+    """Whether queries and keys are rotated."""
+    return part.rotation is not None or isinstance(part, Rotary)
+
+
+def rotation(part: Position, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Cosines and sines, each (B, T, 1, rope_dim / 2), for heads of a width; None: nothing is rotated.
+
+    `positions` (B, T) and `rope_length` (B, 1, 1), the length for which each row's frequencies are scaled, have the
+    dtype to compute in, at least fp32.
+    """
+    if part.rotation is not None:
+        return part.rotation(width, positions, rope_length)
+    return rotary(part, width, positions, rope_length) if isinstance(part, Rotary) else None
+
+
+def rotary(part: Rotary, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
+    """`rotation` of rotary positions."""
+    angles = angles_at(positions, part.theta, part.rope_dim(width), part.scaling, rope_length)[:, :, None]
+    magnitude = part.scaling.magnitude if part.scaling else 1.0
     return angles.cos() * magnitude, angles.sin() * magnitude
 
 
+def score_bias(part: Position, config: DecoderConfig, device: torch.device) -> tuple[Tensor, ScoreBias] | None:
+    """The slope of each head, (H,), and the function that computes the bias of a score; None: scores have no bias."""
+    if part.slopes is not None:
+        slopes = part.slopes(config, device)
+    else:
+        slopes = alibi_slopes(config.n_heads, part.steepness).to(device) if isinstance(part, Alibi) else None
+    if slopes is None:
+        return None
+    if part.score_bias is not None:
+        return slopes, partial(part.score_bias, config)
+    if isinstance(part, Alibi):
+        return slopes, linear_bias
+    raise UserError(
+        f"the position {type(part).__name__} has slopes and no bias: give the class a method "
+        "score_bias(config, slope, query, key) that returns it"
+    )
+
+
 def alibi_slopes(n_heads: int, steepness: float = 8.0) -> Tensor:
-    """What each head subtracts per token of distance, (H,): 2 ** (-steepness (h + 1) / H), and between the powers of
-    two as in Press et al. (2021)."""
+    """The amount that each head subtracts per token of distance, (H,): 2 ** (-steepness (h + 1) / H), and between the
+    powers of two as in Press et al. (2021)."""
     power = 2 ** math.floor(math.log2(n_heads))
     slopes = [2 ** (-steepness * (h + 1) / power) for h in range(power)]
     slopes += [2 ** (-steepness * (2 * h + 1) / (2 * power)) for h in range(n_heads - power)]
     return torch.tensor(slopes, dtype=torch.float64)
+
+
+def linear_bias(slope: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """slope * (key - query): the bias of a score in proportion to the distance, 0 or less."""
+    return slope.to(query) * (key - query)

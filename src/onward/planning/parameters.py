@@ -9,6 +9,7 @@ from torch import nn
 
 from onward.checkpoint.huggingface.folder import SizeLimit
 from onward.config.decoder import DecoderConfig, at
+from onward.model.build import build_block
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 
@@ -20,8 +21,8 @@ def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
     with torch.device("meta"), SizeLimit(sys.maxsize):
         rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
         rest.blocks = nn.ModuleList()
-        blocks = [(at(config.block, first).build(config, first), [first, *more]) for first, *more in kinds(config)]
-        return [(block, len(layers)) for block, layers in blocks] + [(rest, 1)]
+        blocks = [build_block(at(config.block, layers[0]), config, layers[0]) for layers in kinds(config)]
+        return [*zip(blocks, map(len, kinds(config))), (rest, 1)]
 
 
 def kinds(config: DecoderConfig) -> list[list[int]]:

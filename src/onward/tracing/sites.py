@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from onward.config.decoder import Position, at
+from onward.config.decoder import at
 from onward.model.attention import Attend, SelfAttentionModule
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.norms import LayerNormModule, RMSNormModule
+from onward.model.positions import rotates
 from onward.tracing.attention import tap_attend, tap_context, tap_latent, tap_query
 from onward.tracing.experts import check_rows, tap_experts
 from onward.tracing.taps import Activation, Taps
@@ -159,7 +160,7 @@ def activations(model: Decoder) -> dict[str, Activation]:
         add(f"{name}.post", mlp.down, units, of_input=True, axis=2, outer=outer)
 
     def add_attention(name: str, attn: nn.Module, layer: int) -> None:
-        rotary = type(at(c.position, layer)).rotation is not Position.rotation
+        rotary = rotates(at(c.position, layer))
         entries = at(c.attention, layer).entries(c)
         if isinstance(attn, SelfAttentionModule):
             add_norm(f"{name}.q_norm", attn.q_norm, c.n_heads * c.d_head // attn.q_group, attn.q_group)

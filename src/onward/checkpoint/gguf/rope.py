@@ -12,6 +12,7 @@ from onward.checkpoint.gguf.tensors import rows
 from onward.config.decoder import DecoderConfig, Rotary, at
 from onward.config.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, Scaling, YaRNScaling, yarn_magnitude
 from onward.errors import UserError
+from onward.model.frequencies import scaled_frequencies
 
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 MOST = 1 << 16  # factors
@@ -68,7 +69,7 @@ def llama3(found: tuple[float, ...], theta: float, context: int, rope_dim: int) 
 def divisors(part: Llama3Scaling, theta: float, rope_dim: int) -> torch.Tensor:
     """The numbers by which a scaling divides the frequencies, fp32 (rope_dim / 2,)."""
     plain = theta ** -(torch.arange(rope_dim // 2, dtype=torch.float64) * 2 / rope_dim)
-    return (plain / part.frequencies(plain, theta, torch.tensor(0))).float()
+    return (plain / scaled_frequencies(part, plain, theta, torch.tensor(0))).float()
 
 
 def rope_keys(c: DecoderConfig) -> dict[str, Any]:

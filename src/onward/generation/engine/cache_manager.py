@@ -16,6 +16,7 @@ from onward.config.decoder import DecoderConfig, at
 from onward.errors import UserError
 from onward.model.cache import KVCache, LayerCache
 from onward.model.paged import PagedKVCache
+from onward.model.positions import rotation
 
 
 class CacheManager:
@@ -158,8 +159,8 @@ def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
     """A key that is equal for rows with equal rotations: cosines and sines at position 1 for this `rope_length`."""
     one, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
     widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
-    rotations = [position.rotation(width, one, length) for position, width in dict.fromkeys(widths)]
-    return repr([[t.tolist() for t in rotation] for rotation in rotations if rotation]).encode()
+    rotations = [rotation(position, width, one, length) for position, width in dict.fromkeys(widths)]
+    return repr([[t.tolist() for t in pair] for pair in rotations if pair]).encode()
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

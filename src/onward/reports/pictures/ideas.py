@@ -5,16 +5,22 @@ Shapes: T tokens, S slots of the cache, H heads.
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from onward.config.decoder import Alibi, DecoderConfig, Learned, Rotary, SelfAttention, Sinusoidal
+from onward.config.decoder import DecoderConfig, Rotary, SelfAttention, Sinusoidal
 from onward.kernels.rotation import rotate
 from onward.model.cache import KVCache
 from onward.model.mask import AttentionMask, segment_ids
+from onward.model.positions import (
+    LearnedPositionModule,
+    SinusoidalPositionModule,
+    alibi_slopes,
+    linear_bias,
+    rotary,
+)
 from onward.reports.pictures.diagram import block
 from onward.reports.pictures.panels import cells, curves
 from onward.reports.pictures.picture import Panel, Picture
@@ -88,7 +94,7 @@ def rope() -> Picture:
     """Rotary positions: rotations, their speeds, and scores that depend on the distance alone."""
     part, width, count = Rotary(), 16, 64
     positions = torch.arange(count, dtype=torch.float64)[None]
-    cos, sin = part.rotation(width, positions, torch.full((1, 1, 1), count, dtype=torch.float64))
+    cos, sin = rotary(part, width, positions, torch.full((1, 1, 1), count, dtype=torch.float64))
     ones = torch.cat([torch.ones(width // 2), torch.zeros(width // 2)]).double().expand(1, count, 1, width)
     turned = rotate(ones, cos, sin)[0, :, 0]  # (T, E): pair i is at i and at i + E / 2
     pairs = turned.unflatten(-1, (2, -1)).transpose(-1, -2).numpy()  # (T, pairs, 2)
@@ -145,12 +151,8 @@ def dial(title: str, vectors: np.ndarray) -> Panel:
 
 def alibi_bias(heads: int, count: int) -> Tensor:
     """The bias of the scores (H, T, T) of ALiBi."""
-    config = DecoderConfig(vocab_size=1, d_model=heads, n_layers=1, n_heads=heads, position=Alibi())
-    order, part = torch.arange(count)[None], Alibi()
-    slopes = part.slopes(config, torch.device("cpu"))
-    return AttentionMask(order, order, slopes=slopes, score_bias=partial(part.score_bias, config)).score_bias(
-        torch.float32
-    )[0]
+    order, slopes = torch.arange(count)[None], alibi_slopes(heads)
+    return AttentionMask(order, order, slopes=slopes, score_bias=linear_bias).score_bias(torch.float32)[0]
 
 
 def alibi() -> Picture:
@@ -191,14 +193,13 @@ def positions() -> Picture:
     """Five ways in which positions enter a decoder."""
     count, width = 20, 32
     order = torch.arange(count)[None]
-    config = DecoderConfig(1, d_model=width, n_layers=1, n_heads=4, context_length=count, position=Sinusoidal())
-    sines = Sinusoidal().build(config, 0)(order, torch.float32)[0]
-    learned = Learned().build(config, 0)
+    sines = SinusoidalPositionModule(width, Sinusoidal().theta)(order, torch.float32)[0]
+    learned = LearnedPositionModule(count, width, offset=0)
     with torch.no_grad():
         for weight in learned.parameters():
             torch.nn.init.normal_(weight, std=0.02, generator=torch.Generator().manual_seed(0))
         rows = learned(order, torch.float32)[0]
-    cos, _ = Rotary().rotation(width, order.float(), torch.full((1, 1, 1), count))
+    cos, _ = rotary(Rotary(), width, order.float(), torch.full((1, 1, 1), count))
     bias = alibi_bias(4, count)[1]
     mask = AttentionMask(order, order).visible()[0].float()
     names = [str(i) for i in range(count)]

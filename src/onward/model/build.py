@@ -1,0 +1,133 @@
+"""Which module each part of a DecoderConfig builds.
+
+A part of your own with a method `build` builds its module itself; a subclass of one of Onward's parts without that
+method builds the module of its base.
+Shapes: B batch, T tokens in this call, D d_model, N tokens, K experts per token (top_k).
+"""
+
+from functools import partial
+
+from torch import nn
+
+from onward.config import parts, routing
+from onward.config.decoder import DecoderConfig
+from onward.config.part_types import Attention, Block, FeedForward, Norm, Position, at
+from onward.errors import UserError
+from onward.fields import Part
+from onward.model import blocks
+from onward.model.attention import SelfAttentionModule
+from onward.model.experts import ExpertsModule, SigmoidRoutingModule, SoftmaxRoutingModule
+from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardModule
+from onward.model.latent import LatentAttentionModule
+from onward.model.norms import LayerNormModule, NewNorm, RMSNormModule
+from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
+
+
+def build_position(part: Position, config: DecoderConfig, layer: int = 0) -> nn.Module | None:
+    """A module from positions (B, T) and a dtype to the vectors (B, T, D) that are added to the embeddings, or None."""
+    if part.build is not None:
+        return part.build(config, layer)
+    match part:
+        case parts.Learned():
+            return LearnedPositionModule(config.context_length, config.d_model, part.offset)
+        case parts.Sinusoidal():
+            return SinusoidalPositionModule(config.d_model, part.theta)
+    if part.added:
+        raise no_module(part)
+    return None
+
+
+def build_norm(part: Norm, config: DecoderConfig, layer: int = 0, width: int = 0) -> nn.Module:
+    """A module over the last dimension, of size `width`; 0 is d_model."""
+    if part.build is not None:
+        return part.build(config, layer, width)
+    width = width or config.d_model
+    match part:
+        case parts.LayerNorm():
+            return LayerNormModule(width, part.eps, bias=part.bias)
+        case parts.RMSNorm():
+            return RMSNormModule(width, part.eps, part.offset)
+        case parts.NoNorm():
+            return nn.Identity()
+    raise no_module(part, "config, layer, width")
+
+
+def build_attention(part: Attention, config: DecoderConfig, layer: int = 0) -> nn.Module:
+    """A module from x (B, T, D) and an AttentionContext to (B, T, D)."""
+    if part.build is not None:
+        return part.build(config, layer)
+    match part:
+        case parts.SelfAttention():
+            return SelfAttentionModule(part, config, layer_norms(config, layer))
+        case parts.LatentAttention():
+            return LatentAttentionModule(part, config)
+    raise no_module(part)
+
+
+def build_mlp(part: FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Module:
+    """A module from x (..., D) to (..., D)."""
+    if part.build is not None:
+        return part.build(config, layer)
+    match part:
+        case parts.Plain():
+            return PlainFeedForwardModule(config.d_model, config.d_ff, part.act, part.bias, config.dropout)
+        case parts.Gated():
+            return GatedFeedForwardModule(config.d_model, config.d_ff, part.act, part.bias, config.dropout)
+        case parts.Experts():
+            return ExpertsModule(part, config, build_router(part, config.d_model))
+    raise no_module(part)
+
+
+def build_router(part: parts.Experts, width: int) -> nn.Module:
+    """A module from tokens (N, D) to the weights and the ids of their experts, both (N, K); D is `width`."""
+    router, sizes = part.router, (width, part.count, part.top_k)
+    if router.build is not None:
+        return router.build(*sizes)
+    match router:
+        case routing.SoftmaxRouting():
+            return SoftmaxRoutingModule(router, *sizes, router.bias)
+        case routing.SigmoidRouting():
+            return SigmoidRoutingModule(router, *sizes)
+    raise no_module(router, "width, experts, top_k")
+
+
+def build_block(part: Block, config: DecoderConfig, layer: int = 0) -> nn.Module:
+    """A module from x (B, T, D) and an AttentionContext to (B, T, D)."""
+    if part.build is not None:
+        return part.build(config, layer)
+    match part:
+        case parts.PreNorm(residual_scale=1.0):
+            return blocks.PreNormModule(*build_branches(config, layer))
+        case parts.PreNorm():
+            return blocks.ScaledPreNormModule(*build_branches(config, layer), part.residual_scale)
+        case parts.PostNorm():
+            return blocks.PostNormModule(*build_branches(config, layer))
+        case parts.Sandwich():
+            return blocks.SandwichModule(*build_branches(config, layer))
+        case parts.BranchNorm():
+            return blocks.BranchNormModule(*build_branches(config, layer))
+        case parts.Parallel():
+            return blocks.ParallelModule(*build_branches(config, layer))
+        case parts.SharedNorm():
+            return blocks.SharedNormModule(*build_branches(config, layer))
+        case parts.AttentionOnly():
+            attn = build_attention(at(config.attention, layer), config, layer)
+            return blocks.AttentionOnlyModule(attn, layer_norms(config, layer))
+    raise no_module(part)
+
+
+def build_branches(config: DecoderConfig, layer: int) -> tuple[nn.Module, nn.Module, NewNorm]:
+    """The arguments of a block's module: attention, feed-forward, and a function that makes norms of the layer."""
+    attn = build_attention(at(config.attention, layer), config, layer)
+    return attn, build_mlp(at(config.mlp, layer), config, layer), layer_norms(config, layer)
+
+
+def layer_norms(config: DecoderConfig, layer: int) -> NewNorm:
+    """A function that makes norms of a layer, of a width that is d_model by default."""
+    return partial(build_norm, at(config.norm, layer), config, layer)
+
+
+def no_module(part: Part, arguments: str = "config, layer") -> UserError:
+    """The error for a part without a module."""
+    name = type(part).__name__
+    return UserError(f"the part {name} has no module: give the class a method build({arguments}) that returns one")
