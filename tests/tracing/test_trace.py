@@ -16,9 +16,12 @@ from onward.generation.engine.cache_manager import CacheManager
 from onward.generation.engine.engine import Engine
 from onward.generation.engine.request import Request
 from onward.generation.sampling import Sampling
+from onward.model.activations import Activation, ContextVectors, Declarations, Output, attention
+from onward.model.attention import Attend
 from onward.model.blocks import BranchNormModule, ParallelModule, PostNormModule, PreNormModule
 from onward.model.build import build_branches
 from onward.model.cache import KVCache
+from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 from onward.tracing.edit import add, clamp, mean_of, replace, scale, zero
@@ -337,6 +340,71 @@ def test_a_subclass_of_a_block_has_the_activations_of_its_class(own: Any) -> Non
             without = model(tokens)
         with onward.edit(model, {"blocks.1.attn.out": zero}):
             assert_close(without, model(tokens), 1e-12)
+
+
+class OwnAttention(torch.nn.Module):
+    """Attention of one head, written without a class of ours but `Attend`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv, self.attend = torch.nn.Linear(width, 3 * width), Attend(0.5, 0.0)
+        self.out = torch.nn.Linear(width, width)
+
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        q, k, v = (one[:, :, None] for one in self.qkv(x).chunk(3, -1))
+        keys, values = context.update(k=context.rotate(k), v=v)
+        return self.out(self.attend(context.rotate(q), keys, values, context).flatten(-2))
+
+    def activations(self) -> Declarations:
+        width = self.out.in_features
+        vectors = ContextVectors(("k", "q"), {"v": "v"})
+        names: Declarations = {name: Activation(vectors, ("B", "T", 1, width), 2) for name in ("k", "q", "v")}
+        return {"qkv": Activation(Output("qkv"), ("B", "T", 3 * width)), **names, **attention(1, width)}
+
+
+class OwnBlock(torch.nn.Module):
+    """A block without declarations, around an attention with them and a feed-forward without."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attn, self.mlp = OwnAttention(width), torch.nn.Linear(width, width)
+
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        x = x + self.attn(x, context)
+        return x + self.mlp(x)
+
+
+def test_modules_of_the_user_are_traced_edited_and_patched_by_their_declarations() -> None:
+    model, tokens = decoder(DECODERS["llama"], torch.float64), token_ids(DECODERS["llama"])
+    width = model.config.d_model
+    model.blocks[1] = OwnBlock(width).double()
+    names = [name.removeprefix("blocks.1.") for name in onward.activation_names(model) if name.startswith("blocks.1.")]
+    steps = "attn.scores", "attn.masked_scores", "attn.weights", "attn.heads"
+    own = ["in", "attn.qkv", "attn.k", "attn.q", "attn.v", *steps, "attn.out", "mlp.out", "out"]
+    assert names == own
+    with onward.trace(model, "blocks.1.*") as t:
+        plain = model(tokens)
+    for name, shape in onward.activation_names(model).items():
+        if name.startswith("blocks.1."):
+            assert t[name].dim() == shape.count(",") + 1
+    x, block = t["blocks.1.in"], model.blocks[1]
+    assert_close(t["blocks.1.attn.qkv"], block.attn.qkv(x), 1e-12)
+    assert_close(t["blocks.1.attn.k"].flatten(2), block.attn.qkv(x).chunk(3, -1)[1], 1e-12)
+    assert_close(t["blocks.1.attn.weights"].sum(-1), torch.ones_like(t["blocks.1.attn.weights"][..., 0]), 1e-12)
+    assert_close(t["blocks.1.out"], x + t["blocks.1.attn.out"] + t["blocks.1.mlp.out"], 1e-12)
+    with onward.edit(model, {"blocks.1.attn.v": zero}):
+        without = model(tokens)
+    block.attn.qkv.weight.data[2 * width :], block.attn.qkv.bias.data[2 * width :] = 0.0, 0.0
+    assert_close(model(tokens), without, 1e-12)
+    with onward.edit(model, {"blocks.1.attn.heads": t["blocks.1.attn.heads"]}):
+        assert_close(model(tokens), plain, 1e-12)
+
+
+def test_a_block_without_declarations_has_its_own_activations() -> None:
+    model = decoder(DECODERS["llama"])
+    model.blocks[0] = torch.nn.Identity()
+    names = [name for name in onward.activation_names(model) if name.startswith("blocks.0.")]
+    assert names == ["blocks.0.in", "blocks.0.out"]
 
 
 def test_an_ablated_head_is_one_whose_output_weights_are_zero() -> None:

@@ -37,7 +37,7 @@ def takes_kernels(x: Tensor) -> bool:
 
 def kernels_can_read(x: Tensor) -> bool:
     """Whether x is a plain tensor in the memory of a CPU, and no operation of PyTorch is watched."""
-    return type(x) is Tensor and torch._C._dispatch_keys(x).raw_repr() in plain_keys() and not is_watched()
+    return not is_watched() and type(x) is Tensor and torch._C._dispatch_keys(x).raw_repr() in plain_keys()
 
 
 def is_watched() -> bool:

@@ -5,10 +5,13 @@ Shapes: B batch, T tokens in this call, S keys, D d_model, H heads, K key/value 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from onward.config.decoder import DecoderConfig, SelfAttention
+from onward.model.activations import Activation, Child, ContextVectors, Declarations, Queries, attention, output
 from onward.model.backends import Keys, attend
 from onward.model.context import AttentionContext
 from onward.model.linear import Linear
@@ -44,7 +47,7 @@ class SelfAttentionModule(nn.Module):
 
     def __init__(self, part: SelfAttention, config: DecoderConfig, norm: NewNorm) -> None:
         super().__init__()
-        self.d_head = config.d_head
+        self.d_head, self.n_heads, self.n_kv_heads = config.d_head, config.n_heads, config.n_kv_heads
         q_width, kv_width = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
         self.q = Linear(config.d_model, q_width, bias=part.bias)
         self.k = Linear(config.d_model, kv_width, bias=part.bias)
@@ -76,3 +79,18 @@ class SelfAttentionModule(nn.Module):
         q = self.q_norm(self.clip(self.q(x)).unflatten(-1, (-1, self.q_group))).view(heads)
         k = self.k_norm(self.clip(self.k(x)).unflatten(-1, (-1, self.k_group))).view(heads)
         return q, k, self.clip(self.v(x)).view(heads)
+
+    def activations(self) -> Declarations:
+        vectors = ContextVectors(("k", "q"), {"k": "k_rotated", "v": "v"})
+        q, k = (("B", "T", heads, self.d_head) for heads in (self.n_heads, self.n_kv_heads))
+        q_groups, k_groups = self.n_heads * self.d_head // self.q_group, self.n_kv_heads * self.d_head // self.k_group
+        return {
+            "q_norm": Child("q_norm", (q_groups,), default=partial(output, self.q_group)),
+            "k_norm": Child("k_norm", (k_groups,), default=partial(output, self.k_group)),
+            "k": Activation(vectors, k, 2),
+            "q": Activation(vectors, q, 2),
+            "k_rotated": Activation(vectors, k, 2, rotary=True),
+            "v": Activation(vectors, k, 2),
+            "q_rotated": Activation(Queries(), q, 2, rotary=True),
+            **attention(self.n_heads, self.d_head),
+        }

@@ -5,6 +5,8 @@ Shapes: x (B, T, D) -> (B, T, D).
 
 from torch import Tensor, nn
 
+from onward.model import activations
+from onward.model.activations import Declarations
 from onward.model.context import AttentionContext
 from onward.model.norms import NewNorm
 
@@ -31,6 +33,9 @@ class PreNormModule(nn.Module):
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         x = x + self.attn(self.attn_norm(x), context)
         return x + self.mlp(self.mlp_norm(x))
+
+    def activations(self) -> Declarations:
+        return activations.block(self, self.mid)
 
 
 class ScaledPreNormModule(PreNormModule):

@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from onward.arguments import checked
 from onward.config.decoder import DecoderConfig, at
 from onward.errors import UserError
+from onward.model import activations
+from onward.model.activations import NORM, Activation, Child, Declarations, Output
 from onward.model.build import build_block, build_norm, build_position
 from onward.model.cache import CacheView, KVCache
 from onward.model.context import attention_contexts
 from onward.model.initialize import initialize
 from onward.model.linear import Linear
+from onward.model.positions import rotates
 from onward.notebook import Shown
 
 
@@ -78,6 +81,18 @@ class Decoder(Shown, nn.Module):
         if c.tied:
             self.head.weight = self.embed.weight
         initialize(self, c)
+
+    def activations(self) -> Declarations:
+        c = self.config
+        found: Declarations = {"embed": Activation(Output("embed"), ("B", "T", c.d_embed))}
+        if self.position is not None:
+            found["position"] = Activation(Output("position"), ("B", "T", "D"))
+        found["embed_norm"] = Child("embed_norm", default=NORM)
+        for layer in range(c.n_layers):
+            rotary, name = rotates(at(c.position, layer)), f"blocks.{layer}"
+            found[name] = Child(name, rotary=rotary, default=activations.block)
+        found["norm"] = Child("norm", default=NORM)
+        return {**found, "logits": Activation(Output("logit_softcap"), ("B", "T", c.vocab_size))}
 
     @property
     def device(self) -> torch.device:

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from onward.config.decoder import Activation, DecoderConfig, Experts
+from onward.config import parts
+from onward.config.decoder import DecoderConfig, Experts
 from onward.config.routing import Routing
 from onward.kernels.gate import ACTIVATIONS
+from onward.model.activations import Activation, Child, Declarations, ExpertSteps, Output
 from onward.model.adapters import adapted
 from onward.model.feedforward import GatedFeedForwardModule
 from onward.model.linear import Linear
@@ -79,7 +81,7 @@ class SigmoidRoutingModule(SoftmaxRoutingModule):
 class GatedSharedExpertModule(GatedFeedForwardModule):
     """The shared expert; sigmoid(share(x)), one number per token, multiplies its output (Qwen2-MoE)."""
 
-    def __init__(self, width: int, d_ff: int, act: Activation) -> None:
+    def __init__(self, width: int, d_ff: int, act: parts.Activation) -> None:
         super().__init__(width, d_ff, act, False, 0.0)
         self.share = Linear(width, 1, bias=False)
 
@@ -140,6 +142,21 @@ class ExpertsModule(nn.Module):
         outputs = BACKENDS[backend](assignments, counts, gate, up, down, self.combine)
         outputs = outputs * weights.flatten()[order, None].type_as(outputs)
         return torch.zeros_like(tokens, dtype=dtype).index_add(0, token, outputs)
+
+    def activations(self) -> Declarations:
+        steps, count, top_k = ExpertSteps(), self.part.count, self.part.top_k
+        units, width = self.gate.size(1), self.gate.size(2)
+        found: Declarations = {}
+        if hasattr(self.router, "scoring"):
+            found["router.scores"] = Activation(steps, ("B", "T", count), 2, count)
+        found["router.choices"] = Activation(steps, ("B", "T", top_k), None, count, editable=False)
+        found["shares"] = Activation(steps, ("B", "T", count), 2, count)
+        found["post"] = Activation(steps, ("B", "T", top_k, units), None, count)
+        found["experts"] = Activation(steps, ("B", "T", top_k, width), 2, count)
+        if self.shared is not None:
+            found["shared"] = Child("shared", flat=True)
+            found["shared.out"] = Activation(Output("shared", flat=True), ("B", "T", width))
+        return found
 
     def stack(self, name: str, dtype: torch.dtype) -> Stack:
         """The weights and biases, if any, of one projection of all experts, in this dtype."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.config.decoder import DecoderConfig, LatentAttention
+from onward.model.activations import Activation, Declarations, Latents, Output, attention
 from onward.model.adapters import adapted, rows_differ
 from onward.model.attention import Attend
 from onward.model.backends import to_tensor
@@ -65,6 +66,21 @@ class LatentAttentionModule(nn.Module):
         k = torch.cat([latent, rope_key], -1)[:, :, None]
         y = self.attend(q, k, latent[:, :, None], context)
         return torch.einsum("bthl,hfl->bthf", y, to_v.type_as(y))
+
+    def activations(self) -> Declarations:
+        p, latents = self.part, Latents()
+        key, value = (("B", "T", self.n_heads, width) for width in (p.d_nope + p.d_rope, p.d_value))
+        vectors: Declarations = {
+            name: Activation(latents, value if name == "v" else key, 2, editable=False, rotary=name.endswith("rotated"))
+            for name in ("k", "v", "q_rotated", "k_rotated")
+        }
+        return {
+            "q": Activation(Output("q", heads=self.n_heads), key, 2),
+            "latent": Activation(latents, ("B", "T", p.d_latent)),
+            "rotary": Activation(latents, ("B", "T", p.d_rope)),
+            **vectors,
+            **attention(self.n_heads, p.d_value),
+        }
 
     def absorbing_is_cheaper(self, tokens: int, keys: int) -> bool:
         """Whether the absorbed form takes fewer multiplications per head, for `tokens` queries over `keys` latents."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from onward.kernels.norm import rms_norm
+from onward.model import activations
+from onward.model.activations import Child, Declarations
 
 NewNorm = Callable[..., nn.Module]  # makes a norm over a last dimension of the given width, by default d_model
 
@@ -25,6 +27,9 @@ class LayerNormModule(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).to(working_dtype(x))
 
+    def activations(self) -> Declarations:
+        return activations.norm(self.normalized_shape[-1], centered=True)
+
 
 class RMSNormModule(nn.Module):
     """x / sqrt(mean(x ** 2) + eps) * (weight + offset) over the last dimension."""
@@ -37,9 +42,15 @@ class RMSNormModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps, self.offset, working_dtype(x))
 
+    def activations(self) -> Declarations:
+        return activations.norm(len(self.weight), centered=False)
+
 
 class HeadNorms(nn.ModuleList):
     """A norm for each head of x (B, T, H, E)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([norm(head) for norm, head in zip(self, x.unbind(-2))], -2)
+
+    def activations(self) -> Declarations:
+        return {str(head): Child(str(head)) for head in range(len(self))}

@@ -10,7 +10,7 @@ attention L d_latent, P d_nope, R d_rope.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import local
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
+from onward.model.activations import ContextVectors, Latents, Queries, Scores
 from onward.model.attention import Attend
 from onward.model.backends import Keys, attention_scores, masked_scores, sink_softmax, to_tensor, weighted_sum
 from onward.model.cache import CacheEntry
@@ -36,7 +37,8 @@ class TappedContext(AttentionContext):
 
     taps: Taps | None = None
     name: str = ""  # of the attention
-    rotated: Iterator[str] = iter(())  # the vectors that the layer rotates, in this order
+    rotated: Iterator[str] = iter(())  # the names of the vectors that the layer rotates, in this order
+    written: Mapping[str, str] = field(default_factory=dict)  # the names of the vectors of each entry of the cache
 
     def rotate(self, x: Tensor) -> Tensor:
         assert self.taps is not None
@@ -44,8 +46,9 @@ class TappedContext(AttentionContext):
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
         assert self.taps is not None
-        names = {entry: f"{self.name}.{'k_rotated' if entry == 'k' else entry}" for entry in new}
-        return super().update(**{e: self.taps.visit(names[e], x, 2) for e, x in new.items()})
+        for entry, name in self.written.items():
+            new[entry] = self.taps.visit(f"{self.name}.{name}", new[entry], 2)
+        return super().update(**new)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,26 +94,27 @@ def attend_modules(model: Decoder) -> list[Attend]:
     return [block.attn.attend for block in model.blocks]  # type: ignore[union-attr, misc]
 
 
-def tap_context(name: str, attn: nn.Module, taps: Taps) -> Iterator[RemovableHandle]:
+def tap_context(where: ContextVectors, name: str, attn: nn.Module, taps: Taps) -> Iterator[RemovableHandle]:
     """Queries, keys and values: those that are rotated before it, those that enter the cache as they do."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
-        return x, TappedContext(**vars(context), taps=taps, name=name, rotated=iter(("k", "q")))
+        facts: dict[str, Any] = {"taps": taps, "name": name, "rotated": iter(where.rotated), "written": where.written}
+        return x, TappedContext(**vars(context), **facts)
 
-    yield taps.before(attn, before, *(f"{name}.{one}" for one in ("q", "k", "k_rotated", "v")))
+    yield taps.before(attn, before, *(f"{name}.{one}" for one in (*where.rotated, *where.written.values())))
 
 
-def tap_query(name: str, attend: Attend, taps: Taps) -> Iterator[RemovableHandle]:
-    """Rotated queries."""
+def tap_queries(where: Queries, name: str, attn: nn.Module, taps: Taps) -> Iterator[RemovableHandle]:
+    """The queries that attend, rotated."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return taps.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
 
-    yield taps.before(attend, before, f"{name}.q_rotated")
+    yield taps.before(attn.get_submodule(where.attend), before, f"{name}.q_rotated")
 
 
-def tap_latent(name: str, attn: LatentAttentionModule, taps: Taps) -> Iterator[RemovableHandle]:
+def tap_latents(_: Latents, name: str, attn: LatentAttentionModule, taps: Taps) -> Iterator[RemovableHandle]:
     """What the cache keeps of a token, and the queries, keys and values of each head that belong to it."""
     names = [f"{name}.{one}" for one in ("latent", "rotary", "q_rotated", "k", "k_rotated", "v")]
     state = local()  # of one thread: another may be in the same module
@@ -127,9 +131,10 @@ def tap_latent(name: str, attn: LatentAttentionModule, taps: Taps) -> Iterator[R
     yield taps.after(attn.q, projected, *names)
 
 
-def tap_attend(name: str, attend: Attend, taps: Taps) -> Iterator[RemovableHandle]:
+def tap_scores(where: Scores, name: str, attn: nn.Module, taps: Taps) -> Iterator[RemovableHandle]:
     """Scores before and after the mask, and attention weights."""
     steps = [f"{name}.{step}" for step in ("scores", "masked_scores", "weights")]
+    attend: Any = attn.get_submodule(where.attend)
 
     def after(_: nn.Module, inputs: tuple[Tensor, Keys, Keys, AttentionContext], output: Tensor) -> Tensor | None:
         q, k, v, context = inputs

@@ -18,12 +18,13 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from onward.errors import UserError
+from onward.model.activations import ExpertSteps
 from onward.model.adapters import WeightAdapters
 from onward.model.experts import ExpertsModule
 from onward.tracing.taps import Taps
 
 
-def tap_experts(name: str, mlp: ExpertsModule, taps: Taps) -> Iterator[RemovableHandle]:
+def tap_experts(_: ExpertSteps, name: str, mlp: ExpertsModule, taps: Taps) -> Iterator[RemovableHandle]:
     """The router's scores and choices, the share of each expert, and the units and outputs of each token's experts."""
     scores, choices, shares = f"{name}.router.scores", f"{name}.router.choices", f"{name}.shares"
     post, experts = f"{name}.post", f"{name}.experts"

@@ -1,0 +1,167 @@
+"""Declarations of activations: a module class says in `activations()` which it has, under which names, and where.
+
+`tracing/` walks the modules of a decoder and reads these declarations, so that an activation of your own module is
+traced and edited like one of ours. A name is relative to the module; "" is the module itself.
+
+    def activations(self) -> Declarations:
+        return {"gate": Activation(Output("gate"), ("B", "T", self.width)), "norm": Child("norm")}
+
+Shapes hold the letters B (batch), T (tokens in this call), S (keys), D (d_model) and numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import nn
+
+Shape = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Where:
+    """Where an activation is. Activations that are intercepted together share one instance."""
+
+
+@dataclass(frozen=True, eq=False)
+class Output(Where):
+    """The output of a submodule; "": of the module itself. `heads` > 0 splits its last dimension into heads. `flat`: it
+    is (B * T, ...)."""
+
+    of: str = ""
+    heads: int = 0
+    flat: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Input(Output):
+    """The input of a submodule, as `Output`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mid(Where):
+    """The residual stream between attention and feed-forward: the submodule that reads it, and the submodule whose
+    input is its sum with the output of the feed-forward ("": that sum is the output of the block)."""
+
+    reader: str
+    sum_at: str
+
+
+@dataclass(frozen=True, eq=False)
+class NormScale(Where):
+    """The number by which a norm with an `eps` divides each vector; `centered`: after its mean is subtracted."""
+
+    centered: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ContextVectors(Where):
+    """Vectors that an attention passes to its AttentionContext: those that it rotates, by name and in the order of the
+    calls, and those that it writes to the cache, by the names of the entries."""
+
+    rotated: tuple[str, ...]
+    written: Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Queries(Where):
+    """The queries that a submodule `Attend` receives."""
+
+    attend: str = "attend"
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Where):
+    """Scores before and after the mask, and attention weights, of a submodule `Attend`."""
+
+    attend: str = "attend"
+
+
+@dataclass(frozen=True, eq=False)
+class Latents(Where):
+    """The latents of a LatentAttentionModule, and the keys and values that they stand for."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertSteps(Where):
+    """The router's scores and choices of an ExpertsModule, and what the chosen experts compute."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation of a module."""
+
+    where: Where
+    shape: Shape
+    axis: int | None = None  # of its heads, units or experts, one of which a number after the name selects
+    count: int = 0  # of these, where the axis does not have all of them
+    editable: bool = True
+    rotary: bool = False  # whether it exists only in layers with rotary positions
+
+
+@dataclass(frozen=True)
+class Child:
+    """The activations of a submodule, under its name."""
+
+    of: str
+    leading: tuple[int, ...] = ()  # dimensions of its vectors between T and the last
+    flat: bool = False  # whether its vectors are (B * T, ...)
+    rotary: bool = True  # whether its layer has rotary positions
+    default: Callable[[nn.Module], Declarations] = lambda _: {}  # the activations of a submodule without declarations
+
+
+Declarations = dict[str, Activation | Child]
+
+
+def declared(module: nn.Module, child: Child) -> Declarations:
+    """The activations that a submodule has at its place in its parent."""
+    method = getattr(type(module), "activations", child.default)
+    found = {name: placed(one, child) for name, one in method(module).items()}
+    return {name: one for name, one in found.items() if child.rotary or not one.rotary or isinstance(one, Child)}
+
+
+def placed(one: Activation | Child, child: Child) -> Activation | Child:
+    """An activation of a submodule as it is at its place."""
+    if isinstance(one, Child):
+        return replace(one, flat=one.flat or child.flat, rotary=one.rotary and child.rotary)
+    where = replace(one.where, flat=True) if child.flat and isinstance(one.where, Output) else one.where
+    return replace(one, where=where, shape=(*one.shape[:2], *child.leading, *one.shape[2:]))
+
+
+def output(width: str | int, module: nn.Module) -> Declarations:
+    """The output of a module, unless it is the identity."""
+    return {} if isinstance(module, nn.Identity) else {"": Activation(Output(), ("B", "T", width))}
+
+
+NORM = partial(output, "D")  # of a norm of the residual stream without declarations
+
+
+def norm(width: int, *, centered: bool) -> Declarations:
+    """The activations of a norm: its output, and the number by which it divides."""
+    scale = Activation(NormScale(centered), ("B", "T", 1), editable=False)
+    return {"": Activation(Output(), ("B", "T", width)), "scale": scale}
+
+
+def block(module: nn.Module, mid: tuple[str, str] | None = None) -> Declarations:
+    """The activations of a block with submodules `attn`, `mlp` and norms, whose names end with `norm`; also those of a
+    block without declarations."""
+    stream = "B", "T", "D"
+    found: Declarations = {"in": Activation(Input(), stream)}
+    for name, _ in module.named_children():
+        if name.endswith("norm"):
+            found[name] = Child(name, default=NORM)
+        elif name in ("attn", "mlp"):
+            found |= {name: Child(name), f"{name}.out": Activation(Output(name), stream)}
+        if name == "attn" and mid:
+            found["mid"] = Activation(Mid(*mid), stream)
+    return {**found, "out": Activation(Output(), stream)}
+
+
+def attention(n_heads: int, d_value: int) -> Declarations:
+    """The activations of an attention with a submodule `attend`, of the class `Attend`, and an output projection
+    `out`: scores, weights, and the output of each head."""
+    scores, shape = Scores(), ("B", n_heads, "T", "S")
+    steps: Declarations = {name: Activation(scores, shape, 1) for name in ("scores", "masked_scores", "weights")}
+    return steps | {"heads": Activation(Input("out", heads=n_heads), ("B", "T", n_heads, d_value), 2)}
