@@ -1,7 +1,7 @@
-"""Records the operations of one decoding step of a model: what `kernels/program.py` compiles.
+"""Records the operations of one decoding step of a model, which `compiled/program.py` compiles.
 
-The model runs as always, over a cache whose layers record what is written and attended to. A recorded tensor keeps its
-memory, so the operations can be repeated in place, on new tokens and positions.
+The model runs as always, over a cache whose layers record writes and attention. A recorded tensor keeps its memory, so
+the operations can be repeated in place, on new tokens and positions.
 Shapes: B rows, T tokens in a step, S slots.
 """
 
@@ -17,15 +17,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from onward.compiled.interface import NotCompilable
 from onward.model.cache import CacheEntry, CacheView, KVCache, LayerCache, SlotIndices
 from onward.model.paged import PagedLayerCache
 
 if TYPE_CHECKING:
     from onward.model.context import AttentionMask
-
-
-class NotCompilable(Exception):
-    """The message names the operation because of which a step is not compiled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +93,7 @@ class Recorder(TorchDispatchMode):
 
 
 class HostReads(TorchFunctionMode):
-    """Refuses what passes values of tensors to Python or NumPy without an operation of PyTorch."""
+    """Refuses functions that pass values of tensors to Python or NumPy without an operation of PyTorch."""
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: Mapping[str, Any] | None = None

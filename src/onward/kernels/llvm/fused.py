@@ -69,8 +69,8 @@ def rms_norm(norm: Norm) -> Callable[..., None]:
             code.put(factor, given.factors, "float32", row)
             for index, read in spans(code, width):
                 value = read(given.x, dtype, code.add(start, index))
-                scale = norm.scale(code, given.weight, index, read)
-                value = code.fmul(code.fmul(value, like(code, value, factor)), scale)
+                value = code.fmul(value, like(code, value, factor))
+                value = code.fmul(value, norm.scale(code, given.weight, index, read))
                 code.put(value, given.out, norm.out_dtype, code.add(start, index))
 
     return callable_kernel(NormArguments, emit)
