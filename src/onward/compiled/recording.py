@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """Vectors (B, T, ...) are written to an entry of a layer's cache."""
+    """A write of vectors (B, T, ...) to an entry of a layer's cache."""
 
     layer: int
     name: str
@@ -36,14 +36,14 @@ class Write:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Queries (B, T, H, E) attend to the entries `key` and `value` of a layer's cache; the result is `y`."""
+    """Attention of queries (B, T, H, E) to the entries `key` and `value` of a layer's cache; y (B, T, H, F)."""
 
     layer: int
     key: str
     value: str
     q: Tensor
     y: Tensor
-    shapes: tuple[torch.Size, torch.Size]  # of the key and of the value of a position: (K, E) and (K, F)
+    shapes: tuple[torch.Size, torch.Size]  # (K, E) of the key and (K, F) of the value of a position
     window: int
     scale: float
     softcap: float | None
@@ -61,12 +61,12 @@ class Operation:
 
 
 Record = Write | Attention | Operation
-READ = {"_local_scalar_dense", "equal", "is_nonzero"}  # a compiled step would repeat the value of its recording
+VALUE_READS = {"_local_scalar_dense", "equal", "is_nonzero"}  # a compiled step would repeat the recorded value
 HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__, Tensor.data_ptr}
 
 
 class Recorder(TorchDispatchMode):
-    """Records every operation of PyTorch inside the `with` block, and those of `RecordedLayer`."""
+    """Records every operation of PyTorch inside the `with` block, and the writes and attention of `RecordedLayer`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         result = function(*arguments, **(options or {}))
         name = function.overloadpacket.__name__
-        if name in READ:
+        if name in VALUE_READS:
             raise NotCompilable(f"{name}, which reads a value")
         if torch.Tag.nondeterministic_seeded in function.tags:
             raise NotCompilable(f"{name}, which draws random numbers")
@@ -171,7 +171,7 @@ def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
     return known and all(t.dtype == dtype for t in tensors)
 
 
-@torch.inference_mode(False)  # in which composed operations are not recorded by their parts
+@torch.inference_mode(False)  # inference mode would hide the parts of composed operations
 def record_step(
     run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: tuple[int, int]
 ) -> Recording:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -187,20 +187,22 @@ def integers(value: int) -> ir.Constant:
 
 
 class Arguments(ctypes.Structure):
-    """The arguments of a kernel; subclasses are made by `arguments`."""
+    """The arguments of a kernel; `arguments` makes subclasses. A misspelled name is an AttributeError."""
 
-    __slots__ = ()  # a misspelled name is an AttributeError
+    __slots__ = ()
+    names: ClassVar[tuple[str, ...]]  # of the fields, in their order
 
 
 def arguments(name: str, *fields: str) -> type[Arguments]:
     """A class of Arguments with these fields, each an address or a number of 64 bits, followed by the number of `items`
     and of `threads`. Callers set the fields by name, and emitters read them by name from `Values`."""
-    declared = [(field, ctypes.c_int64) for field in (*fields, "items", "threads")]
-    return type(name, (Arguments,), {"__slots__": (), "_fields_": declared})
+    names = *fields, "items", "threads"
+    declared = [(field, ctypes.c_int64) for field in names]
+    return type(name, (Arguments,), {"__slots__": (), "_fields_": declared, "names": names})
 
 
 class Values(SimpleNamespace):
-    """The arguments of a kernel in its code: LLVM values under the names of the fields of its Arguments."""
+    """The arguments of a kernel in its code: LLVM values under the names of its Arguments, without `threads`."""
 
 
 Emit = Callable[[Code, Values, ir.Value, ir.Value], None]  # (code, given, first, end): see `add_kernel`
@@ -223,10 +225,7 @@ def add_kernel(module: ir.Module, name: str, structure: type[Arguments], emit: E
     fields, thread, threads = share.args
     code = Code(share.append_basic_block())
     code.thread = thread
-    places = {field: place for place, (field, _) in enumerate(structure._fields_)}  # type: ignore[misc]
-    given = Values(
-        **{field: code.scalar(fields, "int64", place) for field, place in places.items() if field != "threads"}
-    )
+    given = Values(**{field: code.scalar(fields, "int64", i) for i, field in enumerate(structure.names[:-1])})
     first, end = (code.udiv(code.mul(given.items, t), threads) for t in (thread, code.add(thread, INT(1))))
     emit(code, given, first, end)
     code.ret_void()
@@ -238,7 +237,7 @@ def add_kernel(module: ir.Module, name: str, structure: type[Arguments], emit: E
 
     kernel = ir.Function(module, task, name)
     code = Code(kernel.append_basic_block())
-    threads = code.scalar(kernel.args[0], "int64", places["threads"])
+    threads = code.scalar(kernel.args[0], "int64", structure.names.index("threads"))
     with code.if_else(code.icmp_signed(">", threads, INT(1))) as (several, one):
         with several:
             code.call(parallel, [worker, kernel.args[0], code.trunc(threads, int32), int32(0)])
