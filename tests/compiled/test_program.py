@@ -8,7 +8,7 @@ import torch
 
 import onward
 from onward.compiled.interface import NotCompilable
-from onward.compiled.steps import POOLS, compile_step
+from onward.compiled.steps import POOLS, StepPool, compile_step
 from onward.config.decoder import DecoderConfig
 from onward.generation.engine.blocks import BlockManager
 from onward.generation.engine.cache_manager import CacheManager
@@ -144,3 +144,11 @@ def test_traced_decoding_takes_plain_steps_and_says_so():
     with pytest.warns(UserWarning, match="plain steps while the model is traced"), onward.trace(model, "blocks.0") as t:
         assert answers(model, 0) == plain
     assert len(t.calls) >= 10  # every step
+
+
+def test_too_many_rows_of_a_step_do_not_refuse_fewer_rows():
+    config, pool = DECODERS["gpt-oss"], StepPool()
+    assert pool.acquire(model_of(LLAMA), KVCache(LLAMA, 40, 8), (40, 1)) is None
+    assert not pool.refusal
+    assert pool.acquire(model_of(config), KVCache(config, 1, 8), (1, 1)) is None
+    assert REFUSED["gpt-oss"] in pool.refusal

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from onward.compiled.interface import NotCompilable
+from onward.compiled.interface import NotCompilable, Shape
 from onward.model.cache import CacheEntry, CacheView, KVCache, LayerCache, SlotIndices
 from onward.model.paged import PagedLayerCache
 
@@ -172,11 +172,8 @@ def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
 
 
 @torch.inference_mode(False)  # inference mode would hide the parts of composed operations
-def record_step(
-    run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: tuple[int, int]
-) -> Recording:
-    """Record `run(tokens, positions, view)` for T new tokens in each of the first B rows of a cache; `shape` is
-    (B, T)."""
+def record_step(run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: Shape) -> Recording:
+    """Record `run(tokens, positions, view)` for T new tokens in each of the first B rows of a cache."""
     tokens, positions = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
     recorder, view = Recorder(), cache.view(0, shape[0])
     layers = list[LayerCache]()
