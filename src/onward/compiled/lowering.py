@@ -14,18 +14,8 @@ from onward.compiled.interface import NotCompilable, TooManyRows
 from onward.compiled.needed import label, name_of, tensors_in
 from onward.compiled.recording import Attention, Operation, Record, Write
 from onward.kernels.llvm import attention, elementwise
-from onward.kernels.llvm.attention import AttentionArguments, WriteArguments
 from onward.kernels.llvm.compiler import Arguments, Code, Emit
-from onward.kernels.llvm.elementwise import (
-    Formula,
-    GatherArguments,
-    LayerNormArguments,
-    Layout,
-    MeanArguments,
-    clamp,
-    like,
-    merged,
-)
+from onward.kernels.llvm.elementwise import Formula, Layout, clamp, like, merged
 from onward.kernels.llvm.products import ProductArguments, emit
 from onward.kernels.memory import Unreadable, address, strided_address
 from onward.model.cache import KVCache, LayerCache
@@ -79,7 +69,7 @@ def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[
 def write(record: Write, paged: bool, positions: Tensor) -> Call:
     """The call that writes vectors to a cache."""
     width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
-    arguments = WriteArguments(
+    arguments = attention.WriteArguments(
         vectors=whole(record.vectors), positions=whole(positions), tokens=positions.size(1), items=positions.numel()
     )
     return Call(("write", width, dtype, paged), attention.write(width, dtype, paged), arguments, record=record)
@@ -93,7 +83,7 @@ def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
         raise NotCompilable("attention to a cache of another form")
     options = attention.Options(record.window, record.scale, record.softcap, record.sinks is not None)
     form = attention.Form(heads, kv_heads, d_head, value_widths[0], DTYPES[record.q.dtype], options, paged)
-    arguments = AttentionArguments(
+    arguments = attention.AttentionArguments(
         y=whole(record.y),
         q=whole(record.q),
         sinks=address(record.sinks, record.q.dtype, heads),
@@ -143,24 +133,24 @@ def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], lis
     """An operation of two operands, one of which may be a number; the methods of Code for floats and for integers."""
 
     def lowered(operation: Operation) -> list[Call]:
-        pair, out = operation.arguments[:2], target_of(operation)
+        out, pair = target_of(operation), operation.arguments[:2]
+        if name_of(operation) == "rsub":
+            pair = pair[1], pair[0]
         operands = [x for x in pair if isinstance(x, Tensor)]
         integral = out.dtype == torch.int64
         if operation.options.get("alpha", 1) != 1 or operation.options.get("rounding_mode"):
             raise NotCompilable(name_of(operation))
         if any((x.dtype == torch.int64) != integral for x in operands) or (integral and of_integers is None):
             raise NotCompilable(f"{name_of(operation)} of integers")
-        if name_of(operation) == "rsub":
-            pair = pair[1], pair[0]
-        order = [i for i, x in enumerate(pair) if isinstance(x, Tensor)]
 
         def formula(code: Code, *values: Any) -> Any:
-            by_place = dict(zip(order if name_of(operation) != "rsub" or len(order) < 2 else order[::-1], values))
-            both = [by_place.get(i, like(code, values[0], pair[i]) if i not in by_place else None) for i in range(2)]
+            left = iter(values)
+            both = [next(left) if isinstance(x, Tensor) else like(code, values[0], x) for x in pair]
             return getattr(code, of_integers if integral and of_integers else of_floats)(*both)
 
-        key = operation.function, *(x for x in pair if not isinstance(x, Tensor)), *order
-        return [each(key, formula, out, operands)]
+        return [
+            each((operation.function, *(None if isinstance(x, Tensor) else x for x in pair)), formula, out, operands)
+        ]
 
     return lowered
 
@@ -254,7 +244,7 @@ def average(operation: Operation) -> list[Call]:
     last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
     if not last or operation.result.dtype != torch.float32:
         raise NotCompilable("a mean over other dimensions than the last")
-    arguments = MeanArguments(out=whole(operation.result), x=whole(x), items=x.numel() // x.size(-1))
+    arguments = elementwise.MeanArguments(out=whole(operation.result), x=whole(x), items=x.numel() // x.size(-1))
     return [Call(("mean", x.size(-1), x.dtype), elementwise.mean(Layout.of(x)), arguments)]
 
 
@@ -265,7 +255,7 @@ def layer_norm(operation: Operation) -> list[Call]:
         raise NotCompilable("a layer norm over several dimensions")
     emitted = elementwise.layer_norm(Layout.of(x), eps, weight is not None, bias is not None)
     key = "layer_norm", width, x.dtype, eps, weight is None, bias is None
-    arguments = LayerNormArguments(
+    arguments = elementwise.LayerNormArguments(
         out=address(out, x.dtype, *x.shape),
         x=whole(x),
         weight=address(weight, x.dtype, width),
@@ -279,7 +269,7 @@ def embedding(operation: Operation) -> list[Call]:
     weight, ids = operation.arguments[:2]
     if ids.dtype not in DTYPES or weight.dtype not in DTYPES:
         raise NotCompilable("an embedding in another form")
-    arguments = GatherArguments(
+    arguments = elementwise.GatherArguments(
         out=whole(operation.result), weight=whole(weight), ids=whole(ids), rows=len(weight), items=ids.numel()
     )
     emitted = elementwise.gather(Layout.of(weight), DTYPES[ids.dtype])
