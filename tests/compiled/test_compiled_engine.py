@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.compiled.steps import OF_MODELS
+from onward.compiled.steps import POOLS
 from onward.config.decoder import (
     DecoderConfig,
     Gated,
@@ -140,7 +140,7 @@ def assert_answers_are_equal(seed: int) -> int:
     model = decoder(random_config(Random(seed)))
     plain = answers(model, seed, None)
     assert answers(model, seed, 0) == plain
-    compiled = any(OF_MODELS[model].free.values())
+    compiled = any(POOLS[model].free.values())
     return sum(len(tokens) for tokens, _ in plain) if compiled else 0
 
 

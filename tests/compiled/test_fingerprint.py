@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import onward
-from onward.compiled.fingerprint import Look, checksum, fingerprint
+from onward.compiled.fingerprint import Snapshot, checksum, fingerprint
 from onward.generation.engine.blocks import BlockManager
 from onward.generation.engine.cache_manager import ConversationCache
 from onward.generation.engine.engine import Engine
@@ -230,6 +230,6 @@ def test_method_that_nothing_calls_keeps_compiled_steps(monkeypatch: pytest.Monk
     """transformers adds one to torch.nn.Module while it loads a model."""
     model = decoder(DECODERS["llama"])
     monkeypatch.setattr(nn.Module, "smart_apply", lambda self, function: self.smart_apply(function), raising=False)
-    assert Look(model).compilable
+    assert Snapshot(model).compilable
     monkeypatch.setattr(nn.Module, "_call_impl", lambda self, *args: self.forward(*args))
-    assert not Look(model).compilable
+    assert not Snapshot(model).compilable

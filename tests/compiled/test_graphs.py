@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onward.compiled.graphs import GraphStep, Replay, captured, decoding_step
+from onward.compiled.graphs import GraphStep, Replay, captured
+from onward.compiled.interface import decoding_step
 from onward.config.decoder import DecoderConfig
 from onward.generation.engine.blocks import BlockManager
 from onward.generation.engine.cache_manager import CacheManager

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import onward
-from onward.compiled.recording import NotCompilable
-from onward.compiled.steps import OF_MODELS, compile_step
+from onward.compiled.interface import NotCompilable
+from onward.compiled.steps import POOLS, StepPool, compile_step
 from onward.config.decoder import DecoderConfig
 from onward.generation.engine.blocks import BlockManager
 from onward.generation.engine.cache_manager import CacheManager
@@ -80,7 +80,7 @@ def test_engine_gives_the_same_tokens_compiled_or_not(name: str):
     model = model_of(replace(DECODERS[name], context_length=300))  # the cache grows
     plain = answers(model, None)
     assert answers(model, 0) == plain
-    free = OF_MODELS[model].free
+    free = POOLS[model].free
     assert sum(map(len, free.values())) == 3, "a program for each number of rows"
     assert answers(model, 0) == plain, "and again, with the programs there are"
     assert sum(map(len, free.values())) == 3
@@ -103,7 +103,7 @@ def test_engine_with_a_cache_gives_the_same_tokens_compiled_or_not(
 ):
     model = model_of(replace(DECODERS[name], context_length=64))
     answers(model, 0)  # makes programs of a contiguous cache, which must not be used
-    before = sum(map(len, OF_MODELS[model].free.values()))
+    before = sum(map(len, POOLS[model].free.values()))
     given = []
     for compile_after in 0, None:
         engine = Engine(model, rows=2, cache=cache(model.config), compile_after=compile_after)
@@ -113,7 +113,7 @@ def test_engine_with_a_cache_gives_the_same_tokens_compiled_or_not(
         list(engine.run())
         given.append([request.tokens for request in requests])
     assert given[0] == given[1]
-    assert sum(map(len, OF_MODELS[model].free.values())) == before + compiled
+    assert sum(map(len, POOLS[model].free.values())) == before + compiled
 
 
 def test_program_reads_weights_that_change_in_place_and_is_dropped_when_they_are_replaced():
@@ -144,3 +144,11 @@ def test_traced_decoding_takes_plain_steps_and_says_so():
     with pytest.warns(UserWarning, match="plain steps while the model is traced"), onward.trace(model, "blocks.0") as t:
         assert answers(model, 0) == plain
     assert len(t.calls) >= 10  # every step
+
+
+def test_too_many_rows_of_a_step_do_not_refuse_fewer_rows():
+    config, pool = DECODERS["gpt-oss"], StepPool()
+    assert pool.acquire(model_of(LLAMA), KVCache(LLAMA, 40, 8), (40, 1)) is None
+    assert not pool.refusal
+    assert pool.acquire(model_of(config), KVCache(config, 1, 8), (1, 1)) is None
+    assert REFUSED["gpt-oss"] in pool.refusal

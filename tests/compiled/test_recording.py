@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from onward.compiled.interface import NotCompilable
 from onward.compiled.program import Program
-from onward.compiled.recording import NotCompilable, record_step
+from onward.compiled.recording import record_step
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
 

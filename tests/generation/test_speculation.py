@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.compiled.steps import OF_MODELS
+from onward.compiled.steps import POOLS
 from onward.generation.distribution import next_token_distribution
 from onward.generation.engine import speculation
 from onward.generation.engine.drafts import LookupDraft, LookupIndex, ModelDraft
@@ -204,5 +204,5 @@ def test_drafts_and_verification_by_compiled_steps_give_the_same_tokens(rows: in
             pass
         found.append([request.tokens for request in requests])
     assert found[0] == found[1]
-    shapes = {shape for (shape, *_), free in OF_MODELS[model].free.items() if free}
+    shapes = {shape for (shape, *_), free in POOLS[model].free.items() if free}
     assert {(rows, 1), (rows, 4)} <= shapes

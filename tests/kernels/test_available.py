@@ -11,8 +11,8 @@ import llvmlite.binding as llvm
 import pytest
 import torch
 
-from onward.compiled import lowering, program
-from onward.compiled.recording import NotCompilable
+from onward.compiled import linking, lowering
+from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import compile_step
 from onward.generation.engine.engine import Engine
 from onward.generation.engine.request import Request
@@ -150,7 +150,7 @@ def test_code_that_llvm_refuses_is_raised(monkeypatch: pytest.MonkeyPatch) -> No
         return code.intrinsic(f"llvm.fabs.{'v16f32' if x.type == FLOATS else 'f32'}", x.type, [x, x])
 
     monkeypatch.setitem(lowering.OPERATIONS, "silu", lowering.unary(of_intrinsic))
-    monkeypatch.setattr(program, "KERNELS", {})  # those of other tests
+    monkeypatch.setattr(linking, "KERNELS", {})  # those of other tests
     with pytest.raises(RuntimeError, match="incorrect argument type"):
         generated(Decoder(DECODERS["llama"]).eval(), 2)
 

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,13 +23,13 @@ from llvmlite import ir
 
 from onward.cli import main
 from onward.cli.loading import code_folder
-from onward.compiled import graphs, program
-from onward.compiled.graphs import fused_step
+from onward.compiled import linking
+from onward.compiled.graphs import GraphStep
 from onward.generation.engine.engine import Engine
 from onward.generation.engine.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels.llvm import kept
-from onward.kernels.llvm.compiler import INT, add_kernel, load
+from onward.kernels.llvm.compiler import INT, add_kernel, arguments, load
 from onward.kernels.llvm.kept import NotKept, checksum, is_loadable, private_folder
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
@@ -37,17 +38,17 @@ from support.decoders import DECODERS
 from support.grids import first
 
 NOBODY = 65534
+Doubled = arguments("Doubled", "source", "target")
 
 
 def multiplying(factor: int, name: str = "kernel") -> ir.Module:
     """A kernel that writes its argument times a factor."""
     module = ir.Module()
 
-    def emit(code, arguments, first, end) -> None:
-        source, target = arguments
-        code.store(code.mul(code.scalar(source, "int64", 0), INT(factor)), code.at(target, "int64", 0))
+    def emit(code, given, first, end) -> None:
+        code.store(code.mul(code.scalar(given.source, "int64", 0), INT(factor)), code.at(given.target, "int64", 0))
 
-    add_kernel(module, name, 2, emit)
+    add_kernel(module, name, Doubled, emit)
     return module
 
 
@@ -55,8 +56,8 @@ def doubled(folder: Path, number: int) -> int:
     """Twice a number, by a kernel that is kept in a folder; another number where code has been planted there."""
     engine = load(multiplying(2), folder=folder)
     x, y = ctypes.c_int64(number), ctypes.c_int64()
-    fields = (ctypes.c_int64 * 4)(ctypes.addressof(x), ctypes.addressof(y), 1, 1)
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(engine.get_function_address("kernel"))(ctypes.addressof(fields))
+    given = Doubled(source=ctypes.addressof(x), target=ctypes.addressof(y), items=1, threads=1)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(engine.get_function_address("kernel"))(ctypes.addressof(given))
     return y.value
 
 
@@ -314,22 +315,21 @@ def test_torch_compile_gets_a_folder_of_this_user_alone(tmp_path: Path, monkeypa
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     found = []
 
-    class Step:
+    class Step(GraphStep):
         def __init__(self, *arguments: object, **options: object) -> None:
             found.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 
-        def run(self, *arguments: object) -> None:
+        def run(self, *arguments: object) -> Any:
             pass
 
-    monkeypatch.setattr(graphs, "GraphStep", Step)
     model = Decoder(DECODERS["llama"])
     monkeypatch.chdir(tmp_path)
     with warned_at_most_once():
-        fused_step(model, KVCache(model.config, 1, 8), (1, 1), Path("code"))
+        Step.compile_ahead(model, KVCache(model.config, 1, 8), (1, 1), Path("code"))
     assert found == [str(tmp_path / "code")]
     (tmp_path / "code").chmod(0o755)
     with warned_at_most_once("other users have access"):
-        fused_step(model, KVCache(model.config, 1, 8), (1, 1), Path("code"))
+        Step.compile_ahead(model, KVCache(model.config, 1, 8), (1, 1), Path("code"))
     assert found[1] != found[0]
     assert stat.S_IMODE(os.stat(found[1]).st_mode) == 0o700
 
@@ -344,7 +344,7 @@ def test_steps_compiled_ahead_give_the_tokens_of_plain_steps(tmp_path: Path) -> 
             assert engine.compile(1, tmp_path) == ""
         request = engine.add(Request([1, 2, 3], Sampling(temperature=0), 8))
         list(engine.run())
-        assert any(engine.runner.steps.programs.free.values()) == ahead
+        assert any(engine.runner.steps.pool.free.values()) == ahead
         found.append(request.tokens)
     assert found[0] == found[1]
 
@@ -386,7 +386,7 @@ def test_compile_without_a_home_to_write_to_gives_the_same_answer(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     take_away, count = HOMES[name]
     take_away(monkeypatch)
-    monkeypatch.setattr(program, "KERNELS", {})  # compiled anew
+    monkeypatch.setattr(linking, "KERNELS", {})  # compiled anew
     assert main([*words, "--compile"]) == 0
     captured = capsys.readouterr()
     assert captured.out == plain

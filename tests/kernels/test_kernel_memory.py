@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import onward
-from onward.compiled.recording import NotCompilable
+from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import compile_step
 from onward.config.decoder import DecoderConfig, SelfAttention
 from onward.generation.engine.request import Request
@@ -101,7 +101,7 @@ def test_program_follows_the_number_of_threads(threads: Callable[[int], None]) -
         for position, count in enumerate((4, 1, 2, 3, 1)):
             threads(count)
             assert_step_equals(position)
-            assert program.scratch.size(0) == count
+            assert program.binding.scratch.size(0) == count
 
         def elsewhere() -> None:
             torch.set_num_threads(2)  # of this thread of Python
@@ -273,7 +273,6 @@ SOURCE = Path(onward.__file__).parent
 IDENTITY = {  # files that compare the addresses of tensors, and read nothing there
     "checkpoint/huggingface/names.py",
     "checkpoint/peft/places.py",
-    "compiled/steps.py",
     "generation/engine/prefix_files.py",
     "inspection/doctor/caching.py",
     "inspection/doctor/learning.py",

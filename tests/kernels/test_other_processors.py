@@ -10,9 +10,10 @@ import pytest
 import torch
 from llvmlite import ir
 
-from onward.compiled import program
-from onward.compiled.graphs import decoding_step
-from onward.compiled.recording import NotCompilable, record_step
+from onward.compiled import linking
+from onward.compiled.interface import NotCompilable, decoding_step
+from onward.compiled.program import Program
+from onward.compiled.recording import record_step
 from onward.kernels.llvm import attention, compiler, cross_entropy, draws, fused, products
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
@@ -42,7 +43,7 @@ KERNELS: list[tuple[Any, ...]] = [  # functions that compile one, without their 
     (fused.rotation, 4, 24, 10, "bfloat16"),
     (fused.gate, "gelu", "bfloat16"),
     (cross_entropy.cross_entropy, 300, "bfloat16", -100),
-    (program.sequence,),
+    (linking.sequence,),
 ]
 
 
@@ -70,10 +71,10 @@ class Emitted:
 def emitted_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Emitted]:
     def emitted(processor: str) -> Emitted:
         load = Emitted(processor)
-        for module in compiler, program:
+        for module in compiler, linking:
             monkeypatch.setattr(module, "load", load)
-        monkeypatch.setattr(program, "KERNELS", {})
-        monkeypatch.setattr(program, "MODULES", [])
+        monkeypatch.setattr(linking, "KERNELS", {})
+        monkeypatch.setattr(linking, "MODULES", [])
         monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap({}))  # not those of this processor
         return load
 
@@ -106,7 +107,7 @@ def test_compiled_steps_are_valid_code_for_aarch64(step: tuple[str, str, Any], e
     try:
         recording = record_step(partial(decoding_step, model), cache, (1, 1))  # runs kernels of this processor
         load = emitted_for("aarch64")
-        program.Program(recording, cache, list(model.parameters()))
+        Program(recording, cache, list(model.parameters()))
     except NotCompilable:
         assert load is None or not load.sizes
     else:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from onward.kernels import memory
 from onward.kernels.llvm import compiler
-from onward.kernels.llvm.compiler import INT, Code, Emit
+from onward.kernels.llvm.compiler import INT, Arguments, Code, Emit
 
 RANGES: list[tuple[int, int]] = []  # the first byte of each operand and the one after its last, sorted
 NEAR = 200  # operands that begin before an access and may hold it
@@ -89,12 +89,12 @@ def compile_checked() -> None:
     )
     buffer, filled = memory.buffer, memory.filled
 
-    def checked_kernel(module: ir.Module, name: str, count: int, emit: Emit) -> None:
+    def checked_kernel(module: ir.Module, name: str, structure: type[Arguments], emit: Emit) -> None:
         def checked(code: CheckedCode, *arguments: Any) -> None:
             code.checked = True
             emit(code, *arguments)
 
-        add_kernel(module, name, count, checked)
+        add_kernel(module, name, structure, checked)
 
     def whole(tensor: Tensor) -> None:
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
@@ -139,11 +139,11 @@ def compile_checked() -> None:
 
 
 def assert_an_access_outside_is_noticed() -> None:
-    def emit(code: Any, arguments: Any, first: Any, end: Any) -> None:
+    def emit(code: Any, given: Any, first: Any, end: Any) -> None:
         with code.loop(first, end) as (index, _):
-            code.put(code.scalar(arguments[0], "float32", index), arguments[0], "float32", index)
+            code.put(code.scalar(given.x, "float32", index), given.x, "float32", index)
 
-    kernel, tensor = compiler.callable_kernel(1, emit), torch.zeros(8)
+    kernel, tensor = compiler.callable_kernel(compiler.arguments("Copied", "x"), emit), torch.zeros(8)
     kernel(memory.address(tensor[:4], torch.float32, 4), 4, 1)
     assert counts == {"accesses": 8, "outside": 0}
     kernel(memory.address(tensor[:4], torch.float32, 4), 5, 1)

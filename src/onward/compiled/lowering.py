@@ -1,26 +1,27 @@
-"""The kernels of recorded operations: each becomes one or more calls, with addresses that have been checked."""
+"""Lowers recorded operations to calls of kernels, whose arguments are addresses that have been checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from onward.compiled.interface import NotCompilable, TooManyRows
 from onward.compiled.needed import label, name_of, tensors_in
-from onward.compiled.recording import Attention, NotCompilable, Operation, Record, Write
+from onward.compiled.recording import Attention, Operation, Record, Write
 from onward.kernels.linear import max_rows
 from onward.kernels.llvm import attention, elementwise
-from onward.kernels.llvm.compiler import Code, Emit
+from onward.kernels.llvm.compiler import Arguments, Code, Emit
 from onward.kernels.llvm.elementwise import Formula, Layout, clamp, like, merged
-from onward.kernels.llvm.products import emit
-from onward.kernels.memory import address, strided_address
+from onward.kernels.llvm.products import ProductArguments, emit
+from onward.kernels.memory import Unreadable, address, strided_address
 from onward.kernels.quantized import addresses as weight_addresses
 from onward.kernels.rules import MIN_PARALLEL
-from onward.model.cache import KVCache, LayerCache
-from onward.model.paged import PagedLayerCache
+from onward.model.cache import KVCache
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int64: "int64"}
 MIN_PARALLEL_HEADS = 512  # numbers of a row's queries from which several threads are faster than one
@@ -28,55 +29,74 @@ MIN_PARALLEL_HEADS = 512  # numbers of a row's queries from which several thread
 
 @dataclass
 class Call:
-    """A call of a kernel: `key` names its code, `fields` are its arguments; the threads divide its items, if several
-    are faster than one."""
+    """A call of a kernel. Binding sets the number of threads, and the arguments that depend on a cache."""
 
-    key: tuple[Any, ...]
+    key: tuple[Any, ...]  # equal for calls of the same kernel
     emit: Emit
-    fields: list[int]
-    items: int = 1
-    parallel: bool = False
-    record: Record | None = None  # of the cache, whose memory may move
+    arguments: Arguments
+    parallel: bool = False  # whether several threads are faster than one
+    record: Write | Attention | None = None  # the access to the cache, whose memory may move
 
 
-def is_paged(layer: LayerCache) -> TypeGuard[PagedLayerCache]:
-    return isinstance(layer, PagedLayerCache)
+@contextmanager
+def unreadable_is_not_compilable() -> Iterator[None]:
+    """Raise NotCompilable in place of Unreadable."""
+    try:
+        yield
+    except Unreadable as reason:
+        raise NotCompilable(str(reason)) from reason
 
 
-def lower(record: Record, kv_cache: KVCache, positions: Tensor) -> list[Call]:
-    """The calls of kernels for a record."""
-    for tensor in tensors_in(vars(record).get("result")):
+def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[Call]:
+    """The calls of kernels for records. `cache` has the kinds of layers that the kernels read; `positions` (B, T) are
+    those of the recording. Raises NotCompilable."""
+    calls = []
+    with unreadable_is_not_compilable():
+        for record in records:
+            if isinstance(record, Write):
+                calls.append(write(record, cache.layers[record.layer].table is not None, positions))
+            elif isinstance(record, Attention):
+                calls.append(attend(record, cache.layers[record.layer].table is not None, positions))
+            else:
+                calls += operation_calls(record)
+    return calls
+
+
+def write(record: Write, paged: bool, positions: Tensor) -> Call:
+    """The call that writes vectors to a cache."""
+    width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
+    arguments = attention.WriteArguments(
+        vectors=whole(record.vectors), positions=whole(positions), tokens=positions.size(1), items=positions.numel()
+    )
+    return Call(("write", width, dtype, paged), attention.write(width, dtype, paged), arguments, record=record)
+
+
+def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
+    """The call that attends to a cache."""
+    rows, tokens, heads, d_head = record.q.shape
+    (kv_heads, *key_widths), (value_heads, *value_widths) = record.shapes
+    if key_widths != [d_head] or len(value_widths) != 1 or value_heads != kv_heads or heads % kv_heads:
+        raise NotCompilable("attention to a cache of another form")
+    options = attention.Options(record.window, record.scale, record.softcap, record.sinks is not None)
+    form = attention.Form(heads, kv_heads, d_head, value_widths[0], DTYPES[record.q.dtype], options, paged)
+    arguments = attention.AttentionArguments(
+        y=whole(record.y),
+        q=whole(record.q),
+        sinks=address(record.sinks, record.q.dtype, heads),
+        positions=whole(positions),
+        queries=rows * tokens,
+        tokens=tokens,
+        items=rows * tokens * kv_heads,
+    )
+    return Call(("attend", form), attention.attend(form), arguments, heads * d_head >= MIN_PARALLEL_HEADS, record)
+
+
+def operation_calls(operation: Operation) -> list[Call]:
+    """The calls for an operation of PyTorch."""
+    for tensor in tensors_in(operation.result):
         if tensor.dtype not in DTYPES:
-            raise NotCompilable(f"{label(record)} in {str(tensor.dtype).removeprefix('torch.')}")
-    if isinstance(record, Write):
-        width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
-        fields = [0, whole(record.vectors), whole(positions), positions.size(1), 0, 0, 0]
-        paged = is_paged(kv_cache.layers[record.layer])
-        emitted = attention.write(width, dtype, paged)
-        return [Call(("write", width, dtype, paged), emitted, fields, positions.numel(), record=record)]
-    if isinstance(record, Attention):
-        rows, tokens, heads, d_head = record.q.shape
-        (kv_heads, *key_widths), (value_heads, *value_widths) = record.shapes
-        if key_widths != [d_head] or len(value_widths) != 1 or value_heads != kv_heads or heads % kv_heads:
-            raise NotCompilable("attention to a cache of another form")
-        shape = heads, kv_heads, d_head, value_widths[0], DTYPES[record.q.dtype]
-        options = attention.Options(record.window, record.scale, record.softcap, record.sinks is not None)
-        fields = [
-            whole(record.y),
-            whole(record.q),
-            0,
-            0,
-            address(record.sinks, record.q.dtype, heads),
-            whole(positions),
-            rows * tokens,
-            tokens,
-            *[0] * 6,
-        ]
-        paged = is_paged(kv_cache.layers[record.layer])
-        parallel = heads * d_head >= MIN_PARALLEL_HEADS
-        emitted = attention.attend(*shape, options, paged)
-        return [Call(("attend", *shape, options, paged), emitted, fields, rows * tokens * kv_heads, parallel, record)]
-    return OPERATIONS.get(name_of(record).removesuffix("_"), unknown)(record)
+            raise NotCompilable(f"{label(operation)} in {str(tensor.dtype).removeprefix('torch.')}")
+    return OPERATIONS.get(name_of(operation).removesuffix("_"), unknown)(operation)
 
 
 def whole(tensor: Tensor) -> int:
@@ -99,33 +119,34 @@ def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence
     if any(t.dtype not in DTYPES for t in operands):
         raise NotCompilable(f"{key[0]} of {operands[0].dtype}")
     layouts = merged([Layout.of(out), *(Layout.of(t, out.shape) for t in operands)])
-    fields = [strided_address(t) for t in (out, *operands)]
+    structure, addresses = elementwise.operands(len(operands)), [strided_address(t) for t in (out, *operands)]
     form = tuple((layout.shape[1:], layout.strides, layout.dtype) for layout in layouts)
-    return Call((*key, form), elementwise.elementwise(formula, layouts), fields, layouts[0].shape[0])
+    arguments = structure(*addresses, items=layouts[0].shape[0])
+    return Call((*key, form), elementwise.elementwise(formula, layouts), arguments)
 
 
 def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], list[Call]]:
-    """An operation of two operands, of which one may be a number; Code's methods for floats and for integers."""
+    """An operation of two operands, one of which may be a number; the methods of Code for floats and for integers."""
 
     def lowered(operation: Operation) -> list[Call]:
-        pair, out = operation.arguments[:2], target_of(operation)
+        out, pair = target_of(operation), operation.arguments[:2]
+        if name_of(operation) == "rsub":
+            pair = pair[1], pair[0]
         operands = [x for x in pair if isinstance(x, Tensor)]
         integral = out.dtype == torch.int64
         if operation.options.get("alpha", 1) != 1 or operation.options.get("rounding_mode"):
             raise NotCompilable(name_of(operation))
         if any((x.dtype == torch.int64) != integral for x in operands) or (integral and of_integers is None):
             raise NotCompilable(f"{name_of(operation)} of integers")
-        if name_of(operation) == "rsub":
-            pair = pair[1], pair[0]
-        order = [i for i, x in enumerate(pair) if isinstance(x, Tensor)]
 
         def formula(code: Code, *values: Any) -> Any:
-            by_place = dict(zip(order if name_of(operation) != "rsub" or len(order) < 2 else order[::-1], values))
-            both = [by_place.get(i, like(code, values[0], pair[i]) if i not in by_place else None) for i in range(2)]
+            left = iter(values)
+            both = [next(left) if isinstance(x, Tensor) else like(code, values[0], x) for x in pair]
             return getattr(code, of_integers if integral and of_integers else of_floats)(*both)
 
-        key = operation.function, *(x for x in pair if not isinstance(x, Tensor)), *order
-        return [each(key, formula, out, operands)]
+        return [
+            each((operation.function, *(None if isinstance(x, Tensor) else x for x in pair)), formula, out, operands)
+        ]
 
     return lowered
 
@@ -180,33 +201,47 @@ def product(operation: Operation) -> list[Call]:
     if operation.options:
         raise NotCompilable("a product in another form")
     if rows > max_rows(x.dtype):
-        raise NotCompilable(f"{rows} rows")
-    dtype, pointer = DTYPES[x.dtype], address(weight, x.dtype, outputs, inputs)
-    ends = address(bias, x.dtype, outputs), address(out, x.dtype, rows, outputs)
-    fields = [address(x, x.dtype, rows, inputs), pointer, pointer, *ends, rows, outputs, inputs]
-    emitted = emit(dtype, dtype, bias is not None)
-    return [Call(("product", dtype, dtype, bias is not None), emitted, fields, outputs, weight.numel() >= MIN_PARALLEL)]
+        raise TooManyRows(f"{rows} rows")
+    pointer = address(weight, x.dtype, outputs, inputs)
+    return [product_call(DTYPES[x.dtype], x, (pointer, pointer), bias, out, outputs)]
 
 
 def quantized_product(operation: Operation) -> list[Call]:
     """A product with codes and scales."""
-    (x, codes, scales, bias), out = operation.arguments, operation.result
-    rows, outputs, inputs = x.numel() // x.size(-1), len(codes), x.size(-1)
-    form, dtype = "int8" if codes.dtype == torch.int8 else "int4", DTYPES[x.dtype]
-    ends = address(bias, x.dtype, outputs), address(out, x.dtype, *x.shape[:-1], outputs)
-    fields = [whole(x), *weight_addresses(codes, scales, inputs), *ends, rows, outputs, inputs]
-    emitted = emit(form, dtype, bias is not None)
-    several = outputs * inputs >= MIN_PARALLEL
-    return [Call(("product", form, dtype, bias is not None), emitted, fields, outputs, several)]
+    x, codes, scales, bias = operation.arguments
+    weight_format = "int8" if codes.dtype == torch.int8 else "int4"
+    pointers = weight_addresses(codes, scales, x.size(-1))
+    return [product_call(weight_format, x, pointers, bias, operation.result, len(codes))]
+
+
+def product_call(
+    weight_format: str, x: Tensor, pointers: tuple[int, int], bias: Tensor | None, out: Tensor, outputs: int
+) -> Call:
+    """The call of a product of x (..., I), given the addresses of the weight and its scales; out (..., O)."""
+    inputs, dtype, biased = x.size(-1), DTYPES[x.dtype], bias is not None
+    arguments = ProductArguments(
+        x=whole(x),
+        weight=pointers[0],
+        scales=pointers[1],
+        bias=address(bias, x.dtype, outputs),
+        y=address(out, x.dtype, *x.shape[:-1], outputs),
+        rows=x.numel() // inputs,
+        outputs=outputs,
+        inputs=inputs,
+        items=outputs,
+    )
+    key, emitted = ("product", weight_format, dtype, biased), emit(weight_format, dtype, biased)
+    return Call(key, emitted, arguments, parallel=outputs * inputs >= MIN_PARALLEL)
 
 
 def average(operation: Operation) -> list[Call]:
+    """mean over the last dimension."""
     x, *dims = operation.arguments[:2]
     last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
     if not last or operation.result.dtype != torch.float32:
         raise NotCompilable("a mean over other dimensions than the last")
-    fields, rows = [whole(operation.result), whole(x)], x.numel() // x.size(-1)
-    return [Call(("mean", x.size(-1), x.dtype), elementwise.mean(Layout.of(x)), fields, rows)]
+    arguments = elementwise.MeanArguments(out=whole(operation.result), x=whole(x), items=x.numel() // x.size(-1))
+    return [Call(("mean", x.size(-1), x.dtype), elementwise.mean(Layout.of(x)), arguments)]
 
 
 def layer_norm(operation: Operation) -> list[Call]:
@@ -216,17 +251,25 @@ def layer_norm(operation: Operation) -> list[Call]:
         raise NotCompilable("a layer norm over several dimensions")
     emitted = elementwise.layer_norm(Layout.of(x), eps, weight is not None, bias is not None)
     key = "layer_norm", width, x.dtype, eps, weight is None, bias is None
-    fields = [address(out, x.dtype, *x.shape), whole(x), *(address(t, x.dtype, width) for t in (weight, bias))]
-    return [Call(key, emitted, fields, x.numel() // width)]
+    arguments = elementwise.LayerNormArguments(
+        out=address(out, x.dtype, *x.shape),
+        x=whole(x),
+        weight=address(weight, x.dtype, width),
+        bias=address(bias, x.dtype, width),
+        items=x.numel() // width,
+    )
+    return [Call(key, emitted, arguments)]
 
 
 def embedding(operation: Operation) -> list[Call]:
     weight, ids = operation.arguments[:2]
     if ids.dtype not in DTYPES or weight.dtype not in DTYPES:
         raise NotCompilable("an embedding in another form")
-    fields = [*(whole(t) for t in (operation.result, weight, ids)), len(weight)]
+    arguments = elementwise.GatherArguments(
+        out=whole(operation.result), weight=whole(weight), ids=whole(ids), rows=len(weight), items=ids.numel()
+    )
     emitted = elementwise.gather(Layout.of(weight), DTYPES[ids.dtype])
-    return [Call(("embedding", weight.size(-1), weight.dtype), emitted, fields, ids.numel())]
+    return [Call(("embedding", weight.size(-1), weight.dtype), emitted, arguments)]
 
 
 def gelu(operation: Operation) -> list[Call]:

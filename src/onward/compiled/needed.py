@@ -1,5 +1,5 @@
-"""Which operations of a recorded step a program repeats: those that change from step to step, and that the result or
-the cache depends on."""
+"""The operations of a recorded step that a program repeats: those with inputs that change from step to step, on which
+the result or the cache depends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from onward.compiled.recording import Attention, NotCompilable, Operation, Record, Write
+from onward.compiled.interface import NotCompilable
+from onward.compiled.recording import Attention, Operation, Record, Recording, Write
 
 FACTORIES = {"new_full", "new_zeros", "new_ones", "new_empty", "zeros_like", "ones_like", "empty_like", "full_like"}
 
@@ -25,12 +26,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def memory(value: Any) -> set[int]:
-    """The memory of the tensors among arguments or results."""
+    """The addresses of the storages of the tensors among arguments or results."""
     return {tensor.untyped_storage().data_ptr() for tensor in tensors_in(value)}
 
 
 def reads_and_writes(record: Record) -> tuple[set[int], set[int]]:
-    """The memory that a record reads and writes; a view writes none."""
+    """The storages that a record reads and writes, by address; a view writes none."""
     if isinstance(record, Write):
         return memory(record.vectors), set()
     if isinstance(record, Attention):
@@ -46,11 +47,17 @@ def name_of(operation: Operation) -> str:
     return str(operation.function.overloadpacket.__name__)
 
 
-def needed(records: Sequence[Record], variable: Sequence[Tensor], result: Tensor) -> list[Record]:
-    """The records that change from step to step, and on which the result or the cache depends."""
-    changing, constant = memory(list(variable)), set[int]()
+def is_read(tensor: Tensor, records: Sequence[Record]) -> bool:
+    """Whether any record reads the memory of a tensor."""
+    return any(memory(tensor) & reads_and_writes(record)[0] for record in records)
+
+
+def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
+    """The records to repeat in each step, in their order. `weights` are tensors that may change between steps."""
+    inputs = [recording.tokens, recording.positions, recording.rope_length, *weights]
+    changing, constant = memory(inputs), set[int]()
     kept = []
-    for record in records:
+    for record in recording.records:
         reads, writes = reads_and_writes(record)
         if isinstance(record, Write | Attention) or reads & changing:
             if isinstance(record, Operation) and writes & constant:
@@ -59,7 +66,7 @@ def needed(records: Sequence[Record], variable: Sequence[Tensor], result: Tensor
             kept.append((record, reads, writes))
         else:
             constant |= writes
-    live, found = memory(result), list[Record]()
+    live, found = memory(recording.result), list[Record]()
     for record, reads, writes in reversed(kept):
         if isinstance(record, Write) or writes & live:
             live |= reads
@@ -68,5 +75,5 @@ def needed(records: Sequence[Record], variable: Sequence[Tensor], result: Tensor
 
 
 def label(record: Record) -> str:
-    """What a record does, for messages."""
+    """The name of a record in messages."""
     return name_of(record) if isinstance(record, Operation) else type(record).__name__.lower()

@@ -1,7 +1,7 @@
-"""Records the operations of one decoding step of a model: what `kernels/program.py` compiles.
+"""Records the operations of one decoding step of a model, which `compiled/program.py` compiles.
 
-The model runs as always, over a cache whose layers record what is written and attended to. A recorded tensor keeps its
-memory, so the operations can be repeated in place, on new tokens and positions.
+The model runs as always, over a cache whose layers record writes and attention. A recorded tensor keeps its memory, so
+the operations can be repeated in place, on new tokens and positions.
 Shapes: B rows, T tokens in a step, S slots.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,20 +17,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from onward.compiled.interface import NotCompilable, Shape
 from onward.model.cache import CacheEntry, CacheView, KVCache, LayerCache, SlotIndices
+from onward.model.mask import AttentionMask
 from onward.model.paged import PagedLayerCache
-
-if TYPE_CHECKING:
-    from onward.model.mask import AttentionMask
-
-
-class NotCompilable(Exception):
-    """The message names the operation because of which a step is not compiled."""
 
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """Vectors (B, T, ...) are written to an entry of a layer's cache."""
+    """A write of vectors (B, T, ...) to an entry of a layer's cache."""
 
     layer: int
     name: str
@@ -39,14 +34,14 @@ class Write:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Queries (B, T, H, E) attend to the entries `key` and `value` of a layer's cache; the result is `y`."""
+    """Attention of queries (B, T, H, E) to the entries `key` and `value` of a layer's cache; y (B, T, H, F)."""
 
     layer: int
     key: str
     value: str
     q: Tensor
     y: Tensor
-    shapes: tuple[torch.Size, torch.Size]  # of the key and of the value of a position: (K, E) and (K, F)
+    shapes: tuple[torch.Size, torch.Size]  # (K, E) of the key and (K, F) of the value of a position
     window: int
     scale: float
     softcap: float | None
@@ -64,12 +59,12 @@ class Operation:
 
 
 Record = Write | Attention | Operation
-READ = {"_local_scalar_dense", "equal", "is_nonzero"}  # a compiled step would repeat the value of its recording
+VALUE_READS = {"_local_scalar_dense", "equal", "is_nonzero"}  # a compiled step would repeat the recorded value
 HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__, Tensor.data_ptr}
 
 
 class Recorder(TorchDispatchMode):
-    """Records every operation of PyTorch inside the `with` block, and those of `RecordedLayer`."""
+    """Records every operation of PyTorch inside the `with` block, and the writes and attention of `RecordedLayer`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +79,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         result = function(*arguments, **(options or {}))
         name = function.overloadpacket.__name__
-        if name in READ:
+        if name in VALUE_READS:
             raise NotCompilable(f"{name}, which reads a value")
         if torch.Tag.nondeterministic_seeded in function.tags:
             raise NotCompilable(f"{name}, which draws random numbers")
@@ -96,7 +91,7 @@ class Recorder(TorchDispatchMode):
 
 
 class HostReads(TorchFunctionMode):
-    """Refuses what passes values of tensors to Python or NumPy without an operation of PyTorch."""
+    """Refuses functions that pass values of tensors to Python or NumPy without an operation of PyTorch."""
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: Mapping[str, Any] | None = None
@@ -174,12 +169,9 @@ def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
     return known and all(t.dtype == dtype for t in tensors)
 
 
-@torch.inference_mode(False)  # in which composed operations are not recorded by their parts
-def record_step(
-    run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: tuple[int, int]
-) -> Recording:
-    """Record `run(tokens, positions, view)` for T new tokens in each of the first B rows of a cache; `shape` is
-    (B, T)."""
+@torch.inference_mode(False)  # inference mode would hide the parts of composed operations
+def record_step(run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: Shape) -> Recording:
+    """Record `run(tokens, positions, view)` for T new tokens in each of the first B rows of a cache."""
     tokens, positions = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
     recorder, view = Recorder(), cache.view(0, shape[0])
     layers = list[LayerCache]()

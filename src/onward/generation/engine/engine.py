@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onward.arguments import Range, checked
-from onward.compiled.recording import NotCompilable
+from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import COMPILE_AFTER
 from onward.errors import UserError
 from onward.generation.distribution import check_mask

@@ -47,8 +47,7 @@ class PrefixCache:
         one_row = type(self.manager) is CacheManager and self.manager.cache.rows == 1 and self.files is None
         if self.state is None or one_row:
             return None
-        look = self.state.look or self.state.follow()
-        return look.name() if look.shareable else None
+        return self.state.current().fingerprint()
 
     def key(self, adapter: str) -> str | None:
         """The key of what the model computes now with an adapter; None where it is not shared."""

@@ -1,7 +1,7 @@
-"""Attention of the tokens of a call over a contiguous or a paged cache, which reads the visible positions only.
+"""Attention of the tokens of a call over a contiguous or a paged cache. Only visible positions are read.
 
 In a contiguous cache, position p of row b is in slot p % S of the row; in a paged one, S is the size of a block, and
-position p is in slot p % S of block table[b, p // S]. `table` has P columns, and is 0 for a contiguous cache.
+position p is in slot p % S of block table[b, p // S]. `table` (B, P) is 0 for a contiguous cache.
 Shapes: B rows, T tokens in a call, S slots, H heads, K key/value heads, G = H / K, E d_head, F width of a value.
 """
 
@@ -11,40 +11,52 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, LANES, Code, Emit, callable_kernel
+from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, LANES, Code, Emit, Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import exp, like, tanh
 from onward.kernels.llvm.products import Matrix, least, tile
 from onward.kernels.llvm.units import shuffle, sums, unit_for
 
+WriteArguments = arguments("WriteArguments", "entry", "vectors", "positions", "tokens", "slots", "table", "columns")
+AttentionArguments = arguments(
+    "AttentionArguments",
+    *("y", "q", "k", "v", "sinks", "positions", "queries", "tokens"),
+    *("slots", "row_slots", "scratch", "length", "table", "columns"),
+)
+AHEAD = 32  # keys and values are prefetched this many before they are read
+LINE = {"float32": 16, "bfloat16": 32}  # numbers in a line of memory
+KEYS = 4  # keys whose scores are computed together, with up to as many heads
+ZEROS = ir.Constant(FLOATS, [0.0] * LANES)
+LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)
+
 
 def write(width: int, dtype: str, paged: bool) -> Emit:
-    """The kernel `(entry, vectors, positions, T, S, table, P)` that writes the vectors (B, T, width) of the tokens at
-    `positions` (B, T) to the slots of an entry (B, S, width) or, paged, (blocks, S, width); an item is a token."""
+    """The kernel of WriteArguments: writes the vectors (B, T, width) of the tokens at `positions` (B, T) to the slots
+    of an entry (B, S, width) or, paged, (blocks, S, width). An item is a token; T is `tokens`, P is `columns`."""
 
-    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        entry, vectors, positions, tokens, slots, table, columns = arguments
+    def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (token, _):
-            position = code.scalar(positions, "int64", token)
-            block = row = code.udiv(token, tokens)
+            position = code.scalar(given.positions, "int64", token)
+            block = row = code.udiv(token, given.tokens)
             if paged:
-                block = block_of(code, table, columns, row, code.udiv(position, slots))
-            slot = code.add(code.mul(block, slots), code.urem(position, slots))
+                block = block_of(code, given, row, code.udiv(position, given.slots))
+            slot = code.add(code.mul(block, given.slots), code.urem(position, given.slots))
             target, source = code.mul(slot, INT(width)), code.mul(token, INT(width))
             for begin, stop, count in (0, width - width % LANES, LANES), (width - width % LANES, width, 1):
                 read = code.floats if count > 1 else code.scalar
                 with code.loop(begin, stop, count) as (index, _):
-                    code.put(read(vectors, dtype, code.add(source, index)), entry, dtype, code.add(target, index))
+                    vectors = read(given.vectors, dtype, code.add(source, index))
+                    code.put(vectors, given.entry, dtype, code.add(target, index))
 
     return emit
 
 
-def block_of(code: Code, table: Any, columns: Any, row: Any, index: Any) -> Any:
-    """The block of a row in this column of the table."""
-    return code.scalar(table, "int64", code.add(code.mul(row, columns), index))
+def block_of(code: Code, given: Values, row: Any, column: Any) -> Any:
+    """The block of a row in a column of the table."""
+    return code.scalar(given.table, "int64", code.add(code.mul(row, given.columns), column))
 
 
 @dataclass(frozen=True)
@@ -57,148 +69,219 @@ class Options:
     sinks: bool
 
 
-AHEAD = 32  # keys and values are prefetched this many before they are read
-LINE = {"float32": 16, "bfloat16": 32}  # numbers in a line of memory
-KEYS = 4  # keys whose scores are computed together, with up to as many heads
+@dataclass(frozen=True)
+class Form:
+    """The constants of a kernel: H, K, E, F, the dtype of all tensors, the options, and the kind of cache."""
+
+    heads: int
+    kv_heads: int
+    d_head: int
+    d_value: int
+    dtype: str
+    options: Options
+    paged: bool
+
+    @property
+    def group(self) -> int:
+        """G, the heads that share a key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def parts(self) -> list[range]:
+        """The heads of a group, up to KEYS of them together."""
+        return [range(g, min(g + KEYS, self.group)) for g in range(0, self.group, KEYS)]
 
 
-def attend(heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, options: Options, paged: bool) -> Emit:
-    """The kernel `(y, q, k, v, sinks, positions, B * T, T, S, R, scratch, L, table, P)`; an item is a key/value head
-    and token.
+def attend(form: Form) -> Emit:
+    """The kernel of AttentionArguments; an item is a key/value head and token.
 
-    q (B, T, H, E), k (B or blocks, S, K, E), v (B or blocks, S, K, F), sinks (H,), positions (B, T), y (B, T, H, F).
-    Rows of a contiguous cache are R slots apart. `scratch` has L floats for each thread and each of G, L being at least
-    the greatest number of visible positions. A token sees positions up to its own. The visible ones are in runs of
-    slots: one or two in a contiguous cache, one in each block of a paged one.
+    q (B, T, H, E), k (B or blocks, S, K, E), v (B or blocks, S, K, F), sinks (H,), positions (B, T), y (B, T, H, F);
+    `queries` is B * T, `tokens` T, `slots` S, `columns` P. Rows of a contiguous cache are `row_slots` apart. `scratch`
+    has `length` floats for each thread and head of a group, at least the number of positions that a token sees. A
+    token sees positions up to its own.
     """
-    group, unit = heads // kv_heads, unit_for(dtype)
 
-    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        y, q, k, v, sink_scores, positions, queries, tokens, slots, row_slots, scratch, length, table, columns = (
-            arguments
-        )
-        weights = [code.mul(code.add(code.mul(code.thread, INT(group)), INT(g)), length) for g in range(group)]
+    def emit(code: Code, given: Values, first: Any, end: Any) -> None:
+        group = range(form.group)
+        weights = [code.mul(code.add(code.mul(code.thread, INT(form.group)), INT(g)), given.length) for g in group]
         with code.loop(first, end) as (item, _):
-            query, kv_head = code.urem(item, queries), code.udiv(item, queries)
-            row, position = code.udiv(query, tokens), code.scalar(positions, "int64", query)
-            count = code.add(position, INT(1))
-            if options.window:
-                count = least(code, count, INT(options.window))
-            earliest = code.sub(code.add(position, INT(1)), count)
-            begin, column = code.urem(earliest, slots), code.udiv(earliest, slots)
-            until_end = least(code, count, code.sub(slots, begin))
-            after = code.sub(code.udiv(position, slots), column)  # paged: blocks after the first one
-            head = code.add(code.mul(query, INT(heads)), code.mul(kv_head, INT(group)))
-
-            @contextmanager
-            def runs(width: int, carried: Sequence[Any]) -> Iterator[tuple[Any, Any, Any, list[Any]]]:
-                """For each run of slots: the index of its first visible position, their number, the place of the first
-                vector of this width, and carried values."""
-                with code.loop(0, code.add(after, INT(1)) if paged else 2, 1, carried) as (run, values):
-                    initial = code.icmp_signed("==", run, INT(0))
-                    offset = code.add(until_end, code.mul(code.sub(run, INT(1)), slots))
-                    offset = code.select(initial, INT(0), offset)
-                    size = code.select(initial, until_end, least(code, slots, code.sub(count, offset)))
-                    start = code.mul(row, row_slots)
-                    if paged:
-                        start = code.mul(block_of(code, table, columns, row, code.add(column, run)), slots)
-                    slot = code.add(start, code.select(initial, begin, INT(0)))
-                    place = code.mul(code.add(code.mul(slot, INT(kv_heads)), kv_head), INT(width))
-                    yield offset, size, place, values
-
-            def fetch(matrix: Any, size: int, width: int, at: Any, keys: int) -> None:
-                """Prefetch the vectors that are read AHEAD keys later: those of the other heads lie between them."""
-                for key in range(AHEAD, AHEAD + keys):
-                    for start in range(0, size, LINE[dtype]):
-                        code.prefetch(code.at(matrix, dtype, code.add(at, INT(key * kv_heads * width + start))))
-
-            def score(part: range, keys: int, at: Any, index: Any) -> Any:
-                """Write the scores of some heads and the keys from a place on; returns them in a vector."""
-                x = [code.mul(code.add(head, INT(g)), INT(d_head)) for g in part]
-                places = [code.add(at, INT(i * kv_heads * d_head)) for i in range(keys)]
-                totals = sums(code, tile(code, unit, Matrix(q, dtype), x, Matrix(k, dtype), places, INT(d_head)))
-                totals = code.fmul(totals, like(code, totals, options.scale))
-                if options.softcap is not None:
-                    capped = tanh(code, code.fmul(totals, like(code, totals, 1 / options.softcap)))
-                    totals = code.fmul(capped, like(code, totals, options.softcap))
-                for i, g in enumerate(part):
-                    numbers = shuffle(code, range(i * keys, (i + 1) * keys), totals)
-                    code.put(numbers, scratch, "float32", code.add(weights[g], index))
-                return totals
-
-            greatest = [FLOAT(float("-inf"))] * group
-            lowest = ir.Constant(FLOATS, [float("-inf")] * LANES)
-            parts = [range(g, min(g + KEYS, group)) for g in range(0, group, KEYS)]
-            with runs(d_head, [lowest] * (2 * len(parts))) as (offset, size, place, peaks):
-                whole = code.sub(size, code.urem(size, INT(KEYS)))
-                for i, (start, stop, keys) in enumerate(((INT(0), whole, KEYS), (whole, size, 1))):
-                    with code.loop(start, stop, keys, peaks[i::2]) as (index, found):
-                        at = code.add(place, code.mul(index, INT(kv_heads * d_head)))
-                        fetch(k, d_head, d_head, at, keys)
-                        for n, part in enumerate(parts):
-                            totals = score(part, keys, at, code.add(offset, index))
-                            more = code.fcmp_unordered(">", totals, found[n])
-                            found[n] = code.select(more, totals, found[n])
-                    peaks[i::2] = found
-            for n, part in enumerate(parts):
-                for keys, peak in (KEYS, peaks[2 * n]), (1, peaks[2 * n + 1]):
-                    for i, g in enumerate(part):
-                        for lane in range(i * keys, (i + 1) * keys):
-                            number = code.extract_element(peak, ir.IntType(32)(lane))
-                            more = code.fcmp_unordered(">", number, greatest[g])
-                            greatest[g] = code.select(more, number, greatest[g])
-            if options.sinks:
-                for g in range(group):
-                    sink = code.scalar(sink_scores, dtype, code.urem(code.add(head, INT(g)), INT(heads)))
-                    greatest[g] = code.select(code.fcmp_unordered(">", sink, greatest[g]), sink, greatest[g])
-            factors = []
-            vectors = code.sub(count, code.urem(count, INT(LANES)))
-            for g in range(group):
-                zero, peak = ir.Constant(FLOATS, [0.0] * LANES), code.repeat(greatest[g])
-                with code.loop(0, vectors, LANES, [zero]) as (index, totals):
-                    where = code.add(weights[g], index)
-                    value = exp(code, code.fsub(code.floats(scratch, "float32", where), peak))
-                    code.put(value, scratch, "float32", where)
-                    totals[0] = code.fadd(totals[0], value)
-                with code.loop(vectors, count, 1, [code.sum(totals[0])]) as (index, totals):
-                    where = code.add(weights[g], index)
-                    value = exp(code, code.fsub(code.scalar(scratch, "float32", where), greatest[g]))
-                    code.put(value, scratch, "float32", where)
-                    totals[0] = code.fadd(totals[0], value)
-                total = totals[0]
-                if options.sinks:
-                    sink = code.scalar(sink_scores, dtype, code.urem(code.add(head, INT(g)), INT(heads)))
-                    total = code.fadd(total, exp(code, code.fsub(sink, greatest[g])))
-                factors.append(code.fdiv(FLOAT(1.0), total))
-            for start, width, lanes in pieces(d_value):
-                zero = ir.Constant(FLOATS, [0.0] * LANES) if lanes > 1 else FLOAT(0.0)
-                read, parts_of = (code.floats if lanes > 1 else code.scalar), width // lanes
-                with runs(d_value, [zero] * (group * parts_of)) as (offset, size, place, totals):
-                    with code.loop(0, size, 1, totals) as (index, found):
-                        at = code.add(code.add(place, INT(start)), code.mul(index, INT(kv_heads * d_value)))
-                        fetch(v, width, d_value, at, 1)
-                        values = [read(v, dtype, code.add(at, INT(i * lanes))) for i in range(parts_of)]
-                        for g in range(group):
-                            where = code.add(weights[g], code.add(offset, index))
-                            weight = like(code, zero, code.scalar(scratch, "float32", where))
-                            for i, value in enumerate(values):
-                                found[g * parts_of + i] = code.fma(weight, value, found[g * parts_of + i])
-                    totals[:] = found
-                for g in range(group):
-                    target = code.add(code.mul(code.add(head, INT(g)), INT(d_value)), INT(start))
-                    for i in range(parts_of):
-                        value = code.fmul(totals[g * parts_of + i], like(code, zero, factors[g]))
-                        code.put(value, y, dtype, code.add(target, INT(i * lanes)))
+            heads = Group(form, code, given, weights, item)
+            peaks = heads.write_scores()
+            factors = heads.write_weights(peaks)
+            heads.write_sums(factors)
 
     return emit
+
+
+class Run(NamedTuple):
+    """Visible slots that follow each other in memory."""
+
+    offset: Any  # of the first one among the visible positions
+    size: Any
+    place: Any  # of the vector of the first one
+
+
+class Group:
+    """The code of one item: the G heads of a key/value head attend to the positions that one token sees.
+
+    The scores of head g are in `scratch` from weights[g] on, and are replaced by the softmax weights, not normalized.
+    """
+
+    def __init__(self, form: Form, code: Code, given: Values, weights: Sequence[Any], item: Any) -> None:
+        self.form, self.code, self.given, self.weights = form, code, given, weights
+        query, self.kv_head = code.urem(item, given.queries), code.udiv(item, given.queries)
+        self.row, position = code.udiv(query, given.tokens), code.scalar(given.positions, "int64", query)
+        self.count = code.add(position, INT(1))  # visible positions
+        if form.options.window:
+            self.count = least(code, self.count, INT(form.options.window))
+        earliest = code.sub(code.add(position, INT(1)), self.count)
+        self.begin, self.column = code.urem(earliest, given.slots), code.udiv(earliest, given.slots)
+        self.until_end = least(code, self.count, code.sub(given.slots, self.begin))
+        self.blocks_after = code.sub(code.udiv(position, given.slots), self.column)  # in a paged cache
+        self.head = code.add(code.mul(query, INT(form.heads)), code.mul(self.kv_head, INT(form.group)))
+
+    @contextmanager
+    def runs(self, width: int, carried: Sequence[Any]) -> Iterator[tuple[Run, list[Any]]]:
+        """A loop over the runs of visible slots: one or two in a contiguous cache, one in each block of a paged one.
+        `width` is that of the vectors, `carried` as in `Code.loop`."""
+        code, slots = self.code, self.given.slots
+        with code.loop(0, code.add(self.blocks_after, INT(1)) if self.form.paged else 2, 1, carried) as (run, values):
+            initial = code.icmp_signed("==", run, INT(0))
+            offset = code.add(self.until_end, code.mul(code.sub(run, INT(1)), slots))
+            offset = code.select(initial, INT(0), offset)
+            size = code.select(initial, self.until_end, least(code, slots, code.sub(self.count, offset)))
+            start = code.mul(self.row, self.given.row_slots)
+            if self.form.paged:
+                start = code.mul(block_of(code, self.given, self.row, code.add(self.column, run)), slots)
+            slot = code.add(start, code.select(initial, self.begin, INT(0)))
+            vector = code.add(code.mul(slot, INT(self.form.kv_heads)), self.kv_head)
+            yield Run(offset, size, code.mul(vector, INT(width))), values
+
+    def prefetch(self, matrix: Any, size: int, width: int, place: Any, count: int) -> None:
+        """Prefetch `size` numbers of each of `count` vectors, AHEAD positions after the vector at `place`. Between them
+        are the vectors of the other key/value heads."""
+        code, form = self.code, self.form
+        for ahead in range(AHEAD, AHEAD + count):
+            for start in range(0, size, LINE[form.dtype]):
+                index = code.add(place, INT(ahead * form.kv_heads * width + start))
+                code.prefetch(code.at(matrix, form.dtype, index))
+
+    def write_scores(self) -> list[Any]:
+        """Write the scores of all heads and visible positions; returns the greatest score of each head, or its sink if
+        that is greater."""
+        code, form = self.code, self.form
+        with self.runs(form.d_head, [LOWEST] * (2 * len(form.parts))) as (run, peaks):
+            whole = code.sub(run.size, code.urem(run.size, INT(KEYS)))
+            for i, (start, stop, keys) in enumerate(((INT(0), whole, KEYS), (whole, run.size, 1))):
+                with code.loop(start, stop, keys, peaks[i::2]) as (index, found):
+                    place = code.add(run.place, code.mul(index, INT(form.kv_heads * form.d_head)))
+                    self.prefetch(self.given.k, form.d_head, form.d_head, place, keys)
+                    for n, part in enumerate(form.parts):
+                        scores = self.write_scores_of(part, keys, place, code.add(run.offset, index))
+                        more = code.fcmp_unordered(">", scores, found[n])
+                        found[n] = code.select(more, scores, found[n])
+                peaks[i::2] = found
+        return self.with_sinks(self.greatest(peaks))
+
+    def write_scores_of(self, part: range, keys: int, place: Any, index: Any) -> Any:
+        """Write the scores of some heads for the keys from `place` on, which are the visible positions from `index` on;
+        returns them in a vector, head by head."""
+        code, form, given = self.code, self.form, self.given
+        queries = [code.mul(code.add(self.head, INT(g)), INT(form.d_head)) for g in part]
+        places = [code.add(place, INT(i * form.kv_heads * form.d_head)) for i in range(keys)]
+        q, k = Matrix(given.q, form.dtype), Matrix(given.k, form.dtype)
+        scores = sums(code, tile(code, unit_for(form.dtype), q, queries, k, places, INT(form.d_head)))
+        scores = code.fmul(scores, like(code, scores, form.options.scale))
+        if form.options.softcap is not None:
+            capped = tanh(code, code.fmul(scores, like(code, scores, 1 / form.options.softcap)))
+            scores = code.fmul(capped, like(code, scores, form.options.softcap))
+        for i, g in enumerate(part):
+            numbers = shuffle(code, range(i * keys, (i + 1) * keys), scores)
+            code.put(numbers, given.scratch, "float32", code.add(self.weights[g], index))
+        return scores
+
+    def greatest(self, peaks: Sequence[Any]) -> list[Any]:
+        """The greatest score of each head. `peaks` has two vectors for each part of the heads: of scores that were
+        computed for KEYS keys together, and for one key."""
+        code, found = self.code, [FLOAT(float("-inf"))] * self.form.group
+        for n, part in enumerate(self.form.parts):
+            for keys, peak in (KEYS, peaks[2 * n]), (1, peaks[2 * n + 1]):
+                for i, g in enumerate(part):
+                    for lane in range(i * keys, (i + 1) * keys):
+                        score = code.extract_element(peak, ir.IntType(32)(lane))
+                        found[g] = code.select(code.fcmp_unordered(">", score, found[g]), score, found[g])
+        return found
+
+    def sink(self, g: int) -> Any:
+        """The sink of head g."""
+        head = self.code.urem(self.code.add(self.head, INT(g)), INT(self.form.heads))
+        return self.code.scalar(self.given.sinks, self.form.dtype, head)
+
+    def with_sinks(self, greatest: list[Any]) -> list[Any]:
+        """The greatest of each head's number and its sink."""
+        code = self.code
+        if not self.form.options.sinks:
+            return greatest
+        pairs = ((self.sink(g), number) for g, number in enumerate(greatest))
+        return [code.select(code.fcmp_unordered(">", sink, number), sink, number) for sink, number in pairs]
+
+    def write_weights(self, peaks: Sequence[Any]) -> list[Any]:
+        """Replace scores s by exp(s - peak) of their head; returns the factor of each head that normalizes them."""
+        code, factors = self.code, []
+        vectors = code.sub(self.count, code.urem(self.count, INT(LANES)))
+        for g, peak in enumerate(peaks):
+            repeated = code.repeat(peak)
+            with code.loop(0, vectors, LANES, [ZEROS]) as (index, totals):
+                self.write_exp(g, index, repeated, totals, code.floats)
+            with code.loop(vectors, self.count, 1, [code.sum(totals[0])]) as (index, totals):
+                self.write_exp(g, index, peak, totals, code.scalar)
+            total = totals[0]
+            if self.form.options.sinks:
+                total = code.fadd(total, exp(code, code.fsub(self.sink(g), peak)))
+            factors.append(code.fdiv(FLOAT(1.0), total))
+        return factors
+
+    def write_exp(self, g: int, index: Any, peak: Any, totals: list[Any], read: Callable[..., Any]) -> None:
+        """Replace the scores of head g from `index` on by exp(score - peak), and add them to totals[0]."""
+        code, place = self.code, self.code.add(self.weights[g], index)
+        value = exp(code, code.fsub(read(self.given.scratch, "float32", place), peak))
+        code.put(value, self.given.scratch, "float32", place)
+        totals[0] = code.fadd(totals[0], value)
+
+    def write_sums(self, factors: Sequence[Any]) -> None:
+        """Write y: the values of the visible positions summed with the weights, times the factor of each head."""
+        for start, width, lanes in pieces(self.form.d_value):
+            self.write_sums_of(start, width, lanes, factors)
+
+    def write_sums_of(self, start: int, width: int, lanes: int, factors: Sequence[Any]) -> None:
+        """Write `width` numbers of y for each head, from `start` on, `lanes` at a time."""
+        code, form, given = self.code, self.form, self.given
+        zero = ZEROS if lanes > 1 else FLOAT(0.0)
+        read, count = (code.floats if lanes > 1 else code.scalar), width // lanes
+        with self.runs(form.d_value, [zero] * (form.group * count)) as (run, totals):
+            with code.loop(0, run.size, 1, totals) as (index, found):
+                place = code.add(code.add(run.place, INT(start)), code.mul(index, INT(form.kv_heads * form.d_value)))
+                self.prefetch(given.v, width, form.d_value, place, 1)
+                values = [read(given.v, form.dtype, code.add(place, INT(i * lanes))) for i in range(count)]
+                for g in range(form.group):
+                    weight = code.add(self.weights[g], code.add(run.offset, index))
+                    weight = like(code, zero, code.scalar(given.scratch, "float32", weight))
+                    for i, value in enumerate(values):
+                        found[g * count + i] = code.fma(weight, value, found[g * count + i])
+            totals[:] = found
+        for g in range(form.group):
+            target = code.add(code.mul(code.add(self.head, INT(g)), INT(form.d_value)), INT(start))
+            for i in range(count):
+                value = code.fmul(totals[g * count + i], like(code, zero, factors[g]))
+                code.put(value, given.y, form.dtype, code.add(target, INT(i * lanes)))
 
 
 @cache
 def attention(
     heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, options: Options, paged: bool
 ) -> Callable[..., None]:
-    """The kernel of `attend` as a function of its arguments, the number of items, and that of threads."""
-    return callable_kernel(14, attend(heads, kv_heads, d_head, d_value, dtype, options, paged))
+    """The kernel of `attend` as a function of its arguments."""
+    return callable_kernel(AttentionArguments, attend(Form(heads, kv_heads, d_head, d_value, dtype, options, paged)))
 
 
 def pieces(width: int) -> list[tuple[int, int, int]]:

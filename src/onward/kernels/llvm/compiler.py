@@ -12,7 +12,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -185,14 +186,33 @@ def integers(value: int) -> ir.Constant:
     return ir.Constant(INTS, [value] * LANES)
 
 
-Emit = Callable[[Code, Sequence[ir.Value], ir.Value, ir.Value], None]
+class Arguments(ctypes.Structure):
+    """The arguments of a kernel; `arguments` makes subclasses. A misspelled name is an AttributeError."""
+
+    __slots__ = ()
+    names: ClassVar[tuple[str, ...]]  # of the fields, in their order
 
 
-def add_kernel(module: ir.Module, name: str, count: int, emit: Emit) -> None:
+def arguments(name: str, *fields: str) -> type[Arguments]:
+    """A class of Arguments with these fields, each an address or a number of 64 bits, followed by the number of `items`
+    and of `threads`. Callers set the fields by name, and emitters read them by name from `Values`."""
+    names = *fields, "items", "threads"
+    declared = [(field, ctypes.c_int64) for field in names]
+    return type(name, (Arguments,), {"__slots__": (), "_fields_": declared, "names": names})
+
+
+class Values(SimpleNamespace):
+    """The arguments of a kernel in its code: LLVM values under the names of its Arguments, without `threads`."""
+
+
+Emit = Callable[[Code, Values, ir.Value, ir.Value], None]  # (code, given, first, end): see `add_kernel`
+
+
+def add_kernel(module: ir.Module, name: str, structure: type[Arguments], emit: Emit) -> None:
     """Add a loop over independent items, such as the rows of a weight, which threads divide among themselves.
 
-    `emit(code, arguments, first, end)` emits the code for items `first` to `end` - 1. The function `name` takes
-    the address of an array of int64: the `count` arguments, then the number of items and of threads.
+    `emit(code, given, first, end)` emits the code for items `first` to `end` - 1. The function `name` takes the address
+    of a `structure`.
     """
     void, int32, task = ir.VoidType(), ir.IntType(32), ir.FunctionType(ir.VoidType(), [BYTES])
     if OPENMP[0] not in module.globals:
@@ -205,9 +225,9 @@ def add_kernel(module: ir.Module, name: str, count: int, emit: Emit) -> None:
     fields, thread, threads = share.args
     code = Code(share.append_basic_block())
     code.thread = thread
-    *arguments, items = (code.scalar(fields, "int64", i) for i in range(count + 1))
-    first, end = (code.udiv(code.mul(items, t), threads) for t in (thread, code.add(thread, INT(1))))
-    emit(code, arguments, first, end)
+    given = Values(**{field: code.scalar(fields, "int64", i) for i, field in enumerate(structure.names[:-1])})
+    first, end = (code.udiv(code.mul(given.items, t), threads) for t in (thread, code.add(thread, INT(1))))
+    emit(code, given, first, end)
     code.ret_void()
 
     worker = ir.Function(module, task, name + ".worker")
@@ -217,7 +237,7 @@ def add_kernel(module: ir.Module, name: str, count: int, emit: Emit) -> None:
 
     kernel = ir.Function(module, task, name)
     code = Code(kernel.append_basic_block())
-    threads = code.scalar(kernel.args[0], "int64", count + 1)
+    threads = code.scalar(kernel.args[0], "int64", structure.names.index("threads"))
     with code.if_else(code.icmp_signed(">", threads, INT(1))) as (several, one):
         with several:
             code.call(parallel, [worker, kernel.args[0], code.trunc(threads, int32), int32(0)])
@@ -259,15 +279,16 @@ def optimized(text: str, target: Any) -> Any:
     return parsed
 
 
-def callable_kernel(count: int, emit: Emit, cpu: str | None = None) -> Callable[..., None]:
-    """A kernel as a function of `count` integers (addresses and sizes), the number of items, and that of threads."""
+def callable_kernel(structure: type[Arguments], emit: Emit, cpu: str | None = None) -> Callable[..., None]:
+    """A kernel as a function of the fields of its structure, in their order or by name."""
     module = ir.Module()
-    add_kernel(module, "kernel", count, emit)
-    engine, fields = load(module, cpu), ctypes.c_int64 * (count + 2)
-    function = ctypes.PYFUNCTYPE(None, fields)(engine.get_function_address("kernel"))  # keeps the lock of Python
+    add_kernel(module, "kernel", structure, emit)
+    engine = load(module, cpu)
+    prototype = ctypes.PYFUNCTYPE(None, ctypes.POINTER(structure))  # keeps the lock of Python
+    function = prototype(engine.get_function_address("kernel"))
 
-    def call(*arguments: int) -> None:
-        function(fields(*arguments))
+    def call(*fields: int, **named: int) -> None:
+        function(structure(*fields, **named))
 
     call.engine = engine  # type: ignore[attr-defined]  # the code lives as long as this
     return call

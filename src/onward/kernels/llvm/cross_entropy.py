@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, LANES, Code, callable_kernel
+from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, LANES, Code, Values, arguments, callable_kernel
 from onward.kernels.llvm.draws import LOWEST
 from onward.kernels.llvm.elementwise import by_element, exp, like, row_sum, spans
+
+CrossEntropyArguments = arguments("CrossEntropyArguments", "losses", "gradient", "logits", "targets")
 
 
 @cache
 def cross_entropy(width: int, dtype: str, ignored: int) -> Callable[..., None]:
-    """The kernel `(losses, gradient, logits, targets, rows, threads)`: the losses (N,) of logits (N, width), and the
+    """The kernel of CrossEntropyArguments; an item is a row: the losses (N,) of logits (N, width), and the
     gradient of their sum (N, width) in the dtype of the logits; both are 0 where the target is `ignored`."""
 
-    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        losses, gradient, logits, targets = arguments
+    def emit(code: Code, given: Values, first: Any, end: Any) -> None:
+        gradient, logits = given.gradient, given.logits
         with code.loop(first, end) as (row, _):
-            start, target = code.mul(row, INT(width)), code.scalar(targets, "int64", row)
+            start, target = code.mul(row, INT(width)), code.scalar(given.targets, "int64", row)
             counts = code.icmp_signed("!=", target, INT(ignored))
             weight = code.select(counts, FLOAT(1.0), FLOAT(0.0))
             place = code.add(start, code.select(counts, target, INT(0)))
@@ -36,9 +38,9 @@ def cross_entropy(width: int, dtype: str, ignored: int) -> Callable[..., None]:
             logit = code.scalar(logits, dtype, place)
             code.put(code.fsub(code.fmul(power(logit), factor), weight), gradient, dtype, place)
             loss = code.fsub(code.fadd(top, by_element(code, "logf", total)), logit)
-            code.put(code.select(counts, loss, FLOAT(0.0)), losses, "float32", row)
+            code.put(code.select(counts, loss, FLOAT(0.0)), given.losses, "float32", row)
 
-    return callable_kernel(4, emit)
+    return callable_kernel(CrossEntropyArguments, emit)
 
 
 def greatest(code: Code, source: Any, dtype: str, start: Any, width: int) -> Any:

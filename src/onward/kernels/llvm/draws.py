@@ -7,13 +7,13 @@ Shapes: N rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from llvmlite import ir
 
-from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, LANES, Code, Emit, callable_kernel
+from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, LANES, Code, Emit, Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import exp, like
 from onward.splitmix import GOLDEN, MULTIPLIERS
 
@@ -21,27 +21,28 @@ DOUBLE = ir.DoubleType()
 HALF = LANES // 2
 LONGS, DOUBLES = ir.VectorType(INT, HALF), ir.VectorType(DOUBLE, HALF)
 LOWEST = -3e38  # the logit of a token that is not allowed
+DrawArguments = arguments("DrawArguments", "tokens", "logits", "allowed", "factors", "seeds", "index", "vocab_size")
 
 
 def emit(dtype: str, masked: bool) -> Emit:
-    """The kernel `(tokens, logits, allowed, factors, seeds, index, V)`; an item is a row.
+    """The kernel of DrawArguments; an item is a row.
 
     `factors` (N,) are the inverse temperatures, 0 for the likeliest token. The token is -1 where a logit is not finite,
     or none is allowed.
     """
 
-    def kernel(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        tokens, logits, allowed, factors, seeds, index, size = arguments
+    def kernel(code: Code, given: Values, first: Any, end: Any) -> None:
+        size = given.vocab_size
         whole = code.sub(size, code.urem(size, INT(LANES)))
         with code.loop(first, end) as (row, _):
             start = code.mul(row, size)
 
             def logit(place: Any, vector: bool) -> tuple[Any, Any]:
                 """The logit of a token, LOWEST where it is not allowed, and whether it is."""
-                value = (code.floats if vector else code.scalar)(logits, dtype, code.add(start, place))
+                value = (code.floats if vector else code.scalar)(given.logits, dtype, code.add(start, place))
                 if not masked:
                     return value, None
-                byte = code.bytes(allowed, place) if vector else code.load(code.at(allowed, "int8", place))
+                byte = code.bytes(given.allowed, place) if vector else code.load(code.at(given.allowed, "int8", place))
                 permitted = code.icmp_unsigned("!=", byte, ir.Constant(byte.type, None))
                 return code.select(permitted, value, like(code, value, LOWEST)), permitted
 
@@ -61,7 +62,7 @@ def emit(dtype: str, masked: bool) -> Emit:
                 scan(place, values, False)
             top, finite = values[0], code.fcmp_ordered("==", values[1], FLOAT(0.0))
             finite = code.and_(finite, code.fcmp_ordered(">", top, FLOAT(LOWEST)))
-            factor = code.scalar(factors, "float32", row)
+            factor = code.scalar(given.factors, "float32", row)
             result = code.alloca(INT)
             code.store(INT(-1), result)
             with code.if_then(finite), code.if_else(code.fcmp_ordered("==", factor, FLOAT(0.0))) as (greedy, random):
@@ -82,10 +83,10 @@ def emit(dtype: str, masked: bool) -> Emit:
                     with code.loop(whole, size) as (place, _):
                         note(place)
                 with random:
-                    state = scramble(code, code.add(code.scalar(seeds, "int64", row), INT(GOLDEN)))
-                    state = code.add(state, code.mul(code.scalar(index, "int64", row), INT(GOLDEN)))
+                    state = scramble(code, code.add(code.scalar(given.seeds, "int64", row), INT(GOLDEN)))
+                    state = code.add(state, code.mul(code.scalar(given.index, "int64", row), INT(GOLDEN)))
                     draw(code, scramble(code, scramble(code, state)), logit, top, factor, whole, size, result)
-            code.store(code.load(result), code.at(tokens, "int64", row))
+            code.store(code.load(result), code.at(given.tokens, "int64", row))
 
     return kernel
 
@@ -160,4 +161,4 @@ def spread(code: Code, value: Any, count: int) -> Any:
 @cache
 def draws(dtype: str, masked: bool) -> Callable[..., None]:
     """The kernel of `emit` as a function of its arguments, the number of rows, and that of threads."""
-    return callable_kernel(7, emit(dtype, masked))
+    return callable_kernel(DrawArguments, emit(dtype, masked))

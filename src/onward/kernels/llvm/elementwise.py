@@ -9,15 +9,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
 from torch import Tensor
 
-from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, INTS, LANES, Code, Emit, integers
+from onward.kernels.llvm.compiler import (
+    FLOAT,
+    FLOATS,
+    INT,
+    INTS,
+    LANES,
+    Arguments,
+    Code,
+    Emit,
+    Values,
+    arguments,
+    integers,
+)
 
 Value = Any  # of LLVM: an fp32 number, a vector of them, or an int64
 Formula = Callable[..., Value]  # (code, values of the operands ...) -> value
+MeanArguments = arguments("MeanArguments", "out", "x")
+LayerNormArguments = arguments("LayerNormArguments", "out", "x", "weight", "bias")
+GatherArguments = arguments("GatherArguments", "out", "weight", "ids", "rows")
 
 
 @dataclass(frozen=True)
@@ -35,13 +51,21 @@ class Layout:
         return Layout(tuple(tensor.shape), tensor.stride(), str(tensor.dtype).removeprefix("torch."))
 
 
+@cache
+def operands(count: int) -> type[Arguments]:
+    """The arguments of an elementwise kernel: `out` and the operands x0, x1, ..."""
+    return arguments(f"Operands{count}", "out", *(f"x{i}" for i in range(count)))
+
+
 def elementwise(formula: Formula, layouts: Sequence[Layout]) -> Emit:
-    """The kernel `(out, operands ...)` for merged layouts, of which the first is that of `out`: the formula for every
-    element. An item is an index of the first dimension, whose size the code does not depend on."""
+    """The kernel of `operands` that computes a formula for every element. `layouts`, merged, are those of `out` and of
+    the operands. An item is an index of the first dimension; the code does not depend on its size."""
     shape, strides = layouts[0].shape, [layout.strides for layout in layouts]
     vectors = all(layout.dtype != "int64" and layout.strides[-1] < 2 for layout in layouts) and strides[0][-1] == 1
 
-    def emit(code: Code, addresses: Sequence[Value], first: Value, end: Value) -> None:
+    def emit(code: Code, given: Values, first: Value, end: Value) -> None:
+        addresses = [given.out, *(getattr(given, f"x{i}") for i in range(len(layouts) - 1))]
+
         def moved(offsets: Sequence[Value], index: Value, dimension: int) -> list[Value]:
             return [code.add(o, code.mul(index, INT(s[dimension]))) for o, s in zip(offsets, strides)]
 
@@ -92,14 +116,13 @@ def merged(layouts: Sequence[Layout]) -> list[Layout]:
 
 
 def mean(x: Layout) -> Emit:
-    """The kernel `(out, x)`: the mean over the last dimension of x, contiguous, fp32; an item is a row."""
+    """The kernel of MeanArguments: the mean over the last dimension of x, contiguous, fp32; an item is a row."""
     width = x.shape[-1]
 
-    def emit(code: Code, arguments: Sequence[Value], first: Value, end: Value) -> None:
-        out, source = arguments
+    def emit(code: Code, given: Values, first: Value, end: Value) -> None:
         with code.loop(first, end) as (row, _):
-            total = row_sum(code, source, x.dtype, code.mul(row, INT(width)), width)
-            code.put(code.fmul(total, FLOAT(1 / width)), out, "float32", row)
+            total = row_sum(code, given.x, x.dtype, code.mul(row, INT(width)), width)
+            code.put(code.fmul(total, FLOAT(1 / width)), given.out, "float32", row)
 
     return emit
 
@@ -130,49 +153,46 @@ def spans(code: Code, width: int) -> Iterator[tuple[Value, Callable[..., Value]]
 
 
 def layer_norm(x: Layout, eps: float, weight: bool, bias: bool) -> Emit:
-    """The kernel `(out, x, weight, bias)` of a layer norm over the last dimension of x; an item is a row."""
+    """The kernel of LayerNormArguments: a layer norm over the last dimension of x; an item is a row."""
     width = x.shape[-1]
 
-    def emit(code: Code, arguments: Sequence[Value], first: Value, end: Value) -> None:
-        out, source, scale, shift = arguments
+    def emit(code: Code, given: Values, first: Value, end: Value) -> None:
         with code.loop(first, end) as (row, _):
             start = code.mul(row, INT(width))
-            average = code.fmul(row_sum(code, source, x.dtype, start, width), FLOAT(1 / width))
+            average = code.fmul(row_sum(code, given.x, x.dtype, start, width), FLOAT(1 / width))
 
             def square(value: Value) -> Value:
                 distance = code.fsub(value, like(code, value, average))
                 return code.fmul(distance, distance)
 
-            variance = code.fmul(row_sum(code, source, x.dtype, start, width, square), FLOAT(1 / width))
+            variance = code.fmul(row_sum(code, given.x, x.dtype, start, width, square), FLOAT(1 / width))
             factor = code.fdiv(FLOAT(1.0), root(code, code.fadd(variance, FLOAT(eps))))
             for index, read in spans(code, width):
-                value = read(source, x.dtype, code.add(start, index))
+                value = read(given.x, x.dtype, code.add(start, index))
                 value = code.fmul(code.fsub(value, like(code, value, average)), like(code, value, factor))
                 if weight:
-                    value = code.fmul(value, read(scale, x.dtype, index))
+                    value = code.fmul(value, read(given.weight, x.dtype, index))
                 if bias:
-                    value = code.fadd(value, read(shift, x.dtype, index))
-                code.put(value, out, x.dtype, code.add(start, index))
+                    value = code.fadd(value, read(given.bias, x.dtype, index))
+                code.put(value, given.out, x.dtype, code.add(start, index))
 
     return emit
 
 
 def gather(rows: Layout, index_dtype: str) -> Emit:
-    """The kernel `(out, weight, ids, rows)` of an embedding; an item is an id, and one that is not among the rows gives
-    NaN."""
+    """The kernel of GatherArguments: an embedding; an item is an id. An id that is not below `rows` gives NaN."""
     width = rows.shape[-1]
 
-    def emit(code: Code, arguments: Sequence[Value], first: Value, end: Value) -> None:
-        out, weight, ids, count = arguments
+    def emit(code: Code, given: Values, first: Value, end: Value) -> None:
         with code.loop(first, end) as (item, _):
-            row = code.scalar(ids, index_dtype, item)
-            known = code.icmp_unsigned("<", row, count)
+            row = code.scalar(given.ids, index_dtype, item)
+            known = code.icmp_unsigned("<", row, given.rows)
             start = code.mul(code.select(known, row, INT(0)), INT(width))
             target = code.mul(item, INT(width))
             for index, read in spans(code, width):
-                value = read(weight, rows.dtype, code.add(start, index))
+                value = read(given.weight, rows.dtype, code.add(start, index))
                 value = code.select(known, value, like(code, value, math.nan))
-                code.put(value, out, rows.dtype, code.add(target, index))
+                code.put(value, given.out, rows.dtype, code.add(target, index))
 
     return emit
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from onward.config.decoder import Activation
-from onward.kernels.llvm.compiler import FLOAT, INT, LANES, Code, Emit, callable_kernel
+from onward.kernels.llvm.compiler import FLOAT, INT, LANES, Code, Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import (
     Formula,
     Layout,
@@ -17,6 +17,7 @@ from onward.kernels.llvm.elementwise import (
     gelu,
     gelu_tanh,
     like,
+    operands,
     root,
     row_sum,
     sigmoid,
@@ -25,6 +26,10 @@ from onward.kernels.llvm.elementwise import (
 )
 from onward.kernels.llvm.units import ZERO
 
+NormArguments = arguments("NormArguments", "out", "factors", "x", "weight")
+NormGradientArguments = arguments("NormGradientArguments", "out", "outer", "x", "weight", "factors")
+NormWeightGradientArguments = arguments("NormWeightGradientArguments", "out", "outer", "x", "factors", "rows")
+RotationArguments = arguments("RotationArguments", "out", "x", "cosines", "sines")
 ACTIVATIONS: dict[Activation, Formula] = {
     "relu": lambda code, x: clamp(code, x, 0.0, None),
     "gelu": gelu,
@@ -52,67 +57,64 @@ class Norm:
 
 @cache
 def rms_norm(norm: Norm) -> Callable[..., None]:
-    """The kernel `(out, factors, x, weight, rows, threads)`; the factors 1 / sqrt(...) of the rows are fp32."""
+    """The kernel of NormArguments; an item is a row. The factors 1 / sqrt(...) of the rows are fp32."""
     width, dtype = norm.width, norm.dtype
 
-    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        out, factors, source, weight = arguments
+    def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (row, _):
             start = code.mul(row, INT(width))
-            squares = row_sum(code, source, dtype, start, width, lambda x: code.fmul(x, x))
+            squares = row_sum(code, given.x, dtype, start, width, lambda x: code.fmul(x, x))
             mean = code.fmul(squares, FLOAT(1 / width))
             factor = code.fdiv(FLOAT(1.0), root(code, code.fadd(mean, FLOAT(norm.eps))))
-            code.put(factor, factors, "float32", row)
+            code.put(factor, given.factors, "float32", row)
             for index, read in spans(code, width):
-                value = read(source, dtype, code.add(start, index))
-                value = code.fmul(code.fmul(value, like(code, value, factor)), norm.scale(code, weight, index, read))
-                code.put(value, out, norm.out_dtype, code.add(start, index))
+                value = read(given.x, dtype, code.add(start, index))
+                value = code.fmul(value, like(code, value, factor))
+                value = code.fmul(value, norm.scale(code, given.weight, index, read))
+                code.put(value, given.out, norm.out_dtype, code.add(start, index))
 
-    return callable_kernel(4, emit)
+    return callable_kernel(NormArguments, emit)
 
 
 @cache
 def rms_norm_gradient(norm: Norm) -> Callable[..., None]:
-    """The kernel `(gradient of x, that of the output, x, weight, factors, rows, threads)`: with a row's factor r and
-    g the gradient of the output times the scale, r g - x r ** 3 mean(g x)."""
+    """The kernel of NormGradientArguments; an item is a row. `out` is the gradient of x, `outer` that of the output:
+    with a row's factor r and g the gradient of the output times the scale, r g - x r ** 3 mean(g x)."""
     width = norm.width
 
-    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        out, outer, source, weight, factors = arguments
+    def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (row, _):
-            start, factor = code.mul(row, INT(width)), code.scalar(factors, "float32", row)
+            start, factor = code.mul(row, INT(width)), code.scalar(given.factors, "float32", row)
 
             def numbers(index: Any, read: Callable[..., Any]) -> tuple[Any, Any]:
                 place = code.add(start, index)
-                g = code.fmul(read(outer, norm.out_dtype, place), norm.scale(code, weight, index, read))
-                return g, read(source, norm.dtype, place)
+                g = code.fmul(read(given.outer, norm.out_dtype, place), norm.scale(code, given.weight, index, read))
+                return g, read(given.x, norm.dtype, place)
 
             mean = code.fmul(total(code, width, lambda *at: code.fmul(*numbers(*at))), FLOAT(1 / width))
             share = code.fneg(code.fmul(mean, code.fmul(factor, code.fmul(factor, factor))))
             for index, read in spans(code, width):
                 g, x = numbers(index, read)
                 value = code.fma(x, like(code, x, share), code.fmul(g, like(code, g, factor)))
-                code.put(value, out, norm.dtype, code.add(start, index))
+                code.put(value, given.out, norm.dtype, code.add(start, index))
 
-    return callable_kernel(5, emit)
+    return callable_kernel(NormGradientArguments, emit)
 
 
 @cache
 def rms_norm_weight_gradient(norm: Norm) -> Callable[..., None]:
-    """The kernel `(gradient of the weight in fp32, that of the output, x, factors, rows, items, threads)`; an item is
-    LANES columns, or one of those that are left."""
+    """The kernel of NormWeightGradientArguments; an item is LANES columns, or one of the remaining columns. `out` is
+    the gradient of the weight in fp32, `outer` that of the output."""
     width, blocks = norm.width, norm.width // LANES
 
-    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        out, outer, source, factors, rows = arguments
-
+    def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         def columns(begin: Any, read: Callable[..., Any], zero: Any) -> None:
-            with code.loop(0, rows, 1, [zero]) as (row, sums):
+            with code.loop(0, given.rows, 1, [zero]) as (row, sums):
                 place = code.add(code.mul(row, INT(width)), begin)
-                product = code.fmul(read(outer, norm.out_dtype, place), read(source, norm.dtype, place))
-                factor = code.scalar(factors, "float32", row)
+                product = code.fmul(read(given.outer, norm.out_dtype, place), read(given.x, norm.dtype, place))
+                factor = code.scalar(given.factors, "float32", row)
                 sums[0] = code.fma(product, like(code, product, factor), sums[0])
-            code.put(sums[0], out, "float32", begin)
+            code.put(sums[0], given.out, "float32", begin)
 
         with code.loop(first, end) as (item, _):
             whole = code.icmp_signed("<", item, INT(blocks))
@@ -122,7 +124,7 @@ def rms_norm_weight_gradient(norm: Norm) -> Callable[..., None]:
                 with one:
                     columns(code.add(item, INT(blocks * (LANES - 1))), code.scalar, FLOAT(0.0))
 
-    return callable_kernel(5, emit)
+    return callable_kernel(NormWeightGradientArguments, emit)
 
 
 def column_items(width: int) -> int:
@@ -132,32 +134,30 @@ def column_items(width: int) -> int:
 
 @cache
 def rotation(heads: int, d_head: int, half: int, dtype: str) -> Callable[..., None]:
-    """The kernel `(out, x, cosines, sines, tokens, threads)` of `positions.rotate`."""
+    """The kernel of RotationArguments for `positions.rotate`; an item is a token."""
 
-    def emit(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        out, source, cosines, sines = arguments
+    def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (token, _), code.loop(0, heads) as (head, _):
             angles = code.mul(token, INT(half))
             start = code.mul(code.add(code.mul(token, INT(heads)), head), INT(d_head))
             middle, rest = code.add(start, INT(half)), code.add(start, INT(2 * half))
             for index, read in spans(code, half):
-                a, b = (read(source, dtype, code.add(place, index)) for place in (start, middle))
-                cos, sin = (read(table, "float32", code.add(angles, index)) for table in (cosines, sines))
-                code.put(code.fsub(code.fmul(a, cos), code.fmul(b, sin)), out, dtype, code.add(start, index))
-                code.put(code.fadd(code.fmul(b, cos), code.fmul(a, sin)), out, dtype, code.add(middle, index))
+                a, b = (read(given.x, dtype, code.add(place, index)) for place in (start, middle))
+                cos, sin = (read(table, "float32", code.add(angles, index)) for table in (given.cosines, given.sines))
+                code.put(code.fsub(code.fmul(a, cos), code.fmul(b, sin)), given.out, dtype, code.add(start, index))
+                code.put(code.fadd(code.fmul(b, cos), code.fmul(a, sin)), given.out, dtype, code.add(middle, index))
             for index, read in spans(code, d_head - 2 * half):
                 place = code.add(rest, index)
-                code.put(read(source, dtype, place), out, dtype, place)
+                code.put(read(given.x, dtype, place), given.out, dtype, place)
 
-    return callable_kernel(4, emit)
+    return callable_kernel(RotationArguments, emit)
 
 
 @cache
 def gate(activation: Activation, dtype: str) -> Callable[..., None]:
-    """The kernel `(out, x, y, numbers, threads)` of activation(x) * y."""
+    """The kernel of `operands(2)`, x and y, that writes activation(x) * y; an item is a number."""
 
     def formula(code: Code, x: Any, y: Any) -> Any:
         return code.fmul(code.rounded(ACTIVATIONS[activation](code, x), dtype), y)
 
-    emit: Emit = elementwise(formula, [Layout((1,), (1,), dtype)] * 3)
-    return callable_kernel(3, emit)
+    return callable_kernel(operands(2), elementwise(formula, [Layout((1,), (1,), dtype)] * 3))

@@ -15,12 +15,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from onward.kernels.llvm import int4
-from onward.kernels.llvm.compiler import FLOATS, INT, LANES, Code, Emit, callable_kernel
+from onward.kernels.llvm.compiler import FLOATS, INT, LANES, Code, Emit, Values, arguments, callable_kernel
 from onward.kernels.llvm.units import ZERO, Unit, shuffle, sums, unit_for
 
 TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
 AHEAD = 4  # the weight is prefetched this many tiles ahead
 BLOCK = 1 << 18  # numbers of x that stay in a core's cache while the rows of the weight pass
+ProductArguments = arguments("ProductArguments", "x", "weight", "scales", "bias", "y", "rows", "outputs", "inputs")
 
 
 class Matrix(NamedTuple):
@@ -28,19 +29,6 @@ class Matrix(NamedTuple):
 
     address: Any
     dtype: str
-
-
-class Operands(NamedTuple):
-    """The arguments of a kernel: addresses, and the numbers of rows, outputs and inputs."""
-
-    x: Any
-    weight: Any
-    scales: Any
-    bias: Any
-    y: Any
-    rows: Any
-    outputs: Any
-    inputs: Any
 
 
 @dataclass(frozen=True)
@@ -52,7 +40,7 @@ class Product:
     biased: bool
     unit: Unit
 
-    def few_rows(self, code: Code, given: Operands, first: Any, end: Any) -> None:
+    def few_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
         """All rows of x times the rows of the weight from `first` to `end` - 1, one after the other."""
         x, weight, unit = Matrix(given.x, self.dtype), Matrix(given.weight, self.weight_format), self.unit
         rows, inputs, prepared, chains = given.rows, given.inputs, None, 4 if self.weight_format == "int8" else 1
@@ -68,7 +56,7 @@ class Product:
                 found = tile(code, unit, x, places[0], weight, places[1], inputs, chains=chains)
             self.store(code, given, found, row, 1, output, 1)
 
-    def many_rows(self, code: Code, given: Operands, first: Any, end: Any) -> None:
+    def many_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
         """As `few_rows`, in tiles. The rows of x are divided into blocks; all rows of the weight pass each block."""
         rows, inputs, weight = given.rows, given.inputs, Matrix(given.weight, self.weight_format)
         block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
@@ -85,7 +73,7 @@ class Product:
                     place = INT(0) if unpacked else code.mul(output, inputs)
                     self.tiles(code, given, weight, place, (begin, stop), output, outputs)
 
-    def unpack(self, code: Code, given: Operands, target: Any, output: Any, outputs: int) -> None:
+    def unpack(self, code: Code, given: Values, target: Any, output: Any, outputs: int) -> None:
         """Write the numbers of rows of the weight that are integers, as the unit reads them."""
         inputs, unit = given.inputs, self.unit
         width = int4.GROUP if self.weight_format == "int4" else unit.step
@@ -104,7 +92,7 @@ class Product:
                     code.store(vector, code.bitcast(pointer, vector.type.as_pointer()), align=1)
 
     def tiles(
-        self, code: Code, given: Operands, weight: Matrix, place: Any, rows: tuple[Any, Any], output: Any, outputs: int
+        self, code: Code, given: Values, weight: Matrix, place: Any, rows: tuple[Any, Any], output: Any, outputs: int
     ) -> None:
         """Rows of x times the rows of the weight that begin at `place`."""
         inputs, (begin, stop) = given.inputs, rows
@@ -126,7 +114,7 @@ class Product:
                 self.store(code, given, found, row, size, output, outputs)
 
     def store(
-        self, code: Code, given: Operands, found: Sequence[Any], row: Any, rows: int, output: Any, outputs: int
+        self, code: Code, given: Values, found: Sequence[Any], row: Any, rows: int, output: Any, outputs: int
     ) -> None:
         """Write a tile of y, given the partial sums of its numbers, those of a row after each other."""
         totals = sums(code, found)
@@ -208,11 +196,10 @@ def least(code: Code, a: Any, b: Any) -> Any:
 
 
 def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = None) -> Emit:
-    """The kernel of `Operands`; an item is an output. `bf16_dots` as in `unit_for`."""
+    """The kernel of ProductArguments; an item is an output. `bf16_dots` as in `unit_for`."""
     product = Product(weight_format, dtype, biased, unit_for(dtype, bf16_dots))
 
-    def kernel(code: Code, arguments: Sequence[Any], first: Any, end: Any) -> None:
-        given = Operands(*arguments)
+    def kernel(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.if_else(code.icmp_signed("<", given.rows, INT(TILE))) as (few, many):
             with few:
                 product.few_rows(code, given, first, end)
@@ -224,6 +211,6 @@ def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = 
 
 @cache
 def products(weight_format: str, dtype: str, biased: bool, cpu: str | None = None) -> Callable[..., None]:
-    """The kernel `(x, weight, scales, bias, y, N, O, I, O, threads)`, given addresses, for weights of a format
-    (float32, bfloat16, int8 or int4) and x, bias and y of a dtype (float32 or bfloat16)."""
-    return callable_kernel(8, emit(weight_format, dtype, biased, False if cpu else None), cpu)
+    """The kernel as a function of its arguments, for weights of a format (float32, bfloat16, int8 or int4) and x, bias
+    and y of a dtype (float32 or bfloat16)."""
+    return callable_kernel(ProductArguments, emit(weight_format, dtype, biased, False if cpu else None), cpu)

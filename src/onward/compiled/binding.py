@@ -1,0 +1,69 @@
+"""Binds a program's calls to the memory of a cache and to the number of threads, both of which may change.
+
+Shapes: B rows, S slots, P columns of a block table, T threads, H heads, L positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from onward.compiled.lowering import Call, unreadable_is_not_compilable
+from onward.compiled.recording import Attention, Write
+from onward.kernels.memory import Unreadable, address, buffer, rows_address
+from onward.model.cache import KVCache, LayerCache
+
+
+class Binding:
+    """The layers and threads that the arguments of some calls are set for. `rows` is B; `cache` has the kinds of layers
+    that the calls were compiled for."""
+
+    def __init__(self, calls: Sequence[Call], cache: KVCache, rows: int) -> None:
+        self.calls, self.rows = calls, rows
+        self.paged = [layer.table is not None for layer in cache.layers]
+        self.layers: list[LayerCache] = []
+        self.threads = 0
+        self.scratch: Tensor | None = None  # (T, H, L): attention scores
+
+    def follow(self, cache: KVCache) -> None:
+        """Bind the calls anew if the cache has other layers than before, as after it has grown, or PyTorch another
+        number of threads. Raises NotCompilable."""
+        if self.layers != cache.layers or self.threads != torch.get_num_threads():
+            with unreadable_is_not_compilable():
+                self.bind(list(cache.layers), torch.get_num_threads())
+
+    def bind(self, layers: list[LayerCache], threads: int) -> None:
+        """Set the arguments that depend on the memory of the layers and on the number of threads. Raises Unreadable."""
+        if self.paged != [layer.table is not None for layer in layers]:
+            raise Unreadable("a cache of another kind")
+        queries = [call.record.q for call in self.calls if isinstance(call.record, Attention)]
+        heads = max((q.size(2) for q in queries), default=0)
+        length = max(layer.slots * (1 if layer.table is None else layer.table.size(1)) for layer in layers)
+        self.scratch, scratch = buffer((threads, heads, length), torch.float32)
+        for call in self.calls:
+            arguments, record = call.arguments, call.record
+            arguments.threads = threads if call.parallel else 1
+            if record is None:
+                continue
+            layer = layers[record.layer]
+            arguments.slots = layer.slots
+            if layer.table is not None:
+                columns = layer.table.size(1)
+                arguments.table, arguments.columns = rows_address(layer.table, torch.int64, self.rows, columns)
+            if isinstance(record, Write):
+                arguments.entry = self.entry(layer, record.name, record.vectors.dtype, record.vectors.shape[2:])
+            else:
+                arguments.k = self.entry(layer, record.key, record.q.dtype, record.shapes[0])
+                arguments.v = self.entry(layer, record.value, record.q.dtype, record.shapes[1])
+                arguments.row_slots, arguments.scratch, arguments.length = layer.slots, scratch, length
+        self.layers, self.threads = layers, threads
+
+    def entry(self, layer: LayerCache, name: str, dtype: torch.dtype, shape: Sequence[int]) -> int:
+        """The address of an entry of a layer: (B or more, S, *shape) or, paged, (blocks, S, *shape), contiguous. Raises
+        Unreadable."""
+        entry = layer.entries[name]
+        if layer.table is None and len(entry) < self.rows:
+            raise Unreadable(f"a cache of {len(entry)} rows for a step of {self.rows}")
+        return address(entry, dtype, len(entry), layer.slots, *shape)

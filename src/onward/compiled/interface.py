@@ -1,0 +1,53 @@
+"""The interface of compiled decoding steps: a Program on a CPU (`program.py`), CUDA graphs on CUDA (`graphs.py`).
+
+Shapes: B rows, T tokens of each, more than one where drafted tokens are verified, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Self
+
+from torch import Tensor
+
+from onward.model.cache import CacheView, KVCache
+from onward.model.decoder import Decoder
+
+Shape = tuple[int, int]  # (B, T)
+
+
+class NotCompilable(Exception):
+    """The message names the operation or the circumstance that prevents the compilation of a step."""
+
+
+class TooManyRows(NotCompilable):
+    """A step of fewer rows of the same model may be compiled."""
+
+
+class CompiledStep(ABC):
+    """A decoding step of a model for the first rows of a cache.
+
+    Its tokens, positions and results have memory of their own: one runner at a time uses it.
+    """
+
+    @classmethod
+    @abstractmethod
+    def compile(cls, model: Decoder, cache: KVCache, shape: Shape) -> Self:
+        """Compile a step between two plain ones. Raises NotCompilable."""
+
+    @classmethod
+    @abstractmethod
+    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: Shape, folder: Path | None) -> Self:
+        """Compile a step before the first request, which may take longer than `compile` and needs empty rows; a
+        `folder` keeps its code for the next start. Raises NotCompilable."""
+
+    @abstractmethod
+    def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
+        """The logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`; the next run overwrites them.
+        Raises NotCompilable for a cache of another form."""
+
+
+def decoding_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
+    """The step that is compiled: the logits (B, T, V) for tokens (B, T) at positions (B, T)."""
+    return model.logits(model.hidden_of_checked(tokens, positions, view))
