@@ -2,8 +2,8 @@
 
 import pytest
 
-from onward.cli.options import arguments
-from onward.cli.train import Options
+from onward.cli.commands.train import Options
+from onward.cli.shared.options import arguments
 from onward.config.decoder import DecoderConfig
 from onward.config.part_types import FeedForward, Position
 from onward.fields import hints

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import onward
-from onward.cli import bench, main
+from onward.cli import main
+from onward.cli.commands import bench
 from onward.planning import speed
 from onward.planning.parameters import parameters
 from onward.reports.pictures.roofline import roofline

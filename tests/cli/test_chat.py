@@ -19,7 +19,7 @@ import torch
 
 import onward
 from onward.cli import main
-from onward.cli.chat import Conversation, Options
+from onward.cli.commands.chat import Conversation, Options
 from onward.config.decoder import DecoderConfig, SelfAttention
 from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from onward.cli.display import Display
+from onward.cli.shared.display import Display
 from onward.training.run.run import Run
 
 from support.runs import config

@@ -13,7 +13,7 @@ import pytest
 
 import onward
 from onward.cli import main
-from onward.cli.generate import Options, sample
+from onward.cli.commands.generate import Options, sample
 from onward.generation.engine.engine import Engine
 from onward.generation.engine.request import Request
 from onward.language_model import LanguageModel

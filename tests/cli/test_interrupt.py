@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.cli.train import Requests, train
+from onward.cli.commands.train import Requests, train
 from onward.training.run.checks import Check
 from onward.training.run.run import Run
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from onward.cli import main
-from onward.cli.options import Argument, arguments
+from onward.cli.shared.options import Argument, arguments
 
 from support.limits import limited
 
@@ -38,7 +38,7 @@ SLOW = {"--compile", "--import"}  # a minute each time; modules of this machine
 
 
 def options(command: str) -> list[Argument]:
-    table = arguments(importlib.import_module(f"onward.cli.{command}").Options)
+    table = arguments(importlib.import_module(f"onward.cli.commands.{command}").Options)
     return [argument for argument in table if not argument.positional and argument.flag not in SLOW]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from onward import fields as typed
 from onward.cli import COMMANDS, main
-from onward.cli.options import Argument, arguments
+from onward.cli.shared.options import Argument, arguments
 from onward.reports.pictures import views
 
 REFUSED = {
@@ -83,13 +83,13 @@ def test_an_option_of_another_view_is_refused(
 
 
 def test_each_view_of_inspect_declares_its_options() -> None:
-    inspect = importlib.import_module("onward.cli.inspect")
+    inspect = importlib.import_module("onward.cli.commands.inspect")
     assert inspect.VIEWS.keys() == {*views.VIEWS, "features", "names"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_declared_options_exist(command: str) -> None:
-    options = importlib.import_module(f"onward.cli.{command}").Options
+    options = importlib.import_module(f"onward.cli.commands.{command}").Options
     names = typed.hints(options).keys()
     declared = {name for own in getattr(options, "reads", {}).values() for name in own}
     assert declared <= names
@@ -192,7 +192,7 @@ def recording(cls: type, reads: Reads) -> type:
 
 
 def options_of(command: str) -> list[Argument]:
-    table = arguments(importlib.import_module(f"onward.cli.{command}").Options)
+    table = arguments(importlib.import_module(f"onward.cli.commands.{command}").Options)
     return [one for one in table if not one.positional and one.name not in SLOW]
 
 
@@ -238,7 +238,7 @@ def test_given_options_are_read_or_refused(
         (place := tmp_path / str(seed) / "made").mkdir(parents=True)
         monkeypatch.chdir(place.parent)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The cat\n")))
-        module = importlib.import_module(f"onward.cli.{command}")
+        module = importlib.import_module(f"onward.cli.commands.{command}")
         with monkeypatch.context() as patch:
             reads = Reads(set())
             patch.setattr(module, "Options", recording(module.Options, reads))

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 import pytest
 
-from onward.cli import COMMANDS, completion, main
-from onward.cli.options import COMMON, ESCAPED, arguments, make_parser, parse, read, with_flags
+from onward.cli import COMMANDS, main
+from onward.cli.commands import completion
+from onward.cli.shared.options import COMMON, ESCAPED, arguments, make_parser, parse, read, with_flags
 from onward.errors import UserError
 
 
@@ -77,7 +78,7 @@ def test_help_lists_common_options_and_help_all_every_option(command: str) -> No
     table = completion.tables()[command]
     common = COMMON[f"onward {command}"]
     assert {*common} <= {argument.name for argument in table}
-    cls = sys.modules[f"onward.cli.{command}"].Options
+    cls = sys.modules[f"onward.cli.commands.{command}"].Options
     short, long = (help_of(cls, f"onward {command}", everything) for everything in (False, True))
     for argument in table:
         if not argument.positional:

@@ -9,7 +9,7 @@ import torch
 
 import onward
 from onward.cli import main
-from onward.cli.plan import Options, decoder_of, machine
+from onward.cli.commands.plan import Options, decoder_of, machine
 from onward.families import presets
 from onward.planning.devices import DEVICES
 from onward.planning.flops import training_flops

@@ -10,7 +10,7 @@ import pytest
 import onward
 from onward import fields
 from onward.cli import main
-from onward.cli.train import configure
+from onward.cli.commands.train import configure
 from onward.training.config import RunConfig
 
 from support.decoders import DECODERS, decoder

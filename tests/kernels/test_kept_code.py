@@ -22,7 +22,7 @@ import torch
 from llvmlite import ir
 
 from onward.cli import main
-from onward.cli.loading import code_folder
+from onward.cli.shared.loading import code_folder
 from onward.compiled import linking
 from onward.compiled.graphs import GraphStep
 from onward.generation.engine.engine import Engine

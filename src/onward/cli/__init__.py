@@ -1,4 +1,4 @@
-"""The command `onward`: one file per sub-command, imported when it is called."""
+"""The command `onward`: one file of `commands/` per sub-command, imported when called; `shared/` is common to them."""
 
 import importlib
 import os
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from onward.cli import streams
+from onward.cli.shared import streams
 
 GROUPS = {
     "begin": {
@@ -130,8 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def sentence(error: Exception, words: Sequence[str]) -> str | None:
     """One sentence for an exception; None for one that is not the user's."""
-    from onward.cli.options import with_flags
-    from onward.cli.output import printable, shortened
+    from onward.cli.shared.options import with_flags
+    from onward.cli.shared.output import printable, shortened
     from onward.errors import UserError
 
     if isinstance(error, UserError):
@@ -168,7 +168,7 @@ def dispatch(words: list[str]) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = partial(show_warning, warnings.showwarning)
         try:
-            status: int | None = importlib.import_module(f"onward.cli.{words[0]}").main(words[1:])
+            status: int | None = importlib.import_module(f"onward.cli.commands.{words[0]}").main(words[1:])
         except SystemExit:  # after --help
             sys.stdout.flush()
             raise

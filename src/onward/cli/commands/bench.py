@@ -1,0 +1,260 @@
+"""onward bench: how fast a model generates or is trained, and how near this machine's limits that is."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+
+from onward.arguments import Range
+from onward.cli.commands.plan import check_context
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.config.part_types import Size
+from onward.errors import UserError
+
+if TYPE_CHECKING:
+    from onward.model.decoder import Decoder
+    from onward.planning.speed import Precision
+
+ABOUT = """\
+Measure how fast a model reads prompts and decodes, for numbers of rows and precisions: tokens per second, the bytes
+that decoding a token reads, this machine's bandwidth and arithmetic, and the shares of both that are reached. Other
+programs that run meanwhile slow it down.
+
+With --train the model is trained on random tokens, and not saved: tokens per second, the operations that a token needs,
+the share of the arithmetic that is reached (MFU), and the milliseconds of each part of a step.
+
+examples:
+  onward bench runs/mybook
+  onward bench runs/mybook --batch 1,4,16 --precision bfloat16,int8 --json
+  onward bench pythia-160m --out roofline.svg      a published release, with random weights
+  onward bench small --train --batch 4,12          a preset of onward train, with 4,096 tokens in its vocabulary
+"""
+MILLION, BILLION = 1e6, 1e9
+TRAINED = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes in which training computes products
+VOCABULARY = 4096  # tokens of a preset of training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The model, and what is measured."""
+
+    positional: ClassVar[tuple[str, ...]] = ("model",)
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "training": ("context", "optimizer"),
+        "decoding": ("prompt", "new", "out"),
+    }
+    model: str  # folder of the model, its name on the hub, or a published release, which gets random weights
+    batch: str = ""  # numbers of rows that decode together, by default 1,16; with --train of windows, by default 8
+    precision: str = ""  # of the weights, by default float32,bfloat16,int8,int4; with --train float32,bfloat16
+    train: bool = False  # measure training
+    context: Size | None = None  # tokens of a window, with --train; none: all of the model's context
+    optimizer: Literal["adamw", "muon"] = "adamw"  # with --train
+    prompt: Annotated[int, Range(1, 1 << 20)] | None = None  # tokens of each prompt; none: 128, or half the context
+    new: Annotated[int, Range(8, 1 << 20)] | None = None  # new tokens of each answer; none: 128, or half the context
+    seconds: Annotated[float, Range(0, 3600)] = 10.0  # for each number of rows and precision; the first run ends always
+    threads: Annotated[int, Range(0, 4096)] = 0  # of the processor; 0: as many as PyTorch takes
+    device: str = "auto"  # auto, cpu, cuda, mps
+    out: str = ""  # also draw a roofline: a file that ends in .svg, .png, .html or .json
+    revision: str = ""  # of a model on the hub: a branch, a tag or a commit; by default main
+    json: bool = False  # print the result as JSON
+
+    @property
+    def view(self) -> str:
+        """What is measured."""
+        return "training" if self.train else "decoding"
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward bench", about=ABOUT)
+    batches = numbers(options.batch or ("8" if options.train else "1,16"))
+    if options.revision and without_weights(options.model):
+        raise UserError(f"revision is {options.revision!r}, and {options.model} gets random weights: leave it out")
+    if options.train:
+        train(options, batches)
+        return
+    import torch
+
+    from onward.cli.commands.plan import decoder_of
+    from onward.device import choose_device
+    from onward.planning.machine import peak_flops, read_bandwidth
+    from onward.planning.speed import Limits, Precision, measure
+    from onward.reports.pictures.picture import FORMATS
+    from onward.reports.pictures.roofline import roofline
+
+    precisions = words(options.precision or ",".join(get_args(Precision)), get_args(Precision), "precision")
+    if options.out and Path(options.out).suffix not in FORMATS:
+        raise UserError(f"out is {options.out}: name a file that ends in {', '.join(FORMATS)}")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = choose_device(options.device)
+    room = decoder_of(options.model, VOCABULARY).context_length
+    prompt, new = options.prompt or min(128, room // 2), options.new or min(128, room // 2)
+    if prompt + new > room:
+        raise UserError(f"prompt is {prompt} and new {new}: together at most the context, {room} tokens")
+    cases = len(batches) * len(precisions)
+    console.print(
+        f"{cases} cases of about {options.seconds:g} s, and longer where one run takes longer: some "
+        f"{cases * options.seconds + 5:,.0f} s, and the time of loading",
+        soft_wrap=True,
+    )
+    with console.status("bandwidth and arithmetic of this machine") as status:
+        dtypes = {torch.float32 if precision == "float32" else torch.bfloat16 for precision in precisions}
+        limits = Limits(read_bandwidth(device), {dtype: peak_flops(dtype, device) for dtype in dtypes})
+        found = []
+        for precision, model in models(options, precisions, device):
+            for batch in batches:
+                status.update(f"{precision}, batch {batch}")
+                found.append(
+                    measure(
+                        model,
+                        precision,
+                        batch,
+                        prompt=prompt,
+                        new=new,
+                        seconds=options.seconds,
+                        limits=limits,
+                    )
+                )
+    if options.out:
+        roofline(options.model, found, limits).write(Path(options.out))
+    peaks = {str(dtype).removeprefix("torch."): flops for dtype, flops in limits.flops.items()}
+    if options.json:
+        machine = {"device": str(device), "threads": torch.get_num_threads(), "bandwidth": limits.bandwidth}
+        print_json({"model": options.model, **machine, "flops": peaks, "speeds": [asdict(speed) for speed in found]})
+        return
+    print_table(
+        [
+            {
+                "precision": speed.precision,
+                "batch": speed.batch,
+                "prefill tokens/s": f"{speed.prefill:,.0f}",
+                "of the arithmetic": f"{speed.flops_share:.0%}",
+                "decode tokens/s": f"{speed.decode:,.0f}",
+                "MB per token": f"{speed.bytes_per_token / MILLION:,.3g}",
+                "of the bandwidth": f"{speed.bandwidth_share:.0%}",
+            }
+            for speed in found
+        ]
+    )
+    arithmetic = ", ".join(f"{flops / BILLION:,.0f} GFLOP/s in {name}" for name, flops in peaks.items())
+    console.print(
+        f"\nthis machine, measured: reads {limits.bandwidth / BILLION:.1f} GB/s; {arithmetic}; device {device}, "
+        f"{torch.get_num_threads()} threads",
+        soft_wrap=True,
+    )
+    for reason, where in plain_cases(found).items():
+        console.print(f"plain steps, not compiled ({where}): {reason}", markup=False, soft_wrap=True)
+    if options.out:
+        console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
+    print_next(f"onward quantize {quote(options.model)} OUT" if Path(options.model).exists() else "onward models")
+
+
+def train(options: Options, batches: Sequence[int]) -> None:
+    """Measure training."""
+    import torch
+
+    from onward.device import choose_device
+    from onward.planning.machine import peak_flops
+    from onward.training.step.speed import measure_training
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device, found, peaks = choose_device(options.device), [], {}
+    precisions = [name.strip() for name in (options.precision or "float32,bfloat16").split(",")]
+    for name in precisions:
+        if name not in TRAINED:
+            raise UserError(f"precision has {name!r}, which is not trained: choose {' or '.join(TRAINED)}")
+    with console.status("arithmetic of this machine") as status:
+        for name in precisions:
+            peaks[name] = peak_flops(getattr(torch, name), device)
+            for batch in batches:
+                status.update(f"{name}, batch {batch}")
+                model = next(models(options, ["float32"], device))[1]
+                context = options.context or model.config.context_length
+                check_context(model.config, context)
+                keys = {"peak": peaks[name], "seconds": options.seconds, "optimizer": options.optimizer}
+                found.append(measure_training(model, TRAINED[name], batch, context, **keys))  # type: ignore[arg-type]
+    if options.json:
+        machine = {"device": str(device), "threads": torch.get_num_threads(), "flops": peaks}
+        print_json({"model": options.model, **machine, "training": [asdict(speed) for speed in found]})
+        return
+    print_table(
+        [
+            {
+                "precision": speed.precision,
+                "batch": f"{speed.batch} x {speed.context:,}",
+                "tokens/s": f"{speed.tokens_per_second:,.0f}",
+                "GFLOP per token": f"{speed.flops_per_token / BILLION:,.3g}",
+                "of the arithmetic": f"{speed.flops_share:.0%}",
+                "ms per step": f"{1000 * speed.step:,.1f}",
+                **{part: f"{1000 * spent:,.1f}" for part, spent in speed.seconds.items()},
+            }
+            for speed in found
+        ]
+    )
+    arithmetic = ", ".join(f"{flops / BILLION:,.0f} GFLOP/s in {name}" for name, flops in peaks.items())
+    console.print(f"\nthis machine, measured: {arithmetic}; device {device}, {torch.get_num_threads()} threads")
+    print_next(f"onward plan {quote(options.model)}")
+
+
+def plain_cases(found: Sequence[Any]) -> dict[str, str]:
+    """The cases whose steps are not compiled, by the reason."""
+    cases: dict[str, list[str]] = {}
+    for speed in found:
+        if speed.plain:
+            cases.setdefault(speed.plain, []).append(f"{speed.precision}, batch {speed.batch}")
+    return {reason: "; ".join(where) for reason, where in cases.items()}
+
+
+def without_weights(model: str) -> bool:
+    """Whether a model is a release or a preset of training, whose weights are made at random."""
+    from onward.families import presets
+    from onward.training.presets import PRESETS
+
+    return model in presets() or model in PRESETS
+
+
+def models(options: Options, precisions: "Sequence[Precision]", device: Any) -> "Iterator[tuple[Precision, Decoder]]":
+    """The model in each precision; only one is in memory."""
+    import torch
+
+    import onward
+    from onward.families import preset
+    from onward.training.presets import PRESETS, decoder
+    from onward.transforms.quantize import quantize_model
+
+    for precision in precisions:
+        dtype = torch.float32 if precision == "float32" else torch.bfloat16
+        quantize = precision if precision in ("int8", "int4") else None
+        if without_weights(options.model):
+            torch.manual_seed(0)
+            config = (
+                decoder(options.model, VOCABULARY, {}) if options.model in PRESETS else preset(options.model).config
+            )
+            model = onward.Decoder(config).to(device, dtype).eval()
+            if quantize is not None:
+                quantize_model(model, quantize)
+        else:
+            model = onward.load(options.model, dtype, device, quantize=quantize, revision=options.revision).model
+        yield precision, model
+
+
+def words(text: str, known: Sequence[str], name: str) -> list[Any]:
+    """The known words in a text such as `a,b`."""
+    from onward.fields import nearest
+
+    found = [word.strip() for word in text.split(",")]
+    for word in found:
+        if word not in known:
+            raise UserError(f"{name} has {word!r}: {nearest(word, known)}")
+    return found
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers of rows in a text such as `1,16`."""
+    found = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
+    if not all(1 <= number <= 4096 for number in found):
+        raise UserError(f"batch is {text!r}: write numbers of rows from 1 to 4096, such as 1,16")
+    return found

@@ -1,0 +1,48 @@
+"""onward card: the model card of a model or a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import ClassVar
+
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import print_next
+from onward.errors import UserError
+from onward.files import written_whole
+from onward.hub import CARD
+
+ABOUT = """\
+Write the model card of a model or a run: its parts, the command, the data and the curves of its training, the
+evaluation, and how to load it in Onward, transformers and llama.cpp, as far as these are on record.
+
+examples:
+  onward card runs/mybook --license mit                     runs/mybook/README.md, to add to before onward push
+  onward card runs/mybook --license apache-2.0 --name me/mybook --out card.md
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The model and its card."""
+
+    positional: ClassVar[tuple[str, ...]] = ("folder",)
+    folder: str  # folder of a run or a model
+    license: str = ""  # of the model, as the hub names it: apache-2.0, mit, cc-by-4.0, ...
+    name: str = ""  # of the model on the hub, such as me/mybook; "": that of the folder
+    out: str = ""  # the file to write; "": README.md in the folder
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward card", about=ABOUT)
+    folder = Path(options.folder)
+    out = Path(options.out) if options.out else folder / CARD
+    if out.exists():
+        raise UserError(f"{out} exists already: name another file with --out, or remove it")
+    from onward.reports.runs.card import model_card
+
+    text = model_card(folder, options.license, options.name)
+    with written_whole(out) as new:
+        new.write_text(text, encoding="utf-8")
+    print(f"card: {quote(str(out))}")
+    print_next(f"onward push {quote(str(folder))} {quote(options.name or 'me/' + folder.resolve().name)} --dry-run")

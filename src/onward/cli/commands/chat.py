@@ -1,0 +1,200 @@
+"""onward chat: a conversation with a model."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from onward import fields
+from onward.cli.shared.loading import Compiling, Loading, compile_steps, load
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console, printable, warn_of_temperature, warn_of_unknown
+from onward.cli.shared.streams import read_line
+from onward.errors import UserError
+from onward.generation.options import GenerationOptions
+
+if TYPE_CHECKING:
+    from onward.generation.engine.cache_manager import ConversationCache
+    from onward.language_model import LanguageModel
+    from onward.text.chat import Message
+
+ABOUT = """\
+Talk with a model, turn by turn; each line that is piped in is a message.
+
+examples:
+  onward chat runs/mybook
+  onward chat models/assistant --system "Answer in one sentence." --temperature 0
+  echo "What is a cat?" | onward chat models/assistant --json
+
+Ctrl-C stops an answer and keeps the text so far; Ctrl-D or /exit leaves. /help lists the other commands.
+"""
+
+HELP = """\
+/reset               forget the conversation, but not the system prompt
+/undo                forget the last message and its answer
+/set                 list the settings
+/set NAME VALUE      change a setting, as /set temperature 0.7
+/help                this list
+/exit                leave, as Ctrl-D does; Ctrl-C stops an answer
+Type a space before a message that begins with /."""
+
+OF_TEXTS = "n", "logprobs"  # options of onward generate that a conversation has no use for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(GenerationOptions):
+    """Settings of the answers, which /set changes."""
+
+    max_new_tokens: int | None = 1024  # the most tokens of an answer; none: as many as the context holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings, Compiling, Loading):
+    """The model, the conversation and the output."""
+
+    positional: ClassVar[tuple[str, ...]] = ("model",)
+    fixed: ClassVar[tuple[str, ...]] = OF_TEXTS
+    adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
+    model: str  # folder of the model, or its name on the hub
+    system: str = ""  # the system prompt: a first message that tells the model how to answer
+    context: int = 8192  # the most tokens of the conversation that the model sees; at most its own context
+    json: bool = False  # print each answer as a line of JSON
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward chat", about=ABOUT)
+    if options.context < 2:
+        raise UserError(f"context is {options.context}: it must be at least 2")
+    warn_of_temperature(options.temperature)
+    lm = load(options.model, options)
+    options = replace(options, adapter=None)  # the one that was loaded
+    conversation, typed = Conversation(lm, options), sys.stdin.isatty()
+    if options.compile:
+        compile_steps(lm.engine(rows=1, cache=conversation.empty_cache()), 1)
+    if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - so that lines can be edited
+        console.print("/help lists the commands")
+    while True:
+        try:
+            line = input("> ") if typed else read_line()
+        except EOFError:
+            if typed:
+                print()
+            return
+        except KeyboardInterrupt:
+            if not typed:
+                raise
+            print("\n(Ctrl-D or /exit leaves)")
+            continue
+        try:
+            if line.strip() == "/exit":
+                return
+            if line.startswith("/"):
+                conversation.command(line)
+            elif line.strip():
+                conversation.answer(line.strip())
+        except UserError as error:
+            if not typed:
+                raise
+            console.print(f"onward: {error}", markup=False, soft_wrap=True)
+
+
+class Conversation:
+    """The messages so far, the settings, and the cache with the keys and values of the messages."""
+
+    def __init__(self, lm: "LanguageModel", options: Options) -> None:
+        self.lm, self.options = lm, options
+        self.length = min(options.context, lm.config.context_length)
+        self.settings: Settings = options
+        self.system = [{"role": "system", "content": options.system}] if options.system else []
+        self.turns: list[dict[str, str]] = []  # messages of the user and answers of the assistant, alternating
+        self.cache: ConversationCache | None = None
+        self.finish_reason = ""  # of the last answer; empty if it was interrupted
+
+    def empty_cache(self) -> "ConversationCache":
+        """A cache that grows with the conversation."""
+        from onward.generation.engine.cache_manager import ConversationCache
+        from onward.generation.engine.engine import CHUNK, STEP
+        from onward.model.cache import KVCache
+
+        model, chunk = self.lm.model, min(CHUNK, self.length)
+        return ConversationCache(
+            KVCache(self.lm.config, 1, self.length, chunk, step=STEP, device=model.device, dtype=model.dtype)
+        )
+
+    def answer(self, text: str) -> None:
+        """Print the answer to a message as it grows, and keep both."""
+        warn_of_unknown(self.lm.tokenizer, [text])
+        self.turns.append({"role": "user", "content": text})
+        printed: list[str] = []
+        show = printable if sys.stdout.isatty() else str
+        self.cache = self.cache or self.empty_cache()
+        try:
+            room = self.room()
+            new = min(self.settings.max_new_tokens or room, room)
+            messages = [*self.system, *self.turns]
+            for piece in self.pieces(messages, new):
+                printed.append(piece)
+                if not self.options.json:
+                    print(show(piece), end="", flush=True)
+        except KeyboardInterrupt:
+            self.cache = None  # a step may have been interrupted while it changed the cache
+        except UserError:
+            self.turns.pop()
+            raise
+        self.turns.append({"role": "assistant", "content": "".join(printed)})
+        print(json.dumps(self.turns[-1]) if self.options.json else "", flush=True)
+        if self.finish_reason == "length" and not self.options.json:
+            console.print(f"the answer was cut after {new:,} tokens: see --max-new-tokens", soft_wrap=True)
+
+    def pieces(self, messages: "Sequence[Message]", new: int) -> Iterator[str]:
+        """The pieces of the answer to messages, which has at most `new` tokens; sets `finish_reason` at its end."""
+        self.finish_reason = ""
+        stream = self.lm.stream_chat(messages, new, options=self.settings, rows=1, cache=self.cache)
+        self.finish_reason = yield from stream
+
+    def room(self) -> int:
+        """The number of tokens that an answer can have; drops the oldest turns if there is too little room."""
+        from onward.text.chat import chat_of
+
+        def left(dropped: int) -> int:
+            return self.length - len(chat.encode([*self.system, *self.turns[dropped:]]))
+
+        chat, half, dropped = chat_of(self.lm.text()), self.length // 2, 0
+        if left(0) < min(self.settings.max_new_tokens or half, half):
+            while left(dropped) < half and dropped + 1 < len(self.turns):
+                dropped += 2
+        if left(dropped) < 1:
+            raise UserError(f"this message is {1 - left(dropped)} tokens too long for a context of {self.length}")
+        if dropped:
+            del self.turns[:dropped]
+            console.print(f"the context is full: the oldest turns, {dropped // 2}, are dropped")
+        return left(0)
+
+    def command(self, line: str) -> None:
+        """Carry out a line that begins with a slash."""
+        kinds = fields.hints(Settings)
+        names = [name for name, kind in kinds.items() if not fields.only_in_python(kind) and name not in OF_TEXTS]
+        match line.split(maxsplit=2):
+            case ["/reset"]:
+                self.turns.clear()
+            case ["/undo"]:
+                del self.turns[-2:]
+            case ["/help"]:
+                print(HELP)
+            case ["/set"]:
+                for name in names:
+                    print(f"{name} {getattr(self.settings, name)}")
+            case ["/set", name, value]:
+                name = name.replace("-", "_")
+                if name not in names:
+                    raise UserError(f"{name} is not a setting: {fields.nearest(name, names)}")
+                self.settings = replace(self.settings, **{name: fields.convert(kinds[name], value, name)})
+                if name == "temperature":
+                    warn_of_temperature(self.settings.temperature)
+            case [word, *_]:
+                known = ["/reset", "/undo", "/set", "/set NAME VALUE", "/help", "/exit"]
+                raise UserError(f"{word} cannot be used like this: {fields.nearest(line, known)}")

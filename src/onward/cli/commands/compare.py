@@ -1,0 +1,118 @@
+"""onward compare: variants of a run side by side."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from onward import fields
+from onward.cli.commands.train import from_toml
+from onward.cli.shared.options import nest
+from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.cli.shared.variants import VariantOptions, folder_of, no_length, read_values, take, train_all, variant
+from onward.config.part_types import Size
+from onward.errors import UserError
+from onward.fields import nearest
+from onward.training.config import RunConfig
+from onward.training.presets import merge
+
+ABOUT = """\
+Train variants under equal time, tokens, operations or steps, and say whether their difference is more than noise.
+
+A variant is a TOML file with options of `onward train`, or `--variant NAME: option=value ...` with those that differ;
+all options of `onward train` can be given for all variants. Seed s has the same order of the data in each variant, so
+that differences are taken seed by seed. The first variant is the one that the others are compared with. Runs that have
+ended are not repeated: the same command goes on after an interruption, and takes more seeds or variants.
+
+examples:
+  onward compare a.toml b.toml --time 60s --seeds 3
+  onward compare mybook.txt --tokens 2M --seeds 3 --variant base --variant "alibi: model.position=alibi"
+  onward compare mybook.txt --flops 1e12 --variant "wide: model.d_model=192" --variant "deep: model.n_layers=6"
+  onward compare mybook.txt --steps 500 --variant adamw: --variant "muon: optimizer=muon" --json
+"""
+OF_ALL = {"out", "seed"}  # which a variant has no own of
+
+
+@dataclass(frozen=True)
+class Options(VariantOptions):
+    """The variants."""
+
+    sources: tuple[str, ...] = ()  # texts, and TOML files of variants
+    variant: tuple[str, ...] = ()  # NAME: option=value ..., the options of a variant that differ; NAME alone: none
+    seeds: Size = 3  # runs of each variant: seed, seed + 1, ..., which are the same for all variants
+
+
+def main(argv: Sequence[str]) -> int:
+    values = read_values(Options, argv, "onward compare", ABOUT)
+    given = values.pop("sources", [])
+    files, sources = [name for name in given if name.endswith(".toml")], [n for n in given if not n.endswith(".toml")]
+    own, length = take(values, Options)
+    values |= {"sources": sources} if sources else {}
+    named = [(Path(name).stem, from_toml(Path(name), RunConfig), name) for name in files]
+    named += [changes(text) for text in own.get("variant", ())]
+    named = [(name, {key: options[key] for key in options.keys() - OF_ALL}, where) for name, options, where in named]
+    if len(named) < 2:
+        raise UserError(
+            f"{fields.counted(len(named), 'variant')} given: compare at least two (TOML files, or --variant)"
+        )
+    for _, options, where in named:
+        no_length(options, where)
+    values["out"] = folder_of(merge(named[0][1], values), "compare")
+    seeds = fields.convert(int, own.get("seeds", Options.seeds), "seeds")
+    # a file is the whole configuration, over which the command line goes; --variant goes over the command line
+    variants = [
+        variant(name, merge(options, values) if where in files else merge(values, options))
+        for name, options, where in named
+    ]
+    if seeds < 1:
+        raise UserError(f"seeds is {seeds}: give at least 1")
+    outcomes = train_all(variants, seeds, length)
+    if isinstance(outcomes, int):
+        return outcomes
+    from onward.reports.runs.variants import LEVEL, Measure, comparison_picture, plain, results, row
+
+    same = len({(one.config.tokenizer, one.config.sources) for one in variants}) == 1
+    measure: Measure = "loss" if same else "bits_per_byte"
+    found = results(outcomes, measure)
+    out = Path(values["out"])
+    axis = "seconds" if length.time else "tokens"
+    comparison_picture(outcomes, measure, str(length), axis).write(out / "compare.svg")
+    if own.get("json"):
+        rows = [plain(one) | {"differs": v.differences(variants[0])} for one, v in zip(found, variants)]
+        print_json({"measure": measure, "length": str(length), "variants": rows})
+    else:
+        print_table([row(one, found[0], measure) for one in found])
+        if seeds > 1:
+            console.print(
+                f"\nIn brackets: Student's {LEVEL:.0%} interval of the mean difference over {seeds} seeds, paired by "
+                "seed, for all variants together (Bonferroni). Without 0 in it, the difference is more than noise.",
+                soft_wrap=True,
+            )
+    console.print(f"picture: {out / 'compare.svg'}", markup=False, soft_wrap=True)
+    if not own.get("json"):
+        print_next(f"onward runs {quote(str(out))}", f"onward report {quote(str(outcomes[0].runs[0]))}")
+    return 0
+
+
+def changes(text: str) -> tuple[str, dict[str, Any], str]:
+    """The name and the options of a variant that is written `NAME: option=value ...`, and how it was given."""
+    name, _, options = text.partition(":")
+    table: dict[str, Any] = {}
+    known = [*fields.hints(RunConfig)]
+    for word in split_words(options):
+        option, equals, value = word.partition("=")
+        option = option.strip("-").replace("-", "_")
+        if not equals or option.split(".")[0] not in known:
+            wrong = f"{word!r} is no option=value" if not equals else f"{option} is no option of `onward train`"
+            raise UserError(f"--variant {text!r}: {wrong}: {nearest(option.split('.')[0], known)}")
+        table[option] = [value] if isinstance(getattr(RunConfig, option, None), tuple) else value
+    if not name.strip():
+        raise UserError(f"--variant {text!r} has no name: write NAME: option=value ...")
+    return name.strip(), nest(table), f"--variant {name.strip()}"
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text; spaces inside parentheses are part of a word."""
+    return re.findall(r"(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\S)+", text)

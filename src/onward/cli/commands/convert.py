@@ -1,0 +1,132 @@
+"""onward convert: a model in another format."""
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import ClassVar, Literal
+
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import print_json, print_next
+from onward.errors import UserError
+from onward.fields import counted
+from onward.files import written_whole
+from onward.hub import locate, size_of
+
+ABOUT = """\
+Write a model in another format: GGUF for llama.cpp, ollama and LM Studio, or a Hugging Face folder.
+
+examples:
+  onward convert runs/mybook mybook.gguf                    a file that ends in .gguf is GGUF
+  onward convert runs/mybook mybook-q8.gguf --dtype q8_0 --modelfile
+  onward convert mybook.gguf folder                         and back: a folder that transformers and vLLM load
+  onward convert org/name folder --dtype bf16               a model of the hub
+  onward convert runs/mybook mybook.gguf --dry-run          whether it can be written, and what is lost
+  onward convert org/old folder --from-bin                  an old release, which has pickles in place of safetensors
+
+A GGUF file computes what the model does, or is not written: the message then names the part of the model for which
+llama.cpp has nothing. --accept has it written all the same: gelu where llama.cpp has the tanh form of an exact GELU
+(Pythia, Falcon, MPT), ramp where it rounds the ramp of YaRN (GPT-OSS), window where it has none (the first Mistral).
+llama-quantize of llama.cpp makes smaller types (Q4_K_M, Q5_K_M, Q6_K) of an f32 or bf16 file.
+"""
+FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of files that are not written
+
+
+@dataclass(frozen=True)
+class Options:
+    """The model and what is written."""
+
+    positional: ClassVar[tuple[str, ...]] = ("model", "out")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"gguf": ("accept", "modelfile"), "hf": ("shard_bytes",)}
+    model: str  # folder of the model, a GGUF file, or a name on the hub
+    out: str  # the file to write, which ends in .gguf, or a new folder
+    dtype: Literal["", "f32", "f16", "bf16", "q8_0", "q4_0"] = ""  # of the weights; by default that of the model
+    to: Literal["", "gguf", "hf", "single"] = ""  # the format, if OUT does not tell; single: a folder with one file
+    accept: tuple[Literal["gelu", "ramp", "window"], ...] = ()  # write GGUF in spite of this difference in llama.cpp
+    shard_bytes: float = 5e9  # the most bytes of one file of a folder
+    from_bin: bool = False  # read pytorch_model.bin, a pickle, as weights alone, in a process with a limit of memory
+    modelfile: bool = False  # write a Modelfile for ollama beside the GGUF file
+    dry_run: bool = False  # write nothing, and say what would be written and what would be lost
+    revision: str = ""  # of a model on the hub: a branch, a tag or a commit
+    json: bool = False  # print the result as JSON
+
+    @property
+    def view(self) -> str:
+        """The format."""
+        return self.to or ("gguf" if self.out.endswith(".gguf") else "hf")
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward convert", about=ABOUT)
+    out, gguf = Path(options.out), options.view == "gguf"
+    if gguf and out.is_dir():
+        raise UserError(f"{out} is a folder: name the file to write, such as {out / 'model.gguf'}")
+    if gguf and out.exists() and os.path.exists(options.model) and out.samefile(options.model):
+        raise UserError(f"{out} is the model itself, which would be lost: name another file")
+    if not gguf and not options.to and out.suffix in FILES:
+        raise UserError(f"{out} is the name of a file: name a new folder, or a file that ends in .gguf")
+    if not gguf and out.exists():
+        raise UserError(f"{out} exists already: name a new folder, or a file that ends in .gguf")
+    if not gguf and options.dtype in ("q8_0", "q4_0"):
+        raise UserError(f"dtype is {options.dtype}, which only GGUF has: name a file that ends in .gguf")
+    import torch
+
+    import onward
+    from onward.checkpoint.gguf.convert import losses, modelfile, plan, write_model
+    from onward.checkpoint.pickles import as_safetensors
+    from onward.checkpoint.weights import DTYPE_NAMES
+    from onward.cli.shared.progress import progress_bars
+
+    dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    dtype = None if gguf else dtypes.get(options.dtype)
+    if options.from_bin:
+        with as_safetensors(locate(options.model, options.revision, only="pickles"), out.parent) as folder:
+            lm = onward.load(folder, dtype, "cpu")  # which stays memory-mapped
+    else:
+        lm = onward.load(options.model, dtype, "cpu", revision=options.revision)
+    weights, lost = list(lm.model.parameters()), list[str]()
+    size, tensors = sum(weight.nbytes for weight in weights), len(weights)
+    result: dict[str, object] = {"out": str(out), "dtype": DTYPE_NAMES[weights[0].dtype].lower()}
+    if gguf:
+        family = str(lm.hf.get("model_type", ""))
+        found = plan(lm.model, lm.tokenizer, options.dtype.upper(), out.stem, family, options.accept)
+        size, tensors = found.nbytes, len(found.outlines)
+        result |= {"architecture": found.architecture.name, "dtype": options.dtype or result["dtype"]}
+        lost = losses(lm.model, lm.tokenizer, found)
+        if not options.dry_run:
+            with progress_bars() as progress:
+                write_model(lm.model, found, out, lambda done: progress(f"writing {out.name}", done, size))
+        if options.modelfile and not options.dry_run:
+            with written_whole(out.parent / "Modelfile") as new:
+                new.write_text(modelfile(out, lm.model.config, lm.tokenizer), encoding="utf-8")
+    elif not options.dry_run:
+        onward.save(lm, out, shard_bytes=float("inf") if options.to == "single" else options.shard_bytes)
+    elif not options.from_bin:
+        lost = roundings(locate(options.model, options.revision), DTYPE_NAMES[lm.model.dtype])
+    if options.json:
+        print_json(result | {"bytes": size, "tensors": tensors} | ({"lost": lost} if options.dry_run else {}))
+        return
+    verb = "would have" if options.dry_run else "has"
+    kind = f", for {result['architecture']} of llama.cpp" if gguf else ""
+    print(f"{out} {verb} {tensors} tensors, {result['dtype']}, {size_of(size)}{kind}")
+    if options.dry_run:
+        print(f"lost: {'; '.join(lost) or 'nothing'}")
+    else:
+        print_next(f'onward generate {quote(str(out))} "Once upon"')
+
+
+def roundings(path: Path, dtype: str) -> list[str]:
+    """The types of tensors in a model's folder or GGUF file that are rounded to become F32, F16 or BF16."""
+    from onward.checkpoint.gguf.header import is_gguf, read_header
+    from onward.checkpoint.huggingface.folder import stored_weights
+
+    stored = (
+        [info.type.name for info in read_header(path).tensors.values()]
+        if is_gguf(path)
+        else [tensor.dtype for tensor in stored_weights(path).values()]
+    )
+    exact = {dtype} if dtype != "F32" else {*stored} - {"F64"}
+    counts = Counter(kind for kind in stored if kind not in exact)
+    return [f"{counted(number, 'tensor')} rounded from {kind} to {dtype}" for kind, number in counts.items()]

@@ -1,0 +1,160 @@
+"""onward data: prepare texts for training, and list or download corpora."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from shlex import quote
+from typing import Any, ClassVar, Literal
+
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console, print_json, print_next, print_table, printable
+from onward.cli.shared.sources import announce, skipped_in
+from onward.data import corpora
+from onward.data.cleaning import Cleaning
+from onward.data.progress import Measured
+from onward.errors import UserError
+from onward.fields import plain
+
+ABOUT = """\
+Encode texts of any size into token shards on disk, or list and download corpora.
+
+examples:
+  onward data prepare mybook.txt notes/ talks.jsonl.gz --field body --out prepared/mine
+  onward data prepare 'web/*.parquet' --tokenizer tokenizers/web --gopher --near 0.8 --out prepared/web
+  onward data prepare 'hf://user/name?name=config&split=train' --tokenizer bpe:32000 --out prepared/name
+  onward train prepared/mine prepared/web --weights 0.3 --weights 0.7
+  onward data list
+  onward data get tinyshakespeare
+
+An interrupted preparation continues when the same command is run again.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Cleaning):
+    """Options of `onward data`."""
+
+    positional: ClassVar[tuple[str, ...]] = ("action", "sources")
+    action: Literal["prepare", "list", "get"]  # prepare SOURCES, list, or get NAME
+    sources: tuple[str, ...] = ()  # files, folders, globs, pipes, hf://NAME, - or the name of a corpus
+    tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY_SIZE, or the path of a tokenizer
+    out: str = ""  # folder for the shards
+    field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
+    encoding: str = "utf-8"  # encoding of text files
+    workers: int = 0  # number of processes; 0: one per core
+    json: bool = False  # print the result as JSON
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "prepare": (
+            *(one.name for one in fields(Cleaning)),
+            *("sources", "tokenizer", "out", "field", "encoding", "workers"),
+        ),
+        "get": ("sources",),
+    }
+
+    @property
+    def view(self) -> str:
+        """The action."""
+        return self.action
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward data", about=ABOUT)
+    {"prepare": prepare, "list": list_corpora, "get": get}[options.action](options)
+
+
+def prepare(options: Options) -> None:
+    """Encode texts into shards, and print the report."""
+    from onward.cli.shared.progress import progress_bars
+    from onward.data.prepare import prepare
+
+    if not options.out:
+        raise UserError("no folder to write to: name one with --out")
+    announce(options.sources)
+    measured = Measured()
+    try:
+        with progress_bars() as progress:
+            data = prepare(
+                options.sources,
+                options.tokenizer,
+                Path(options.out),
+                field=options.field,
+                encoding=options.encoding,
+                cleaning=Cleaning(**{field.name: getattr(options, field.name) for field in fields(Cleaning)}),
+                workers=options.workers,
+                progress=progress,
+                measured=measured,
+            )
+    except KeyboardInterrupt:
+        console.print("\nstopped; run the same command again to continue")
+        raise
+    report = data.index.report
+    sources = [{key: getattr(source, key) for key in COUNTS} for source in data.records]
+    if options.json:
+        speed = {"speed": plain(measured)} if measured.seconds else {}
+        print_json({"folder": options.out, **plain(report), "sources": sources, **speed})
+        return
+    rows = [*sources, {"name": "all", **plain(report)}] if len(sources) > 1 else sources
+    print_table([{key: row[key] for key in COUNTS} | density(row) for row in rows])
+    if measured.seconds:
+        print(f"\n{in_words(measured)}")
+    print(f"\nlongest document: {report.longest.tokens:,} tokens, in {report.longest.file}")
+    print(f"  {first_words(report.longest.text)}")
+    for reason, entry in report.dropped.items():
+        print(f"\ndropped as {reason}: {entry.documents:,} documents")
+        for sample in entry.samples:
+            print(f"  {sample.file}: {first_words(sample.text)}")
+    for source in options.sources:
+        if skipped := skipped_in(source, Path(options.out)):
+            console.print(skipped, markup=False, soft_wrap=True)
+    if unknown := report.unknown_characters:
+        console.print(f"{unknown:,} characters are unknown to the tokenizer and were encoded as \ufffd")
+    print_next(f"onward train {quote(options.out)} --out runs/{quote(Path(options.out).name)}")
+
+
+def in_words(measured: Measured) -> str:
+    """The speed of a preparation, and the shares of its tasks."""
+    total = sum(measured.seconds.values())
+    shares = [f"{task} {seconds / total:.0%}" for task, seconds in measured.seconds.items() if seconds >= 0.01 * total]
+    return f"{measured.megabytes_per_second:.3g} MB/s, encoded by {measured.encoder}: {', '.join(shares)}"
+
+
+COUNTS = "name", "documents", "tokens", "bytes"
+
+
+def density(row: Mapping[str, Any]) -> dict[str, float]:
+    return {"bytes_per_token": row["bytes"] / max(1, row["tokens"])}
+
+
+def first_words(text: str) -> str:
+    """The first 100 characters of a text, in one line."""
+    return printable(" ".join(text.split()))[:100]
+
+
+def list_corpora(options: Options) -> None:
+    """Print the corpora that can be used by name."""
+    built_in = {"name": "embedded", "bytes": "about 2.2 MB", "content": "the documentation of this Python"}
+    rows = [built_in | {"license": "PSF", "from": "no network needed"}]
+    for name, corpus in corpora.DOWNLOADS.items():
+        own = asdict(corpus)
+        rows.append({"name": name, **{key: own[key] for key in ("bytes", "content", "license")}, "from": corpus.url})
+    if options.json:
+        print_json(rows)
+    else:
+        print_table([{name: value for name, value in row.items() if name != "from"} for row in rows])
+        print_next("onward train embedded --out runs/embedded", "onward data get tinyshakespeare")
+
+
+def get(options: Options) -> None:
+    """Download a corpus."""
+    from onward.cli.shared.progress import progress_bars
+
+    if len(options.sources) != 1:
+        raise UserError(f"onward data get takes the name of a corpus: {', '.join(corpora.DOWNLOADS)}")
+    (name,) = options.sources
+    with progress_bars() as progress:
+        path = corpora.get(name, progress=progress)
+    if options.json:
+        print_json({"name": name, "path": str(path)})
+    else:
+        print(path)
+        print_next(f"onward train {name} --out runs/{name}")

@@ -1,0 +1,115 @@
+"""onward doctor: finds the usual mistakes in any decoder, and in texts to train on."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from rich.text import Text
+
+from onward.arguments import Range
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import Output, console, print_json
+from onward.config.part_types import SizeOrZero
+from onward.errors import UserError
+
+ABOUT = """\
+Find the usual mistakes of decoders in any model that takes token ids (B, T) and returns logits (B, T, V): one that sees
+the future, a loss over the wrong axis, a cache that changes the model, and others. Exit status 1 if one is found.
+
+The model is a folder, or a class or function in a Python file or module. It is run in a process of its own. A folder of
+prepared tokens, or texts, are examined as what they are: texts to train on.
+
+examples:
+  onward doctor model.py:GPT
+  onward doctor model.py:GPT --kwargs '{"vocab_size": 100}' --html findings.html
+  onward doctor model.py:GPT --train train.py:step --batches train.py:batches --validation-batches train.py:held_out
+  onward doctor model.py:GPT --loss train.py:loss --batches train.py:batches
+  onward doctor mypackage.model:build --adapter glue.py:logits
+  onward doctor runs/mybook --json
+  onward doctor mybook.txt --validation other.txt
+"""
+
+
+OF_MODELS = "adapter", "loss", "cache", "batches", "frozen", "vocab_size", "context_length"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The model and how it is called."""
+
+    positional: ClassVar[tuple[str, ...]] = ("target",)
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "a class or function": ("kwargs", *OF_MODELS),
+        "the folder of a model": ("text", *OF_MODELS),
+        "texts": ("validation",),
+    }
+    target: str  # a folder, FILE.py:NAME, MODULE:NAME, or texts
+    kwargs: str = ""  # arguments of NAME, as JSON
+    adapter: str = ""  # FILE.py:FUNCTION, where FUNCTION(model, tokens) returns logits
+    loss: str = ""  # FILE.py:FUNCTION, where FUNCTION(logits, targets) returns the loss that you train with
+    cache: str = ""  # FILE.py:FUNCTION, where FUNCTION(model) makes a cache: a function from new tokens to logits
+    batches: str = ""  # FILE.py:NAME of pairs of token ids and targets, or of a function that returns them
+    validation_batches: str = ""  # the same, of the text that is held out
+    train: str = ""  # FILE.py:FUNCTION that trains: FUNCTION(model), or FUNCTION(model, optimizer, tokens, targets)
+    text: str = ""  # that a trained model should predict well; by default the validation text of a run
+    validation: str = ""  # of texts to train on: the text that is held out
+    frozen: str = ""  # a pattern of the names of parameters that must not be trained
+    vocab_size: SizeOrZero = 0  # number of token ids; 0: as many as there are logits
+    context_length: SizeOrZero = 0  # tokens of the longest text; 0: what the model's attributes say
+    seconds: Annotated[float, Range(1, 1e6)] = 120.0  # for all checks
+    gigabytes: Annotated[float, Range(0.1, 1e6)] = 16.0  # of memory
+    html: str = ""  # also write the findings as this page
+    json: bool = False  # print the findings as JSON
+
+    @property
+    def view(self) -> str:
+        """What the target is."""
+        from onward.data.tokens import is_prepared
+
+        path = Path(self.target)
+        if ":" in self.target and not path.exists() and "://" not in self.target:
+            return "a class or function"
+        model = not path.exists() or (path / "config.json").exists() or path.suffix == ".gguf"
+        return "the folder of a model" if model and not is_prepared(path) else "texts"
+
+
+COLORS = {"ok": "green", "failed": "red", "told": "blue", "not run": "yellow", "not applicable": "dim"}
+LIMITS = "seconds", "gigabytes", "html", "json"
+
+
+def main(argv: Sequence[str]) -> int:
+    options = parse(Options, argv, prog="onward doctor", about=ABOUT)
+    if options.text and options.batches:
+        raise UserError("text and batches are both given, and either is what a trained model predicts: choose one")
+    from onward.inspection.doctor.isolated import examine_apart
+
+    arguments = {name: value for name, value in vars(options).items() if name not in LIMITS}
+    with console.status("examining"):
+        rows = examine_apart(arguments, options.seconds, options.gigabytes)
+    counts = Counter(row["status"] for row in rows)
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+    if options.html:
+        from onward.reports.findings import write_findings
+
+        write_findings(Path(options.html), options.target, summary, rows)
+    if options.json:
+        print_json(rows)
+    else:
+        print_findings(rows)
+        console.print(f"\n{summary}")
+    if options.html:
+        console.print(f"page: {options.html}", markup=False, soft_wrap=True)
+    return bool(counts["failed"])
+
+
+def print_findings(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each finding; under that of a failure, where it is, why it matters, and how it is mended."""
+    output = Output(highlight=False)
+    for row in rows:
+        line = Text.assemble((f"{row['status']:<15}", COLORS[row["status"]]), f"{row['check']:<15}", row["what"])
+        output.print(line, soft_wrap=True)
+        for name in "where", "how", "why", "mend":
+            if row[name] and row["status"] == "failed":
+                output.print(Text(f"{'':<15}{name:<15}{row[name]}"), soft_wrap=True)

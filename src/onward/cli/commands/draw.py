@@ -1,0 +1,63 @@
+"""onward draw: pictures of the ideas behind a decoder."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import ClassVar, Literal, get_args
+
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console, print_next, print_table
+
+ABOUT = """\
+Draw an idea, computed by the code that models run on, with a caption that explains it: in the terminal, or as a file.
+
+examples:
+  onward draw                               the ideas
+  onward draw mask                          causal beside bidirectional, and packed documents
+  onward draw rope --out rope.html          with the values under the pointer
+  onward draw samplers --out samplers.svg   follows the reader's light or dark colors
+  onward draw block gpt2                    the diagram of a release or of a model's folder
+  onward draw cache --out cache.png --theme dark
+"""
+Idea = Literal["mask", "rope", "alibi", "window", "positions", "samplers", "cache", "block"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to draw, and where to."""
+
+    positional: ClassVar[tuple[str, ...]] = ("idea", "model")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(get_args(Idea), ("out",)),
+        "block": ("out", "model"),
+        "out": ("theme",),
+    }
+    idea: Literal["", Idea] = ""  # mask, rope, alibi, window, positions, samplers, cache or block; none: list them
+    model: str = ""  # block only: a release or the folder of a model; "": an example
+    out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
+    theme: Literal["auto", "light", "dark"] = "auto"  # auto: as the reader's system; a .png is then light
+
+    @property
+    def view(self) -> str:
+        """The idea."""
+        return self.idea or "alone"
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward draw", about=ABOUT)
+    from onward.planning.descriptions import sentence
+    from onward.planning.releases import find
+    from onward.reports.pictures.diagram import block
+    from onward.reports.pictures.ideas import IDEAS
+
+    if not options.idea:
+        print_table([{"idea": name, "shows": sentence(draw)} for name, draw in IDEAS.items()])
+        print_next("onward draw mask", "onward draw block gpt2 --out block.svg")
+        return
+    picture = block(find(options.model)[1]) if options.model else IDEAS[options.idea]()
+    if options.out:
+        picture.write(Path(options.out), options.theme)
+        console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
+    else:
+        print(picture.text(get_terminal_size((100, 24)).columns))

@@ -1,0 +1,110 @@
+"""onward evaluate: the loss, perplexity and bits per byte of a model on a text; what a classifier gets right."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from onward.cli.shared.loading import Loading, load
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import print_json, print_next, print_table, warn_of_unknown
+from onward.errors import UserError
+
+if TYPE_CHECKING:
+    from onward.language_model import LanguageModel
+    from onward.training.run.inputs import Inputs
+
+ABOUT = """\
+Loss, perplexity and bits per byte of a model on a text. Of a classifier the accuracy on labeled examples, with a table
+of what was taken for what; of a reward model how often it prefers the chosen answer, and by how much.
+
+examples:
+  onward evaluate runs/mybook                    the validation text of the run
+  onward evaluate runs/mybook other.txt
+  onward evaluate runs/mybook other.txt --stride 64 --json
+  onward evaluate runs/kinds kinds.jsonl         a classifier, on rows of --method classify
+  onward evaluate runs/judge pairs.jsonl         a reward model, on rows of --method reward
+  onward evaluate runs/mybook other.txt --quantize int4     what quantized weights cost: two lines, plain and int4
+"""
+OF_TEXT = "stride", "field", "encoding"  # options that say how texts are read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Loading):
+    """The model, the text and the output."""
+
+    positional: ClassVar[tuple[str, ...]] = ("model", "sources")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"sources": ("field", "encoding")}
+    model: str  # folder of the model, or its name on the hub
+    sources: tuple[str, ...] = ()  # texts, or examples for a classifier or reward model; none: those of the run
+    stride: int = 0  # tokens by which the window moves on; 0: the context length, so that windows do not overlap
+    field: str = "text"  # the field of each .jsonl line that holds the text
+    encoding: str = "utf-8"  # of the text files
+    json: bool = False  # print the result as JSON
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward evaluate", about=ABOUT)
+    from onward.evaluation.heads import judges
+
+    lm = load(options.model, options)
+    measure = of_examples(options, lm) if judges(lm.model) else of_text(options, lm)
+    result = asdict(measure(lm))
+    plain = asdict(measure(load(options.model, replace(options, quantize="")))) if options.quantize else {}
+    if options.json:
+        print_json(result | ({"plain": plain} if plain else {}))
+        return
+    confusion = result.pop("confusion", {})
+    plain.pop("confusion", None)
+    print_table([{"weights": "plain"} | plain, {"weights": options.quantize} | result] if plain else [result])
+    if confusion:
+        print("\nexamples of each label (rows), by the likeliest class (columns)")
+        print_table([{"(label)": label} | row for label, row in confusion.items()])
+    elif "perplexity" in result:
+        print_next(f'onward generate {quote(options.model)} "Once upon"')
+
+
+Measure = Callable[["LanguageModel"], Any]
+
+
+def of_text(options: Options, lm: "LanguageModel") -> Measure:
+    """What evaluates a language model on the texts that are named, or on the validation text of its run."""
+    from onward.cli.shared.sources import announce
+    from onward.data.sources import documents
+    from onward.evaluation.text import evaluate_texts
+
+    if options.sources:
+        announce(options.sources)
+        texts = list(documents(options.sources, field=options.field, encoding=options.encoding))
+        warn_of_unknown(lm.tokenizer, texts)
+        return lambda lm: evaluate_texts(lm.model, lm.text(), texts, options.stride)
+    inputs = inputs_of(options)
+    if inputs is None or inputs.validation is None:
+        raise UserError(f"{options.model} has no validation text of its own: name a text to evaluate on")
+    tokens, n_bytes = inputs.validation, inputs.validation_bytes
+    return lambda lm: lm.evaluate(tokens, options.stride, n_bytes=n_bytes)
+
+
+def of_examples(options: Options, lm: "LanguageModel") -> Measure:
+    """What evaluates a classifier or a reward model on the examples that are named, or on those its run held out."""
+    from onward.data.records import read_records
+    from onward.evaluation.heads import evaluate_head, examples_of
+
+    if given := [name for name in OF_TEXT if getattr(options, name) != getattr(Options, name)]:
+        raise UserError(f"{given[0]} is read of texts, and {options.model} is evaluated on examples: leave it out")
+    if options.sources:
+        records = (record for source in options.sources for record in read_records(source))
+        examples = examples_of(lm.model, lm.text(), records)
+        return lambda lm: evaluate_head(lm.model, examples)
+    if (held_out := getattr(inputs_of(options), "held_out", None)) is None:
+        raise UserError(f"{options.model} has no examples of its own that were held out: name some, as a .jsonl")
+    return lambda lm: evaluate_head(lm.model, held_out)
+
+
+def inputs_of(options: Options) -> "Inputs | None":
+    """The inputs of the run in the model's folder; None where it is no run."""
+    from onward.training import tasks
+
+    folder = Path(options.model)
+    return tasks.inputs_of(folder) if (folder / "inputs.json").exists() else None

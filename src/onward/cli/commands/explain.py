@@ -1,0 +1,53 @@
+"""onward explain: the forward pass, told step by step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from shutil import get_terminal_size
+from typing import ClassVar, Literal
+
+from onward.cli.shared.loading import Loading, load
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console, print_next, printable
+from onward.errors import UserError
+
+ABOUT = """\
+Follow one token of a text through a model, from its id to the next token, with shapes and the numbers of this model: in
+the terminal, or as a page to step through.
+
+examples:
+  onward explain runs/mybook "The cat sat on the"
+  onward explain runs/mybook "The cat sat on the" --out explain.html
+  onward explain runs/mybook "The cat sat on the" --position 1 --layer 2    another token, and another block in detail
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Loading):
+    """What to follow, and where to write it."""
+
+    positional: ClassVar[tuple[str, ...]] = ("model", "text")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"out": ("theme",)}
+    model: str  # folder of the model
+    text: str  # the text that the model reads
+    position: int = -1  # of the token to follow, from 0; negative: from the end
+    layer: int = 0  # the block that is told in detail, from 0; negative: from the end
+    out: str = ""  # a file that ends in .html or .json; "": the terminal
+    theme: Literal["auto", "light", "dark"] = "auto"  # of the page; auto: as the reader's system
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward explain", about=ABOUT)
+    from onward.reports.explain.page import explain
+
+    lm = load(options.model, options)
+    if lm.tokenizer is None:
+        raise UserError(f"{options.model} has no tokenizer: name a model that has one")
+    story = explain(lm.model, lm.tokenizer, options.text, options.position, options.layer)
+    if options.out:
+        story.write(Path(options.out), options.theme)
+        console.print(f"explanation: {options.out}", markup=False, soft_wrap=True)
+    else:
+        print(printable(story.text(get_terminal_size((100, 24)).columns)))
+        print_next(f"onward explain {quote(options.model)} {quote(options.text)} --out explain.html")

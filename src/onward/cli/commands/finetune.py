@@ -1,0 +1,81 @@
+"""onward finetune: from a pretrained decoder to an assistant."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from onward import fields
+from onward.cli.commands.train import given_options, in_processes, join_duration, run_command
+from onward.cli.shared.options import read
+from onward.errors import UserError
+from onward.training.finetuning.config import FinetuneConfig
+
+ABOUT = """\
+Train a model on examples of answers. The options, the run folder and its resuming are those of onward train.
+
+examples:
+  onward finetune runs/mybook chats.jsonl --template chatml --out runs/assistant
+  onward finetune runs/mybook questions.parquet --epochs 3 --learning-rate 1e-4
+  onward finetune runs/mybook chats.jsonl --show 3
+  onward finetune runs/mybook chats.jsonl --lora 16 --quantize int8
+  onward finetune runs/assistant pairs.jsonl --method dpo
+  onward finetune runs/assistant pairs.jsonl --method reward --out runs/judge
+  onward finetune runs/assistant questions.jsonl --method grpo --reward runs/judge
+  onward finetune runs/mybook reviews.jsonl --method classify
+  onward finetune --resume runs/assistant
+
+Each line of a .jsonl file, or row of a .parquet file, is an example:
+  {"messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]}
+  {"prompt": "2 + 3 =", "completion": " 5"}
+  {"text": "All of this is trained."}
+  {"prompt": "2 + 3 =", "chosen": " 5", "rejected": " 6"}    for dpo, ipo, hinge, robust, kto, orpo, simpo, reward
+  {"prompt": "2 + 3 =", "answer": "5"}                       for grpo, rloo, ppo, with a --reward
+  {"text": "It rains.", "pair": "It is wet.", "label": "yes"}    for classify; pair may be left out
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(FinetuneConfig):
+    """A run's configuration, or where to read it from."""
+
+    positional: ClassVar[tuple[str, ...]] = ("base", "sources")
+    base: str = ""  # the model to begin from: its folder or its name on the hub
+    sources: tuple[str, ...] = ()  # examples: .jsonl, .parquet, folders and globs of them, or hf://NAME
+    config: str = ""  # a TOML file with any of these options
+    resume: str = ""  # the folder of a run to go on with; no other option then
+    show: int = 0  # print this many examples, colored by what is trained, and end
+    json: bool = False  # print the final figures as JSON
+
+
+def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
+    """The configuration of a new run, or the folder of the run to resume; how many examples to print; and whether to
+    print figures as JSON."""
+    values = read(Options, join_duration(argv), prog="onward finetune", about=ABOUT)
+    if "show" in values and (unread := values.keys() & {"resume", "json"}):
+        raise UserError(f"show prints examples and ends, and {' and '.join(sorted(unread))} is given: choose one")
+    show = fields.convert(int, values.pop("show", 0), "show")
+    values, folder, as_json = given_options(values, FinetuneConfig)
+    if folder:
+        return folder, 0, as_json
+    if "base" not in values:
+        raise UserError("no model to fine-tune: name its folder, and then the examples")
+    if not values.get("sources"):
+        raise UserError(f"no examples to train {values['base']} on: name a .jsonl or .parquet file after it")
+    config = fields.build(FinetuneConfig, values)
+    if not config.out:
+        config = dataclasses.replace(config, out=f"runs/{Path(config.base).name}-{config.method}")
+    return config, show, as_json
+
+
+def main(argv: Sequence[str]) -> int:
+    return in_processes(lambda: run(*configure(argv)))
+
+
+def run(config: FinetuneConfig | Path, show: int, as_json: bool) -> int:
+    """Print examples, or start or resume a run; return the exit status."""
+    if show and isinstance(config, FinetuneConfig):
+        from onward.cli.shared.examples import show_examples
+
+        return show_examples(config, show)
+    return run_command(config, as_json)

@@ -1,0 +1,299 @@
+"""onward generate: continue one prompt or many."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from onward.cli.shared.loading import Compiling, Loading, compile_steps, load
+from onward.cli.shared.options import made, read
+from onward.cli.shared.output import (
+    console,
+    print_next,
+    print_table,
+    printable,
+    warn_of_temperature,
+    warn_of_unknown,
+)
+from onward.cli.shared.streams import ClosedInput, read_text
+from onward.errors import UserError
+from onward.generation.options import GenerationOptions
+
+if TYPE_CHECKING:
+    from onward.generation.engine.engine import Engine
+    from onward.generation.engine.request import Request, TokenLogprob
+    from onward.generation.results import SearchResult
+    from onward.language_model import LanguageModel
+    from onward.text.tokenizer import Tokenizer
+
+ABOUT = """\
+Continue prompts with a model: all of them together, printed in their order, each as it grows.
+
+examples:
+  onward generate runs/mybook "Once upon"
+  onward generate runs/mybook "Once upon" --temperature 0 --max-new-tokens 50 --logprobs 3
+  onward generate runs/mybook "Once upon" "In the end" --top-p 0.9 --seed 1 --n 3
+  onward generate runs/mybook "Once upon" --stop . --stop "\\n"
+  echo "Once upon" | onward generate runs/mybook
+  onward generate runs/mybook --prompts many.txt --json > answers.jsonl
+  onward generate runs/mybook "Once upon" --draft runs/small
+  onward generate runs/mybook "Once upon" --beams 4 --n 2
+"""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
+
+    draft: str = ""  # folder of a smaller model with the same tokenizer, which drafts tokens
+    lookup: int = 0  # draft this many tokens: those that followed where the last tokens occurred before; 0: none
+
+
+@dataclass(frozen=True)
+class Search:
+    """Search for likely answers, in place of sampling."""
+
+    beams: int = 0  # beam search with this many beams; 0: none
+    groups: int = 1  # groups of beams, which differ from each other (diverse beam search)
+    diversity: float = 0.0  # subtracted from a token's log-probability for each earlier group that has just chosen it
+    length_penalty: float = 1.0  # of beam search: the greater, the more longer answers are preferred
+    early_stopping: Literal["true", "false", "never"] = "false"  # true: end once there are as many answers as beams
+    alpha: float | None = None  # contrastive search; the weight, 0 to 1, of its penalty for repetition; 0.6 is usual
+    k: int = 4  # tokens that contrastive search chooses from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
+    """The model, the prompts and the output."""
+
+    positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "sampling": (
+            *("seed", "stop", "logprobs", "regex", "json_schema", "compile"),
+            *("draft", "lookup", "prompt_cache", "context_overflow"),
+        ),
+        "beams": ("groups", "diversity", "length_penalty", "early_stopping"),
+        "alpha": ("k",),
+        "prompts": ("field",),
+    }
+    adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
+    model: str  # folder of the model, or its name on the hub
+    prompt: tuple[str, ...] = ()  # texts to continue; -, or none where text is piped in: the text on standard input
+    prompts: str = ""  # a file of prompts: one per line, or .jsonl; -: the lines of standard input
+    field: str = "prompt"  # the field of each .jsonl line that holds the prompt
+    context_overflow: Literal["error", "slide"] = "error"  # slide: drop the older half of a full context
+    prompt_cache: str = ""  # a folder that keeps the keys and values of prompts for the next call
+    json: bool = False  # print a line of JSON per answer
+
+    @property
+    def view(self) -> str:
+        """How tokens are chosen."""
+        return "search" if self.beams or self.alpha is not None else "sampling"
+
+
+def main(argv: Sequence[str]) -> None:
+    given = read(Options, argv, prog="onward generate", about=ABOUT)
+    options = made(Options, given | schema(given), "onward generate")
+    for one, other in ("beams", "alpha"), ("draft", "lookup"):
+        if {one, other} <= given.keys():
+            raise UserError(f"{one} and {other} are both given: choose one")
+    if searching := options.view == "search":
+        options = replace(options, temperature=options.temperature if "temperature" in given else 1.0)
+    warn_of_temperature(options.temperature)
+    prompts = [read_text() if prompt == "-" else prompt for prompt in options.prompt]
+    if options.prompts:
+        prompts += from_file(options.prompts, options.field)
+    if not prompts:
+        prompts = ["" if isinstance(sys.stdin, ClosedInput) or sys.stdin.isatty() else read_text()]
+    lm = load(options.model, options)
+    options = replace(options, adapter=None)  # the one that was loaded
+    warn_of_unknown(lm.tokenizer, prompts)
+    if searching:
+        search(lm, prompts, options)
+    else:
+        engine = lm.engine(
+            slide=options.context_overflow == "slide",
+            draft=load(options.draft, replace(options, revision="")) if options.draft else None,
+            lookup=options.lookup,
+            prompt_cache=options.prompt_cache,
+        )
+        if options.compile:
+            compile_steps(engine, min(len(prompts) * options.n, engine.scheduler.rows))
+        sample(lm, prompts, options, engine)
+    if sys.stdout.isatty():
+        print_next(f"onward evaluate {quote(options.model)}")
+
+
+def schema(given: Mapping[str, Any]) -> dict[str, str]:
+    """The text of a --json-schema @FILE."""
+    asked = given.get("json_schema", "")
+    if asked.startswith("@"):
+        return {"json_schema": Path(asked[1:]).read_text(encoding="utf-8", errors="replace")}
+    if asked and not asked.lstrip().startswith(("{", "[")) and Path(asked).suffix:
+        raise UserError(f"json_schema is {asked!r}, which is not JSON: write @{asked} for a file")
+    return {}
+
+
+def from_file(file: str, field: str) -> list[str]:
+    """The prompts in a file, or on standard input."""
+    from onward.cli.shared.sources import announce
+    from onward.data.formats import suffixes
+    from onward.data.sources import documents
+
+    announce([file])
+    found = [read_text()] if file == "-" else documents([file], field=field)
+    if suffixes(file)[0] in (".jsonl", ".parquet"):
+        return list(found)
+    if lines := [line for text in found for line in text.split("\n") if line.strip()]:
+        return lines
+    raise UserError("standard input is empty: write a prompt on each line")  # a file that is empty is refused by name
+
+
+def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine: "Engine") -> None:
+    """Continue all prompts together and print their answers in order, each as it grows."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    answers, errors = lm.submit(engine, prompts, options), Console(stderr=True)
+    quiet = len(answers) == 1 or sys.stdout.isatty() or not errors.is_terminal
+    columns = *Progress.get_default_columns(), MofNCompleteColumn()
+    with Progress(*columns, console=errors, transient=True, redirect_stdout=False, disable=quiet) as bar:
+        task = bar.add_task("answers", total=len(answers))
+        for number, (request, answer) in enumerate(answers.items()):
+            prompt_index, index = divmod(number, options.n)
+            printed = Printed(prompts[prompt_index], number, len(answers))
+            while not request.done:
+                engine.step()
+                bar.update(task, completed=sum(one.done for one in answers))
+                if not options.json:
+                    printed.add(answer.take())
+            text = answer.finish()
+            if options.json:
+                place = {"prompt_index": prompt_index, "index": index, "prompt": prompts[prompt_index]}
+                print_line(place | {"text": text} | row(request, lm.text(), speculative=bool(engine.draft)))
+                continue
+            if text or not request.error:
+                printed.finish(answer.take())
+            if request.logprobs:
+                print_table([*likely(request.logprobs, lm.text())])
+    if not options.json:
+        tell_cut(list(answers))
+    for request in answers:
+        if request.error:
+            raise request.error
+    if engine.draft:
+        report(list(answers), engine.draft.num_draft_tokens, engine.times.speed_up())
+
+
+class Printed:
+    """A prompt and its answer on standard output. Of several answers, each begins with a line such as [1/3]."""
+
+    def __init__(self, prompt: str, number: int, count: int) -> None:
+        self.show = printable if sys.stdout.isatty() else str
+        self.waiting = prompt  # is printed with the first text that follows it, so not before an error
+        if count > 1:
+            self.waiting = f"[{number + 1}/{count}]\n{prompt}"
+
+    def add(self, piece: str) -> None:
+        if piece:
+            print(self.show(self.waiting + piece), end="", flush=True)
+            self.waiting = ""
+
+    def finish(self, piece: str) -> None:
+        print(self.show(self.waiting + piece), flush=True)
+
+
+def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
+    """All there is to say of an answer, but for its text."""
+    found: dict[str, Any] = {
+        "tokens": request.tokens,
+        "finish_reason": request.finish_reason,
+        "seed": request.seed,
+    }
+    if request.error:
+        found["error"] = str(request.error)
+    if request.num_logprobs is not None:
+        one = lambda token, value: {"token": token, "text": tokenizer.piece(token), "logprob": value}
+        found["logprobs"] = [
+            one(token.token, token.logprob) | {"alternatives": [one(*other) for other in token.alternatives]}
+            for token in request.logprobs
+        ]
+    if speculative:
+        found |= {"steps": request.steps, "num_drafted": request.num_drafted, "num_accepted": request.num_accepted}
+    return found
+
+
+def likely(logprobs: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
+    """Rows of a table: each token, its log-probability and the likeliest alternatives."""
+    for one in logprobs:
+        others = ", ".join(f"{tokenizer.piece(token)!r} {value:.2f}" for token, value in one.alternatives)
+        found = {"token": repr(tokenizer.piece(one.token)), "logprob": one.logprob}
+        yield found | ({"likeliest": others} if others else {})
+
+
+def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
+    """Print how many answers ended at the limit of their length."""
+    cut = [answer for answer in answers if answer.finish_reason == "length"]
+    if cut:
+        subject = "the answer was" if len(answers) == 1 else f"{len(cut):,} of {len(answers):,} answers were"
+        longest = max(len(answer.tokens) for answer in cut)
+        console.print(f"{subject} cut after {longest:,} tokens: see --max-new-tokens", soft_wrap=True)
+
+
+def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
+    """Print how many of the drafted tokens were accepted, and whether speculation pays."""
+    from onward.generation.engine.speculation import expected_tokens
+
+    total = lambda name: sum(getattr(request, name) for request in requests)
+    drafted, steps, tokens = total("num_drafted"), total("steps"), sum(len(request.tokens) for request in requests)
+    if not drafted:
+        console.print("no tokens were drafted")
+        return
+    rate = total("num_accepted") / drafted
+    console.print(
+        f"accepted {rate:.1%} of {drafted:,} drafted tokens; tokens per step: {tokens / steps:.2f} measured, "
+        f"{expected_tokens(rate, num_draft_tokens):.2f} expected at this rate with {num_draft_tokens} drafted "
+        "each time",
+        soft_wrap=True,
+    )
+    if speed_up is not None and speed_up < 1:
+        console.print(
+            f"speculation does not pay here: {speed_up:.2f} times the speed without it, so leave it out",
+            soft_wrap=True,
+        )
+
+
+def search(lm: "LanguageModel", prompts: Sequence[str], options: Options) -> None:
+    """Search for the answers to all prompts, and print them."""
+    if options.beams:
+        found = lm.beam_search(
+            prompts,
+            options=options,
+            beams=options.beams,
+            groups=options.groups,
+            diversity=options.diversity,
+            length_penalty=options.length_penalty,
+            early_stopping="never" if options.early_stopping == "never" else options.early_stopping == "true",
+        )
+    else:
+        results = lm.contrastive_search(prompts, options=options, alpha=options.alpha or 0.0, k=options.k)
+        found = [[result] for result in results]
+    count, number = sum(map(len, found)), 0
+    for prompt_index, (prompt, answers) in enumerate(zip(prompts, found)):
+        for index, answer in enumerate(answers):
+            if options.json:
+                place = {"prompt_index": prompt_index, "index": index, "prompt": prompt}
+                print_line(place | {name: value for name, value in asdict(answer).items() if value is not None})
+            else:
+                Printed(prompt, number, count).finish(answer.text)
+            number += 1
+    if not options.json:
+        tell_cut([answer for answers in found for answer in answers])
+
+
+def print_line(value: dict[str, Any]) -> None:
+    """A value as one line of JSON."""
+    print(json.dumps(value), flush=True)

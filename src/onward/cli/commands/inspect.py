@@ -1,0 +1,253 @@
+"""onward inspect: look inside a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from shlex import quote
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from onward.cli.shared.loading import Loading, load
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import (
+    console,
+    print_json,
+    print_next,
+    print_table,
+    printable,
+    warn_of_temperature,
+)
+from onward.errors import UserError
+from onward.fields import nearest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from onward.data.windows import Windows
+    from onward.inspection.lens import TunedLens
+    from onward.language_model import LanguageModel
+    from onward.model.decoder import Decoder
+    from onward.reports.pictures.picture import Picture
+    from onward.text.tokenizer import Tokenizer
+    from onward.training.step.loss import Loss
+
+FEATURE_TEXTS = 64  # windows in which features are looked for
+VIEWS: dict[str, tuple[str, ...]] = {  # the options that each reads, beside those that all read
+    "attention": ("layer", "head"),
+    "next": ("temperature", "top_k", "top_p"),
+    "lens": ("tuned",),
+    "heads": (),
+    "tokens": (),
+    "patch": ("corrupted", "right", "wrong"),
+    "positions": (),
+    "neurons": ("layer",),
+    "experts": (),
+    "features": ("activation", "time"),
+    "names": (),
+}
+
+ABOUT = """\
+Look inside a model: what it does with a text, in the terminal or as a picture, and the names of its activations, which
+onward.trace records and onward.edit changes.
+
+examples:
+  onward inspect runs/mybook "The cat sat on the" next
+  onward inspect runs/mybook "The cat sat on the" attention --layer 1 --out attention.html
+  onward inspect runs/mybook "The cat sat on the" attention --layer 1 --head 2
+  onward inspect runs/mybook "The cat sat on the" lens --out lens.svg
+  onward inspect runs/mybook "The cat sat on the" patch --corrupted "The dog sat on the"
+  onward inspect runs/mybook "The cat sat on the" lens --tuned mybook.txt
+  onward inspect runs/mybook heads
+  onward inspect runs/mybook features mybook.txt --activation blocks.1.mlp.out
+  onward inspect runs/mybook names "blocks.0.attn.*"
+
+views of a text:
+  attention  the attention maps of all heads of a layer
+  next       the likeliest next tokens, and the effect of each step of sampling
+  lens       the next token that each layer would predict
+  heads      the role of each head: previous token, induction, first token, ... (needs no text)
+  tokens     the loss, rank and entropy of each token
+  patch      which activations carry what distinguishes the text from another (--corrupted)
+  positions  the loss by position, of a long text
+  neurons    the most active units of a feed-forward
+  experts    the experts of each token
+
+views without a text of their own:
+  heads      as above
+  features   a sparse autoencoder of an activation, trained on a text: its features, their texts and effects
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Loading):
+    """What to look at, and where to draw it."""
+
+    positional: ClassVar[tuple[str, ...]] = ("model", "words")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **{view: (*own, *(["out"] if view != "names" else [])) for view, own in VIEWS.items()},
+        "out": ("theme",),
+        "tuned": ("time",),
+    }
+    model: str  # folder of the model
+    words: tuple[str, ...] = ()  # a text and a view of it; heads; features and a text; or names and a pattern
+    out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
+    theme: Literal["auto", "light", "dark"] = "auto"  # auto: as the reader's system; a .png is then light
+    layer: int | None = None  # of attention and neurons, from 0; none: chosen
+    head: int | None = None  # attention: the only head to draw, from 0; none: all
+    corrupted: str = ""  # patch: the other text, of as many tokens
+    right: str = ""  # patch: the next token after the text; "": the likeliest
+    wrong: str = ""  # patch: the next token after the other text; "": the likeliest
+    temperature: float = 0.8  # next: a step of sampling, as of generate
+    top_k: int = 0  # next: a step of sampling; 0: none
+    top_p: float = 1.0  # next: a step of sampling; 1: none
+    tuned: str = ""  # lens: a text, on which a tuned lens is trained first
+    activation: str = ""  # features: of this activation; "": the residual stream after the middle block
+    time: str = "1m"  # features and --tuned: the longest training
+    json: bool = False  # print the numbers as JSON
+
+    @property
+    def view(self) -> str:
+        """The view that the words name; a UserError where they name none."""
+        match self.words:
+            case ("names", *patterns) if len(patterns) < 2:
+                return "names"
+            case ("heads",):
+                return "heads"
+            case ("features", _):
+                return "features"
+            case (_, view) if view in VIEWS.keys() - {"names", "features"}:
+                return view
+            case (_, view):
+                raise UserError(f"{view!r} is not a view: {nearest(view, VIEWS)}")
+        example = 'onward inspect MODEL "The cat sat" lens'
+        raise UserError(
+            f"onward inspect takes a text and a view ({example}), heads alone, features and a text to train on, or "
+            "names and a pattern"
+        )
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward inspect", about=ABOUT)
+    check(options)
+    if options.view == "names":
+        show_names(options, *options.words[1:])
+    elif options.view == "features":
+        present(options, features(options, options.words[1]))
+    else:
+        present(options, drawn(options, load(options.model, options)))
+
+
+def check(options: Options) -> None:
+    """A UserError for what would else be found after the work."""
+    from onward.reports.pictures.picture import format_of
+    from onward.training.config import seconds
+
+    seconds(options.time)
+    if options.out:
+        format_of(Path(options.out))
+
+
+def show_names(options: Options, pattern: str = "*") -> None:
+    """List the activations of the model with their shapes: B sequences, T tokens in a call, S keys."""
+    from onward.tracing.names import activation_names, unknown
+
+    known = activation_names(load(options.model, options).model)
+    names = {name: shape for name, shape in known.items() if fnmatchcase(name, pattern)}
+    if not names:
+        raise unknown(pattern, known)
+    if options.json:
+        print_json(names)
+    else:
+        print_table([{"name": name, "shape": shape} for name, shape in names.items()])
+        print_next(f'onward inspect {quote(options.model)} "The cat sat" attention')
+
+
+def present(options: Options, picture: Picture) -> None:
+    """Write a picture or its numbers, or print it."""
+    if options.out:
+        picture.write(Path(options.out), options.theme)
+        console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
+    if options.json:
+        print_json(picture.values())
+    elif not options.out:
+        print(printable(picture.text(get_terminal_size((100, 24)).columns)))
+
+
+def drawn(options: Options, lm: LanguageModel) -> Picture:
+    """The picture of a view of a text; of the roles of heads, perhaps without one."""
+    from onward.generation.sampling import Sampling
+    from onward.reports.pictures.views import VIEWS, Reading
+
+    warn_of_temperature(options.temperature)
+    tokenizer, text = tokenizer_of(options, lm), options.words[0] if len(options.words) > 1 else ""
+    reading = Reading(
+        lm.model,
+        tokenizer,
+        text,
+        layer=options.layer,
+        head=options.head,
+        corrupted=options.corrupted,
+        right=options.right,
+        wrong=options.wrong,
+        sampling=Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p),
+        tuned=tuned(options, lm.model, tokenizer),
+    )
+    return VIEWS[options.view](reading)
+
+
+def tokenizer_of(options: Options, lm: LanguageModel) -> Tokenizer:
+    """The tokenizer of the model; a UserError for a model without one."""
+    if lm.tokenizer is None:
+        raise UserError(f"{options.model} has no tokenizer: name a model that has one")
+    return lm.tokenizer
+
+
+def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens | None:
+    """A tuned lens that is trained on --tuned."""
+    from onward.inspection.lens import LensLoss, TunedLens
+
+    if not options.tuned:
+        return None
+    lens = TunedLens(model)
+    train(options, lens, LensLoss(model), windows(model, tokenizer, options.tuned))
+    return lens
+
+
+def features(options: Options, source: str) -> Picture:
+    """The features of a sparse autoencoder that is trained on a text."""
+    from onward.inspection.features import ReconstructionLoss, autoencoder_of
+    from onward.reports.pictures.features import features
+    from onward.tracing.names import full_name
+
+    lm = load(options.model, options)
+    tokenizer = tokenizer_of(options, lm)
+    name = full_name(options.activation or f"blocks.{lm.config.n_layers // 2}")
+    autoencoder, text = autoencoder_of(lm.model, name), windows(lm.model, tokenizer, source)
+    train(options, autoencoder, ReconstructionLoss(lm.model, name), text)
+    return features(lm.model, tokenizer, autoencoder, name, text.read(range(FEATURE_TEXTS)).tokens.tolist())
+
+
+def windows(model: Decoder, tokenizer: Tokenizer, source: str) -> Windows:
+    """The windows of a text to train on."""
+    from onward.cli.shared.sources import announce
+    from onward.inspection.doctor.target import text_tokens
+    from onward.inspection.fitting import windows_of
+
+    announce([source])
+    return windows_of(model, text_tokens(source, tokenizer))
+
+
+def train(options: Options, module: nn.Module, loss: Loss, windows: Windows) -> None:
+    """Train for at most --time, with a progress bar on a terminal."""
+    from rich.progress import track
+
+    from onward.inspection.fitting import STEPS, fit
+    from onward.training.config import seconds
+
+    steps = fit(module, loss, windows, seconds=seconds(options.time))
+    bar = track(steps, "training", STEPS, console=console, transient=True, disable=not console.is_terminal)
+    losses = [step.loss for step in bar]
+    console.print(f"trained {len(losses)} steps: the loss fell from {losses[0]:.3g} to {losses[-1]:.3g}")

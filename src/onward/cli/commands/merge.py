@@ -1,0 +1,41 @@
+"""onward merge: an adapter and its base as one model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from shlex import quote
+from typing import ClassVar, Literal
+
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console
+
+ABOUT = """\
+Add an adapter (LoRA, rsLoRA or DoRA, as PEFT or a LoRA run writes it) to the weights of its base, and write the sum as
+an ordinary model. It is computed in fp32 and rounded once.
+
+examples:
+  onward merge runs/poems merged                            the base that the adapter names
+  onward merge runs/poems merged --base runs/mybook
+  onward merge runs/poems merged --dtype float32
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The adapter, its base and the result."""
+
+    positional: ClassVar[tuple[str, ...]] = ("adapter", "out")
+    adapter: str  # folder of the adapter
+    out: str  # folder to write the model to
+    base: str = ""  # folder of the base; by default the one that the adapter names
+    dtype: Literal["", "float32", "bfloat16"] = ""  # of the result; by default that of the base
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward merge", about=ABOUT)
+    import torch
+
+    import onward
+
+    dtype = getattr(torch, options.dtype) if options.dtype else None
+    onward.merge(options.adapter, options.out, options.base or None, dtype=dtype)
+    console.print(f"merged: {quote(options.out)}", markup=False, soft_wrap=True)

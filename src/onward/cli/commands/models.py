@@ -1,0 +1,138 @@
+"""onward models: published decoders and their differences."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from shlex import quote
+from shutil import get_terminal_size
+from typing import Any, ClassVar
+
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import print_json, print_next, print_table
+from onward.errors import UserError
+from onward.hub import cached_models, size_of
+
+ABOUT = """\
+List published decoders, describe one, or compare two; list the models downloaded from the hub.
+
+examples:
+  onward models                        all families and their releases
+  onward models llama-3.1-8b           one of them, and the changes of each step since its first ancestor
+  onward models diff gpt2 llama-2-7b   the differences of two
+  onward models diff llama-7b runs/mybook
+  onward models diff smollm2-135m HuggingFaceTB/SmolLM2-135M      a name on the hub: only its config.json is fetched
+  onward models cached                 the models of the hub that are on this machine, with their sizes
+"""
+WIDE = 110  # columns of a terminal that has room for the meaning of each row
+
+
+@dataclass(frozen=True)
+class Options:
+    """The decoders to list, describe or compare."""
+
+    positional: ClassVar[tuple[str, ...]] = ("names",)
+    names: tuple[str, ...] = ()  # a release, folder or name on the hub; diff and two of them; cached; none: all
+    json: bool = False  # print the result as JSON
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward models", about=ABOUT)
+    from onward.planning.releases import catalog, step
+
+    value: Any
+    show: Callable[[Any], None]
+    following: tuple[str, ...]
+    match options.names:
+        case ():
+            show, value = show_all, list(catalog())
+            following = "llama-2-7b", "diff gpt2 llama-2-7b"
+        case ("cached",):
+            show, value = show_cached, cached()
+            following = (quote(value[0]["name"]) if value else "llama-2-7b",)
+        case ("diff", before, after):
+            show, value = show_step, step(before, after)
+            following = (quote(after),)
+        case ("diff", *_):
+            raise UserError("onward models diff takes two releases or folders: onward models diff gpt2 llama-2-7b")
+        case (name,):
+            show, value = show_one, one(name)
+            following = (f"diff {'llama-7b' if name == 'gpt2' else 'gpt2'} {quote(name)}",)
+        case _:
+            raise UserError("onward models takes one release or folder: to compare two, onward models diff A B")
+    if options.json:
+        print_json(value)
+    else:
+        show(value)
+        print_next(*(f"onward models {words}" for words in following))
+
+
+def one(name: str) -> dict[str, Any]:
+    """The description of a release or folder, and the steps that led to it."""
+    from onward import fields
+    from onward.planning.descriptions import describe, sentence
+    from onward.planning.releases import find, steps
+
+    family, config = find(name)
+    facts = [{"what": fact.what, "value": fact.value, "meaning": fact.meaning} for fact in describe(config)]
+    described = {"name": name, "family": sentence(family), "facts": facts}
+    return described | {"decoder": fields.plain(config), "steps": steps(name)}
+
+
+def cached() -> list[dict[str, Any]]:
+    """The models in the cache of the hub, one for each revision."""
+    return [
+        {
+            "name": model.repo_id,
+            "revision": ", ".join(sorted(revision.refs)) or revision.commit_hash,
+            "files": len(revision.files),
+            "bytes": revision.size_on_disk,
+        }
+        for model in cached_models()
+        for revision in sorted(model.revisions, key=lambda revision: revision.commit_hash)
+    ]
+
+
+def show_cached(models: list[dict[str, Any]]) -> None:
+    if models:
+        print_table([{**model, "bytes": size_of(model["bytes"])} for model in models])
+    else:
+        print("no models")
+
+
+def show_all(families: list[dict[str, Any]]) -> None:
+    width = max(len(preset["name"]) for family in families for preset in family["presets"])
+    for family in families:
+        print(f"{family['family']}: {family['about']}")
+        for preset in family["presets"]:
+            size, context = human(preset["parameters"]), preset["context_length"]
+            of = f"  from {preset['ancestor']}" if preset["ancestor"] else ""
+            print(f"  {preset['name']:{width}} {size:>6} parameters {context:>10,} tokens of context{of}")
+
+
+def show_one(found: dict[str, Any]) -> None:
+    print(f"{found['name']}: {found['family']}")
+    show_rows(found["facts"])
+    for step in found["steps"]:
+        print()
+        show_step(step)
+
+
+def show_step(found: dict[str, Any]) -> None:
+    print(f"{found['before']} -> {found['after']}")
+    show_rows(found["changes"], narrow=get_terminal_size().columns < WIDE)
+
+
+def show_rows(rows: list[dict[str, Any]], narrow: bool = False) -> None:
+    """Print rows as a table, without their meanings where it is narrow."""
+    from onward.fields import text
+
+    if rows:
+        print_table([{k: text(v) for k, v in row.items() if not (narrow and k == "meaning")} for row in rows])
+    else:
+        print("nothing")
+
+
+def human(number: int) -> str:
+    """A number with three significant digits: 7.24 B."""
+    digits, power = f"{number:.2e}".split("e")
+    thousands, tens = divmod(int(power), 3)
+    return f"{float(digits) * 10**tens:.{2 - tens}f} {' KMBT'[thousands]}"

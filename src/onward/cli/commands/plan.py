@@ -1,0 +1,221 @@
+"""onward plan: what a decoder needs before it is there, and how fast it will be."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from onward.arguments import Range
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.config.part_types import Size
+from onward.errors import UserError
+
+if TYPE_CHECKING:
+    from onward.config.decoder import DecoderConfig
+    from onward.planning.machine import Machine
+    from onward.reports.plan import Line, Planned
+
+ABOUT = """\
+Plan a decoder before it is downloaded, trained or paid for: parameters and operations by part, memory of generation and
+of training, what fits, and the speed to expect, each with its formula. No weights are read.
+
+examples:
+  onward plan gpt2                                            on this machine, whose speed is measured for some seconds
+  onward plan llama-3.1-8b --device h100 --context 8192 --batch 16
+  onward plan llama-3.1-8b --memory 24GiB --quantize int4 --quantized-cache
+  onward plan gpt2 --device a100 --tokens 10B --price 2.50    hours and cost of a training
+  onward plan llama-3.1-8b --device h100 --mesh 8x4 --context 8192    one of 32 devices, and what it sends in a step
+  onward plan small --vocab 4096 --batch 12                   a preset of onward train
+  onward plan runs/mybook --json                              a run, a folder, a config.json or a GGUF file
+"""
+HERE = "auto", "cpu", "cuda", "mps"  # devices that are measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The decoder, its use, and the machine."""
+
+    positional: ClassVar[tuple[str, ...]] = ("model",)
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "a preset of training": ("vocab",),
+        "mesh": ("inside",),
+        "tokens": ("price",),
+    }
+    model: str  # a release, a preset of training, a folder, a config.json, a GGUF file or a name on the hub
+    context: Size | None = None  # tokens of a text; none: all of the model's context
+    batch: Annotated[int, Range(1, 1 << 20)] = 1  # texts that are generated, or windows that are trained on, together
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"  # of the weights in generation
+    quantize: Literal["none", "int8", "int4"] = "none"  # the weights in generation
+    quantized_cache: bool = False  # keep the cache as int8
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"  # of matrix products in training
+    optimizer: Literal["adamw", "muon"] = "adamw"  # of training
+    recompute: bool = False  # recompute activations in the backward
+    vocab: Annotated[int, Range(2, 1 << 24)] = 4096  # tokens of the vocabulary, of tiny, mini, small and medium
+    device: str = "auto"  # auto, cpu, cuda, mps: measured here; or b200, h200, h100, mi300x, a100, l40s, v100, rtx4090
+    count: Annotated[int, Range(1, 1 << 24)] = 1  # devices that train together
+    mesh: str = ""  # groups of devices that train on different windows x devices of a group, such as 8x4
+    inside: Literal["tensor", "shards"] = "tensor"  # a group divides each matrix, or gathers weights that are divided
+    memory: str = ""  # of the device, such as 24GiB
+    bandwidth: str = ""  # of its memory, such as 3.35TB/s
+    flops: str = ""  # operations per second, such as 989T
+    share: Annotated[float, Range(0.01, 1)] | None = None  # of the arithmetic in training; none: 0.4, here measured
+    tokens: str = ""  # of the whole training, such as 10B: hours
+    price: Annotated[float, Range(0, 1e9)] = 0.0  # of an hour of a device: cost
+    json: bool = False  # print the result as JSON
+
+    @property
+    def view(self) -> str:
+        """The kind of model."""
+        from onward.training.presets import PRESETS
+
+        return "a preset of training" if self.model in PRESETS else "a model with a vocabulary"
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward plan", about=ABOUT)
+    from onward.planning.flops import part_sizes
+    from onward.planning.parameters import active_parameters, parameters
+
+    planned = plan(options)
+    config = planned.config
+    parts, lines = part_sizes(config), [*planned.lines()]
+    if options.json:
+        count, active = parameters(config), active_parameters(config)
+        whole = {"model": options.model, "parameters": count, "active_parameters": active}
+        print_json(whole | {"parts": [asdict(part) for part in parts], "lines": [asdict(line) for line in lines]})
+        return
+    show(planned, lines)
+    print_next(f"onward plan {quote(options.model)} --device h100 --json", "onward scaling optimum --flops 1e21")
+
+
+def plan(options: Options) -> "Planned":
+    """What the options ask for."""
+    from onward.planning.mesh import Mesh, divided
+    from onward.planning.tables import amount
+    from onward.reports.plan import Planned
+
+    config = decoder_of(options.model, options.vocab)
+    context = options.context or config.context_length
+    check_context(config, context)
+    mesh = Mesh.of(options.mesh, options.inside) if options.mesh else None
+    if mesh and mesh.inside == "tensor":
+        divided(config, mesh.devices)  # sizes that do not divide are refused before anything is computed
+    if mesh and options.count > 1:
+        raise UserError(
+            f"count and mesh both say how many devices train: the mesh has {mesh.count:,}, leave out --count"
+        )
+    return Planned(
+        config,
+        machine(options, config, context),
+        context,
+        options.batch,
+        options.dtype,
+        None if options.quantize == "none" else options.quantize,
+        options.quantized_cache,
+        options.precision,
+        options.optimizer,
+        options.recompute,
+        amount(options.tokens, "tokens") if options.tokens else 0.0,
+        options.price,
+        mesh.count if mesh else options.count,
+        mesh,
+    )
+
+
+def decoder_of(model: str, vocab_size: int) -> "DecoderConfig":
+    """The decoder of a model by any name; of a preset of training, with a vocabulary."""
+    from onward.planning import releases
+    from onward.training import presets
+
+    if model in presets.PRESETS:
+        return presets.decoder(model, vocab_size, {})
+    return releases.decoder_of(model, presets.PRESETS)
+
+
+def check_context(config: "DecoderConfig", context: int) -> None:
+    """A UserError for a context that the model does not have."""
+    if context > config.context_length:
+        raise UserError(f"context is {context:,}, and the model's is {config.context_length:,} tokens: lower it")
+
+
+def machine(options: Options, config: "DecoderConfig", context: int) -> "Machine":
+    """The device of the options, or this machine, as measured; with those of its figures that are given."""
+    from dataclasses import replace
+
+    from onward.device import choose_device
+    from onward.fields import nearest
+    from onward.planning.devices import DEVICES
+    from onward.planning.machine import Machine, measured_machine, same_flops
+    from onward.planning.speed import step_seconds
+    from onward.planning.tables import byte_count, operations
+    from onward.training.step.speed import trial_share
+
+    memory = byte_count(options.memory, "memory") if options.memory else 0.0
+    bandwidth = byte_count(options.bandwidth, "bandwidth") if options.bandwidth else 0.0
+    flops = operations(options.flops, "flops") if options.flops else 0.0
+    if options.device in DEVICES:
+        known = DEVICES[options.device]
+        sheet = same_flops(known.flops, known.fp32 or known.flops / 2)
+        found = Machine(options.device, "data sheet", known.memory, known.bandwidth, sheet)
+    elif options.device not in HERE:
+        raise UserError(f"device is {options.device!r}: {nearest(options.device, (*HERE, *DEVICES))}")
+    elif memory and bandwidth and flops:
+        found = Machine("a machine", "as given", memory, bandwidth, {})
+    else:
+        with console.status("speed of this machine"):
+            device = choose_device(options.device)
+            found = measured_machine((options.dtype, options.precision), device)
+            precision = options.dtype if options.quantize == "none" else options.quantize
+            step = step_seconds(config, precision, options.batch, device)
+            peak = found.flops[options.precision]
+            share = options.share or trial_share(config, options.precision, context, peak, device)
+            found = replace(found, step_seconds=step, training_share=share)
+    if options.share:
+        found = replace(found, training_share=options.share)
+    if memory:
+        found = replace(found, memory=memory)
+    if bandwidth:
+        found = replace(found, bandwidth=bandwidth, step_seconds=0.0)
+    if flops:
+        found = replace(found, flops=same_flops(flops, flops))
+    if (options.memory or options.bandwidth or options.flops) and found.source != "as given":
+        found = replace(found, source=f"{found.source}, with the figures given")
+    return found
+
+
+def show(planned: "Planned", lines: "Sequence[Line]") -> None:
+    """Tables: the parts, then each section."""
+    from onward.cli.commands.models import human
+    from onward.planning.flops import part_sizes
+
+    parts = part_sizes(planned.config)
+    count, active = sum(part.parameters for part in parts), sum(part.active for part in parts)
+    rows = [
+        {
+            "part": part.name,
+            "parameters": f"{part.parameters:,}"
+            if part.parameters or not planned.config.tied
+            else "those of embedding",
+            "share": f"{part.parameters / count:.1%}",
+            "FLOPs per token": human(part.flops) if part.flops else "0",
+        }
+        for part in parts
+    ]
+    of = f", {human(active)} of them for a token" * (active != count)
+    console.print(f"{human(count)} parameters{of}", soft_wrap=True)
+    print_table(
+        [
+            *rows,
+            {
+                "part": "all",
+                "parameters": f"{count:,}",
+                "share": "",
+                "FLOPs per token": human(sum(p.flops for p in parts)),
+            },
+        ]
+    )
+    for section, group in groupby(lines, key=lambda line: line.section):
+        print()
+        print_table([{section: line.what, "": line.text, "by": line.by} for line in group])

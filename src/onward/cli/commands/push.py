@@ -1,0 +1,75 @@
+"""onward push: a model to the Hugging Face hub."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import print_json, print_next, print_table
+from onward.errors import UserError
+from onward.hub import CARD, HubName, model_files, size_of, upload
+
+ABOUT = """\
+Upload a model to the Hugging Face hub, with its card, in one commit. Nothing but the model goes there: no optimizer
+state, no logs, no data. Who you are is known from `hf auth login` or HF_TOKEN.
+
+examples:
+  onward push runs/mybook me/mybook --license mit --dry-run          what would be uploaded, and the card
+  onward push runs/mybook me/mybook --license mit --private
+  onward push runs/mybook me/mybook                                  with the README.md that onward card wrote
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The model and its place on the hub."""
+
+    positional: ClassVar[tuple[str, ...]] = ("folder", "name")
+    folder: str  # folder of a run or a model
+    name: str  # of the model on the hub, such as me/mybook, or me/mybook@branch
+    license: str = ""  # of the model, for a new card: apache-2.0, mit, cc-by-4.0, ...
+    private: bool = False  # create a model that only you can see
+    dry_run: bool = False  # upload nothing, and say what would be uploaded
+    json: bool = False  # print the result as JSON
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward push", about=ABOUT)
+    folder, model = Path(options.folder), HubName.of(options.name)
+    if model is None or "/" not in model.name:
+        raise UserError(
+            f"{options.name} is no name on the hub to upload to: give yours and that of the model: me/mybook"
+        )
+    files = contents(folder, options.license, model.name)
+    sizes = {path: len(file) if isinstance(file, bytes) else file.stat().st_size for path, file in files.items()}
+    rows, total = [{"file": path, "bytes": size} for path, size in sizes.items()], sum(sizes.values())
+    result = {"name": str(model), "files": rows, "bytes": total}
+    if not options.dry_run:
+        result["commit"] = upload(model, files, private=options.private)
+    if options.json:
+        print_json(result)
+    elif options.dry_run:
+        if isinstance(card := files[CARD], bytes):
+            print(card.decode())
+        print_table(rows)
+        print(f"{len(rows)} files, {size_of(total)}, would go to {model}{' (private)' * options.private}")
+    else:
+        print(f"{len(rows)} files, {size_of(total)}: {result['commit']}")
+        print_next(f'onward generate hf://{model} "Once upon"')
+
+
+def contents(folder: Path, license: str, name: str) -> Mapping[str, Path | bytes]:
+    """What is uploaded, by the paths there; the card as bytes where the folder has none."""
+    from onward.checkpoint.huggingface.folder import load_model
+    from onward.reports.runs.card import model_card
+
+    if not (folder / CARD).exists():
+        card = model_card(folder, license, name).encode()
+        return {CARD: card} | {path: folder / path for path in model_files(folder)}
+    if license:
+        raise UserError(
+            f"license is {license}, and {folder / CARD} says one already: write it there, or remove that file"
+        )
+    load_model(folder)  # nothing is uploaded that cannot be loaded
+    return {path: folder / path for path in model_files(folder)}

@@ -1,0 +1,77 @@
+"""onward quantize: the linear layers of a model as integers, saved as a folder."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shlex import quote
+from typing import ClassVar, Literal
+
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.errors import UserError
+
+ABOUT = """\
+Keep the weights of a model's linear layers as integers, in a folder that every command reads: int8 with a scale per
+output, or int4 with a scale per 32 inputs. Activations stay as they are. transformers reads the folder too, with the
+library compressed-tensors.
+
+examples:
+  onward quantize runs/mybook runs/mybook-int8
+  onward quantize runs/mybook runs/mybook-int4 --to int4 --errors
+  onward evaluate runs/mybook other.txt --quantize int4     what it will cost, without writing a folder
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The model, and what it becomes."""
+
+    positional: ClassVar[tuple[str, ...]] = ("model", "out")
+    model: str  # folder of the model, or its name on the hub
+    out: str  # the new folder
+    to: Literal["int8", "int4"] = "int8"  # precision of the weights
+    errors: bool = False  # also print the error of each layer's weight, the greatest first
+    allow_nonfinite: bool = False  # write a model although weights of it are NaN or infinite
+    revision: str = ""  # of a model on the hub: a branch, a tag or a commit; by default main
+    json: bool = False  # print the result as JSON
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward quantize", about=ABOUT)
+    if os.path.lexists(options.out):
+        raise UserError(f"{options.out} exists: choose another folder for the quantized model")
+    import onward
+    from onward.files import written_whole
+    from onward.hub import locate
+    from onward.transforms.quantize import QuantizedLinear, layer_errors
+
+    folder = locate(options.model, options.revision)
+    load = lambda precision: onward.load(
+        folder, device="cpu", quantize=precision, allow_nonfinite=options.allow_nonfinite
+    )
+    lm = load(options.to)
+    layers = {name: m for name, m in lm.model.named_modules() if isinstance(m, QuantizedLinear)}
+    if not layers:
+        raise UserError(f"no linear layer of {options.model} can be {options.to}: choose --to int8")
+    with written_whole(Path(options.out)) as new:
+        onward.save(lm, new)
+    found = layer_errors(load(None).model, lm.model) if options.errors else []
+    own = [layer for name, layer in layers.items() if not (lm.config.tied and name == "head")]
+    size = sum(tensor.nbytes for tensor in (*lm.model.parameters(), *lm.model.buffers()))
+    plain = sum(layer.in_features * layer.out_features for layer in own) * lm.model.dtype.itemsize
+    before = size - sum(layer.codes.nbytes + layer.scales.nbytes for layer in layers.values()) + plain
+    errors = [asdict(error) for error in found]
+    if options.json:
+        figures = {"layers": len(layers), "bytes": size, "bytes_before": before, "errors": errors}
+        print_json({"model": options.model, "out": options.out, **figures})
+        return
+    if errors:
+        print_table(errors)
+    console.print(
+        f"{options.out}: {len(layers)} linear layers as {options.to}; {size / 1e6:,.1f} MB of weights instead of "
+        f"{before / 1e6:,.1f}, {size / before:.0%}",
+        markup=False,
+        soft_wrap=True,
+    )
+    print_next(f'onward generate {quote(options.out)} "Once upon"')

@@ -1,0 +1,56 @@
+"""onward report: the page of a run or a model."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shlex import quote
+from typing import ClassVar
+
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console, print_json
+from onward.errors import UserError
+from onward.hub import locate
+
+ABOUT = """\
+Write the report of a run, running, stopped or finished, or of any model: one page with its curves, samples, attention
+and next tokens, that needs no network.
+
+examples:
+  onward report runs/mybook                                 runs/mybook/report.html and runs/mybook/loss.svg
+  onward report runs/mybook --text "The cat sat on the mat, and the dog looked at the cat."
+  onward report runs/mybook --compare runs/other            with the curves and options of another run
+  onward report runs/mybook --out mybook.html --json
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to report on, and where to."""
+
+    positional: ClassVar[tuple[str, ...]] = ("folder",)
+    folder: str  # folder of a run or a model, or a name on the hub
+    out: str = ""  # file of the page; "": report.html in the folder
+    text: str = ""  # the model is shown reading this text; "": sentences of the run's validation text
+    compare: str = ""  # folder of a second run, whose curves are drawn too
+    device: str = "auto"  # auto, cpu, cuda, mps
+    json: bool = False  # print the figures as JSON
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward report", about=ABOUT)
+    out = Path(options.out) if options.out else None
+    if out and out.is_dir():
+        raise UserError(f"{out} is a folder: give --out the file of the page, such as {out / 'report.html'}")
+    from onward.reports.runs.write import write_reports
+
+    compare = Path(options.compare) if options.compare else None
+    folder = locate(options.folder)
+    if out is None and not Path(options.folder).is_dir():
+        kind = "GGUF file" if Path(options.folder).exists() else "model on the hub"
+        raise UserError(f"{options.folder} is a {kind}: give --out the file of the page")
+    figures = write_reports(folder, options.text, out=out, compare=compare, device=options.device)
+    page = out or folder / "report.html"
+    if options.json:
+        print_json(asdict(figures) | {"report": str(page)})
+    else:
+        console.print(f"report: {quote(str(page))}", markup=False, soft_wrap=True)

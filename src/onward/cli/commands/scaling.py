@@ -1,0 +1,192 @@
+"""onward scaling: the best size and length of training for an amount of computation, and laws fitted to runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from onward.arguments import Range
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.errors import UserError
+
+ABOUT = """\
+Scaling laws. `optimum`: how large a model, and how many tokens, give the least loss for an amount of computation, by
+the published laws. `fit`: the law of runs of your own, from a folder of runs or a table with the columns parameters,
+tokens (or flops) and loss. `run`: plans and trains small runs, fits their law and forecasts a larger one; its
+options are those of onward scaling run --help.
+
+examples:
+  onward scaling optimum --flops 1e21
+  onward scaling optimum --params 7B                          the computation for which 7 billion parameters are best
+  onward scaling optimum --hours 24 --device h100 --out optimum.svg
+  onward scaling optimum --params 7B --requests 1e9           smaller models cost more to train and less to use
+  onward scaling fit runs/                                    finished runs of several sizes and lengths
+  onward scaling fit mine.csv --json
+  onward scaling run mybook.txt --budget 10m --check
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is given, and how it is shown."""
+
+    positional: ClassVar[tuple[str, ...]] = ("action", "runs")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "optimum": ("flops", "params", "tokens", "hours", "requests"),
+        "fit": ("runs",),
+        "hours": ("device", "count", "share"),
+    }
+    action: Literal["optimum", "fit", "run"]  # of published laws; a law fitted to RUNS; runs, and then their law
+    runs: str = ""  # fit: a folder of runs, or a table (.csv, .tsv)
+    flops: str = ""  # optimum: operations of the whole training, such as 1e21
+    params: str = ""  # optimum: parameters, such as 7B
+    tokens: str = ""  # optimum: tokens of the training, such as 300B
+    hours: str = ""  # optimum: hours of --device
+    device: str = "h100"  # of --hours: b200, h200, h100, mi300x, a100, l40s, l4, v100, t4, rtx4090, rtx3090
+    count: Annotated[int, Range(1, 1 << 24)] = 1  # devices of --hours
+    share: Annotated[float, Range(0.01, 1)] = 0.4  # of the arithmetic that training reaches
+    requests: str = ""  # optimum: tokens that the model will read and write in its life, such as 1e12
+    out: str = ""  # also draw the laws: a file that ends in .svg, .png, .html or .json
+    json: bool = False  # print the result as JSON
+
+    @property
+    def view(self) -> str:
+        """The action; a UserError for `run`, which is parsed apart."""
+        if self.action == "run":
+            raise UserError("the word run comes first: onward scaling run DATA --budget 10m")
+        return self.action
+
+
+def main(argv: Sequence[str]) -> int | None:
+    if argv[:1] == ["run"]:
+        from onward.cli.commands import scaling_run
+
+        return scaling_run.main(argv[1:])
+    options = parse(Options, argv, prog="onward scaling", about=ABOUT)
+    result = optimum(options) if options.action == "optimum" else fit(options)
+    if options.json:
+        print_json(result)
+    return None
+
+
+def optimum(options: Options) -> dict[str, Any]:
+    """The best sizes by each law."""
+    from onward.planning.laws import FITTED, LAWS, Loss, flops_for, smaller_models
+    from onward.planning.tables import amount
+    from onward.reports.pictures.laws import optimum_picture
+
+    given = [name for name in ("flops", "params", "tokens", "hours") if getattr(options, name)]
+    if len(given) != 1:
+        raise UserError("give one of --flops, --params, --tokens and --hours: the others follow from it")
+    value = amount(getattr(options, given[0]), given[0])
+    budgets = {law.name: value for law in LAWS}
+    if given[0] == "hours":
+        budgets = dict.fromkeys(budgets, value * 3600 * speed(options))
+    elif given[0] in ("params", "tokens"):
+        key = "parameters" if given[0] == "params" else "tokens"
+        budgets = {law.name: flops_for(law, **{key: value}) for law in LAWS}
+    rows = []
+    for law in LAWS:
+        flops = budgets[law.name]
+        parameters, tokens = law.optimum(flops)
+        loss = law.law.loss(parameters, tokens) if isinstance(law.law, Loss) else None
+        rows.append(
+            {
+                "law": law.name,
+                "flops": flops,
+                "parameters": parameters,
+                "range": law.range(flops),
+                "tokens": tokens,
+                "tokens_per_parameter": tokens / parameters,
+                "loss": loss,
+                "source": law.source,
+                "extrapolated": not FITTED[0] <= flops <= FITTED[1],
+            }
+        )
+    refit = next(law for law in LAWS if law.name.startswith("re-fit"))
+    result: dict[str, Any] = {"laws": rows}
+    if options.requests:
+        assert isinstance(refit.law, Loss)
+        models = smaller_models(refit.law, budgets[refit.name], amount(options.requests, "requests"))
+        result["smaller_models"] = [{**asdict(model), "total": model.total} for model in models]
+    if options.out:
+        optimum_picture(budgets[refit.name]).write(Path(options.out))
+    if not options.json:
+        show_optimum(result, options)
+    return result
+
+
+def speed(options: Options) -> float:
+    """Operations per second of the devices while they train."""
+    from onward.fields import nearest
+    from onward.planning.devices import FLOPS
+
+    if options.device not in FLOPS:
+        raise UserError(f"device is {options.device!r}: {nearest(options.device, FLOPS)}")
+    return options.count * options.share * FLOPS[options.device]
+
+
+def show_optimum(result: dict[str, Any], options: Options) -> None:
+    from onward.cli.commands.models import human
+    from onward.planning.laws import FITTED
+
+    print_table(
+        [
+            {
+                "law": row["law"],
+                "FLOPs": f"{row['flops']:.3g}",
+                "parameters": human(round(row["parameters"])),
+                "range": " to ".join(human(round(end)) for end in row["range"] or ()),
+                "tokens": human(round(row["tokens"])),
+                "per parameter": f"{row['tokens_per_parameter']:.1f}",
+                "loss": "" if row["loss"] is None else f"{row['loss']:.3f}",
+                "by": row["source"],
+            }
+            for row in result["laws"]
+        ]
+    )
+    if any(row["extrapolated"] for row in result["laws"]):
+        console.print(
+            f"\nThe laws were fitted on runs of {FITTED[0]:.0e} to {FITTED[1]:.0e} FLOPs: this is an extrapolation.",
+            soft_wrap=True,
+        )
+    if models := result.get("smaller_models"):
+        console.print("\nThe same loss from smaller models (re-fit of 2024), in FLOPs:")
+        print_table(
+            [
+                {
+                    "parameters": human(round(model["parameters"])),
+                    "tokens": human(round(model["tokens"])),
+                    "training": f"{model['training']:.3g}",
+                    "use": f"{model['answering']:.3g}",
+                    "together": f"{model['total']:.3g}",
+                }
+                for model in models
+            ]
+        )
+    if options.out:
+        console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
+    print_next("onward scaling fit runs", "onward models")
+
+
+def fit(options: Options) -> dict[str, Any]:
+    """A law of runs."""
+    from onward.cli.commands.scaling_fit import fitted, show_fit
+    from onward.planning.fits import Run
+    from onward.planning.tables import read_table
+    from onward.reports.runs.record import Record, find_runs
+
+    if not options.runs:
+        raise UserError("no runs: name a folder of runs, or a table with the columns parameters, tokens and loss")
+    path = Path(options.runs)
+    if path.is_dir():
+        figures = [Record(run).figures() for run in find_runs(path)]
+        runs = [Run(f.parameters, f.tokens, f.validation_loss) for f in figures if f.parameters and f.validation_loss]
+    else:
+        runs = read_table(path)
+    result, _ = fitted(runs, options.out)
+    if not options.json:
+        show_fit(result, options.out)
+        print_next(f"onward scaling optimum --flops {10 * max(run.flops for run in runs):.2g}")
+    return result

@@ -1,0 +1,144 @@
+"""onward sweep: a run for each value of a field."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from onward import fields
+from onward.cli.shared.options import Argument, arguments, nest
+from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.cli.shared.variants import VariantOptions, folder_of, read_values, take, train_all, variant
+from onward.errors import UserError
+from onward.training.config import RunConfig
+from onward.training.presets import merge
+
+ABOUT = """\
+Train a run for each value of an option, and show the valley.
+
+Any option of `onward train` that takes a number takes several, separated by commas; other options are swept by
+`--sweep OPTION=VALUE,VALUE`. Two options make a grid. Runs that have ended are not repeated: the same command goes on
+after an interruption, and takes more values.
+
+examples:
+  onward sweep mybook.txt --learning-rate 1e-4,3e-4,1e-3,3e-3 --steps 500
+  onward sweep mybook.txt --model.d-model 64,128,256 --flops 1e12
+  onward sweep mybook.txt --sweep schedule=cosine,wsd,linear --time 60s --seeds 3
+  onward sweep mybook.txt --learning-rate 1e-3,3e-3,1e-2 --sweep optimizer=adamw,muon --tokens 2M
+"""
+SAME = "out", "seed", "steps", "time", "epochs"  # options that are the same for all runs
+MOST = 2  # options that can be swept together
+
+
+@dataclass(frozen=True)
+class Options(VariantOptions):
+    """What is swept."""
+
+    sweep: tuple[str, ...] = ()  # OPTION=VALUE,VALUE: the values of any option
+
+
+def main(argv: Sequence[str]) -> int:
+    values = read_values(Options, argv, "onward sweep", ABOUT)
+    own, length = take(values, Options)
+    axes = swept(values, own.get("sweep", ()))
+    if not axes:
+        raise UserError("nothing to sweep: give an option several values, such as --learning-rate 1e-4,3e-4,1e-3")
+    if len(axes) > MOST:
+        raise UserError(f"{', '.join(axes)} are too many options to sweep together: sweep one or two")
+    values["out"] = folder_of(values, "sweep")
+    grid = [dict(zip(axes, chosen)) for chosen in product(*axes.values())]
+    names = [",".join(f"{name}={value}" for name, value in point.items()) for point in grid]
+    variants = [variant(name, merge(values, nest(dict(point)))) for name, point in zip(names, grid)]
+    seeds = fields.convert(int, own.get("seeds", Options.seeds), "seeds")
+    outcomes = train_all(variants, seeds, length)
+    if isinstance(outcomes, int):
+        return outcomes
+    from onward.reports.runs.variants import Measure, Valley, plain, results, row, valley_picture
+
+    measure: Measure = "bits_per_byte" if {"tokenizer", "sources"} & {*axes} else "loss"
+    found = results(outcomes, measure)
+    first, *second = axes
+    lines = {
+        line: {point[first]: one for point, one in zip(grid, found) if not second or point[second[0]] == line}
+        for line in (axes[second[0]] if second else [""])
+    }
+    valley = Valley(first, {f"{second[0]} {line}" if second else "": values for line, values in lines.items()})
+    _, _, best = valley.best()
+    out = Path(values["out"])
+    valley_picture(valley, measure, str(length)).write(out / "sweep.svg")
+    warning = valley.edge()
+    if own.get("json"):
+        best_name = best.name if best.values else None
+        differ = [one.differences(variants[0]) for one in variants]
+        rows = [{**point, **plain(one), "differs": own} for point, one, own in zip(grid, found, differ)]
+        print_json({"measure": measure, "length": str(length), "runs": rows, "best": best_name, "warning": warning})
+    else:
+        against = f"against {best.name}"
+        print_table([{k: v for k, v in row(one, best, measure).items() if k != against} for one in found])
+        console.print(f"\nbest: {best.name}" if best.values else "\nall runs diverged", markup=False, soft_wrap=True)
+    if warning:
+        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    console.print(f"picture: {out / 'sweep.svg'}", markup=False, soft_wrap=True)
+    if not own.get("json"):
+        print_next(f"onward runs {quote(str(out))} --sort validation-loss")
+    return 0
+
+
+def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
+    """The options that are given several values, which are removed from `values`, and those values."""
+    table = {argument.name: argument for argument in arguments(RunConfig) if argument.name not in SAME}
+    axes = {}
+    for name, argument in table.items():
+        given = lookup(values, name)
+        if isinstance(given, str) and "," in given and takes_number(argument):
+            remove(values, name)
+            axes[name] = split(given)
+    for text in named:
+        name, equals, given = text.partition("=")
+        name = name.strip().strip("-").replace("-", "_")
+        if name not in table or not equals or not given:
+            problem = f"{name} cannot be swept: {fields.nearest(name, table)}" if equals else "write OPTION=VALUE,VALUE"
+            raise UserError(f"--sweep {text}: {problem}")
+        axes[name] = split(given)
+    for name, choices in axes.items():
+        if len({*choices}) < len(choices) or len(choices) < 2 or "" in choices:
+            raise UserError(f"{name} is {','.join(choices)}: give it at least two values, each once")
+    return axes
+
+
+def takes_number(argument: Argument) -> bool:
+    """Whether an option takes one number."""
+    return argument.kind in (int, float, float | None, int | None)
+
+
+def split(text: str) -> list[str]:
+    """The values between commas; those inside parentheses belong to a value."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def lookup(values: Mapping[str, Any], name: str) -> Any:
+    """The value at a dotted name; None where there is none."""
+    here: Any = values
+    for step in name.split("."):
+        here = here.get(step) if isinstance(here, Mapping) else None
+    return here
+
+
+def remove(values: dict[str, Any], name: str) -> None:
+    """Remove the value at a dotted name, and tables that become empty."""
+    first, _, rest = name.partition(".")
+    if not rest:
+        del values[first]
+    else:
+        remove(values[first], rest)
+        if not values[first]:
+            del values[first]

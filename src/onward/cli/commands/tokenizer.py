@@ -1,0 +1,147 @@
+"""onward tokenizer: train a tokenizer on text, compare tokenizers, show the pieces of a text."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import join, quote
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Literal
+
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.cli.shared.pieces import print_pieces, show
+from onward.cli.shared.sources import announce
+from onward.data.progress import Progress
+from onward.data.sources import Source, download_corpora, passages, stored_streams
+from onward.errors import UserError
+
+ABOUT = """\
+Train a tokenizer on text; compare tokenizers: bytes per token by language and kind of text, and whether decoding the
+tokens gives back every text; or show the pieces of a text.
+
+examples:
+  onward tokenizer train mybook.txt --vocab-size 8192 --out tokenizers/mybook
+  onward tokenizer compare tokenizers/mybook runs/mybook byte      on short texts in sixteen languages
+  onward tokenizer compare tokenizers/mybook char --data mybook.txt --data talks.jsonl --json
+  onward tokenizer show gpt2 runs/mybook mybook.gguf "Hello, world"      pieces in colors; --ids: with ids and bytes
+"""
+PASSAGE_CHARS = 4096  # characters of a passage whose language and kind are determined together
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `onward tokenizer`."""
+
+    positional: ClassVar[tuple[str, ...]] = ("action", "names")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "train": ("out", "kind", "vocab_size", "field", "encoding"),
+        "compare": ("data",),
+        "show": ("ids",),
+        "data": ("field", "encoding"),
+    }
+    action: Literal["train", "compare", "show"]  # train SOURCES, compare A B, or show MODELS TEXT
+    names: tuple[str, ...] = ()  # texts; tokenizers (char, byte, bpe:N, a file or folder); models and a text (-: stdin)
+    out: str = ""  # folder for the trained tokenizer
+    kind: Literal["bpe", "char", "byte"] = "bpe"  # byte-level BPE, characters, or bytes
+    vocab_size: int = 4096  # largest number of ids of a BPE tokenizer
+    data: tuple[str, ...] = ()  # texts to compare on, by source, script and kind; default: short built-in texts
+    field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
+    encoding: str = "utf-8"  # encoding of text files
+    ids: bool = False  # show: a table of the ids and bytes of the pieces too
+    json: bool = False  # print the result as JSON
+
+    @property
+    def view(self) -> str:
+        """The action."""
+        return self.action
+
+
+def main(argv: Sequence[str]) -> None:
+    options = parse(Options, argv, prog="onward tokenizer", about=ABOUT)
+    if options.vocab_size != Options.vocab_size and options.kind != "bpe":
+        raise UserError(
+            f"vocab_size is {options.vocab_size}, and a {options.kind} tokenizer has no limit: leave it out"
+        )
+    if options.ids and options.json:
+        raise UserError("ids and json are both given, and JSON has the ids: leave out --ids")
+    if options.action == "show":
+        result = show(options.names)
+    else:
+        result = train(options) if options.action == "train" else compare(options)
+    if options.json:
+        print_json(result)
+    elif options.action == "show":
+        print_pieces(result, options.ids)
+    elif options.action == "train":
+        print(f"{result['folder']}: {result['vocabulary']:,} ids")
+        sources, folder = join(options.names or ("mybook.txt",)), quote(options.out)
+        print_next(f"onward tokenizer compare {folder} byte", f"onward train {sources} --tokenizer {folder}")
+    else:
+        print_comparison(result)
+
+
+def train(options: Options) -> dict[str, Any]:
+    """Train a tokenizer, and save it in a folder that has none."""
+    from onward.cli.shared.progress import progress_bars
+    from onward.text.tokenizer import train_tokenizer
+
+    if not options.out:
+        raise UserError("no folder to write to: name one with --out")
+    if (there := Path(options.out) / "tokenizer.json").exists():
+        raise UserError(f"{there} exists already: choose another folder with --out")
+    spec = f"bpe:{options.vocab_size}" if options.kind == "bpe" else options.kind
+    announce(options.names)
+    with progress_bars() as progress:
+        tokenizer = train_tokenizer(spec, read(options.names, options, progress))
+    tokenizer.save(options.out)
+    return {"folder": options.out, "vocabulary": tokenizer.vocab_size}
+
+
+def compare(options: Options) -> dict[str, Any]:
+    """Compare tokenizers. Those given as char or bpe:N are trained on the texts of the comparison."""
+    from onward.cli.shared.progress import progress_bars
+    from onward.text import compare
+    from onward.text.tokenizer import train_tokenizer
+
+    if not options.names:
+        raise UserError("no tokenizer is named: give char, byte, bpe:N, a tokenizer.json or a folder that holds one")
+    announce(options.data)
+    with (
+        progress_bars() as progress,
+        TemporaryDirectory() as folder,
+        stored_streams(options.data, Path(folder) / "streams", progress) as sources,
+    ):
+
+        def texts() -> Iterator[compare.Labeled]:
+            for source in sources:
+                for text in read([source], options, progress, PASSAGE_CHARS):
+                    yield compare.labeled(text, str(source))
+            if not options.data:
+                yield from compare.built_in()
+
+        tokenizers = {name: train_tokenizer(name, (text for text, _ in texts())) for name in options.names}
+        return compare.compare(tokenizers, texts())
+
+
+def read(sources: Sequence[Source], options: Options, progress: Progress, size: int = 1 << 16) -> Iterator[str]:
+    """Passages of all sources, of at most `size` characters; the bytes read so far are reported."""
+    download_corpora(sources, progress)
+    done = 0
+    for text in passages(sources, field=options.field, encoding=options.encoding, size=size):
+        yield text
+        done += len(text.encode())
+        progress("reading", done, 0)
+
+
+def print_comparison(result: dict[str, Any]) -> None:
+    """Print the comparison as tables, with a letter for each tokenizer, and a text that decoding does not give back."""
+    letters = {one["name"]: chr(ord("A") + n) for n, one in enumerate(result["tokenizers"])}
+    columns = "name", "vocabulary", "bytes_per_token", "round_trip_failures"
+    print_table([{"": letters[one["name"]], **{key: one[key] for key in columns}} for one in result["tokenizers"]])
+    print("\nbytes per token")
+    rows = [(row, row.pop("bytes_per_token")) for row in result["texts"]]
+    print_table([row | {letters[name]: density for name, density in densities.items()} for row, densities in rows])
+    for one in result["tokenizers"]:
+        if example := one["example"]:
+            line = f"{one['name']} encodes {example['text']!r} and decodes {example['back']!r}"
+            console.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,121 @@
+"""The live display of a run: figures, a progress bar, and the same prompt continued at each validation."""
+
+from collections import deque
+from statistics import fmean
+from time import perf_counter
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from onward.cli.shared.output import console, printable
+from onward.generation.prompts import Prompt
+from onward.language_model import LanguageModel
+from onward.training.run.events import Event
+from onward.training.run.journal import Journal
+from onward.training.run.run import Run
+from onward.training.run.validation import Validation
+from onward.training.step.trainer import Step
+
+SAMPLE_TOKENS = 64
+REFRESH_SECONDS = 0.2
+SCORES = {"accuracy", "reward"}  # figures of fine-tuning that say more than the loss
+
+
+class Display:
+    """Shows the events of a run: on a terminal as a picture that is redrawn, elsewhere as lines at each validation."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.lm = LanguageModel(run.model, run.tokenizer, run.hf)
+        prompt = run.config.prompt or run.inputs.opening(run.tokenizer)
+        self.tokens: Prompt = prompt  # which the model continues
+        self.prompt = prompt if isinstance(prompt, str) else run.tokenizer.decode(prompt)
+        self.samples = Journal(run.folder / "samples.jsonl")
+        self.losses: deque[float] = deque(maxlen=20)  # of the last steps
+        self.scores: dict[str, deque[float]] = {}  # of the last steps, by name
+        self.validation: float | None = None
+        self.tokens_per_second = 0.0
+        self.sample = Text()
+        self.step, self.shown = run.step, 0.0
+        self.began, self.first = perf_counter(), run.step
+        self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+
+    def __enter__(self) -> "Display":
+        if self.live:
+            self.live.start()
+        if self.run.step == 0:
+            self.continue_prompt()
+            if not self.live:
+                self.print()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.update(self.picture(), refresh=True)
+            self.live.stop()
+
+    def show(self, event: Event) -> None:
+        """Show an event."""
+        if isinstance(event, Step):
+            self.step = event.step
+            self.losses.append(event.loss)
+            for name in SCORES & event.figures.keys():
+                self.scores.setdefault(name, deque(maxlen=20)).append(event.figures[name])
+            speed = event.tokens / event.seconds
+            self.tokens_per_second = 0.95 * self.tokens_per_second + 0.05 * speed if self.tokens_per_second else speed
+        if isinstance(event, Validation):
+            self.validation = event.validation_loss
+            self.continue_prompt()
+        if self.live:
+            if perf_counter() - self.shown > REFRESH_SECONDS:
+                self.shown = perf_counter()
+                self.live.update(self.picture(), refresh=True)
+        elif isinstance(event, Validation):
+            self.print()
+
+    def print(self) -> None:
+        """Print the figures that are known, and the sample, as lines."""
+        known = {name: value for name, value in self.figures().items() if value}
+        console.print(" | ".join(f"{name} {value}" for name, value in known.items()), soft_wrap=True)
+        console.print(Text("  ") + self.sample, soft_wrap=True)
+
+    def continue_prompt(self) -> None:
+        """Generate from the prompt, with the same random numbers each time, and record the text in samples.jsonl."""
+        with self.run.averaged():
+            text = sample_text(self.lm, self.tokens)
+        self.sample = Text(printable(self.prompt), style="bold").append(printable(text), style="not bold")
+        self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})
+
+    def figures(self) -> dict[str, str]:
+        """The figures by name, as text; "" for one that is not known yet."""
+        steps, done = self.run.expected_steps, self.step - self.first
+        left = (perf_counter() - self.began) / done * (steps - self.step) if done else 0.0
+        return {
+            "step": f"{self.step:,} of {self.run.steps_in_words}",
+            "loss": f"{fmean(self.losses):.3f}" if self.losses else "",
+            **{name: f"{fmean(values):.3f}" for name, values in sorted(self.scores.items())},
+            "validation loss": "" if self.validation is None else f"{self.validation:.3f}",
+            "tokens/s": f"{self.tokens_per_second:,.0f}" if done else "",
+            "time left": f"{int(left) // 60}:{int(left) % 60:02}" if done else "",
+        }
+
+    def picture(self) -> RenderableType:
+        """The figures, the bar, the sample, and a short last line."""
+        figures = self.figures()
+        table = Table.grid(padding=(0, 3))
+        table.add_row(*(Text(name, style="dim") for name in figures))
+        table.add_row(*(Text(value or "-", style="bold") for value in figures.values()))
+        bar = Table.grid(expand=True)  # a bar by itself does not end its line
+        bar.add_row(ProgressBar(total=self.run.expected_steps, completed=self.step))
+        sample = Panel(self.sample, title="the same prompt, continued", title_align="left", height=9)
+        # a terminal writes ^C at the end of the last line; in a full line it would wrap, and move the next picture down
+        return Group(table, bar, sample, Text("Ctrl-C saves and stops.", style="dim"))
+
+
+def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
+    """The text that the model continues a prompt with, drawn with the same random numbers each time."""
+    return lm.complete([prompt], SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)[0][0].text

@@ -1,0 +1,75 @@
+"""The options of the commands that load a model."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from onward.cli.shared.output import console
+
+if TYPE_CHECKING:
+    from onward.generation.engine.engine import Engine
+    from onward.language_model import LanguageModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How the model is loaded."""
+
+    device: str = "auto"  # auto, cpu, cuda, mps
+    dtype: Literal["", "float32", "bfloat16"] = ""  # of the weights; by default that of the files
+    quantize: Literal["", "int8", "int4"] = ""  # keep the weights as integers: less memory, faster, less exact
+    adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
+    rope: str | None = None  # extend the context of rotary positions: yarn:2, linear:2, dynamic:2 or llama3:8
+    allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
+    revision: str = ""  # of a model on the hub: a branch, a tag or a commit; by default main
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiling:
+    """When decoding steps are compiled."""
+
+    compile: bool = False  # before the first token rather than after 16, and keep the machine code for the next start
+
+
+def compile_steps(engine: Engine, rows: int) -> None:
+    """Compile an engine's steps of this many rows, and print how long it took, or why they stay plain."""
+    from time import perf_counter
+
+    from onward.kernels.llvm.kept import private_folder
+
+    start, folder = perf_counter(), code_folder()
+    folder = folder and private_folder(folder)
+    reason = engine.compile(rows, folder)
+    took = f"decoding steps compiled in {perf_counter() - start:.1f} s"
+    if folder:
+        took += f"; their machine code is kept in {folder}"
+    said = f"decoding steps stay plain, since they cannot be compiled ({reason})" if reason else took
+    console.print(said, markup=False, soft_wrap=True)
+
+
+def code_folder() -> Path | None:
+    """The folder of machine code, in $XDG_CACHE_HOME or ~/.cache, whichever is an absolute path; None where neither
+    is."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
+    return next((folder / "onward" / "code" for folder in caches if folder.is_absolute()), None)
+
+
+def load(model: str, options: Loading) -> LanguageModel:
+    """The model in a folder, or of this name on the hub."""
+    import torch
+
+    import onward
+
+    return onward.load(
+        model,
+        getattr(torch, options.dtype) if options.dtype else None,
+        options.device,
+        quantize=options.quantize or None,
+        revision=options.revision,
+        adapter=options.adapter or (),
+        rope=options.rope,
+        allow_nonfinite=options.allow_nonfinite,
+    )

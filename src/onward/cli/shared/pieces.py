@@ -1,0 +1,56 @@
+"""The pieces of a text under several tokenizers, in colors: `onward tokenizer show`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from onward.cli.shared.output import Output, print_table
+from onward.errors import UserError
+from onward.hub import locate
+from onward.text.tokenizer import Tokenizer
+
+COLORS = "black on bright_cyan", "black on bright_yellow", "black on bright_green", "black on bright_magenta"
+VISIBLE = str.maketrans({" ": "\u00b7", "\n": "\u23ce", "\t": "\u21e5", "\r": "\u240d"})
+
+
+def show(names: Sequence[str]) -> dict[str, Any]:
+    """The pieces of a text, the last of the names, under each tokenizer: their ids, texts and bytes."""
+    *models, text = names or ("",)
+    if not models:
+        raise UserError("onward tokenizer show takes models and a text: onward tokenizer show gpt2 runs/mybook 'Hello'")
+    text = sys.stdin.read() if text == "-" else text
+    return {"text": text, "tokenizers": [{"name": name, "tokens": pieces(opened(name), text)} for name in models]}
+
+
+def opened(name: str) -> Tokenizer:
+    """The tokenizer of a folder, a file, a GGUF file or a model on the hub, of which only the tokenizer is fetched."""
+    from onward.checkpoint.huggingface.folder import required_tokenizer
+
+    return required_tokenizer(Path(name) if Path(name).exists() else locate(name, only="tokenizer"))
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:
+    """The tokens of a text; the bytes of one may be a part of a character, which is shown as U+FFFD."""
+    return [
+        {"id": i, "piece": tokenizer.piece(i), "bytes": tokenizer.token_bytes(i).hex(" ")}
+        for i in tokenizer.encode(text)
+    ]
+
+
+def print_pieces(result: dict[str, Any], ids: bool) -> None:
+    """Print a line of colored pieces for each tokenizer and, with `ids`, a table of them."""
+    output = Output(file=sys.stdout, highlight=False)
+    for one in result["tokenizers"]:
+        tokens = one["tokens"]
+        count = f"{len(tokens):,} tokens, {len(result['text'].encode()) / max(1, len(tokens)):.2f} bytes per token"
+        output.print(f"{one['name']}: {count}", markup=False, soft_wrap=True)
+        line = Text()
+        for number, token in enumerate(tokens):
+            line.append(token["piece"].translate(VISIBLE), COLORS[number % len(COLORS)])
+            line.append("" if output.is_terminal else "|")
+        output.print(line, soft_wrap=not output.is_terminal)
+        if ids and tokens:
+            print_table([{**token, "piece": token["piece"].translate(VISIBLE)} for token in tokens])

@@ -1,0 +1,25 @@
+"""Progress bars on a terminal."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from onward.cli.shared.output import console
+from onward.data.progress import Progress
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """A function that shows one bar per task on standard error, for as long as the block runs; silent elsewhere."""
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(task: str, done: int, total: int) -> None:
+            if task not in tasks:
+                tasks[task] = bars.add_task(task, total=total or None)
+            bars.update(tasks[task], completed=done)
+
+        yield show

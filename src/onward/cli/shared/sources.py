@@ -1,0 +1,50 @@
+"""What commands say about the texts they are given."""
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from onward.cli.shared.output import console
+from onward.data import corpora
+from onward.data.sources import folder_files, is_pipe
+from onward.errors import UserError
+
+
+def announce(sources: Iterable[str]) -> None:
+    """Say which of the sources the command now waits for: pipes, and standard input on a terminal."""
+    for source in sources:
+        if is_pipe(source):
+            console.print(f"reading the pipe {source} until it is closed", markup=False, soft_wrap=True)
+        elif source == "-" and sys.stdin.buffer.isatty():
+            console.print("reading standard input: type or paste the text, and end it with Ctrl-D")
+
+
+def check_texts(sources: Sequence[str]) -> None:
+    """A UserError for what stands among the texts and is a run, or the name of one to be."""
+    for source in sources:
+        if (Path(source) / "run.json").exists():
+            raise UserError(
+                f"{source} is a run and no text: --resume {source} goes on with it, --from {source} begins from its "
+                "model, and --out names the folder of a new run"
+            )
+    last = sources[-1]
+    if len(sources) > 1 and re.fullmatch(r"[\w./-]+", last) and not Path(last).suffix and not known(last):
+        raise UserError(f"{last} does not exist: for the folder of the run, --out {last}; for a text, name its file")
+
+
+def known(source: str) -> bool:
+    """Whether a source without a suffix is a path, standard input, or the name of a corpus."""
+    return os.path.exists(source) or source in ("-", "embedded", *corpora.DOWNLOADS)
+
+
+def skipped_in(source: str, out: Path) -> str:
+    """What is skipped in a source that is a folder, except `out`, with an example of each kind; "" if nothing is."""
+    if not Path(source).is_dir():
+        return ""
+    kinds = []
+    for reason, paths in sorted(folder_files(Path(source))[1].items()):
+        if others := [path for path in paths if path.resolve() != out.resolve()]:
+            kinds.append(f"{reason}: {len(others):,}, such as {min(others)}")
+    return f"{source}: skipped {'; '.join(kinds)}" if kinds else ""

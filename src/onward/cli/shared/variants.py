@@ -1,0 +1,168 @@
+"""Options and progress that `onward compare`, `onward sweep` and `onward scaling run` share."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from rich.progress import BarColumn, Progress, TextColumn
+
+from onward import fields
+from onward.cli.commands.train import Requests, default_name, from_toml, join_duration, signals
+from onward.cli.shared.options import read
+from onward.cli.shared.output import console
+from onward.cli.shared.sources import check_texts
+from onward.config.part_types import Size
+from onward.errors import UserError
+from onward.training.config import RunConfig
+from onward.training.presets import merge
+
+if TYPE_CHECKING:
+    from onward.training.studies.variants import Length, Moment, Outcome, Variant
+
+LENGTHS = "time", "steps", "tokens", "flops"
+
+
+@dataclass(frozen=True)
+class VariantOptions(RunConfig):
+    """The configuration that variants share, and how long each is trained."""
+
+    positional: ClassVar[tuple[str, ...]] = ("sources",)
+    fixed: ClassVar[tuple[str, ...]] = ("epochs",)
+    tokens: str = ""  # tokens that each variant is trained on, such as 10M
+    flops: str = ""  # operations that each variant takes, such as 1e13: 6 for each parameter and token
+    seeds: Size = 1  # runs of each variant: seed, seed + 1, ..., which are the same for all variants
+    config: str = ""  # a TOML file with options of `onward train` that all variants share
+    json: bool = False  # print the result as JSON
+
+
+def in_one_process(command: str) -> None:
+    """A UserError where torchrun has started several processes."""
+    if (count := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise UserError(f"{command} trains in one process, and torchrun started {count}: call it without torchrun")
+
+
+def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
+    """The options that are given, those of a TOML file included, as plain values."""
+    values = read(cls, join_duration(argv), prog=prog, about=about)
+    in_one_process(prog)
+    toml = values.pop("config", "")
+    shared = from_toml(Path(toml), RunConfig) if toml else {}
+    if values.get("sources"):
+        check_texts(values["sources"])
+    else:
+        values.pop("sources", None)
+    no_length(shared, toml)
+    return merge(shared, values)
+
+
+def no_length(values: Mapping[str, Any], where: str) -> None:
+    """A UserError where a file says how long to train."""
+    if given := next((name for name in ("time", "steps", "epochs") if values.get(name)), None):
+        raise UserError(
+            f"{where} has {given}, and all variants train equally long: give --time, --tokens, --flops or "
+            "--steps beside them"
+        )
+
+
+def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, Any], "Length"]:
+    """The options of the command itself among values, which are removed, and the length that they give."""
+    from onward.planning.tables import amount
+    from onward.training.studies.variants import Length
+
+    own = fields.hints(cls).keys() - fields.hints(RunConfig).keys()
+    taken = {name: values.pop(name) for name in own & values.keys()}
+    given = {name: taken.pop(name, None) or values.pop(name, None) for name in LENGTHS}
+    chosen = {name: value for name, value in given.items() if value}
+    if len(chosen) != 1:
+        which = f"{' and '.join(chosen)} are both given" if chosen else "it is not said how long to train"
+        raise UserError(f"{which}: give one of --time, --tokens, --flops and --steps")
+    ((name, value),) = chosen.items()
+    if name == "time":
+        return taken, Length(time=value)
+    number = amount(str(value), name)
+    if name == "steps":
+        return taken, Length(steps=fields.convert(int, number, name))
+    return taken, Length(tokens=number) if name == "tokens" else Length(flops=number)
+
+
+def variant(name: str, values: Mapping[str, Any]) -> "Variant":
+    """A variant from plain values; its name is made fit for a folder."""
+    from onward.training.studies.variants import Variant
+
+    plain = re.sub(r"[^\w.=+,()-]+", "-", name).strip(".-") or "variant"
+    try:
+        config = fields.build(RunConfig, {"preset": "mini", **values, "steps": 1})  # until the length is known
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+    return Variant(plain, config)
+
+
+def folder_of(values: Mapping[str, Any], kind: str) -> str:
+    """Where runs are written by default."""
+    sources = values.get("sources") or RunConfig.sources
+    return values.get("out") or f"runs/{default_name(sources[0])}-{kind}"
+
+
+class Shown:
+    """Shows the progress of runs: on a terminal as a bar, elsewhere as a line at the end of each."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:.0f} %"),
+            TextColumn("{task.fields[left]}"),
+        )
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.task = self.bar.add_task("", total=1.0, left="")
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, moment: "Moment") -> None:
+        """Show an event."""
+        from onward.training.studies.variants import share_done
+
+        left = "" if moment.seconds_left is None else f"{time_in_words(moment.seconds_left)} left"
+        name = f"{moment.number} of {moment.runs}: {moment.variant.name}, seed {moment.seed}"
+        loss = getattr(moment.event, "validation_loss", None)
+        description = name if loss is None else f"{name}, validation loss {loss:.4f}"
+        self.bar.update(self.task, completed=moment.share, description=description, left=left)
+        if loss is not None and share_done(moment.run) == 1:
+            console.print(f"{description}; {left}", markup=False, soft_wrap=True)
+
+
+def time_in_words(seconds: float) -> str:
+    """A time as 0:05 or 1:02:03."""
+    minutes, hours = int(seconds) // 60 % 60, int(seconds) // 3600
+    return f"{hours}:{minutes:02}:{int(seconds) % 60:02}" if hours else f"{minutes}:{int(seconds) % 60:02}"
+
+
+def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "list[Outcome] | int":
+    """Train variants, with their progress; the exit status where a signal ended it."""
+    from onward.cli.shared.progress import progress_bars
+    from onward.training.studies.variants import prepare_variants, train_variants
+
+    with progress_bars() as progress:
+        ready = prepare_variants(variants, length, progress)
+    base = variants[0]
+    for one, prepared in zip(variants, ready):
+        differs = "" if one is base else f"; beside {base.name}: {'; '.join(one.differences(base)) or 'no difference'}"
+        console.print(f"{one.name}: {prepared.parameters:,} parameters{differs}", markup=False, soft_wrap=True)
+    runs = fields.counted(seeds * len(ready), "run")
+    console.print(f"{runs} of {length} each, into {ready[0].config.out}", markup=False, soft_wrap=True)
+    say = partial(console.print, markup=False, soft_wrap=True)
+    with signals(Requests(say, interrupts=1)) as requests, Shown() as shown:
+        outcomes = train_variants(ready, seeds, shown, requests.stop)
+    if outcomes is None:
+        say("Stopped and saved. To go on, give the same command again.")
+        return 128 + requests.signal
+    return outcomes
