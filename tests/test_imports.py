@@ -18,7 +18,7 @@ ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
 ]
 LAZY = {  # modules of the three lowest folders with imports inside functions
     "onward.kernels.available": "torch, so that --help answers at once",
-    "onward.model.backends": "FlexAttention, which few calls need",
+    "onward.model.flex": "FlexAttention, which few calls need",
 }
 
 

@@ -34,7 +34,8 @@ from onward.generation.engine.engine import generate
 from onward.generation.engine.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.attention import Attend
-from onward.model.backends import Keys, reference
+from onward.model.backends import reference
+from onward.model.cache import Keys
 from onward.model.context import AttentionContext
 from onward.tracing.attention import attend_modules
 

@@ -22,7 +22,7 @@ from onward.kernels import draws as draws_of
 from onward.kernels import linear as products_of
 from onward.kernels.available import NoCompiler, lacking, unavailable
 from onward.kernels.llvm import draws, products
-from onward.kernels.llvm.compiler import FLOATS
+from onward.kernels.llvm.code import FLOATS
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 

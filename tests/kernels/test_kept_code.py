@@ -29,7 +29,8 @@ from onward.generation.engine.engine import Engine
 from onward.generation.engine.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels.llvm import kept
-from onward.kernels.llvm.compiler import INT, add_kernel, arguments, load
+from onward.kernels.llvm.code import INT
+from onward.kernels.llvm.compiler import add_kernel, arguments, load
 from onward.kernels.llvm.kept import NotKept, checksum, is_loadable, private_folder
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from onward.kernels import memory
 from onward.kernels.llvm import compiler
-from onward.kernels.llvm.compiler import INT, Arguments, Code, Emit
+from onward.kernels.llvm.code import INT, Code
+from onward.kernels.llvm.compiler import Arguments, Emit
 
 RANGES: list[tuple[int, int]] = []  # the first byte of each operand and the one after its last, sorted
 NEAR = 200  # operands that begin before an access and may hold it

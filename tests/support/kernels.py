@@ -20,7 +20,7 @@ from onward.generation.sampling import Sampling
 from onward.kernels.attention import plain_attend
 from onward.kernels.cross_entropy import cross_entropy
 from onward.kernels.linear import linear
-from onward.kernels.llvm.compiler import LANES
+from onward.kernels.llvm.code import LANES
 from onward.kernels.quantized import quantized_linear
 from onward.kernels.rotation import rotate
 from onward.model import backends

@@ -11,7 +11,8 @@ from typing import Any
 from llvmlite import ir
 
 from onward.compiled.lowering import Call
-from onward.kernels.llvm.compiler import BYTES, INT, Code, add_kernel, load
+from onward.kernels.llvm.code import BYTES, INT, Code
+from onward.kernels.llvm.compiler import add_kernel, load
 
 KERNELS: dict[tuple[Any, ...], int] = {}  # the addresses of compiled kernels, by the key of their calls
 MODULES: list[Any] = []  # the owners of their machine code

@@ -15,7 +15,8 @@ from onward.compiled.needed import label, name_of, tensors_in
 from onward.compiled.recording import Attention, Operation, Record, Write
 from onward.kernels.linear import max_rows
 from onward.kernels.llvm import attention, elementwise
-from onward.kernels.llvm.compiler import Arguments, Code, Emit
+from onward.kernels.llvm.code import Code
+from onward.kernels.llvm.compiler import Arguments, Emit
 from onward.kernels.llvm.elementwise import Formula, Layout, clamp, like, merged
 from onward.kernels.llvm.products import ProductArguments, emit
 from onward.kernels.memory import Unreadable, address, strided_address

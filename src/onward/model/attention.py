@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from onward.config.decoder import DecoderConfig, SelfAttention
 from onward.model.activations import Activation, Child, ContextVectors, Declarations, Queries, attention, output
-from onward.model.backends import Keys, attend
+from onward.model.backends import attend
+from onward.model.cache import Keys
 from onward.model.context import AttentionContext
 from onward.model.linear import Linear
 from onward.model.norms import HeadNorms, NewNorm

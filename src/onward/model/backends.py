@@ -8,25 +8,18 @@ Shapes: B batch, T tokens in this call, S keys, H heads, K key/value heads, G = 
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.model.cache import CacheEntry
-from onward.model.mask import AttentionMask, visible
+from onward.model.cache import CacheEntry, Keys, to_tensor
+from onward.model.flex import flex
+from onward.model.mask import AttentionMask
 
 MAX_FOLDED = 16  # the most queries per row with which the heads of a group are folded into the query length
 QUERY_BLOCK = 512  # queries per block in `sdpa_blocks`
 MAX_DENSE = 1 << 21  # the largest T * S for which the bias of a packed or window layer is made as a whole
-Keys = Tensor | CacheEntry  # keys (B, S, K, E) or values (B, S, K, F): a tensor, or the entry of a cache
-
-
-def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
-    """Keys or values (B, S, ...) as a tensor of this dtype; entries of a cache are gathered and dequantized."""
-    return keys.read(dtype) if isinstance(keys, CacheEntry) else keys
 
 
 def attention_scores(q: Tensor, k: Tensor, *, scale: float, softcap: float | None = None) -> Tensor:
@@ -141,56 +134,6 @@ def sdpa_blocks(
         bias = mask.score_bias(q.dtype, slice(start, end), slice(first, end))
         out.append(biased_sdpa(q[:, start:end], k[:, first:end], v[:, first:end], bias, scale, dropout))
     return torch.cat(out, 1)
-
-
-def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> Tensor:
-    """FlexAttention with the mask and the bias as functions of the indices of a query and a key: no bias (T, S)."""
-    k, v = (to_tensor(t, q.dtype).transpose(1, 2) for t in (k, v))
-    return flex_over(q, k, v, mask, mask.key_positions.expand(q.size(0), -1), scale)
-
-
-def paged(q: Tensor, k: CacheEntry, v: CacheEntry, mask: AttentionMask, *, scale: float) -> Tensor:
-    """FlexAttention over the blocks of a paged cache in place, without gathering them for each row.
-
-    Every row attends to the whole pool of blocks, in which slots of other rows have position -1, which no query sees.
-    `attend` never chooses it: NaN in the block of one row would reach the others.
-    """
-    pool = [t.cache.entries[t.name].flatten(0, 1).transpose(0, 1)[None] for t in (k, v)]  # (1, K, blocks * size, E)
-    keys, values = (t.expand(q.size(0), -1, -1, -1).to(q.dtype) for t in pool)
-    return flex_over(q, keys, values, mask, k.pool_positions(), scale)
-
-
-def flex_over(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, key_positions: Tensor, scale: float) -> Tensor:
-    """FlexAttention for q (B, T, H, E) over k, v (B, K, S, E) whose keys are at key_positions (B, S)."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    rows, tokens = q.shape[:2]
-    query_positions, segments = mask.query_positions.expand(rows, -1), mask.segments
-    slopes, bias_of = mask.slopes, mask.bias_of
-    compute_dtype = torch.promote_types(q.dtype, torch.float32)
-
-    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        sees = visible(query_positions[b, i], key_positions[b, j], mask.window)
-        return sees if segments is None else sees & (segments[b, i] == segments[b, j])
-
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        assert slopes is not None
-        assert bias_of is not None
-        query, key = query_positions[b, i].to(compute_dtype), key_positions[b, j].to(compute_dtype)
-        return score + bias_of(slopes[h], query, key).to(score.dtype)
-
-    blocks = create_block_mask(mask_mod, rows, None, tokens, k.size(2), device=q.device)
-    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.size(2) != k.size(1), "block_mask": blocks}
-    kernel = flex_kernel(q.device.type)
-    return kernel(q.transpose(1, 2), k, v, score_mod=None if slopes is None else score_mod, **options).transpose(1, 2)
-
-
-@cache
-def flex_kernel(device: str) -> Any:
-    """FlexAttention; compiled on CUDA, where that gives a fused kernel."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
 
 
 def attend(

@@ -121,17 +121,13 @@ class CacheEntry:
             )
         return None
 
-    def pool_positions(self) -> Tensor:
-        """Paged: the position that each slot of the pool has in each row, (B, blocks * size), -1 in blocks of
-        other rows."""
-        blocks, size = self.indices.blocks, self.cache.slots
-        assert blocks is not None, "only a paged cache has a pool of blocks"
-        rows, count = blocks.size(0), self.cache.entries[self.name].size(0)
-        positions = self.indices.key_positions.expand(rows, -1).unflatten(1, (-1, size))
-        pool = positions.new_full((rows, count, size), -1)
-        pool.scatter_(1, blocks[:, :, None].expand_as(positions), positions)
-        pool[:, 0] = -1  # the null block
-        return pool.flatten(1)
+
+Keys = Tensor | CacheEntry  # keys (B, S, K, E) or values (B, S, K, F): a tensor, or the entry of a cache
+
+
+def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
+    """Keys or values (B, S, ...) as a tensor of this dtype; entries of a cache are gathered and dequantized."""
+    return keys.read(dtype) if isinstance(keys, CacheEntry) else keys
 
 
 def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from onward.config.decoder import DecoderConfig, LatentAttention
 from onward.model.activations import Activation, Declarations, Latents, Output, attention
 from onward.model.adapters import adapted, rows_differ
 from onward.model.attention import Attend
-from onward.model.backends import to_tensor
+from onward.model.cache import to_tensor
 from onward.model.context import AttentionContext
 from onward.model.linear import Linear
 from onward.model.norms import RMSNormModule

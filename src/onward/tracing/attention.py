@@ -23,8 +23,8 @@ from torch.utils.hooks import RemovableHandle
 
 from onward.model.activations import ContextVectors, Latents, Queries, Scores
 from onward.model.attention import Attend
-from onward.model.backends import Keys, attention_scores, masked_scores, sink_softmax, to_tensor, weighted_sum
-from onward.model.cache import CacheEntry
+from onward.model.backends import attention_scores, masked_scores, sink_softmax, weighted_sum
+from onward.model.cache import CacheEntry, Keys, to_tensor
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
 from onward.model.latent import LatentAttentionModule

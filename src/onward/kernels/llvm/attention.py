@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, LANES, Code, Emit, Values, arguments, callable_kernel
+from onward.kernels.llvm.code import FLOAT, FLOATS, INT, LANES, Code
+from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import exp, like, tanh
 from onward.kernels.llvm.products import Matrix, least, tile
 from onward.kernels.llvm.units import shuffle, sums, unit_for

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, LANES, Code, Values, arguments, callable_kernel
+from onward.kernels.llvm.code import FLOAT, FLOATS, INT, LANES, Code
+from onward.kernels.llvm.compiler import Values, arguments, callable_kernel
 from onward.kernels.llvm.draws import LOWEST
 from onward.kernels.llvm.elementwise import by_element, exp, like, row_sum, spans
 

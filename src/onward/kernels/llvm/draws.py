@@ -13,7 +13,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from onward.kernels.llvm.compiler import FLOAT, FLOATS, INT, LANES, Code, Emit, Values, arguments, callable_kernel
+from onward.kernels.llvm.code import FLOAT, FLOATS, INT, LANES, Code
+from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import exp, like
 from onward.splitmix import GOLDEN, MULTIPLIERS
 

@@ -15,19 +15,8 @@ from typing import Any
 from llvmlite import ir
 from torch import Tensor
 
-from onward.kernels.llvm.compiler import (
-    FLOAT,
-    FLOATS,
-    INT,
-    INTS,
-    LANES,
-    Arguments,
-    Code,
-    Emit,
-    Values,
-    arguments,
-    integers,
-)
+from onward.kernels.llvm.code import FLOAT, FLOATS, INT, INTS, LANES, Code, integers
+from onward.kernels.llvm.compiler import Arguments, Emit, Values, arguments
 
 Value = Any  # of LLVM: an fp32 number, a vector of them, or an int64
 Formula = Callable[..., Value]  # (code, values of the operands ...) -> value

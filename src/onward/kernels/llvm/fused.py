@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any
 
 from onward.config.decoder import Activation
-from onward.kernels.llvm.compiler import FLOAT, INT, LANES, Code, Values, arguments, callable_kernel
+from onward.kernels.llvm.code import FLOAT, INT, LANES, Code
+from onward.kernels.llvm.compiler import Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import (
     Formula,
     Layout,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from onward.kernels.llvm.compiler import FLOATS, INT, LANES, Code, integers
+from onward.kernels.llvm.code import FLOATS, INT, LANES, Code, integers
 from onward.kernels.llvm.units import PAIRS, ZERO, DotUnit, Unit, shuffle
 
 GROUP = 32  # weights with the same scale

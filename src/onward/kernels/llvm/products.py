@@ -15,7 +15,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from onward.kernels.llvm import int4
-from onward.kernels.llvm.compiler import FLOATS, INT, LANES, Code, Emit, Values, arguments, callable_kernel
+from onward.kernels.llvm.code import FLOATS, INT, LANES, Code
+from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kernel
 from onward.kernels.llvm.units import ZERO, Unit, shuffle, sums, unit_for
 
 TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers

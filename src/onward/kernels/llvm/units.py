@@ -8,7 +8,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from onward.kernels.llvm.compiler import FLOATS, LANES, Code
+from onward.kernels.llvm.code import FLOATS, LANES, Code
 
 PAIRS = 2 * LANES
 ZERO = ir.Constant(FLOATS, [0.0] * LANES)
