@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onward.data.windows import IGNORE_INDEX, Batch
+from onward.errors import UserError
 from onward.model.decoder import Decoder
-from onward.training.step.loss import CrossEntropy, cross_entropy
+from onward.training.step.loss import CrossEntropy, Loss, as_loss, cross_entropy
 
 from support.allocations import Allocations
 from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
@@ -158,3 +159,27 @@ def test_kernel_of_the_cross_entropy_shows_nan():
     logits = torch.randn(300, 1000)
     logits[5, 3] = torch.nan
     assert cross_entropy(logits.requires_grad_(), torch.zeros(300, dtype=torch.int64), IGNORE_INDEX).isnan()
+
+
+class Own:
+    """A loss that is not a Loss, with one of the methods of those."""
+
+    def __call__(self, model: Any, batch: Any) -> Any:
+        return CrossEntropy()(model, batch)
+
+    def prepare(self, model: Any, batches: Any) -> Any:
+        return batches
+
+
+def test_methods_of_a_loss_are_called_or_refused() -> None:
+    with pytest.raises(
+        UserError, match="Own has prepare and is not a Loss: make it a subclass"
+    ):
+        as_loss(Own())
+
+    class Prepared(Own, Loss):
+        pass
+
+    loss = Prepared()
+    assert as_loss(loss) is loss
+    assert as_loss(CrossEntropy().__call__).summarize({"figure": 1.0}) == {"figure": 1.0}

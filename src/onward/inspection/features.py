@@ -20,6 +20,7 @@ from onward.tracing.edit import edit
 from onward.tracing.names import full_name, resolve
 from onward.tracing.sites import activations
 from onward.tracing.trace import trace
+from onward.training.step.loss import Loss
 
 
 class SparseAutoencoder(nn.Module):
@@ -65,7 +66,7 @@ class SparseAutoencoder(nn.Module):
 
 
 @dataclass(frozen=True)
-class ReconstructionLoss:
+class ReconstructionLoss(Loss):
     """The squared error of a SparseAutoencoder on the activation `name` of a model, relative to the mean square of the
     activation, summed over tokens: a loss of the Trainer."""
 

@@ -17,6 +17,7 @@ from onward.data.windows import Batch
 from onward.inspection.inputs import as_row, exact, frozen
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.trace import trace
+from onward.training.step.loss import Loss
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class TunedLens(nn.Module):
 
 
 @dataclass(frozen=True)
-class LensLoss:
+class LensLoss(Loss):
     """The loss of a TunedLens: KL(last layer || lens), summed over tokens and averaged over the streams."""
 
     model: Decoder

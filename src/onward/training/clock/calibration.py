@@ -29,7 +29,7 @@ from onward.training.run.build import build_trainer, choose_backend, open_expert
 from onward.training.run.inputs import Inputs, TrainingWindows
 from onward.training.run.plans import Planner
 from onward.training.run.validation import validate
-from onward.training.step.loss import Loss
+from onward.training.step.loss import CrossEntropy, Loss
 from onward.training.step.schedule import ENDED_BY_CLOCK, extent
 from onward.training.step.trainer import StepPlan, Trainer
 from onward.transforms.lora import adapter_names
@@ -60,17 +60,17 @@ def calibrated(
     validation, a save and a call of `sample`, which comes with each validation, are timed on copies of the model, which
     stays as it is."""
     began = perf_counter() if began is None else began
+    loss = loss or CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
     trial = lambda config: build_trainer(config, deepcopy(model), loss=loss)
     windows = inputs.windows(config, model.config.context_length)
-    forget = getattr(loss, "load_state", lambda tensors, device: None)
     limit = seconds(config.time) if config.time else math.inf
     config = fastest_options(config, trial(config), windows, limit / TRIAL_PART)
-    forget({}, model.device)  # what the loss kept of trial steps
+    loss.load_state({}, model.device)  # the loss forgets trial steps
     if not config.time:
         return config, None
     planner = Planner(config, windows, model.device, processes)
     costs = measured_costs(config, trial(config), tokenizer, planner, inputs, sample, limit)
-    forget({}, model.device)
+    loss.load_state({}, model.device)
     config, costs = fitted(config, costs, limit, perf_counter() - began, len(inputs.validation or ()))
     return config, Budget.of(limit, perf_counter() - began, costs)
 

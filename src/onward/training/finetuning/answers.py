@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from onward.data.packing import ExampleBatch
 from onward.data.windows import IGNORE_INDEX
 from onward.model.decoder import Decoder, without_dropout
-from onward.training.step.loss import MAX_LOGITS, Sums
+from onward.training.step.loss import MAX_LOGITS, Loss, Sums
 from onward.transforms.lora import adapter_names, use_adapter
 
 REFERENCE = "reference/"  # the numbers of an example: log-probabilities under the reference, by number of the sequence
@@ -111,7 +111,7 @@ class Reference(Frozen):
 
 
 @dataclass(frozen=True)
-class PairLoss:
+class PairLoss(Loss):
     """A loss of pairs of a chosen and a rejected answer, in this order."""
 
     of_pairs: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # scores and mean scores of both, (M,) each -> (M,)
@@ -143,7 +143,7 @@ def preference_figures(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class JudgedLoss:
+class JudgedLoss(Loss):
     """A loss of single answers with a `label`: 1 for a wanted one, 0 for another. The second sequence of an example is
     the answer to another prompt, whose log-probabilities estimate the divergence from the reference."""
 

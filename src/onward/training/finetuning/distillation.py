@@ -4,7 +4,7 @@ Shapes: N targets, D d_model, V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -20,7 +20,7 @@ from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.finetuning.answers import Frozen
 from onward.training.reinforcement.completions import complete, completion_batch, prompts_of
-from onward.training.step.loss import MAX_LOGITS, Sums
+from onward.training.step.loss import MAX_LOGITS, Loss, Sums
 
 
 def divergence(student: Tensor, teacher: Tensor, mix: float) -> Tensor:
@@ -39,7 +39,7 @@ def divergence(student: Tensor, teacher: Tensor, mix: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Distillation:
+class Distillation(Loss):
     """The divergence from a teacher at the trained tokens, summed; a Loss. Logits are divided by `temperature`.
 
     Where one of the two has more rows than the other, as padding of its vocabulary, those rows are left out.
@@ -74,18 +74,22 @@ class Distillation:
         return divergence(student, other, self.mix).sum()
 
 
-class OnPolicy:
+class OnPolicy(Loss):
     """Distillation of which a share of the batches has answers that the student writes to their prompts (Agarwal et al.
     2024, algorithm 1): what comes before the first trained token of each row. Its seed determines whether a batch does,
     and what is written.
 
-    `samples` are the prompt and text of each answer that was written last.
+    The samples are the prompt and text of each answer of the last step.
     """
 
     def __init__(self, distillation: Distillation, share: float, most: int, tokenizer: Tokenizer) -> None:
         self.distillation, self.share, self.most, self.tokenizer = distillation, share, most, tokenizer
         self.sampling, self.ends = Sampling(temperature=distillation.temperature), frozenset(tokenizer.end_ids)
-        self.samples: list[dict[str, Any]] = []
+        self.answers: list[dict[str, Any]] = []
+
+    @property
+    def samples(self) -> Sequence[Mapping[str, Any]]:
+        return self.answers
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Batch]:
         """The batches of a step, some with the student's answers."""
@@ -97,7 +101,7 @@ class OnPolicy:
         seeds = [batch.seed * 1_000_003 + number for number in range(len(prompts))]
         requests = complete(model, prompts, seeds, self.sampling, self.most, self.ends)
         text = self.tokenizer.decode
-        self.samples = [{"prompt": text(one.prompt), "text": text(one.tokens)} for one in requests]
+        self.answers = [{"prompt": text(one.prompt), "text": text(one.tokens)} for one in requests]
         tokens, targets, _ = completion_batch(requests)
         return Batch(tokens, targets, seed=batch.seed).to(model.device)
 

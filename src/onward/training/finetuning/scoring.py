@@ -12,7 +12,7 @@ from onward.data.packing import ExampleBatch
 from onward.evaluation.outputs import calibration_bins, calibration_error
 from onward.model.decoder import Decoder
 from onward.training.finetuning.answers import hidden_states, logprobs_of, preference_figures
-from onward.training.step.loss import Sums
+from onward.training.step.loss import Loss, Sums
 from onward.transforms.heads import head_of
 
 
@@ -23,7 +23,7 @@ def reward_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, 
 
 
 @dataclass(frozen=True)
-class RewardLoss:
+class RewardLoss(Loss):
     """The loss of a reward model: an answer's reward is the output after its last token; pairs are a chosen and a
     rejected answer, in this order, perhaps with a `margin`."""
 
@@ -46,7 +46,7 @@ class RewardLoss:
 
 
 @dataclass(frozen=True)
-class ClassLoss:
+class ClassLoss(Loss):
     """The loss of a classifier (Radford et al. 2018, equation 5): the cross-entropy of the label, from the outputs
     after the last token, and `lm_weight` times the mean cross-entropy of the text's tokens."""
 

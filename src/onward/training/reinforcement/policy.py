@@ -39,7 +39,7 @@ from onward.training.reinforcement.policy_losses import (
 )
 from onward.training.reinforcement.reward_model import RewardModel
 from onward.training.reinforcement.rewards import Reward, rewarded
-from onward.training.step.loss import MAX_LOGITS
+from onward.training.step.loss import MAX_LOGITS, Loss
 from onward.transforms.heads import VALUE, head_labels, head_of
 
 
@@ -94,7 +94,7 @@ class Rollouts(Batch):
         return (self.targets != IGNORE_INDEX).float()
 
 
-class PolicyGradient:
+class PolicyGradient(Loss):
     """GRPO, RLOO or PPO as a Loss; make the Trainer with `loss=` this object."""
 
     def __init__(

@@ -49,7 +49,7 @@ from onward.training.run.preparation import prepared
 from onward.training.run.state import RunProgress
 from onward.training.run.track import check_trackers
 from onward.training.run.validation import validate
-from onward.training.step.loss import Loss
+from onward.training.step.loss import Loss, LossFunction, as_loss
 from onward.training.step.optimizer import check_optimizer
 from onward.training.step.trainer import Step, StepPlan
 from onward.training.tasks import task_of
@@ -127,7 +127,7 @@ class Run(Shown):
         config: RunConfig,
         *,
         model: Decoder | None = None,
-        loss: Loss | None = None,
+        loss: Loss | LossFunction | None = None,
         sample: Sampler = lambda model, tokenizer: None,
         progress: Progress = silent,
     ) -> "Run":
@@ -166,7 +166,7 @@ class Run(Shown):
             if saves(folder):  # of a process that was faster
                 raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
             try:
-                p = prepared(config, folder, model, hf, loss, sample, progress)
+                p = prepared(config, folder, model, hf, as_loss(loss) if loss else None, sample, progress)
                 run = cls(p.config, p.model, p.tokenizer, p.inputs, p.hf, p.loss)
                 run.fresh, run.budget, run.seconds, run.choice = model is None, p.budget, p.seconds, p.choice
                 write_json(folder / "run.json", fields.plain(run.config))
@@ -183,7 +183,7 @@ class Run(Shown):
 
     @classmethod
     @checked
-    def resume(cls, folder: str | Path, *, loss: Loss | None = None) -> "Run":
+    def resume(cls, folder: str | Path, *, loss: Loss | LossFunction | None = None) -> "Run":
         """Go on from the newest undamaged save of a run, exactly as if it had never stopped.
 
         Modules of the user's own that the run was started with must be imported before.
@@ -212,7 +212,7 @@ class Run(Shown):
             inputs = task_of(config).open(config, folder, "size" if processes.rank else "sha256")
             state = newest_state(folder, device, base=base_model(folder, config, inputs.labels))
             hf = load_base(config)[1] if adapter else read_json(folder / "config.json")
-            run = cls(config, state.model, tokenizer, inputs, hf, loss)
+            run = cls(config, state.model, tokenizer, inputs, hf, as_loss(loss) if loss else None)
             run.load_state(state)
             run.log.resume(run.step)
         if not processes.rank:
@@ -273,7 +273,7 @@ class Run(Shown):
                     self.position, self.seconds = plan.next_position, perf_counter() - began
                     yield self.log.write(step)
                     if self.planner.due(self.step):
-                        self.log.write_samples(self.step, getattr(self.trainer.loss, "samples", ()))
+                        self.log.write_samples(self.step, self.trainer.loss.samples)
                     recovered = bool(self.failed_steps) and self.step >= self.failed_steps[-1]
                     stopping, saving, steps = map(int, self.processes.sum([stop(), save(), self.last_step()]))
                     if steps:

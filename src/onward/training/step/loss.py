@@ -1,20 +1,12 @@
 """Losses: the cross-entropy of the targets, in chunks where all logits at once would fill the memory.
 
-A loss is any callable of (model, batch) that returns two sums over the batch's targets: the one to minimize, with
-gradient, and the one to report, without; and, if it likes, a table of further sums to report. The trainer divides each
-by the sum of the `divisor` of the step's batches, which is the number of targets unless a batch says otherwise.
-
-A loss with a method `prepare(model, batches)` makes the batches of a step itself, such as from answers of the model;
-one with a method `summarize(figures)` makes the figures that are reported of the means of its sums. What `state()`
-returns is saved with a run, and given back to `load_state(tensors, device)`.
-
 Shapes: B windows, T tokens of each, N = B * T, D d_model, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,18 +17,77 @@ from torch.autograd.function import once_differentiable
 
 from onward.arguments import checked, explained
 from onward.data.windows import IGNORE_INDEX, Batch
+from onward.errors import UserError
 from onward.kernels.cross_entropy import cross_entropy
 from onward.model.decoder import Decoder, without_dropout
 from onward.training.step.precision import autocast
 
 Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]
-Loss = Callable[[Any, Any], Sums]
+LossFunction = Callable[[Any, Any], Sums]  # of a model and a batch, see `Loss`
 MAX_LOGITS = 1 << 25  # in memory at once: 128 MiB in fp32
 
 
+class Loss:
+    """The base of losses. A subclass defines the sums of a batch, and overrides the other methods as it needs.
+
+    The trainer divides each sum by the sum of the `divisor` of the step's batches, which is the number of targets
+    unless a batch has another one.
+    """
+
+    def __call__(self, model: Any, batch: Any) -> Sums:
+        """Two sums over the batch's targets: the one to minimize, with gradient, and the one to report, without; a
+        third element is a table of further sums to report."""
+        raise NotImplementedError
+
+    def prepare(self, model: Any, batches: Sequence[Any]) -> Sequence[Any]:
+        """The batches of a step; by default those of the data. Reinforcement replaces them by answers of the model."""
+        return batches
+
+    def summarize(self, figures: dict[str, float]) -> dict[str, float]:
+        """The figures to report, from the means of the further sums; by default these means."""
+        return figures
+
+    @property
+    def samples(self) -> Sequence[Mapping[str, Any]]:
+        """Texts of the last step for the run's samples.jsonl; by default none."""
+        return ()
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Tensors that are saved with a run; by default none."""
+        return {}
+
+    def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        """Go on from a `state`, or from the beginning where `tensors` is empty; by default nothing."""
+
+
 @dataclass(frozen=True)
-class CrossEntropy:
-    """The cross-entropy of a batch's targets, in nats, summed; a Loss."""
+class LossOfFunction(Loss):
+    """A loss that is a function alone."""
+
+    function: LossFunction
+
+    def __call__(self, model: Any, batch: Any) -> Sums:
+        return self.function(model, batch)
+
+
+OPTIONAL = "prepare", "summarize", "samples", "state", "load_state"  # of a Loss
+
+
+def as_loss(loss: Loss | LossFunction) -> Loss:
+    """A Loss from a function (model, batch) -> sums; a UserError for an object of another class with methods of a
+    Loss, which would not be called."""
+    if isinstance(loss, Loss):
+        return loss
+    if own := [name for name in OPTIONAL if hasattr(loss, name)]:
+        raise UserError(
+            f"the loss {type(loss).__name__} has {own[0]} and is not a Loss: make it a subclass of onward.Loss"
+        )
+    return LossOfFunction(loss)
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """The cross-entropy of a batch's targets, in nats, summed."""
 
     z_loss: float = 0.0  # weight of (log Z)^2, Z being the softmax's denominator (PaLM, Chowdhery et al. 2022)
     label_smoothing: float = 0.0  # share of each target spread over the vocabulary (Szegedy et al. 2016, section 7)
@@ -93,13 +144,7 @@ def mean_figures(model: Decoder, batches: Iterable[Batch], loss: Loss, precision
             figures[name] += value.item()
         count += batch.divisor
     share = 1 / max(1, count)
-    return Means(total * share, count, summarized(loss, {name: value * share for name, value in figures.items()}))
-
-
-def summarized(loss: Loss, means: dict[str, float]) -> dict[str, float]:
-    """The figures to report, from the means of a loss's sums."""
-    summarize = getattr(loss, "summarize", None)
-    return summarize(means) if summarize else means
+    return Means(total * share, count, loss.summarize({name: value * share for name, value in figures.items()}))
 
 
 @checked

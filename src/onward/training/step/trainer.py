@@ -21,7 +21,7 @@ from onward.training.processes import Processes
 from onward.training.step.average import Average
 from onward.training.step.balance import Balance
 from onward.training.step.health import Spikes, matrices, update_ratio
-from onward.training.step.loss import CrossEntropy, Loss, summarized
+from onward.training.step.loss import CrossEntropy, Loss, LossFunction, as_loss
 from onward.training.step.precision import autocast, grad_scaler
 
 
@@ -99,7 +99,7 @@ class Trainer:
         learning_rate: Callable[[int], float],
         config: StepConfig = StepConfig(),
         *,
-        loss: Loss | None = None,
+        loss: Loss | LossFunction | None = None,
         balance: Balance | None = None,
         average: Average | None = None,
         spikes: Spikes | None = None,
@@ -111,7 +111,7 @@ class Trainer:
         self.optimizers, self.learning_rate, self.config = optimizers, learning_rate, config
         self.balance, self.average, self.processes = balance, average, processes or Processes()
         self.spikes = spikes or Spikes(0.0)
-        self.loss: Loss = loss or CrossEntropy()
+        self.loss = as_loss(loss or CrossEntropy())
         self.device = next(model.parameters()).device
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -136,8 +136,7 @@ class Trainer:
         if not self.model.training:
             self.model.train()
         before = [matrix.clone() for matrix in matrices(self.model)] if plan.measure_update else []
-        prepare = getattr(self.loss, "prepare", None)
-        reported, count = self.backward(prepare(self.model, plan.batches) if prepare else plan.batches)
+        reported, count = self.backward(self.loss.prepare(self.model, plan.batches))
         mean = reported.pop("loss")
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
@@ -186,7 +185,7 @@ class Trainer:
         self.processes.sum_gradients(self.model)
         names = list(reported[0])
         sums = self.processes.sum([sum(one[name].item() for one in reported) for name in names])
-        return summarized(self.loss, {name: value / count for name, value in zip(names, sums)}), max(1, targets)
+        return self.loss.summarize({name: value / count for name, value in zip(names, sums)}), max(1, targets)
 
     def finite(self) -> bool:
         """Whether all weights are finite."""
@@ -206,8 +205,7 @@ class Trainer:
     def state_dict(self) -> TrainerState:
         """Everything needed to go on exactly: tensors, not copied, of the trainable parameters only, and numbers."""
         tensors = training_tensors(self.model, self.optimizers, self.average.tensors if self.average else None)
-        if state := getattr(self.loss, "state", None):
-            tensors |= {f"{LOSS}{name}": tensor for name, tensor in state().items()}
+        tensors |= {f"{LOSS}{name}": tensor for name, tensor in self.loss.state().items()}
         return TrainerState(
             tensors,
             {
@@ -223,9 +221,8 @@ class Trainer:
     def load_state(self, state: TrainerState) -> None:
         """Go back, or on, to a state of a trainer made like this one; weights are copied into the model in place."""
         restore(state.tensors, self.model, self.optimizers)
-        if load := getattr(self.loss, "load_state", None):
-            kept = {name.removeprefix(LOSS): t for name, t in state.tensors.items() if name.startswith(LOSS)}
-            load(kept, self.device)
+        kept = {name.removeprefix(LOSS): t for name, t in state.tensors.items() if name.startswith(LOSS)}
+        self.loss.load_state(kept, self.device)
         self.step, self.spikes.state = state.progress["step"], state.progress["losses"]
         self.scaler.load_state_dict(state.progress["scaler"])
         if self.average:
