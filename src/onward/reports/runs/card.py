@@ -9,14 +9,14 @@ from shlex import quote
 from typing import Any
 
 from onward import fields
-from onward.checkpoint.peft.adapters import is_adapter
-from onward.checkpoint.huggingface.folder import load_model, load_tokenizer, read_config
 from onward.checkpoint.gguf.convert import plan
+from onward.checkpoint.huggingface.folder import load_model, load_tokenizer, read_config
+from onward.checkpoint.peft.adapters import is_adapter
 from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import describe_parts
-from onward.reports.runs.command import command, public
 from onward.reports.pictures.markup import readable
+from onward.reports.runs.command import command, public
 from onward.reports.runs.metrics import sample
 from onward.reports.runs.record import Record
 from onward.reports.runs.report import COUNTS, data_rows, duration

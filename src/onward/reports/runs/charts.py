@@ -5,8 +5,8 @@ from collections import defaultdict
 import numpy as np
 
 from onward.reports.pictures.markup import embedded
-from onward.reports.runs.metrics import Metrics
 from onward.reports.pictures.plot import Frame, Heights, Series, plot
+from onward.reports.runs.metrics import Metrics
 
 KINDS = {  # name in metrics.jsonl (without "/LAYER"): title, logarithmic axis, and how to read it
     "learning_rate": ("learning rate", False, "the size of the optimizer's steps"),

@@ -9,8 +9,8 @@ import numpy as np
 
 from onward.files import written_whole
 from onward.reports.pictures.markup import embedded, visible
-from onward.reports.runs.metrics import Metrics, read_metrics, sample, smoothed
 from onward.reports.pictures.plot import COLORS, STYLE, Frame, Heights, Series, plot
+from onward.reports.runs.metrics import Metrics, read_metrics, sample, smoothed
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860.0, 356.0, 46.0, 840.0, 34.0, 310.0
 POINTS = 600  # largest number of points of a curve

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onward.config.decoder import Experts, at
 from onward.evaluation.score import logprobs
 from onward.inspection.attention import attention_maps, head_scores, next_tokens
 from onward.inspection.inputs import logits
-from onward.config.decoder import Experts, at
 from onward.model.decoder import Decoder
 from onward.reports.pictures.markup import MARKS, embedded, readable, visible
 from onward.reports.pictures.picture import Picture, legend_of

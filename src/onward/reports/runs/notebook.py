@@ -5,15 +5,15 @@ from functools import singledispatch
 
 import torch
 
+from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
 from onward.hub import size_of
-from onward.config.decoder import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import describe_parts
 from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters
 from onward.planning.releases import find
-from onward.reports.runs.curve import loss_svg
 from onward.reports.pictures.markup import boxed, visible
+from onward.reports.runs.curve import loss_svg
 from onward.reports.runs.record import Figures, Record
 from onward.reports.runs.report import duration
 from onward.text.tokenizer import Tokenizer

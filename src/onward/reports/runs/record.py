@@ -12,10 +12,10 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from onward import fields
+from onward.config.decoder import DecoderConfig, Experts, each
 from onward.errors import UserError
 from onward.fields import text
 from onward.files import read_json
-from onward.config.decoder import DecoderConfig, Experts, each
 from onward.notebook import Shown
 from onward.reports.runs.metrics import Metrics, numbers, read_lines, read_metrics
 from onward.training.finetuning.config import config_class

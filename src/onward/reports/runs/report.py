@@ -11,22 +11,22 @@ from typing import Any
 
 import torch
 
+from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
 from onward.fields import counted, decimal, import_options
 from onward.fields import text as in_text
 from onward.files import written_whole
-from onward.config.decoder import DecoderConfig
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import describe, describe_parts
 from onward.planning.releases import find
-from onward.reports.runs.charts import charts
-from onward.reports.runs.curve import loss_figure
 from onward.reports.pictures.diagram import block
-from onward.reports.runs.look import look
 from onward.reports.pictures.markup import details, embedded, page_of, resource, table, visible
-from onward.reports.runs.metrics import Metrics, sample
 from onward.reports.pictures.picture import PANEL_STYLE
 from onward.reports.pictures.plot import COLORS, STYLE, short
+from onward.reports.runs.charts import charts
+from onward.reports.runs.curve import loss_figure
+from onward.reports.runs.look import look
+from onward.reports.runs.metrics import Metrics, sample
 from onward.reports.runs.record import Figures, Record, options_in_effect
 from onward.text.tokenizer import Tokenizer
 

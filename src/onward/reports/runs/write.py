@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from onward.checkpoint.peft.adapters import load_with_adapters
 from onward.checkpoint.huggingface.folder import load_tokenizer
+from onward.checkpoint.peft.adapters import load_with_adapters
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.model.decoder import Decoder
