@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 
 import onward
 from onward import fields
@@ -32,7 +33,7 @@ def card_of(folder: Path, tmp_path: Path, *words: str) -> str:
 
 def test_the_card_of_a_run_has_its_command_data_curves_and_evaluation(tiny_run: Path, tmp_path: Path) -> None:
     card = card_of(tiny_run, tmp_path, "--name", "me/tiny")
-    head = {key: json.loads(value) for key, value in re.findall(r"^(\w+): (.*)", card.split("---")[1], re.MULTILINE)}
+    head = ModelCard(card).data.to_dict()
     assert (head["license"], head["library_name"], head["pipeline_tag"]) == ("mit", "transformers", "text-generation")
     result = json.loads((tiny_run / "result.json").read_text())
     sections = re.findall("^#+ (.*)", card, re.MULTILINE)

@@ -1,7 +1,6 @@
 """The model card: README.md of a model on the hub, made of what is on record in the folder of a model or a run."""
 
 import html
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
@@ -56,6 +55,8 @@ def model_card(folder: Path, license: str, name: str = "") -> str:
 
 def properties(license: str, model_type: str, base: str, sources: Sequence[Any]) -> str:
     """The table of properties at the top, in YAML."""
+    from huggingface_hub import ModelCardData
+
     found: dict[str, Any] = {
         "license": license,
         "library_name": "onward" if model_type == "onward" else "transformers",
@@ -67,7 +68,7 @@ def properties(license: str, model_type: str, base: str, sources: Sequence[Any])
         found["base_model_relation"] = "finetune"
     if published := [str(source).removeprefix("hf://") for source in sources if str(source).startswith("hf://")]:
         found["datasets"] = published
-    return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in found.items()), "---"])
+    return f"---\n{ModelCardData(**found).to_yaml()}\n---"
 
 
 def lead(record: Record, model: Decoder, model_type: str) -> str:
