@@ -92,7 +92,7 @@ class Engine:
             num_draft_tokens=num_draft_tokens,
             draft_manager=draft.manager if draft else None,
         )
-        self.times, self.drafting = SpeculationTimes(), 0.0  # seconds of the draft in this step
+        self.times = SpeculationTimes()
 
     @property
     def busy(self) -> bool:
@@ -145,29 +145,33 @@ class Engine:
         with without_dropout(self.model):
             self.runner.state.follow()
             schedule, start = self.scheduler.schedule(), perf_counter()
-            self.drafting = 0.0
-            requests, proposals, logits = self.forward(schedule)
+            proposals = self.propose(schedule)
+            drafting = perf_counter() - start
+            requests, proposals, logits = self.forward(schedule, proposals)
             if not requests:
                 return []
-            sampled, self.runner.sampled = self.sampler.sample(logits, requests, proposals)
+            sampled, last = self.sampler.sample(logits, requests, proposals)
+            self.runner.keep(last)
             new = self.distribute(requests, proposals, sampled, logits)
             if self.draft and not schedule.prefill:
                 speculated = any(proposal.tokens for proposal in proposals)
-                self.times.add(perf_counter() - start, self.drafting, len(new) / len(requests), speculated)
+                self.times.add(perf_counter() - start, drafting, len(new) / len(requests), speculated)
             self.scheduler.release(requests)
             if not self.scheduler.active:
                 self.runner.steps.release()
             return new
 
-    def forward(self, schedule: Schedule) -> tuple[list[Request], list[Proposal], Tensor]:
-        """Run the model; returns the requests that sample a token, the draft's proposal for each, and the logits (N, V)
-        after its last token and after each proposed token."""
-        requests, proposals, logits = list(schedule.decode), [Proposal() for _ in schedule.decode], list[Tensor]()
+    def propose(self, schedule: Schedule) -> list[Proposal]:
+        """The draft's proposal for each request that decodes; without a draft they are empty."""
+        if self.draft and schedule.decode:
+            return self.draft.propose(schedule.decode, schedule.room)
+        return [Proposal() for _ in schedule.decode]
+
+    def forward(self, schedule: Schedule, proposals: list[Proposal]) -> tuple[list[Request], list[Proposal], Tensor]:
+        """Run the model; returns the requests that sample a token, the proposal for each, and the logits (N, V) after
+        its last token and after each proposed token."""
+        requests, logits = list(schedule.decode), list[Tensor]()
         if requests:
-            if self.draft:
-                start = perf_counter()
-                proposals = self.draft.propose(requests, schedule.room)
-                self.drafting = perf_counter() - start
             with labeled([row_of(r, 1 + len(p.tokens)) for r, p in zip(requests, proposals)]):
                 logits.append(self.runner.decode(requests, [proposal.tokens for proposal in proposals]))
         if schedule.prefill:

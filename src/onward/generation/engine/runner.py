@@ -123,6 +123,10 @@ class Runner:
             hidden = self.model.hidden(tokens, positions, self.view(0, len(requests), length))
             return self.logits(hidden.flatten(0, 1), adapters)
 
+    def keep(self, sampled: Tensor) -> None:
+        """Keep the tokens (B,) sampled for the requests of the last call, on the device, for the next one."""
+        self.sampled = sampled
+
     def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
         """The logits (N, V) of hidden states (N, D), each by its adapter."""
         with self.using(adapters):
