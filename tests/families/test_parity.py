@@ -37,7 +37,7 @@ from onward.model.attention import Attend
 from onward.model.backends import reference
 from onward.model.cache import Keys
 from onward.model.context import AttentionContext
-from onward.tracing.attention import attend_modules
+from onward.tracing.sites import attend_modules
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.families import CASES
@@ -114,7 +114,7 @@ def test_the_fast_paths_of_a_family_equal_the_written_out_one(hf: PreTrainedConf
     config = read(hf.to_dict())[1]
     model, tokens = decoder(config, torch.float64), token_ids(config)
     fast = model(tokens)
-    for attend in attend_modules(model):
+    for attend in attend_modules(model).values():
         attend.register_forward_hook(by_reference)
     assert_close(fast, model(tokens), 1e-10)
 

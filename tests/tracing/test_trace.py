@@ -10,13 +10,14 @@ from torch import Tensor
 
 import onward
 from onward.config.decoder import DecoderConfig
+from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.generation.engine.blocks import BlockManager
 from onward.generation.engine.cache_manager import CacheManager
 from onward.generation.engine.engine import Engine
 from onward.generation.engine.request import Request
 from onward.generation.sampling import Sampling
-from onward.model.activations import Activation, ContextVectors, Declarations, Output, attention
+from onward.model.activations import Activation, ContextVectors, Declarations, Output, Scores, attention
 from onward.model.attention import Attend
 from onward.model.blocks import BranchNormModule, ParallelModule, PostNormModule, PreNormModule
 from onward.model.build import build_branches
@@ -27,6 +28,7 @@ from onward.model.paged import PagedKVCache
 from onward.tracing.edit import add, clamp, mean_of, replace, scale, zero
 from onward.tracing.names import OF_MODELS
 from onward.tracing.sites import activations
+from onward.training.step.health import measure
 from onward.transforms.compiling import compile_blocks
 from onward.transforms.quantize import quantize_model
 from onward.transforms.recompute import recompute_blocks
@@ -398,6 +400,52 @@ def test_modules_of_the_user_are_traced_edited_and_patched_by_their_declarations
     assert_close(model(tokens), without, 1e-12)
     with onward.edit(model, {"blocks.1.attn.heads": t["blocks.1.attn.heads"]}):
         assert_close(model(tokens), plain, 1e-12)
+
+
+class Renamed(OwnAttention):
+    def activations(self) -> Declarations:
+        return {"pattern": Activation(Scores(), ("B", 1, "T", "S"), 1)}
+
+
+class Contradicting(OwnAttention):
+    def activations(self) -> Declarations:
+        vectors = {name: ContextVectors((name,), {}) for name in ("k", "q")}
+        return {name: Activation(where, ("B", "T", 1, 16), 2) for name, where in vectors.items()}
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            Renamed,
+            "Renamed declares the activation 'pattern' of Scores, whose steps are scores, ",
+        ),
+        (
+            Contradicting,
+            "Contradicting declares two different ContextVectors: give all of its activ",
+        ),
+    ],
+)
+def test_declarations_that_cannot_be_met_are_refused(own: type[OwnAttention], message: str) -> None:
+    model = decoder(DECODERS["llama"])
+    model.blocks[0].attn = own(model.config.d_model)  # type: ignore[assignment]
+    with pytest.raises(UserError, match=message):
+        onward.activation_names(model)
+
+
+class Skipped(torch.nn.Module):
+    """A block that leaves the residual stream as it is."""
+
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        return x
+
+
+def test_health_is_measured_of_layers_that_have_the_activations() -> None:
+    model, tokens = decoder(DECODERS["llama"]), token_ids(DECODERS["llama"])
+    model.blocks[1] = Skipped()
+    found = measure(model, Batch(tokens, tokens))
+    assert "attention_entropy/0" in found
+    assert "attention_entropy/1" not in found
 
 
 def test_a_block_without_declarations_has_its_own_activations() -> None:

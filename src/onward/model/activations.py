@@ -20,12 +20,12 @@ from torch import nn
 Shape = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Where:
-    """Where an activation is. Activations that are intercepted together share one instance."""
+    """Where an activation is."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Output(Where):
     """The output of a submodule; "": of the module itself. `heads` > 0 splits its last dimension into heads. `flat`: it
     is (B * T, ...)."""
@@ -35,12 +35,12 @@ class Output(Where):
     flat: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Input(Output):
     """The input of a submodule, as `Output`."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Mid(Where):
     """The residual stream between attention and feed-forward: the submodule that reads it, and the submodule whose
     input is its sum with the output of the feed-forward ("": that sum is the output of the block)."""
@@ -49,44 +49,78 @@ class Mid(Where):
     sum_at: str
 
 
-@dataclass(frozen=True, eq=False)
-class NormScale(Where):
+@dataclass(frozen=True)
+class Steps(Where):
+    """Steps inside a module that are intercepted together. A declaration gives each its own name."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the steps."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class NormScale(Steps):
     """The number by which a norm with an `eps` divides each vector; `centered`: after its mean is subtracted."""
 
     centered: bool
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("scale",)
 
-@dataclass(frozen=True, eq=False)
-class ContextVectors(Where):
-    """Vectors that an attention passes to its AttentionContext: those that it rotates, by name and in the order of the
-    calls, and those that it writes to the cache, by the names of the entries."""
+
+@dataclass(frozen=True)
+class ContextVectors(Steps):
+    """Vectors that an attention passes to its AttentionContext: names of the vectors that it rotates, in the order of
+    the calls, and of those that it writes to the cache, by the names of the entries."""
 
     rotated: tuple[str, ...]
-    written: Mapping[str, str]
+    cached: Mapping[str, str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.rotated, *self.cached.values())
 
 
-@dataclass(frozen=True, eq=False)
-class Queries(Where):
+@dataclass(frozen=True)
+class Queries(Steps):
     """The queries that a submodule `Attend` receives."""
 
     attend: str = "attend"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("q_rotated",)
 
-@dataclass(frozen=True, eq=False)
-class Scores(Where):
+
+@dataclass(frozen=True)
+class Scores(Steps):
     """Scores before and after the mask, and attention weights, of a submodule `Attend`."""
 
     attend: str = "attend"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("scores", "masked_scores", "weights")
 
-@dataclass(frozen=True, eq=False)
-class Latents(Where):
+
+@dataclass(frozen=True)
+class Latents(Steps):
     """The latents of a LatentAttentionModule, and the keys and values that they stand for."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return "latent", "rotary", "k", "v", "q_rotated", "k_rotated"
 
-@dataclass(frozen=True, eq=False)
-class ExpertSteps(Where):
+
+@dataclass(frozen=True)
+class ExpertSteps(Steps):
     """The router's scores and choices of an ExpertsModule, and what the chosen experts compute."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return "router.scores", "router.choices", "shares", "post", "experts"
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,9 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from onward.model.activations import ContextVectors, Latents, Queries, Scores
-from onward.model.attention import Attend
 from onward.model.backends import attention_scores, masked_scores, sink_softmax, weighted_sum
 from onward.model.cache import CacheEntry, Keys, to_tensor
 from onward.model.context import AttentionContext
-from onward.model.decoder import Decoder
 from onward.model.latent import LatentAttentionModule
 from onward.tracing.taps import Taps
 
@@ -38,7 +36,7 @@ class TappedContext(AttentionContext):
     taps: Taps | None = None
     name: str = ""  # of the attention
     rotated: Iterator[str] = iter(())  # the names of the vectors that the layer rotates, in this order
-    written: Mapping[str, str] = field(default_factory=dict)  # the names of the vectors of each entry of the cache
+    cached: Mapping[str, str] = field(default_factory=dict)  # the names of the vectors, by entry of the cache
 
     def rotate(self, x: Tensor) -> Tensor:
         assert self.taps is not None
@@ -46,7 +44,7 @@ class TappedContext(AttentionContext):
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
         assert self.taps is not None
-        for entry, name in self.written.items():
+        for entry, name in self.cached.items():
             new[entry] = self.taps.visit(f"{self.name}.{name}", new[entry], 2)
         return super().update(**new)
 
@@ -89,20 +87,15 @@ class LatentContext(AttentionContext):
         taps.visit(f"{self.name}.v", v, 2)
 
 
-def attend_modules(model: Decoder) -> list[Attend]:
-    """The module of each layer that computes attention from queries, keys and values."""
-    return [block.attn.attend for block in model.blocks]  # type: ignore[union-attr, misc]
-
-
 def tap_context(where: ContextVectors, name: str, attn: nn.Module, taps: Taps) -> Iterator[RemovableHandle]:
     """Queries, keys and values: those that are rotated before it, those that enter the cache as they do."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
-        facts: dict[str, Any] = {"taps": taps, "name": name, "rotated": iter(where.rotated), "written": where.written}
+        facts: dict[str, Any] = {"taps": taps, "name": name, "rotated": iter(where.rotated), "cached": where.cached}
         return x, TappedContext(**vars(context), **facts)
 
-    yield taps.before(attn, before, *(f"{name}.{one}" for one in (*where.rotated, *where.written.values())))
+    yield taps.before(attn, before, *(f"{name}.{one}" for one in where.names))
 
 
 def tap_queries(where: Queries, name: str, attn: nn.Module, taps: Taps) -> Iterator[RemovableHandle]:
@@ -114,9 +107,9 @@ def tap_queries(where: Queries, name: str, attn: nn.Module, taps: Taps) -> Itera
     yield taps.before(attn.get_submodule(where.attend), before, f"{name}.q_rotated")
 
 
-def tap_latents(_: Latents, name: str, attn: LatentAttentionModule, taps: Taps) -> Iterator[RemovableHandle]:
+def tap_latents(where: Latents, name: str, attn: LatentAttentionModule, taps: Taps) -> Iterator[RemovableHandle]:
     """What the cache keeps of a token, and the queries, keys and values of each head that belong to it."""
-    names = [f"{name}.{one}" for one in ("latent", "rotary", "q_rotated", "k", "k_rotated", "v")]
+    names = [f"{name}.{one}" for one in where.names]
     state = local()  # of one thread: another may be in the same module
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -133,7 +126,7 @@ def tap_latents(_: Latents, name: str, attn: LatentAttentionModule, taps: Taps) 
 
 def tap_scores(where: Scores, name: str, attn: nn.Module, taps: Taps) -> Iterator[RemovableHandle]:
     """Scores before and after the mask, and attention weights."""
-    steps = [f"{name}.{step}" for step in ("scores", "masked_scores", "weights")]
+    steps = [f"{name}.{step}" for step in where.names]
     attend: Any = attn.get_submodule(where.attend)
 
     def after(_: nn.Module, inputs: tuple[Tensor, Keys, Keys, AttentionContext], output: Tensor) -> Tensor | None:

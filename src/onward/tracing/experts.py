@@ -24,11 +24,9 @@ from onward.model.experts import ExpertsModule
 from onward.tracing.taps import Taps
 
 
-def tap_experts(_: ExpertSteps, name: str, mlp: ExpertsModule, taps: Taps) -> Iterator[RemovableHandle]:
+def tap_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, taps: Taps) -> Iterator[RemovableHandle]:
     """The router's scores and choices, the share of each expert, and the units and outputs of each token's experts."""
-    scores, choices, shares = f"{name}.router.scores", f"{name}.router.choices", f"{name}.shares"
-    post, experts = f"{name}.post", f"{name}.experts"
-    names = scores, choices, shares, post, experts
+    names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
     state = local()  # of one thread: another may be in the same module
 
     def begin(_: nn.Module, inputs: tuple[Tensor]) -> None:

@@ -6,6 +6,7 @@ feed-forward units, X experts, A experts per token, N = B T, V vocabulary.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from onward.errors import UserError
 from onward.model.activations import Activation as Declared
 from onward.model.activations import (
     Child,
@@ -28,9 +30,10 @@ from onward.model.activations import (
     Output,
     Queries,
     Scores,
-    Where,
+    Steps,
     declared,
 )
+from onward.model.attention import Attend
 from onward.model.decoder import Decoder
 from onward.tracing.attention import tap_context, tap_latents, tap_queries, tap_scores
 from onward.tracing.experts import check_rows, tap_experts
@@ -140,10 +143,11 @@ def site_of(one: Declared, name: str, prefix: str, module: nn.Module, outer: nn.
         return ModuleSite(name, target, of_input, one.axis, where.heads, outer if where.flat else None)
     if isinstance(where, Mid):
         return MidSite(name, module, where.reader, where.sum_at)
+    assert isinstance(where, Steps)
     return partial(HOOKS[type(where)], where, prefix, module)
 
 
-HOOKS: dict[type[Where], Callable[..., Iterator[RemovableHandle]]] = {
+HOOKS: dict[type[Steps], Callable[..., Iterator[RemovableHandle]]] = {
     NormScale: norm_scale,
     ContextVectors: tap_context,
     Queries: tap_queries,
@@ -153,19 +157,42 @@ HOOKS: dict[type[Where], Callable[..., Iterator[RemovableHandle]]] = {
 }
 
 
+def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Steps], Steps]) -> None:
+    """A UserError for a declaration that names no step of its kind, or that contradicts another of the module."""
+    kind, own = type(where).__name__, type(module).__name__
+    if name not in where.names:
+        raise UserError(f"{own} declares the activation {name!r} of {kind}, whose steps are {', '.join(where.names)}")
+    if known.setdefault(type(where), where) != where:
+        raise UserError(f"{own} declares two different {kind}: give all of its activations the same one")
+
+
+def attend_modules(model: Decoder) -> dict[int, Attend]:
+    """The module of each layer, by its number, that computes attention from queries, keys and values."""
+    found: dict[int, Attend] = {}
+    for name, activation in activations(model).items():
+        layer, site = re.match(r"blocks\.(\d+)\.", name), activation.site
+        if layer and isinstance(site, partial) and isinstance(site.args[0], Scores):
+            found[int(layer[1])] = site.args[2].get_submodule(site.args[0].attend)
+    return found
+
+
 def activations(model: Decoder) -> dict[str, Activation]:
     """The activations of a decoder by name, as its modules declare them."""
     found: dict[str, Activation] = {}
 
     def walk(prefix: str, module: nn.Module, child: Child, outer: nn.Module) -> None:
-        sites: dict[Where, Attach] = {}
+        known: dict[type[Steps], Steps] = {}  # the steps of this module
+        steps: dict[type[Steps], Attach] = {}
         for name, one in declared(module, child).items():
             full = ".".join(filter(None, (prefix, name)))
             if isinstance(one, Child):
                 walk(full, module.get_submodule(one.of), one, outer if child.flat else module)
                 continue
             around = outer if child.flat else module
-            site = sites.setdefault(one.where, site_of(one, full, prefix, module, around))
+            site = site_of(one, full, prefix, module, around)
+            if isinstance(one.where, Steps):
+                check_step(module, name, one.where, known)
+                site = steps.setdefault(type(one.where), site)
             shape = tuple(model.config.d_model if size == "D" else size for size in one.shape)
             found[full] = Activation(site, shape, one.axis, one.count, one.editable)
 

@@ -14,7 +14,7 @@ from onward.reports.explain.followed import NUMBERS, Followed, head_vectors, vec
 from onward.reports.explain.story import Step
 from onward.reports.pictures.panels import bars
 from onward.reports.pictures.scale import Scale
-from onward.tracing.attention import attend_modules
+from onward.tracing.sites import attend_modules
 
 
 def block(token: Followed, layer: int) -> Iterator[Step]:

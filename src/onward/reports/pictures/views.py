@@ -26,8 +26,8 @@ from onward.reports.pictures.panels import bars, cells, curves, text_width, uniq
 from onward.reports.pictures.picture import Panel, Picture, fitted
 from onward.reports.pictures.scale import Scale
 from onward.text.tokenizer import Tokenizer
-from onward.tracing.attention import attend_modules
 from onward.tracing.names import activation_names
+from onward.tracing.sites import attend_modules
 from onward.tracing.trace import trace
 
 WEIGHT = Scale(1, root=True, unit="attention weight")

@@ -24,7 +24,7 @@ from onward.reports.pictures.markup import MARKS, embedded, readable, visible
 from onward.reports.pictures.picture import Picture, legend_of
 from onward.reports.pictures.views import WEIGHT, Reading, experts, lens
 from onward.text.tokenizer import Tokenizer
-from onward.tracing.attention import attend_modules
+from onward.tracing.sites import attend_modules
 
 TOKENS, FEWEST = 48, 12  # the largest and the smallest number of tokens to show
 PARAGRAPH = 256  # the largest number of tokens whose losses are shown
@@ -70,7 +70,7 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
         if i + 1 < len(tokens) and not any(true for *_, true in rows):
             rows.append((pieces[i + 1], probabilities[i + 1], True))
         articles.append(next_article(before, rows))
-    sinks = any(attend.sinks is not None for attend in attend_modules(model))
+    sinks = any(attend.sinks is not None for attend in attend_modules(model).values())
     reading = Reading(model, tokenizer, text, ids=shown[:LENS])
     pictures = [lens(reading)]
     if any(isinstance(at(c.mlp, layer), Experts) for layer in range(c.n_layers)):

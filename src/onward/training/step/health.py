@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder, without_dropout
-from onward.tracing.attention import attend_modules
 from onward.tracing.names import Uncompiled, activation_names
+from onward.tracing.sites import attend_modules
 from onward.tracing.trace import trace
 
 REMEMBERED, FEWEST = 64, 16  # losses that are kept, and losses that are needed before one can be called a spike
@@ -67,7 +67,7 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
                              the layer's largest activation at every token of the batch
     """
     positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
-    sinks = [attend.sinks is not None for attend in attend_modules(model)]
+    sinks = {layer: attend.sinks is not None for layer, attend in attend_modules(model).items()}
     found = dict[str, float]()
 
     def note_entropy(name: str, weights: Tensor) -> None:
@@ -75,8 +75,9 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
         found[f"attention_entropy/{layer}"] = entropy(weights, sinks[layer])
 
     quietly = partial(warnings.catch_warnings, action="ignore", category=Uncompiled)
-    with quietly(), without_dropout(model), trace(model, "blocks.*.attn.weights", keep=note_entropy):
-        model.hidden(batch.tokens[:1, :TOKENS], positions)
+    if weights := [name for name in activation_names(model) if name.endswith("attn.weights")]:
+        with quietly(), without_dropout(model), trace(model, *weights, keep=note_entropy):
+            model.hidden(batch.tokens[:1, :TOKENS], positions)
     peaks: dict[int, list[Tensor]] = defaultdict(list)
     chosen: dict[int, Tensor] = {}
 
