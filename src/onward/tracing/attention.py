@@ -26,26 +26,26 @@ from onward.model.backends import attention_scores, masked_scores, sink_softmax,
 from onward.model.cache import CacheEntry, Keys, to_tensor
 from onward.model.context import AttentionContext
 from onward.model.latent import LatentAttentionModule
-from onward.tracing.taps import Taps
+from onward.tracing.hooks import ModelHooks
 
 
 @dataclass(frozen=True, eq=False)
-class TappedContext(AttentionContext):
+class TracedContext(AttentionContext):
     """The context of one layer of self-attention, whose activations are visited on their way."""
 
-    taps: Taps | None = None
+    hooks: ModelHooks | None = None
     name: str = ""  # of the attention
     rotated: Iterator[str] = iter(())  # the names of the vectors that the layer rotates, in this order
     cached: Mapping[str, str] = field(default_factory=dict)  # the names of the vectors, by entry of the cache
 
     def rotate(self, x: Tensor) -> Tensor:
-        assert self.taps is not None
-        return super().rotate(self.taps.visit(f"{self.name}.{next(self.rotated)}", x, 2))
+        assert self.hooks is not None
+        return super().rotate(self.hooks.visit(f"{self.name}.{next(self.rotated)}", x, 2))
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
-        assert self.taps is not None
+        assert self.hooks is not None
         for entry, name in self.cached.items():
-            new[entry] = self.taps.visit(f"{self.name}.{name}", new[entry], 2)
+            new[entry] = self.hooks.visit(f"{self.name}.{name}", new[entry], 2)
         return super().update(**new)
 
 
@@ -54,7 +54,7 @@ class LatentContext(AttentionContext):
     """The context of one layer of latent attention: what it caches is visited on its way, and the queries, keys and
     values of each head are computed beside it."""
 
-    taps: Taps | None = None
+    hooks: ModelHooks | None = None
     name: str = ""  # of the attention
     attn: LatentAttentionModule | None = None
     made: dict[str, Tensor] = field(default_factory=dict)  # q, and the rotary parts before and after the rotation
@@ -65,9 +65,9 @@ class LatentContext(AttentionContext):
         return self.made[f"{one}_rotated"]
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
-        assert self.taps is not None
-        new = {entry: self.taps.visit(f"{self.name}.{entry}", x) for entry, x in new.items()}
-        if self.taps.wants(*(f"{self.name}.{one}" for one in ("q_rotated", "k", "k_rotated", "v"))):
+        assert self.hooks is not None
+        new = {entry: self.hooks.visit(f"{self.name}.{entry}", x) for entry, x in new.items()}
+        if self.hooks.wants(*(f"{self.name}.{one}" for one in ("q_rotated", "k", "k_rotated", "v"))):
             self.visit_heads(**new)
         return super().update(**new)
 
@@ -75,63 +75,65 @@ class LatentContext(AttentionContext):
     def visit_heads(self, latent: Tensor, rotary: Tensor) -> None:
         """Rotated queries (B, T, H, P + R), keys (B, T, H, P + R) before and after the rotation, and values
         (B, T, H, F), from latents (B, T, L) and rotated keys (B, T, R)."""
-        taps, attn, made = self.taps, self.attn, self.made
-        assert taps is not None
+        hooks, attn, made = self.hooks, self.attn, self.made
+        assert hooks is not None
         assert attn is not None
         widths = [attn.part.d_nope, attn.part.d_value]
         nope, v = attn.kv(latent).unflatten(-1, (attn.n_heads, -1)).split(widths, -1)
         k_rope, k_rotated = (x.expand(*nope.shape[:-1], -1).type_as(nope) for x in (made["k_rope"], rotary[:, :, None]))
-        taps.visit(f"{self.name}.q_rotated", torch.cat([made["q"][..., : widths[0]], made["q_rotated"]], -1), 2)
-        taps.visit(f"{self.name}.k", torch.cat([nope, k_rope], -1), 2)
-        taps.visit(f"{self.name}.k_rotated", torch.cat([nope, k_rotated], -1), 2)
-        taps.visit(f"{self.name}.v", v, 2)
+        hooks.visit(f"{self.name}.q_rotated", torch.cat([made["q"][..., : widths[0]], made["q_rotated"]], -1), 2)
+        hooks.visit(f"{self.name}.k", torch.cat([nope, k_rope], -1), 2)
+        hooks.visit(f"{self.name}.k_rotated", torch.cat([nope, k_rotated], -1), 2)
+        hooks.visit(f"{self.name}.v", v, 2)
 
 
-def tap_context(where: ContextVectors, name: str, attn: nn.Module, taps: Taps) -> Iterator[RemovableHandle]:
+def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
     """Queries, keys and values: those that are rotated before it, those that enter the cache as they do."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
-        facts: dict[str, Any] = {"taps": taps, "name": name, "rotated": iter(where.rotated), "cached": where.cached}
-        return x, TappedContext(**vars(context), **facts)
+        facts: dict[str, Any] = {"hooks": hooks, "name": name, "rotated": iter(where.rotated), "cached": where.cached}
+        return x, TracedContext(**vars(context), **facts)
 
-    yield taps.before(attn, before, *(f"{name}.{one}" for one in where.names))
+    yield hooks.before(attn, before, *(f"{name}.{one}" for one in where.names))
 
 
-def tap_queries(where: Queries, name: str, attn: nn.Module, taps: Taps) -> Iterator[RemovableHandle]:
+def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
     """The queries that attend, rotated."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return taps.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
+        return hooks.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
 
-    yield taps.before(attn.get_submodule(where.attend), before, f"{name}.q_rotated")
+    yield hooks.before(attn.get_submodule(where.attend), before, f"{name}.q_rotated")
 
 
-def tap_latents(where: Latents, name: str, attn: LatentAttentionModule, taps: Taps) -> Iterator[RemovableHandle]:
-    """What the cache keeps of a token, and the queries, keys and values of each head that belong to it."""
+def hook_latents(
+    where: Latents, name: str, attn: LatentAttentionModule, hooks: ModelHooks
+) -> Iterator[RemovableHandle]:
+    """The latent and the rotary key that the cache keeps, and the queries, keys and values of each head."""
     names = [f"{name}.{one}" for one in where.names]
     state = local()  # of one thread: another may be in the same module
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
         state.made = dict[str, Tensor]()
-        return x, LatentContext(**vars(context), taps=taps, name=name, attn=attn, made=state.made)
+        return x, LatentContext(**vars(context), hooks=hooks, name=name, attn=attn, made=state.made)
 
     def projected(_: nn.Module, inputs: object, output: Tensor) -> None:
         state.made["q"] = output.unflatten(-1, (attn.n_heads, -1))
 
-    yield taps.before(attn, before, *names)
-    yield taps.after(attn.q, projected, *names)
+    yield hooks.before(attn, before, *names)
+    yield hooks.after(attn.q, projected, *names)
 
 
-def tap_scores(where: Scores, name: str, attn: nn.Module, taps: Taps) -> Iterator[RemovableHandle]:
+def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
     """Scores before and after the mask, and attention weights."""
     steps = [f"{name}.{step}" for step in where.names]
     attend: Any = attn.get_submodule(where.attend)
 
     def after(_: nn.Module, inputs: tuple[Tensor, Keys, Keys, AttentionContext], output: Tensor) -> Tensor | None:
         q, k, v, context = inputs
-        edited, differentiated = taps.edits(*steps), taps.gradients(*steps)
+        edited, differentiated = hooks.edits(*steps), hooks.gradients(*steps)
         k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
         if differentiated and not edited:
             q, k, v = q.detach().requires_grad_(), k.detach(), v.detach()
@@ -141,20 +143,20 @@ def tap_scores(where: Scores, name: str, attn: nn.Module, taps: Taps) -> Iterato
             if edited:
                 return weighted_sum(F.dropout(weights, attend.dropout, attend.training), v)
             if differentiated:
-                return beside(output, weighted_sum(weights, v))
+                return with_gradient_of(output, weighted_sum(weights, v))
         return None
 
     def visited_weights(q: Tensor, k: Tensor, context: AttentionContext) -> Tensor:
         """The attention weights (B, H, T, S), as the `reference` backend computes them."""
         bias = None if context.mask.causal_only else context.mask.dense(q.dtype)
         x = attention_scores(q, k, scale=attend.scale, softcap=attend.softcap)
-        x = masked_scores(taps.visit(steps[0], x, 1, mask=context.mask), bias)
-        x = sink_softmax(taps.visit(steps[1], x, 1, mask=context.mask), attend.sinks)
-        return taps.visit(steps[2], x, 1, mask=context.mask)
+        x = masked_scores(hooks.visit(steps[0], x, 1, mask=context.mask), bias)
+        x = sink_softmax(hooks.visit(steps[1], x, 1, mask=context.mask), attend.sinks)
+        return hooks.visit(steps[2], x, 1, mask=context.mask)
 
-    yield taps.after(attend, after, *steps)
+    yield hooks.after(attend, after, *steps)
 
 
-def beside(output: Tensor, same: Tensor) -> Tensor:
-    """`output` to the bit, with the gradient of `same` as well: what was computed beside a module gets its gradient."""
+def with_gradient_of(output: Tensor, same: Tensor) -> Tensor:
+    """`output`, bit for bit; the gradient also flows to `same`, an equal value that was computed apart."""
     return output + (same - same.detach()).type_as(output)

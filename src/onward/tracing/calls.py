@@ -62,7 +62,7 @@ class Forward:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class Location:
     """Where an activation of a call is: its dimensions, and the positions of its tokens and keys."""
 
     name: str

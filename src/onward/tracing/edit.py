@@ -15,10 +15,10 @@ from torch import Tensor
 from onward.arguments import checked
 from onward.errors import UserError
 from onward.model.decoder import Decoder, described, without_dropout
-from onward.tracing.calls import ROWS, Forward, Place
+from onward.tracing.calls import ROWS, Forward, Location
+from onward.tracing.hooks import Activation
 from onward.tracing.names import listening, resolve
 from onward.tracing.sites import activations
-from onward.tracing.taps import Activation
 from onward.tracing.trace import Trace, trace
 
 Positions = slice | int | Sequence[int] | None  # of tokens in the text, prompt and answer, from 0 on; None: all
@@ -33,7 +33,7 @@ class Change:
     what the whole text gives. Scores and weights of keys that a query does not see stay as they are.
     """
 
-    function: Callable[[Tensor, Place], Tensor]
+    function: Callable[[Tensor, Location], Tensor]
     at: Positions = None
 
     def __post_init__(self) -> None:
@@ -42,17 +42,17 @@ class Change:
         if any(position < 0 for position in numbers) or (isinstance(at, slice) and (at.step or 1) < 1):
             raise UserError(f"at is {at}: positions are counted from the first token of a text, 0")
 
-    def __call__(self, x: Tensor, place: Place) -> Tensor:
-        new = self.function(x, place).to(x.dtype)
-        for chosen in self.chosen(x, place), place.visible(x):
+    def __call__(self, x: Tensor, location: Location) -> Tensor:
+        new = self.function(x, location).to(x.dtype)
+        for chosen in self.chosen(x, location), location.visible(x):
             new = new if chosen is None else torch.where(chosen, new, x)
         return new
 
-    def chosen(self, x: Tensor, place: Place) -> Tensor | None:
+    def chosen(self, x: Tensor, location: Location) -> Tensor | None:
         """Whether each token is at one of the positions, in a shape that broadcasts to x; None: all are."""
         if self.at is None:
             return None
-        positions = place.along("T", x)
+        positions = location.along("T", x)
         if not isinstance(self.at, slice):
             numbers = [self.at] if isinstance(self.at, int) else list(self.at)
             return torch.isin(positions, torch.tensor(numbers, dtype=positions.dtype, device=positions.device))
@@ -100,8 +100,8 @@ def add(vector: Tensor | float, at: Positions = None) -> Change:
     Where the vector has several tokens or keys, entry p belongs to position p, and later ones stay as they are.
     """
 
-    def added(x: Tensor, place: Place) -> Tensor:
-        new, known = values_at(vector, x, place)
+    def added(x: Tensor, location: Location) -> Tensor:
+        new, known = values_at(vector, x, location)
         return x + (new if known is None else torch.where(known, new, 0))
 
     return Change(added, at)
@@ -123,8 +123,8 @@ def replace(value: Tensor | float, at: Positions = None) -> Change:
     Where the value has several tokens or keys, entry p belongs to position p, and later ones stay as they are.
     """
 
-    def replaced(x: Tensor, place: Place) -> Tensor:
-        new, known = values_at(value, x, place)
+    def replaced(x: Tensor, location: Location) -> Tensor:
+        new, known = values_at(value, x, location)
         return new.expand_as(x) if known is None else torch.where(known, new, x)
 
     return Change(replaced, at)
@@ -133,12 +133,12 @@ def replace(value: Tensor | float, at: Positions = None) -> Change:
 zero = Change(lambda x, _: torch.zeros_like(x))  # zeros in place of the activation (ablation)
 
 
-def values_at(value: Tensor | float, x: Tensor, place: Place) -> tuple[Tensor, Tensor | None]:
+def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Tensor, Tensor | None]:
     """A value in the dtype and on the device of x, in a shape that broadcasts to it, with the entries of the positions
     of the tokens and keys of x; and which positions it has (None: all)."""
     new, known = torch.as_tensor(value, dtype=x.dtype, device=x.device), None
     sizes = (1,) * (x.ndim - new.ndim) + tuple(new.shape)
-    letters = place.shape[-x.ndim :]
+    letters = location.shape[-x.ndim :]
     if len(sizes) == x.ndim and sizes[0] > 1 and ROWS.get():
         raise UserError(f"the value is {described(new)}, of {sizes[0]} texts: give one for all requests of an engine")
     if len(sizes) > x.ndim or any(
@@ -148,7 +148,7 @@ def values_at(value: Tensor | float, x: Tensor, place: Place) -> tuple[Tensor, T
     new = new.view(sizes)
     for axis, letter in enumerate(letters):
         if letter in ("T", "S") and sizes[axis] > 1:
-            positions = place.along(str(letter), x)
+            positions = location.along(str(letter), x)
             inside = (positions >= 0) & (positions < sizes[axis])
             known = inside if known is None else known & inside
             new = torch.take_along_dim(new, positions.clamp(0, sizes[axis] - 1).long(), axis)
@@ -180,10 +180,10 @@ class Edit:
     def begin(self, forward: Forward) -> None:
         pass
 
-    def visit(self, index: int | None, value: Tensor, place: Place) -> Tensor:
-        for pattern, change in self.changes[place.name, index]:
+    def visit(self, index: int | None, value: Tensor, location: Location) -> Tensor:
+        for pattern, change in self.changes[location.name, index]:
             try:
-                new = change(value, place) if isinstance(change, Change) else change(value)
+                new = change(value, location) if isinstance(change, Change) else change(value)
             except (RuntimeError, IndexError, UserError) as error:
                 raise UserError(f"the edit of {pattern} failed on {described(value)}: {error}") from error
             if not isinstance(new, Tensor) or new.shape != value.shape:

@@ -21,10 +21,10 @@ from onward.errors import UserError
 from onward.model.activations import ExpertSteps
 from onward.model.adapters import WeightAdapters
 from onward.model.experts import ExpertsModule
-from onward.tracing.taps import Taps
+from onward.tracing.hooks import ModelHooks
 
 
-def tap_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, taps: Taps) -> Iterator[RemovableHandle]:
+def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: ModelHooks) -> Iterator[RemovableHandle]:
     """The router's scores and choices, the share of each expert, and the units and outputs of each token's experts."""
     names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
     state = local()  # of one thread: another may be in the same module
@@ -35,33 +35,33 @@ def tap_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, taps: Taps) -
 
     def scored(_: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
         value = output.unflatten(0, state.leading)
-        new = taps.visit(scores, value, 2)
-        return None if new is value and not taps.gradients(scores) else new.flatten(0, 1)
+        new = hooks.visit(scores, value, 2)
+        return None if new is value and not hooks.gradients(scores) else new.flatten(0, 1)
 
     def routed(_: nn.Module, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         weights, ids = output
-        if taps.wants(shares):
+        if hooks.wants(shares):
             dense = weights.new_zeros(len(ids), mlp.part.count).scatter(1, ids, weights).unflatten(0, state.leading)
-            new = taps.visit(shares, dense, 2)
+            new = hooks.visit(shares, dense, 2)
             if new is not dense:  # an edit may give shares to experts that the router did not choose
                 flat = new.flatten(0, 1)
                 ids = flat.abs().topk(max(1, int((flat != 0).sum(1).max())), dim=1).indices
-            if new is not dense or taps.gradients(shares):
+            if new is not dense or hooks.gradients(shares):
                 weights = new.flatten(0, 1).gather(1, ids)
-        if taps.wants(choices):
-            taps.visit(choices, ids.unflatten(0, state.leading))
-        if taps.wants(post, experts):
+        if hooks.wants(choices):
+            hooks.visit(choices, ids.unflatten(0, state.leading))
+        if hooks.wants(post, experts):
             visit_experts(inputs[0], weights, ids)
         return weights, ids
 
     def visit_experts(tokens: Tensor, weights: Tensor, ids: Tensor) -> None:
-        edited, differentiated = taps.edits(post, experts), taps.gradients(post, experts)
+        edited, differentiated = hooks.edits(post, experts), hooks.gradients(post, experts)
         if differentiated and not edited:
             tokens, weights = tokens.detach().requires_grad_(), weights.detach()
         with nullcontext() if edited or differentiated else torch.no_grad():
             units = units_of(mlp, tokens, ids)
             plain = outputs_of(mlp, units, ids)
-            new_units = taps.visit(post, units.unflatten(0, state.leading)).flatten(0, 1)
+            new_units = hooks.visit(post, units.unflatten(0, state.leading)).flatten(0, 1)
             outputs = visit_each(outputs_of(mlp, new_units, ids) if edited or differentiated else plain, ids)
             if edited or differentiated:
                 base = plain if edited else outputs.detach()
@@ -69,11 +69,11 @@ def tap_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, taps: Taps) -
 
     def visit_each(outputs: Tensor, ids: Tensor) -> Tensor:
         """Outputs (N, A, D), those of single experts asked for by their numbers, 0 for tokens that do not use them."""
-        outputs = taps.visit(experts, outputs.unflatten(0, state.leading)).flatten(0, 1)
-        for expert in sorted(taps.indices(experts)):
+        outputs = hooks.visit(experts, outputs.unflatten(0, state.leading)).flatten(0, 1)
+        for expert in sorted(hooks.indices(experts)):
             chosen = (ids == expert)[..., None]
             part = (outputs * chosen).sum(1).unflatten(0, state.leading)
-            new = taps.visit(experts, part, index=expert)
+            new = hooks.visit(experts, part, index=expert)
             if new is not part:
                 outputs = torch.where(chosen, new.flatten(0, 1)[:, None], outputs)
         return outputs
@@ -82,11 +82,11 @@ def tap_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, taps: Taps) -
         return None if state.change is None else output + state.change.view_as(output).type_as(output)
 
     router: Any = mlp.router
-    yield taps.before(mlp, begin, *names)
+    yield hooks.before(mlp, begin, *names)
     if hasattr(router, "scoring"):
-        yield taps.after(router.scoring, scored, scores)
-    yield taps.after(router, routed, choices, shares, post, experts)
-    yield taps.after(mlp, finish, post, experts)
+        yield hooks.after(router.scoring, scored, scores)
+    yield hooks.after(router, routed, choices, shares, post, experts)
+    yield hooks.after(mlp, finish, post, experts)
 
 
 def check_rows(mlp: nn.Module) -> None:

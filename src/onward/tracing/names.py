@@ -19,11 +19,11 @@ from torch import nn
 from onward.arguments import checked
 from onward.errors import UserError
 from onward.model.decoder import Decoder
+from onward.tracing.hooks import OPEN, Activation, Listener, ModelHooks
 from onward.tracing.sites import activations
-from onward.tracing.taps import OPEN, Activation, Listener, Taps
 
 NEAREST = 4  # names that a message lists
-OF_MODELS: WeakKeyDictionary[Decoder, Taps] = WeakKeyDictionary()  # that are traced or edited
+OF_MODELS: WeakKeyDictionary[Decoder, ModelHooks] = WeakKeyDictionary()  # that are traced or edited
 LOCK = RLock()  # of the hooks of all models
 STANCE = ExitStack()  # of the compiler, while any model is traced or edited
 traced = 0  # number of traces and edits that are open, of all models and contexts
@@ -89,11 +89,11 @@ def listening(model: Decoder, listener: Listener) -> Iterator[None]:
     if any(map(is_compiled, model.blocks)):
         warnings.warn("compiled blocks run uncompiled while they are traced or edited", Uncompiled, stacklevel=5)
     with LOCK:
-        taps = OF_MODELS.get(model)
-        if taps is None or not taps.listeners:
-            taps = OF_MODELS[model] = Taps(model, listener.known)
-            taps.attach()
-        taps.listeners.append(listener)
+        hooks = OF_MODELS.get(model)
+        if hooks is None or not hooks.listeners:
+            hooks = OF_MODELS[model] = ModelHooks(model, listener.known)
+            hooks.attach()
+        hooks.listeners.append(listener)
         run_uncompiled(1)
     OPEN.set((*OPEN.get(), listener))
     try:
@@ -101,11 +101,11 @@ def listening(model: Decoder, listener: Listener) -> Iterator[None]:
     finally:
         OPEN.set(tuple(one for one in OPEN.get() if one is not listener))
         with LOCK:
-            taps.listeners.remove(listener)
-            if not taps.active:
-                taps.forget()
-            if not taps.listeners:
-                taps.detach()
+            hooks.listeners.remove(listener)
+            if not hooks.active:
+                hooks.forget()
+            if not hooks.listeners:
+                hooks.detach()
             run_uncompiled(-1)
 
 

@@ -35,9 +35,9 @@ from onward.model.activations import (
 )
 from onward.model.attention import Attend
 from onward.model.decoder import Decoder
-from onward.tracing.attention import tap_context, tap_latents, tap_queries, tap_scores
-from onward.tracing.experts import check_rows, tap_experts
-from onward.tracing.taps import Activation, Attach, Taps
+from onward.tracing.attention import hook_context, hook_latents, hook_queries, hook_scores
+from onward.tracing.experts import check_rows, hook_experts
+from onward.tracing.hooks import Activation, Attach, ModelHooks
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class ModuleSite:
     heads: int = 0
     outer: nn.Module | None = None
 
-    def __call__(self, taps: Taps) -> Iterator[RemovableHandle]:
+    def __call__(self, hooks: ModelHooks) -> Iterator[RemovableHandle]:
         state = local()  # of one thread: another may be in the same module
 
         def note(outer: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -68,8 +68,8 @@ class ModuleSite:
                 value = tensor.unflatten(-1, (self.heads, -1))
             elif self.outer is not None:
                 value = tensor.unflatten(0, state.leading)
-            new = taps.visit(self.name, value, self.axis)
-            if new is tensor or (new is value and not taps.gradients(self.name)):
+            new = hooks.visit(self.name, value, self.axis)
+            if new is tensor or (new is value and not hooks.gradients(self.name)):
                 return None
             return new.view_as(tensor)  # a gradient that is kept passes through the reshaped tensor
 
@@ -81,11 +81,11 @@ class ModuleSite:
             return visited(output)
 
         if self.outer is not None:
-            yield taps.before(self.outer, note, self.name)
+            yield hooks.before(self.outer, note, self.name)
         if self.of_input:
-            yield taps.before(self.module, before, self.name)
+            yield hooks.before(self.module, before, self.name)
         else:
-            yield taps.after(self.module, after, self.name)
+            yield hooks.after(self.module, after, self.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +98,11 @@ class MidSite:
     reader: str  # the submodule that reads it
     sum_at: str  # the submodule whose input is the sum; "": the sum is the output of the block
 
-    def __call__(self, taps: Taps) -> Iterator[RemovableHandle]:
+    def __call__(self, hooks: ModelHooks) -> Iterator[RemovableHandle]:
         state = local()
 
         def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            new = taps.visit(self.name, inputs[0])
+            new = hooks.visit(self.name, inputs[0])
             state.difference = None if new is inputs[0] else new - inputs[0]
             return new, *inputs[1:]
 
@@ -112,14 +112,14 @@ class MidSite:
         def after(_: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
             return None if state.difference is None else output + state.difference
 
-        yield taps.before(self.block.get_submodule(self.reader), before, self.name)
+        yield hooks.before(self.block.get_submodule(self.reader), before, self.name)
         if self.sum_at:
-            yield taps.before(self.block.get_submodule(self.sum_at), added, self.name)
+            yield hooks.before(self.block.get_submodule(self.sum_at), added, self.name)
         else:
-            yield taps.after(self.block, after, self.name)
+            yield hooks.after(self.block, after, self.name)
 
 
-def norm_scale(where: NormScale, name: str, module: nn.Module, taps: Taps) -> Iterator[RemovableHandle]:
+def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
     """The number by which a norm divides each vector of x (..., D), (..., 1), computed beside the norm: the root of its
     mean square (RMSNorm) or of its variance (LayerNorm), plus eps."""
     norm: Any = module
@@ -129,9 +129,9 @@ def norm_scale(where: NormScale, name: str, module: nn.Module, taps: Taps) -> It
         x = inputs[0].to(torch.promote_types(inputs[0].dtype, torch.float32))
         if where.centered:
             x = x - x.mean(-1, keepdim=True)
-        taps.visit(f"{name}.scale", (x.square().mean(-1, keepdim=True) + norm.eps).sqrt())
+        hooks.visit(f"{name}.scale", (x.square().mean(-1, keepdim=True) + norm.eps).sqrt())
 
-    yield taps.before(module, scale, f"{name}.scale")
+    yield hooks.before(module, scale, f"{name}.scale")
 
 
 def site_of(one: Declared, name: str, prefix: str, module: nn.Module, outer: nn.Module) -> Attach:
@@ -149,11 +149,11 @@ def site_of(one: Declared, name: str, prefix: str, module: nn.Module, outer: nn.
 
 HOOKS: dict[type[Steps], Callable[..., Iterator[RemovableHandle]]] = {
     NormScale: norm_scale,
-    ContextVectors: tap_context,
-    Queries: tap_queries,
-    Scores: tap_scores,
-    Latents: tap_latents,
-    ExpertSteps: tap_experts,
+    ContextVectors: hook_context,
+    Queries: hook_queries,
+    Scores: hook_scores,
+    Latents: hook_latents,
+    ExpertSteps: hook_experts,
 }
 
 

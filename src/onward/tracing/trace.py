@@ -16,10 +16,10 @@ from torch import Tensor
 from onward.arguments import checked
 from onward.errors import UserError
 from onward.model.decoder import Decoder
-from onward.tracing.calls import ROWS, Forward, Place, Row
+from onward.tracing.calls import ROWS, Forward, Location, Row
+from onward.tracing.hooks import Activation
 from onward.tracing.names import full_name, listening, resolve
 from onward.tracing.sites import activations
-from onward.tracing.taps import Activation
 
 
 @dataclass(eq=False)
@@ -86,8 +86,8 @@ class Trace:
             self.calls.append(self.of_forward[forward])
         return self.of_forward[forward]
 
-    def visit(self, index: int | None, value: Tensor, place: Place) -> Tensor:
-        name, call = place.name, self.call_of(place.forward)
+    def visit(self, index: int | None, value: Tensor, location: Location) -> Tensor:
+        name, call = location.name, self.call_of(location.forward)
         axis, key = self.known[name].axis, name if index is None else f"{name}.{index}"
         kept = value
         if self.gradients:  # the whole is in the graph of the loss, a part selected from it is not

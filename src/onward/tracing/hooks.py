@@ -1,8 +1,9 @@
 """The hooks on a model by which traces and edits reach its activations.
 
-All traces and edits of a model share one `Taps`. A site of `sites.py` calls `visit` with an activation: edits change
-it, in the order in which they began, then traces record it. A trace or an edit belongs to the context (`contextvars`)
-that opened it: modules have the hooks while any is open, and a hook does nothing in a call of another thread or task.
+All traces and edits of a model share one `ModelHooks`. A site of `sites.py` calls `visit` with an activation: edits
+change it, in the order in which they began, then traces record it. A trace or an edit belongs to the context
+(`contextvars`) that opened it: modules have the hooks while any is open, and a hook does nothing in a call of another
+thread or task.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from onward.model.cache import CacheView
 from onward.model.decoder import Decoder
 from onward.model.mask import AttentionMask
-from onward.tracing.calls import Forward, Place
+from onward.tracing.calls import Forward, Location
 
-Attach = Callable[["Taps"], Iterator[RemovableHandle]]  # adds the hooks of a site
-BESIDE_BLOCKS = "embed", "logits"  # activations that callers may compute outside of a call
+Attach = Callable[["ModelHooks"], Iterator[RemovableHandle]]  # adds the hooks of a site
+OUTSIDE_BLOCKS = "embed", "logits"  # activations that callers may compute outside of a call
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,15 @@ class Listener(Protocol):
     def begin(self, forward: Forward) -> None:
         """A call of the model begins."""
 
-    def visit(self, index: int | None, value: Tensor, place: Place) -> Tensor:
+    def visit(self, index: int | None, value: Tensor, location: Location) -> Tensor:
         """The activation, or one head, unit or expert of it, as it is from now on."""
 
 
 OPEN: ContextVar[tuple[Listener, ...]] = ContextVar("open", default=())  # those that this context opened
-FORWARDS: ContextVar[Mapping[Taps, Forward]] = ContextVar("forwards")  # the last call of each model in this context
+FORWARDS: ContextVar[Mapping[ModelHooks, Forward]] = ContextVar("forwards")  # the last call of each model
 
 
-class Taps:
+class ModelHooks:
     """The hooks of one model, and the traces and edits that use them."""
 
     def __init__(self, model: Decoder, activations: Mapping[str, Activation]) -> None:
@@ -137,7 +138,7 @@ class Taps:
 
     def forget(self) -> None:
         """Forget the calls of the model in this context."""
-        FORWARDS.set({taps: forward for taps, forward in FORWARDS.get({}).items() if taps is not self})
+        FORWARDS.set({hooks: forward for hooks, forward in FORWARDS.get({}).items() if hooks is not self})
 
     def asking(self, name: str) -> Iterator[Listener]:
         """The traces and edits of this context that ask for an activation."""
@@ -179,16 +180,16 @@ class Taps:
         if name == "embed" and not forward.running and forward.positions is not None:
             forward = self.new_forward()
         for listener in asking:
-            if not (forward.running or listener.edits or name in BESIDE_BLOCKS):
+            if not (forward.running or listener.edits or name in OUTSIDE_BLOCKS):
                 continue
             wanted = listener.wanted[name]
             if index in wanted:
-                value = listener.visit(index, value, Place(name, activation.shape_of(index), forward, mask))
+                value = listener.visit(index, value, Location(name, activation.shape_of(index), forward, mask))
             if axis is None:
                 continue
             for one in sorted(i for i in wanted if i is not None):
-                part, place = value.select(axis, one), Place(name, activation.shape_of(one), forward, mask)
-                changed = listener.visit(one, value if listener.gradients else part, place)
+                part, location = value.select(axis, one), Location(name, activation.shape_of(one), forward, mask)
+                changed = listener.visit(one, value if listener.gradients else part, location)
                 if listener.edits:
                     value = value.clone()
                     value.select(axis, one).copy_(changed)
