@@ -1,6 +1,6 @@
 """Adapters on disk, as PEFT writes and reads them: adapter_config.json and adapter_model.safetensors.
 
-Tensors have the names of the base's family, see `places.py`: base_model.model.MODULE.lora_A.weight (R, I) and
+Tensors have the names of the base's family, see `adapted_weights.py`: base_model.model.MODULE.lora_A.weight (R, I) and
 lora_B.weight (O, R); lora_embedding_A (R, V) and lora_embedding_B (D, R); lora_magnitude_vector (O,) with DoRA; modules
 that are trained whole under their own names, and so is a head of outputs. base.json is that of `bases.py`.
 """
@@ -20,6 +20,16 @@ from torch import Tensor, nn
 
 from onward.checkpoint.gguf.header import Header, opened
 from onward.checkpoint.huggingface.folder import describe, load_model
+from onward.checkpoint.peft.adapted_weights import (
+    EMBEDDING,
+    LAYER,
+    MAGNITUDE,
+    adapted_weights,
+    joined,
+    split,
+    stacked,
+    tensor_names,
+)
 from onward.checkpoint.peft.bases import (
     BASE,
     CONFIG,
@@ -31,16 +41,6 @@ from onward.checkpoint.peft.bases import (
     is_adapter,
 )
 from onward.checkpoint.peft.config import CHANGED_BASE, lora_config, matches
-from onward.checkpoint.peft.places import (
-    EMBEDDING,
-    LAYER,
-    MAGNITUDE,
-    joined,
-    places,
-    split,
-    stacked,
-    tensor_names,
-)
 from onward.checkpoint.weights import fill, read_tensors
 from onward.errors import UserError
 from onward.families import HF, Family, family
@@ -108,7 +108,7 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
     found = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
     chosen = [
         place
-        for place in places(kind, model, targets)
+        for place in adapted_weights(kind, model, targets)
         if place.expert is None and any(one in found for one in place.ours)
     ]
     if left := found.keys() - {one for place in chosen for one in place.ours}:
@@ -200,7 +200,7 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
         check_base_layers(model, kind, bases, folder)
     model.requires_grad_(False)
     targeted = config.target_parameters or ()
-    found = places(kind, model, targets)
+    found = adapted_weights(kind, model, targets)
     present = [place for place in found if not place.stack or any(matches(one, place.key) for one in targeted)]
     experts: dict[str, dict[int, Adapter]] = {}
     for module, place in tensor_names(present).items():

@@ -32,7 +32,7 @@ MAGNITUDE = "lora_magnitude_vector"
 
 
 @dataclass(frozen=True)
-class Place:
+class AdaptedWeight:
     """A weight of the family that can have an adapter."""
 
     module: str  # the module that has its tensors
@@ -44,7 +44,7 @@ class Place:
     transposed: bool = False  # whether the family's weight is (I, O)
 
 
-def places(kind: Family, model: Decoder, targets: Mapping[str, Target]) -> Iterator[Place]:
+def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target]) -> Iterator[AdaptedWeight]:
     """The weights of the family that hold those of a model, by the family's table; others keep our names. Parameters of
     one module are in the order in which the module has them."""
     known = {name if target.weight.ndim == 3 else f"{name}.weight": name for name, target in targets.items()}
@@ -64,32 +64,32 @@ def places(kind: Family, model: Decoder, targets: Mapping[str, Target]) -> Itera
             order = theirs.flatten()
             module, _, leaf = their.removesuffix(".weight").rpartition(".")
             if stack:
-                yield Place(module, their, ours, order, stack=True)
+                yield AdaptedWeight(module, their, ours, order, stack=True)
             else:  # PEFT takes a layer of this name for one of the experts' matrices, unless it is named as a parameter
                 layer = their.removesuffix(".weight")
                 key, transposed = their if mixtures and leaf in LLAMA else layer, theirs.size(-1) > 1
-                yield Place(layer, key, ours, order, transposed=transposed)
+                yield AdaptedWeight(layer, key, ours, order, transposed=transposed)
         else:
             for expert, one in enumerate(their):
                 one = one.removesuffix(".weight")
-                yield Place(one, one, ours, rows, expert=expert)
+                yield AdaptedWeight(one, one, ours, rows, expert=expert)
             experts, _, projection = ours[0].rpartition(".")
             if projection in FUSED:
                 module, (leaf, *parts) = stack_module(their), FUSED[projection]
                 ours = [f"{experts}.{part}" for part in parts]
                 rows = torch.arange(sum(targets[name].weight.size(-2) for name in ours))
-                yield Place(module, f"{module}.{leaf}", ours, rows, stack=True)
+                yield AdaptedWeight(module, f"{module}.{leaf}", ours, rows, stack=True)
     for name, target in targets.items():
         if name not in named and name != "head":
             stack = target.weight.ndim == 3
             module = name.rpartition(".")[0] if stack else name
-            yield Place(module, name, [name], torch.arange(target.weight.size(-2)), stack)
+            yield AdaptedWeight(module, name, [name], torch.arange(target.weight.size(-2)), stack)
 
 
-def tensor_names(chosen: Sequence[Place]) -> dict[str, Place]:
+def tensor_names(chosen: Sequence[AdaptedWeight]) -> dict[str, AdaptedWeight]:
     """Places that have adapters by the module in the names of their tensors: where a module has several parameters,
     PEFT wraps the layer of each around those before it."""
-    found, around = dict[str, Place](), Counter[str]()
+    found, around = dict[str, AdaptedWeight](), Counter[str]()
     for place in reversed(chosen):
         found[place.module + ".base_layer" * around[place.module]] = place
         around[place.module] += 1
@@ -107,7 +107,7 @@ class Joined:
     alpha: float
 
 
-def joined(place: Place, found: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
+def joined(place: AdaptedWeight, found: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
     """The adapter of a place from those of our weights that it joins. Parts with different A have the sum of their
     ranks: A is theirs one after the other, B has the blocks of theirs on its diagonal."""
     present = [found[one] for one in place.ours if one in found]
@@ -130,7 +130,7 @@ def joined(place: Place, found: Mapping[str, Adapter], targets: Mapping[str, Tar
 
 
 def split(
-    place: Place, given: Mapping[str, Tensor], config: LoraConfig, targets: Mapping[str, Target]
+    place: AdaptedWeight, given: Mapping[str, Tensor], config: LoraConfig, targets: Mapping[str, Target]
 ) -> list[Adapter]:
     """The adapters of our weights that a place joins, from its tensors. A ValueError says what does not fit."""
     first = targets[place.ours[0]]
@@ -172,7 +172,7 @@ def split(
 
 
 def initial_factors(
-    place: Place, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
+    place: AdaptedWeight, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """A (R, I) and B (O, R) that an adapter of PEFT began from, in the rows of the family: it subtracts scaling B A
     from the base. PiSSA (Meng et al. 2024) has the largest singular values and their vectors, OLoRA (Büyükakyüz
