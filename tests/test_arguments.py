@@ -20,12 +20,23 @@ SIZES: dict[str, Any] = {"vocab_size": 13, "d_model": 16, "n_layers": 2, "n_head
 
 TEXT = "the cat sat on the mat.\n" * 20
 WRONG: list[Any] = [None, "abc", 3, -1, 2.5, math.nan, {"a": 1}, [object()], ["abc"], object(), torch.zeros(2, 3, 4)]
-RESULTS = {  # which calls return
-    *("Completion", "Evaluation", "Notice", "Rollback", "Score", "SearchResult", "Step", "TokenLogprob", "Validation")
+RESULTS = {  # which calls return, and a base of classes of the user
+    *(
+        "Loss",
+        "Completion",
+        "Evaluation",
+        "Notice",
+        "Rollback",
+        "Score",
+        "SearchResult",
+        "Step",
+        "TokenLogprob",
+        "Validation",
+    )
 }
 INTERNAL = {  # called at each token or step, by other methods
     *("Batch.changed", "Decoder.hidden_of_checked", "KVCache.narrow", "PagedKVCache.narrow", "Tokens.spans_in"),
-    *("Engine.distribute", "Engine.forward", "Request.context_from", "Trainer.backward"),
+    *("Engine.distribute", "Engine.forward", "Engine.propose", "Request.context_from", "Trainer.backward"),
     *("Tokenizer.encoded", "Tokenizer.pieces", "LanguageModel.search_arguments", "LanguageModel.search_result"),
     "LanguageModel.engine_for",
     *(f"{name}.{of}" for name in ("Sampling", "GenerationOptions") for of in dir(onward.Sampling) if of[0] != "_"),

@@ -21,6 +21,7 @@ from onward.generation.engine.drafts import Draft, LookupDraft, ModelDraft
 from onward.generation.engine.engine import Engine, generate
 from onward.generation.engine.prefix_files import PrefixFiles
 from onward.generation.engine.request import Request
+from onward.generation.engine.runner import Runner
 from onward.generation.engine.speculation import DRAW
 from onward.generation.sampling import Sampling
 from onward.kernels.draws import draw
@@ -548,3 +549,16 @@ def test_runner_reuses_views_of_a_growing_cache() -> None:
         pass
     assert len(request.tokens) == 290
     assert lengths == [64, 128, 192, 256, 256, 320]  # the cache grows at 256
+
+
+def test_a_row_never_continues_with_a_token_that_was_sampled_for_another() -> None:
+    model = Decoder(DecoderConfig(vocab_size=16, d_model=16, n_layers=1, n_heads=2, context_length=16)).eval()
+    runner = Runner(model, KVCache(model.config, 1, 16), None)
+    alone, other = (Request([token], Sampling(temperature=0), 5) for token in (1, 2))
+    runner.decode([alone], [()])
+    alone.tokens.append(3)
+    alone.num_cached += 1
+    runner.keep([other], torch.tensor([7]))
+    assert not runner.follows([alone], [alone.num_cached])
+    runner.keep([alone], torch.tensor([3]))
+    assert runner.follows([alone], [alone.num_cached])

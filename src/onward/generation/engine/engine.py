@@ -151,7 +151,7 @@ class Engine:
             if not requests:
                 return []
             sampled, last = self.sampler.sample(logits, requests, proposals)
-            self.runner.keep(last)
+            self.runner.keep(requests, last)
             new = self.distribute(requests, proposals, sampled, logits)
             if self.draft and not schedule.prefill:
                 speculated = any(proposal.tokens for proposal in proposals)

@@ -41,6 +41,7 @@ class Runner:
         self.views: dict[tuple[int, int, int], CacheView] = {}
         self.decoding: list[Request] = []  # the requests of the last call of `decode`
         self.starts: list[int] = []  # the positions of their last tokens
+        self.sampled_for: list[Request] = []  # the requests of the tokens in `sampled`
         self.selection = Selection()  # of the model's adapters
         self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
 
@@ -123,9 +124,9 @@ class Runner:
             hidden = self.model.hidden(tokens, positions, self.view(0, len(requests), length))
             return self.logits(hidden.flatten(0, 1), adapters)
 
-    def keep(self, sampled: Tensor) -> None:
-        """Keep the tokens (B,) sampled for the requests of the last call, on the device, for the next one."""
-        self.sampled = sampled
+    def keep(self, requests: Sequence[Request], sampled: Tensor) -> None:
+        """Keep the tokens (B,) that were sampled for requests, on the device, for the next call."""
+        self.sampled_for, self.sampled = list(requests), sampled
 
     def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
         """The logits (N, V) of hidden states (N, D), each by its adapter."""
@@ -135,7 +136,7 @@ class Runner:
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
         """Whether `sampled` holds the tokens to feed now, each one position after the last call; advances
         `positions`."""
-        if self.decoding != list(requests) or self.sampled.size(0) != len(requests):
+        if self.decoding != list(requests) or self.sampled_for != self.decoding:
             return False
         if any(start != before + 1 for start, before in zip(starts, self.starts)):
             return False
