@@ -72,9 +72,9 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.training.finetuning.config import FinetuneConfig
     from onward.training.run.events import Notice, Rollback
     from onward.training.run.run import Run
-    from onward.training.run.validation import Validation
     from onward.training.step.loss import Loss, mean_loss
     from onward.training.step.trainer import Step, StepConfig, StepPlan, Trainer
+    from onward.training.step.validation import Validation
     from onward.transforms.lora import LoRA, add_lora, merge_lora, remove_lora, use_adapter
 
 __all__ = [

@@ -26,7 +26,7 @@ from onward.text.patterns import BYTE_OF
 from onward.training.config import RunConfig
 from onward.training.finetuning.base import base_tokenizer, load_base
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.run.inputs import choose_tokenizer
+from onward.training.inputs.texts import choose_tokenizer
 from onward.transforms.lora import adapter_names
 
 from support.decoders import DECODERS, decoder

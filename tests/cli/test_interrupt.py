@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from onward.cli.commands.train import Requests, train
-from onward.training.run.checks import Check
 from onward.training.run.run import Run
 
 from support.runs import config
@@ -73,18 +72,12 @@ def test_sigusr1_saves_and_other_signals_save_and_print_the_command_that_resumes
     assert (run / "result.json").exists()
 
 
-class InterruptedRun(Run):
-    """A run in which Ctrl-C comes before its first step."""
-
-    def checks(self) -> Iterator[Check]:
-        signal.raise_signal(signal.SIGINT)
-        return super().checks()
-
-
 def test_ctrl_c_before_the_first_step_leaves_a_report_and_the_command_that_resumes(
-    story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = InterruptedRun.start(config(story_file, tmp_path / "run"))
+    run = Run.start(config(story_file, tmp_path / "run"))
+    interrupted = lambda *a, **k: signal.raise_signal(signal.SIGINT) or ()
+    monkeypatch.setattr("onward.training.run.checks.start_checks", interrupted)
     assert train(run) == 130
     said = capsys.readouterr().err
     assert "Stopped and saved at step 0.\n" in said

@@ -15,9 +15,9 @@ from onward.cli import main
 from onward.data.tokens import Tokens
 from onward.errors import UserError
 from onward.reports.runs.write import write_reports
-from onward.training.run.inputs import spread
+from onward.training.inputs.texts import spread
 from onward.training.run.run import Run
-from onward.training.run.validation import Validation
+from onward.training.step.validation import Validation
 
 from support.runs import config, metrics
 

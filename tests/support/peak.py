@@ -13,7 +13,7 @@ import torch
 import onward
 from onward.config.decoder import DecoderConfig, Experts, LayerNorm, Learned, Plain, SelfAttention
 from onward.planning.memory import generation_memory, training_memory
-from onward.training.run.build import choose_backend
+from onward.training.step.build import choose_backend
 from onward.training.step.loss import CrossEntropy
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import Batch, StepConfig, StepPlan, Trainer

@@ -18,13 +18,15 @@ from onward.timing import fastest
 from onward.training.clock.budget import Budget, Costs
 from onward.training.clock.calibration import fitted, measured_costs
 from onward.training.config import RunConfig
+from onward.training.inputs.record import read_config
+from onward.training.inputs.texts import Inputs
 from onward.training.processes import Processes
-from onward.training.run.inputs import Inputs, read_config
-from onward.training.run.plans import Planner
+from onward.training.run.progress import expected_steps
 from onward.training.run.run import Run
-from onward.training.run.validation import Validation
 from onward.training.step.optimizer import optimizers
+from onward.training.step.plans import Planner
 from onward.training.step.trainer import Step, StepPlan, Trainer
+from onward.training.step.validation import Validation
 
 from support.decoders import LENGTH, decoder
 from support.decoders import config as decoder_config
@@ -232,20 +234,20 @@ def test_a_resumed_run_repeats_the_decay_that_the_clock_began(story_file: Path, 
     shutil.rmtree(copies[0] / "checkpoints" / saves(copies[0])[-1].name)  # so that the save before the decay is newest
     for copy in copies:
         resumed = Run.resume(copy)
-        assert resumed.pop_messages() == []
+        assert resumed.log.messages == []
         list(resumed.train())
         assert_same_run(whole, copy)
 
 
 def test_a_run_that_is_resumed_before_its_decay_has_the_time_that_is_left(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", steps=0, time="1h"))
-    spent = run.seconds
+    spent = run.progress.seconds
     assert 0 < spent < 60, "of the calibration"
-    assert run.expected_steps > 1000
+    assert expected_steps(run) > 1000
     list(run.train(stop=lambda: run.step == 2))
     resumed = Run.resume(run.folder)
     assert resumed.budget is not None
     assert resumed.budget.costs == run.budget.costs
-    assert resumed.budget.end - resumed.budget.clock() == pytest.approx(3600 - run.seconds, abs=60)
-    assert resumed.seconds == run.seconds > spent
+    assert resumed.budget.end - resumed.budget.clock() == pytest.approx(3600 - run.progress.seconds, abs=60)
+    assert resumed.progress.seconds == run.progress.seconds > spent
     assert (resumed.ended, resumed.config.steps) == (False, 0)

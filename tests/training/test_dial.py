@@ -13,7 +13,7 @@ from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 from onward.training.clock.dial import LAW, SIZES, Choice, compression, dial, effective
 from onward.training.config import RunConfig
-from onward.training.run.inputs import Inputs
+from onward.training.inputs.texts import Inputs
 from onward.training.run.run import Run
 
 from support.runs import config

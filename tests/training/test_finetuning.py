@@ -24,7 +24,7 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.training.finetuning.answers import REFERENCE
 from onward.training.finetuning.base import with_vocabulary
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.finetuning.methods import METHODS, Method
+from onward.training.methods import METHODS, Method
 from onward.training.run.run import Run
 from onward.transforms.heads import add_head, head_of
 

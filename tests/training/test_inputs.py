@@ -17,9 +17,10 @@ from onward.data.windows import Windows
 from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 from onward.training.config import RunConfig
-from onward.training.run.inputs import open_inputs
+from onward.training.inputs.texts import open_inputs
+from onward.training.run.checks import start_checks
 from onward.training.run.run import Run
-from onward.training.tasks import inputs_of
+from onward.training.stages import inputs_of
 
 from support.runs import SETTINGS, TINY, config
 
@@ -56,8 +57,8 @@ def test_texts_and_prepared_folders_keep_their_order(prepared: Path, tmp_path: P
     second = run.tokenizer.decode(run.inputs.train[1][:].tolist())
     assert "mat" in second
     assert "A queen" in second
-    assert isinstance(run.windows, Windows)
-    assert (run.windows.source == 0).mean() == 0.3
+    assert isinstance(run.planner.windows, Windows)
+    assert (run.planner.windows.source == 0).mean() == 0.3
 
 
 def test_the_validation_text_is_the_end_of_each_source(prepared: Path, tmp_path: Path) -> None:
@@ -113,7 +114,12 @@ def test_validation_text_may_be_a_prepared_folder_or_a_pipe(
 def test_another_validation_text_is_kept_apart(prepared: Path, story_file: Path, tmp_path: Path) -> None:
     run = started(tmp_path, story_file, validation=str(story_file), tokenizer="char")
     assert run.inputs.validation[:].tolist() == run.inputs.train[0][:].tolist()
-    (check,) = [check for check in run.checks() if check.name == "validation"]
+    texts = run.inputs.train, run.inputs.validation
+    (check,) = [
+        check
+        for check in start_checks(run.model, run.planner.first_batch(), *texts, fresh=True)
+        if check.name == "validation"
+    ]
     assert not check.ok
 
 

@@ -13,8 +13,8 @@ from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.training.config import RunConfig
-from onward.training.run.build import build_trainer
 from onward.training.run.run import Run
+from onward.training.step.build import build_trainer
 from onward.training.step.mup import factors, factors_of, scale_weights
 from onward.training.step.trainer import StepPlan
 

@@ -24,7 +24,7 @@ from onward.text.templates import with_template
 from onward.training.finetuning import preferences
 from onward.training.finetuning.answers import sequence_logprobs
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.finetuning.methods import METHODS
+from onward.training.methods import METHODS
 from onward.training.run.run import Run
 from onward.training.step.trainer import Step
 from onward.transforms.lora import LoRA, add_lora

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from onward.errors import UserError
-from onward.training.run.prefetch import prefetch
+from onward.training.step.prefetch import prefetch
 
 
 def threads() -> list[str]:

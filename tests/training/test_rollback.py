@@ -64,7 +64,7 @@ def test_run_goes_back_to_its_newest_save_and_skips_the_windows(
     (event,) = [event for event in until_end(run) if isinstance(event, Rollback)]
     assert (event.step, event.failed_step, event.skipped) == (20, 26, (100, 104))
     assert ("nan" in event.reason) == (harm is not_a_number)
-    assert run.position == 41 * 4
+    assert run.progress.position == 41 * 4
     steps = [row["step"] for row in metrics(out) if "loss" in row]
     assert steps == list(range(1, 41)), "what was undone is not in the metrics"
     (row,) = [row for row in metrics(out) if "reason" in row]
@@ -170,7 +170,7 @@ def test_run_goes_back_one_save_further_where_the_newest_is_spoilt(
     assert rollbacks == [(20, 21, (80, 84)), (10, 21, (40, 88))]
     (told,) = [event.sentence for event in events if isinstance(event, Notice)]
     assert "step-0000020 is damaged (each step after it fails): it is kept as damaged-step-0000020" in told
-    assert (run.step, run.position) == (40, 88 + 30 * 4)
+    assert (run.step, run.progress.position) == (40, 88 + 30 * 4)
     assert [row["step"] for row in metrics(run.folder) if "loss" in row] == list(range(1, 41))
     assert metrics(run.folder)[-1]["validation_loss"] < 3
 

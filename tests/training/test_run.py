@@ -19,7 +19,7 @@ from onward.device import choose_device
 from onward.errors import UserError
 from onward.training.run.events import Event, Notice
 from onward.training.run.run import Run
-from onward.training.run.validation import Validation
+from onward.training.step.validation import Validation
 
 from support.disk import with_room_for
 from support.runs import SETTINGS, TINY, assert_same_run, config, metrics
@@ -90,7 +90,7 @@ def test_run_killed_before_its_first_save_can_be_resumed(whole: Path, story_file
 def test_steps_and_epochs_fix_the_steps(changes: dict, steps: int | None, story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", **changes))
     per_step = run.config.batch_size * run.config.accumulation
-    expected = steps or round(changes["epochs"] * len(run.windows) / per_step)
+    expected = steps or round(changes["epochs"] * len(run.planner.windows) / per_step)
     assert run.config.steps == expected
     assert json.loads((tmp_path / "run/run.json").read_text())["steps"] == expected
 
@@ -121,7 +121,7 @@ def test_timing_leaves_no_trace_in_the_weights(story_file: Path, tmp_path: Path)
     for one, other in zip(timed.model.parameters(), plain.model.parameters()):
         assert torch.equal(one, other)
     assert not any(optimizer.state for optimizer in timed.trainer.optimizers)
-    assert (timed.step, timed.position, timed.trainer.spikes.state) == (0, 0, [])
+    assert (timed.step, timed.progress.position, timed.trainer.spikes.state) == (0, 0, [])
 
 
 def until(events: Iterator[Event], step: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, islice
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -61,6 +61,20 @@ class Batch:
         batch = replace(self, **fields)
         vars(batch)["num_targets"] = self.num_targets
         return batch
+
+
+class TrainingWindows(Protocol):
+    """Windows, or rows of examples, to train on."""
+
+    def __len__(self) -> int: ...  # in an epoch
+    def read(self, numbers: Sequence[int]) -> Batch: ...  # from 0 on without end
+
+
+class HeldOutWindows(TrainingWindows, Protocol):
+    """Windows, or rows of examples, to validate on."""
+
+    @property
+    def num_tokens(self) -> int: ...
 
 
 class Windows:

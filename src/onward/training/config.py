@@ -13,7 +13,6 @@ from onward.config.decoder import DecoderConfig
 from onward.config.part_types import Size, SizeOrZero
 from onward.errors import UserError
 from onward.training import presets
-from onward.training.run.track import TRACKERS
 
 NotNegative = Annotated[float, Range(0, 1e15)]
 Share = Annotated[float, Range(0, 1)]
@@ -23,6 +22,7 @@ Tokens = Annotated[int, Range(1, 10**15)]
 BelowOne = Annotated[float, Range(0, 0.999999)]
 Batches = Annotated[int, Range(1, 1 << 20)]  # windows of a batch, and batches of a step
 BatchesOrZero = Annotated[int, Range(0, 1 << 20)]
+TRACKERS = "tensorboard", "wandb"
 Seed = Annotated[int, Range(1 - (1 << 63), (1 << 63) - 1)]
 
 
@@ -160,6 +160,11 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     def validation_interval(self) -> int:
         """Steps between validations and saves."""
         return self.validate_every or max(1, -(-self.steps // 20))
+
+    @checked
+    def due(self, step: int) -> bool:
+        """Whether a step is one to save and validate at."""
+        return step % self.validation_interval == 0 or step == self.steps
 
 
 NUMBER = r"[0-9]+\.?[0-9]*"

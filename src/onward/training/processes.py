@@ -2,7 +2,8 @@
 
 import atexit
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -60,6 +61,15 @@ class Processes:
     def wait(self) -> None:
         """Wait until all processes are here."""
         self.sum([0.0])
+
+    @contextmanager
+    def first_before_others(self) -> Iterator[None]:
+        """A context that the other processes enter when the first has left it."""
+        if self.rank:
+            self.wait()
+        yield
+        if not self.rank:
+            self.wait()
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sum of each value over all processes."""

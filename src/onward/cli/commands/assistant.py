@@ -96,7 +96,7 @@ def shown(folder: Path, names: list[str], held_out: Mapping[str, str], known: Ma
 
 def figures(base: Path, runs: Mapping[str, "Run"], held_out: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """The figures of each stage on held-out questions."""
-    from onward.training.finetuning.methods import METHODS
+    from onward.training.methods import METHODS
     from onward.training.step.loss import CrossEntropy
 
     ranking = METHODS["simpo"].loss(FinetuneConfig(base=str(base), method="simpo"))  # by the model's own probabilities

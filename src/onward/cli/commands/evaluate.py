@@ -13,7 +13,7 @@ from onward.errors import UserError
 
 if TYPE_CHECKING:
     from onward.language_model import LanguageModel
-    from onward.training.run.inputs import Inputs
+    from onward.training.inputs.texts import Inputs
 
 ABOUT = """\
 Loss, perplexity and bits per byte of a model on a text. Of a classifier the accuracy on labeled examples, with a table
@@ -104,7 +104,7 @@ def of_examples(options: Options, lm: "LanguageModel") -> Measure:
 
 def inputs_of(options: Options) -> "Inputs | None":
     """The inputs of the run in the model's folder; None where it is no run."""
-    from onward.training import tasks
+    from onward.training import stages as tasks
 
     folder = Path(options.model)
     return tasks.inputs_of(folder) if (folder / "inputs.json").exists() else None

@@ -95,7 +95,7 @@ def run(config: RunConfig, limit: float | None, given: dict[str, Any]) -> dict[s
     from onward.device import choose_device
     from onward.planning.fits import LEAST, Run
     from onward.text.tokenizer import Tokenizer
-    from onward.training.run.inputs import open_inputs, prepare_inputs
+    from onward.training.inputs.texts import open_inputs, prepare_inputs
     from onward.training.studies.scaling_grid import FEW_STEPS, Sizes, grid, larger
     from onward.training.studies.variants import Variant, check_variants
 

@@ -94,7 +94,7 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
 
 def old_data(run: Path) -> dict[str, Any]:
     """The options by which a run trains on the tokens of another one."""
-    from onward.training.run.inputs import read_config, same_tokens
+    from onward.training.inputs.record import read_config, same_tokens
 
     config = read_config(run)
     if config.fixed:
@@ -197,7 +197,7 @@ def train(run: "Run") -> int:
         return 0
     if result := conclude(run):
         extent, tokens = "" if run.config.evaluation_tokens else "all ", result["tokens"]
-        say(f"\nvalidation {' | '.join(in_words(result))} | {run.seconds:.0f} s")
+        say(f"\nvalidation {' | '.join(in_words(result))} | {run.progress.seconds:.0f} s")
         say(
             f"(over {extent}{tokens:,} validation tokens in fp32; during the run over about "
             f"{min(tokens, run.config.validation_tokens):,} of them in {run.config.precision})"
@@ -214,6 +214,9 @@ def in_words(result: dict[str, Any]) -> list[str]:
 
 def describe(run: "Run", say: Say) -> None:
     """Say what is trained on what, and the results of the checks."""
+    from onward.training.run.checks import start_checks
+    from onward.training.run.progress import expected_steps, steps_in_words
+
     folder, inputs = run.folder, run.inputs
     if unknown := inputs.unknown_characters:
         say(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
@@ -224,8 +227,8 @@ def describe(run: "Run", say: Say) -> None:
         say("the validation text begins inside a document, since no document begins near its share of the text")
     parameters = sum(p.numel() for p in run.model.parameters())
     say(
-        f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {run.steps_in_words} "
-        f"{'step' if run.expected_steps == 1 else 'steps'}, "
+        f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {steps_in_words(run)} "
+        f"{'step' if expected_steps(run) == 1 else 'steps'}, "
         f"{run.config.precision} on {run.device}, into {folder}"
     )
     if run.choice:
@@ -234,7 +237,7 @@ def describe(run: "Run", say: Say) -> None:
     sizes = {name: changes[name] for name in MINI if name in changes} if config.dialed else {}
     if not config.base and (unnamed := unnamed_changes(config.preset, run.model.config, changes, sizes)):
         say(f"beside your changes, the preset is changed in: {'; '.join(unnamed)}")
-    for check in run.checks():
+    for check in start_checks(run.model, run.planner.first_batch(), inputs.train, inputs.validation, fresh=run.fresh):
         say(Text.assemble(OK if check.ok else LOOK, check.sentence))
     examine(run, say)
 

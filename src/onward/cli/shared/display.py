@@ -16,9 +16,10 @@ from onward.generation.prompts import Prompt
 from onward.language_model import LanguageModel
 from onward.training.run.events import Event
 from onward.training.run.journal import Journal
+from onward.training.run.progress import expected_steps, steps_in_words
 from onward.training.run.run import Run
-from onward.training.run.validation import Validation
 from onward.training.step.trainer import Step
+from onward.training.step.validation import Validation
 
 SAMPLE_TOKENS = 64
 REFRESH_SECONDS = 0.2
@@ -85,17 +86,17 @@ class Display:
 
     def continue_prompt(self) -> None:
         """Generate from the prompt, with the same random numbers each time, and record the text in samples.jsonl."""
-        with self.run.averaged():
+        with self.run.trainer.averaged():
             text = sample_text(self.lm, self.tokens)
         self.sample = Text(printable(self.prompt), style="bold").append(printable(text), style="not bold")
         self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})
 
     def figures(self) -> dict[str, str]:
         """The figures by name, as text; "" for one that is not known yet."""
-        steps, done = self.run.expected_steps, self.step - self.first
+        steps, done = expected_steps(self.run), self.step - self.first
         left = (perf_counter() - self.began) / done * (steps - self.step) if done else 0.0
         return {
-            "step": f"{self.step:,} of {self.run.steps_in_words}",
+            "step": f"{self.step:,} of {steps_in_words(self.run)}",
             "loss": f"{fmean(self.losses):.3f}" if self.losses else "",
             **{name: f"{fmean(values):.3f}" for name, values in sorted(self.scores.items())},
             "validation loss": "" if self.validation is None else f"{self.validation:.3f}",
@@ -110,7 +111,7 @@ class Display:
         table.add_row(*(Text(name, style="dim") for name in figures))
         table.add_row(*(Text(value or "-", style="bold") for value in figures.values()))
         bar = Table.grid(expand=True)  # a bar by itself does not end its line
-        bar.add_row(ProgressBar(total=self.run.expected_steps, completed=self.step))
+        bar.add_row(ProgressBar(total=expected_steps(self.run), completed=self.step))
         sample = Panel(self.sample, title="the same prompt, continued", title_align="left", height=9)
         # a terminal writes ^C at the end of the last line; in a full line it would wrap, and move the next picture down
         return Group(table, bar, sample, Text("Ctrl-C saves and stops.", style="dim"))

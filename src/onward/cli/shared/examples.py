@@ -11,7 +11,7 @@ from onward.errors import UserError
 from onward.text.tokenizer import Tokenizer
 from onward.training.finetuning.base import base_tokenizer
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.finetuning.methods import METHODS
+from onward.training.methods import METHODS
 
 TRAINED, GIVEN, BETWEEN = "bold green", "dim", "\u2502"
 

@@ -23,7 +23,7 @@ from onward.hub import locate
 from onward.inspection.doctor.corpus import Corpus
 from onward.inspection.doctor.subject import About, Subject
 from onward.text.tokenizer import Tokenizer
-from onward.training.tasks import inputs_of
+from onward.training.stages import inputs_of
 
 TEXT_TOKENS = 256  # of a text that a trained model reads
 

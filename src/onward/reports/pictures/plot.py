@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from onward.reports.runs.metrics import AXES
-
+AXES = "step", "seconds", "tokens"  # the x axes; seconds and tokens are sums over the steps
 COLORS = """
 :root { color-scheme: light dark; --paper: #fcfbf9; --panel: #f4f2ee; --line: #dedad3; --ink: #23211e; --soft: #6b665e;
   --accent: #1f6f78; --second: #c2571a; --third: #7a4fa3 }

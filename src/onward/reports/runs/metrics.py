@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from onward.reports.pictures.plot import AXES
+
 LARGEST = 1e100
-AXES = "step", "seconds", "tokens"  # the x axes of curves; seconds and tokens are sums over the steps
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from onward.errors import UserError
 from onward.evaluation.significance import Difference, paired_difference
 from onward.reports.pictures.panels import bars, curves
 from onward.reports.pictures.picture import Picture
-from onward.reports.runs.metrics import AXES, Metrics
+from onward.reports.pictures.plot import AXES
+from onward.reports.runs.metrics import Metrics
 from onward.reports.runs.record import Record
 from onward.training.studies.variants import Measure, Outcome
 

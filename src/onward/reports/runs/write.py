@@ -17,7 +17,7 @@ from onward.reports.runs.report import write_report
 from onward.text.tokenizer import Tokenizer
 from onward.training.run.result import evaluate_run
 from onward.training.run.run import Run
-from onward.training.tasks import inputs_of
+from onward.training.stages import inputs_of
 
 SENTENCE = "The old clock on the wall had stopped, and nobody in the house knew when the old clock had stopped."
 OPENING = 1024  # tokens of a run's text among which the page finds whole sentences

@@ -75,7 +75,9 @@ class Budget:
 
     def last_step(self, step: int, config: RunConfig) -> int:
         """The number of steps in all if after `step` of them the others that fit into the time are those of the decay;
-        0 if it is too early for that, which it is during the warm-up."""
+        0 if the number is fixed already, or it is too early for that, which it is during the warm-up."""
+        if config.steps:
+            return 0
         c, left = self.costs, self.steps_left(config.validation_interval)
         share = self.seconds_left / (self.limit - c.start - c.validation - c.end)
         late = left == 1 or (share if config.decay < 1 else left) <= config.decay

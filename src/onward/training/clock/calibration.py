@@ -17,6 +17,7 @@ import torch
 
 from onward.checkpoint.peft.bases import BaseModel
 from onward.checkpoint.saves import Saver
+from onward.data.windows import TrainingWindows
 from onward.files import PART
 from onward.model.decoder import Decoder
 from onward.model.experts import BACKENDS
@@ -24,14 +25,14 @@ from onward.text.tokenizer import Tokenizer
 from onward.timing import fastest
 from onward.training.clock.budget import Budget, Costs
 from onward.training.config import RunConfig, seconds
+from onward.training.inputs.texts import Inputs
 from onward.training.processes import Processes
-from onward.training.run.build import build_trainer, choose_backend, open_experts
-from onward.training.run.inputs import Inputs, TrainingWindows
-from onward.training.run.plans import Planner
-from onward.training.run.validation import validate
+from onward.training.step.build import build_trainer, choose_backend, open_experts
 from onward.training.step.loss import CrossEntropy, Loss
+from onward.training.step.plans import Planner
 from onward.training.step.schedule import ENDED_BY_CLOCK, extent
 from onward.training.step.trainer import StepPlan, Trainer
+from onward.training.step.validation import validate
 from onward.transforms.lora import adapter_names
 
 Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a run will do at each validation

@@ -24,8 +24,8 @@ from onward.planning.laws import Loss
 from onward.text.tokenizer import Tokenizer
 from onward.training.clock.calibration import precisions_of
 from onward.training.config import RunConfig
-from onward.training.run.build import build_trainer
-from onward.training.run.inputs import Inputs
+from onward.training.inputs.texts import Inputs
+from onward.training.step.build import build_trainer
 from onward.training.step.loss import Loss as LossFunction
 from onward.training.step.trainer import StepPlan
 

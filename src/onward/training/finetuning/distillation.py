@@ -19,7 +19,7 @@ from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.finetuning.answers import Frozen
-from onward.training.reinforcement.completions import complete, completion_batch, prompts_of
+from onward.training.finetuning.completions import complete, completion_batch, prompts_of
 from onward.training.step.loss import MAX_LOGITS, Loss, Sums
 
 

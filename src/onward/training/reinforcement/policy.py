@@ -25,8 +25,8 @@ from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder, without_dropout
 from onward.text.tokenizer import Tokenizer
 from onward.training.finetuning.answers import Reference
+from onward.training.finetuning.completions import complete, completion_batch, prompts_of
 from onward.training.finetuning.config import Reduction
-from onward.training.reinforcement.completions import complete, completion_batch, prompts_of
 from onward.training.reinforcement.policy_losses import (
     clipped,
     gae,

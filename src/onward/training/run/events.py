@@ -12,10 +12,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
+from onward.errors import UserError
 from onward.training.run.journal import Journal
 from onward.training.run.track import Trackers
-from onward.training.run.validation import Validation
 from onward.training.step.trainer import Step
+from onward.training.step.validation import Validation
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ class EventLog:
     """Records the events of a run in its files and the trackers; nothing where it is not `active`, as in all processes
     but the first."""
 
-    def __init__(self, folder: Path, active: bool) -> None:
-        self.folder, self.active = folder, active
+    def __init__(self, folder: Path, active: bool, messages: Sequence[str] = ()) -> None:
+        """`messages` are sentences for the user that come with the next step."""
+        self.folder, self.active, self.messages = folder, active, [*messages]
         names = "metrics", "samples", "skipped"
         self.metrics, self.samples, self.skipped = (Journal(folder / f"{name}.jsonl") for name in names)
         self.trackers = Trackers((), folder, {})
@@ -69,6 +71,13 @@ class EventLog:
             row.pop("failure", None)
         self.write_row(row)
         return event
+
+    def notices(self, step: int, failure: UserError | None) -> list[Notice]:
+        """The messages since the last call, and the failure of a save."""
+        messages, self.messages = self.messages, []
+        if failure:
+            messages.append(f"{failure}; training goes on, and the next save tries again")
+        return [Notice(step, message) for message in messages]
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Record the first of the texts that the model wrote in a step and was trained on."""

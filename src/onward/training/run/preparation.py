@@ -1,6 +1,6 @@
-"""What a new run begins with: its tokens, its model, and the options left open, which are fixed here."""
+"""What a new run begins with: its model, its tokens, and the options left open, which are fixed here."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from onward import fields
 from onward.data.progress import Progress
 from onward.device import choose_device
+from onward.errors import UserError
 from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
@@ -19,17 +20,20 @@ from onward.training.clock.budget import Budget
 from onward.training.clock.calibration import Sampler, calibrated
 from onward.training.clock.dial import Choice, dial
 from onward.training.config import RunConfig, seconds
+from onward.training.finetuning.base import load_base
+from onward.training.inputs.texts import Inputs
 from onward.training.processes import Processes
-from onward.training.run.inputs import Inputs
-from onward.training.step.loss import Loss
+from onward.training.run.track import check_trackers
+from onward.training.stages import stage_of
+from onward.training.step.loss import Loss, LossFunction, as_loss
 from onward.training.step.mup import factors_of, scale_weights
-from onward.training.tasks import task_of
+from onward.training.step.optimizer import check_optimizer
 from onward.transforms.heads import add_head
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The parts of a new run."""
+    """The parts of a run, new or resumed."""
 
     config: RunConfig
     model: Decoder
@@ -37,29 +41,56 @@ class Prepared:
     inputs: Inputs
     hf: dict[str, Any]
     loss: Loss
-    budget: Budget | None  # of a run of a given time
-    choice: Choice | None  # of the size, where it was left open
-    seconds: float  # of that time which are gone
+    budget: Budget | None  # of a run of a given time, in the first process until its steps are fixed
+    choice: Choice | None = None  # of the size, where a new run left it open
+    fresh: bool = False  # whether the weights are those of the initialization
+    messages: Sequence[str] = ()  # for the user
+
+
+def chosen_base(config: RunConfig, model: Decoder | None) -> tuple[RunConfig, Decoder | None, dict[str, Any]]:
+    """The configuration, the model that a new run begins from, and its config.json: the given model, or the one that
+    the configuration names, or None."""
+    hf: dict[str, Any] = {}
+    for module in config.imports:
+        fields.import_parts(module)
+    for name in config.fixed:
+        if name in fields.changed_fields(config):
+            raise UserError(f"{name} is given, which a run on examples does not read: leave it out")
+    if model is None and config.base:
+        model, hf = load_base(config)
+    if model is not None:
+        config = replace(config, preset="mini", model=fields.plain(model.config))
+    return config, model, hf
+
+
+def check_options(config: RunConfig, processes: Processes) -> None:
+    """A UserError for options with which no run can begin, before any text is read."""
+    config.decoder(1)
+    check_optimizer(config.optimizer or "adamw")
+    processes.check_batches(config.accumulation)
+    check_trackers(config.track)
 
 
 def prepared(
     config: RunConfig,
     folder: Path,
     model: Decoder | None,
-    hf: Mapping[str, Any],
-    loss: Loss | None,
+    hf: dict[str, Any],
+    loss: Loss | LossFunction | None,
     sample: Sampler,
     progress: Progress,
-) -> Prepared:
-    """Prepare the tokens and the model of a run, in the first process, and fix its options."""
-    device = choose_device(config.device)
-    task = task_of(config)
-    tokenizer = task.prepare(config, folder, progress)
-    inputs = task.open(config, folder, "sha256")
+) -> tuple[Prepared, float]:
+    """Prepare the tokens and the model of a run, in the first process, and fix its options. Returns the seconds, too,
+    that are gone of a given time."""
+    device, fresh = choose_device(config.device), model is None
+    stage = stage_of(config)
+    tokenizer = stage.prepare(config, folder, progress)
+    inputs = stage.open(config, folder, "sha256")
     import_module("torch._dynamo")  # as the first optimizer does, for a second: before the time begins
     began, choice = perf_counter(), None
-    if config.dialed and model is None:
-        config, choice = dial(config, tokenizer, inputs, device, seconds(config.time), loss or task.loss(config))
+    if config.dialed and fresh:
+        trained = as_loss(loss) if loss else stage.loss(config)
+        config, choice = dial(config, tokenizer, inputs, device, seconds(config.time), trained)
         record = read_json(folder / "inputs.json")
         write_json(folder / "inputs.json", record | {"model": fields.plain(config.decoder(tokenizer.vocab_size))})
     torch.manual_seed(config.seed)
@@ -70,7 +101,8 @@ def prepared(
     if inputs.labels:
         add_head(model, inputs.labels)
     hf = {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
-    config, loss = replace(config, device=str(device)), loss or task.loss(config)
-    config, budget = calibrated(config, model, tokenizer, inputs, sample, Processes.join(), loss, began)
+    config = replace(config, device=str(device))
+    trained = as_loss(loss) if loss else stage.loss(config)
+    config, budget = calibrated(config, model, tokenizer, inputs, sample, Processes.join(), trained, began)
     spent = perf_counter() - began if config.time else 0.0
-    return Prepared(config, model, tokenizer, inputs, hf, loss, budget, choice, spent)
+    return Prepared(config, model, tokenizer, inputs, hf, trained, budget, choice, fresh), spent

@@ -7,8 +7,8 @@ from time import perf_counter
 from onward.notebook import DisplayedLine, in_notebook
 from onward.training.run.events import Event, Notice, Rollback
 from onward.training.run.run import Run
-from onward.training.run.validation import Validation
 from onward.training.step.trainer import Step
+from onward.training.step.validation import Validation
 
 REFRESH_SECONDS = 0.2
 
@@ -60,10 +60,21 @@ class NotebookProgress:
             self.displayed.show(" | ".join(filter(None, self.parts.values())))
 
 
+def expected_steps(run: Run) -> int:
+    """The number of steps in all; in the first process, while the clock has not fixed it, how many fit."""
+    left = run.budget.steps_left(run.config.validation_interval) if run.budget else 0
+    return run.config.steps or run.step + left
+
+
+def steps_in_words(run: Run) -> str:
+    """The number of steps in all, with `about` while the clock has not fixed it."""
+    return f"{'' if run.config.steps else 'about '}{expected_steps(run):,}"
+
+
 def line(run: Run, event: Step | Validation) -> str:
     """A step or a validation in words."""
     speed = f" | {event.tokens / event.seconds:,.0f} tokens/s" if isinstance(event, Step) else ""
-    return f"step {event.step:,} of {run.steps_in_words} | {loss(event)}{speed}"
+    return f"step {event.step:,} of {steps_in_words(run)} | {loss(event)}{speed}"
 
 
 def loss(event: Step | Validation) -> str:

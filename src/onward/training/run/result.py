@@ -12,5 +12,5 @@ def evaluate_run(run: Run) -> dict[str, Any]:
     the run has no validation text."""
     model, _, _ = load_with_adapters(run.folder, device=run.device)
     figures = run.inputs.evaluate(model.eval(), run.tokenizer, run.trainer.loss, run.config.evaluation_tokens)
-    write_json(run.folder / "result.json", figures | {"seconds": run.seconds, "step": run.step})
+    write_json(run.folder / "result.json", figures | {"seconds": run.progress.seconds, "step": run.step})
     return figures

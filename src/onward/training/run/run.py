@@ -9,50 +9,37 @@ runs/mybook/
   *.jsonl               its events, see events.py
 """
 
-import shutil
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from onward import fields
 from onward.arguments import checked
-from onward.checkpoint.peft.bases import check_base, is_adapter
-from onward.checkpoint.saves import PROGRESS, SavedState, Saver, newest_state, saves, step_of
+from onward.checkpoint.saves import Saver, newest_state
 from onward.data.progress import Progress, silent
-from onward.device import choose_device
 from onward.errors import UserError
-from onward.files import read_json, write_json
-from onward.hub import locate
+from onward.files import write_json
 from onward.model.decoder import Decoder
 from onward.notebook import Shown
-from onward.text.tokenizer import Tokenizer
-from onward.training.clock.budget import Budget
 from onward.training.clock.calibration import Sampler
-from onward.training.clock.dial import Choice
-from onward.training.config import RunConfig, seconds
-from onward.training.finetuning.base import adapter_base, base_model, load_base
+from onward.training.config import RunConfig
+from onward.training.finetuning.base import adapter_base, base_model
 from onward.training.processes import Processes
-from onward.training.run.build import build_trainer, learning_rate
-from onward.training.run.checks import Check, start_checks
-from onward.training.run.events import Event, EventLog, Notice, Rollback
-from onward.training.run.inputs import Inputs, check_inputs, read_config, read_record
+from onward.training.run.events import Event, EventLog, Rollback
 from onward.training.run.lock import run_lock
-from onward.training.run.plans import Planner
-from onward.training.run.preparation import prepared
-from onward.training.run.state import RunProgress
-from onward.training.run.track import check_trackers
-from onward.training.run.validation import validate
-from onward.training.step.loss import Loss, LossFunction, as_loss
-from onward.training.step.optimizer import check_optimizer
+from onward.training.run.preparation import Prepared, check_options, chosen_base, prepared
+from onward.training.run.reopening import reopened, resumed_config
+from onward.training.run.run_folder import check_saved, new_folder, record_steps
+from onward.training.run.saved_progress import RunProgress, saved_progress
+from onward.training.step.build import build_trainer, learning_rate
+from onward.training.step.loss import Loss, LossFunction
+from onward.training.step.plans import Planner
 from onward.training.step.trainer import Step, StepPlan
-from onward.training.tasks import task_of
+from onward.training.step.validation import Validation, validate
 
 MAX_FAILURES = 3  # steps that fail without a good save between them end a run
 
@@ -62,58 +49,30 @@ class Diverged(UserError):
 
 
 class Run(Shown):
-    """A run that can go on: `start` or `resume` makes it, `train` trains it."""
+    """A run that can go on: `start` or `resume` makes it, `train` trains it.
 
-    def __init__(
-        self, config: RunConfig, model: Decoder, tokenizer: Tokenizer, inputs: Inputs, hf: Any, loss: Loss | None
-    ) -> None:
-        self.config, self.tokenizer, self.inputs, self.hf = config, tokenizer, inputs, hf
-        self.folder, self.processes = Path(config.out), Processes.join()
-        record = read_record(self.folder)
-        self.checksums = [*record.data.values(), record.tokenizer]
-        self.windows = inputs.windows(config, model.config.context_length)
-        self.held_out = inputs.validation_windows(config, model.config.context_length)
-        self.trainer = build_trainer(config, model, self.processes, loss or task_of(config).loss(config))
-        self.planner = Planner(config, self.windows, self.trainer.model.device, self.processes)
-        self.saver, self.log = (
-            Saver(self.folder, config.keep, adapter_base(config, model)),
-            EventLog(self.folder, not self.processes.rank),
-        )
-        self.fresh = False  # whether the weights are those of the initialization
-        self.seconds, self.position = 0.0, 0
-        self.skipped: list[tuple[int, int]] = []  # windows left out, as half-open ranges of their numbers
-        self.failed_steps: list[int] = []  # since the last good save after them
-        self.loaded = 0  # the step of the save that was loaded last
-        self.messages: list[str] = []  # for the user, yielded by `train`
-        self.budget: Budget | None = None  # of a run of a given time, in the first process until it ends
-        self.choice: Choice | None = None  # of the size, in a run that began in this process
-        self.unrecorded = False  # whether run.json lacks the number of steps
+    `model` is trained in place, by `trainer`, on `inputs`; `progress` says how far the run has come. `fresh` says
+    whether it begins from new weights, `choice` why it has its size, and `budget` keeps the time, each where it
+    applies.
+    """
 
-    @property
-    def model(self) -> Decoder:
-        """The model that is trained."""
-        return self.trainer.model
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model."""
-        return self.model.device
+    def __init__(self, parts: Prepared, progress: RunProgress) -> None:
+        p = parts
+        self.config, self.tokenizer, self.inputs, self.hf = p.config, p.tokenizer, p.inputs, p.hf
+        self.fresh, self.choice, self.budget, self.progress = p.fresh, p.choice, p.budget, progress
+        self.folder, self.processes = Path(p.config.out), Processes.join()
+        self.trainer = build_trainer(p.config, p.model, self.processes, p.loss)
+        self.model: Decoder = self.trainer.model
+        self.device, context_length = self.model.device, self.model.config.context_length
+        self.planner = Planner(p.config, p.inputs.windows(p.config, context_length), self.device, self.processes)
+        self.held_out = p.inputs.validation_windows(p.config, context_length)
+        self.saver = Saver(self.folder, p.config.keep, adapter_base(p.config, p.model))
+        self.log = EventLog(self.folder, not self.processes.rank, p.messages)
 
     @property
     def step(self) -> int:
         """The number of steps made."""
         return self.trainer.step
-
-    @property
-    def expected_steps(self) -> int:
-        """The number of steps in all; in the first process, while the clock has not fixed it, how many fit."""
-        left = self.budget.steps_left(self.config.validation_interval) if self.budget else 0
-        return self.config.steps or self.step + left
-
-    @property
-    def steps_in_words(self) -> str:
-        """The number of steps in all, with `about` while the clock has not fixed it."""
-        return f"{'' if self.config.steps else 'about '}{self.expected_steps:,}"
 
     @property
     def ended(self) -> bool:
@@ -141,43 +100,19 @@ class Run(Shown):
         `sample` does what the caller will do at each validation: a run of a given time leaves time for it.
         `progress` is called while texts are read: with the task, the bytes done, and the bytes in all (0: unknown).
         """
-        folder, processes, hf = Path(config.out), Processes.join(), dict[str, Any]()
-        for module in config.imports:
-            fields.import_parts(module)
-        for name in config.fixed:
-            if name in fields.changed_fields(config):
-                raise UserError(f"{name} is given, which a run on examples does not read: leave it out")
-        if model is None and config.base:
-            model, hf = load_base(config)
-        if model is not None:
-            config = replace(config, preset="mini", model=fields.plain(model.config))
-        config.decoder(1)  # an impossible model is refused before any text is read
-        check_optimizer(config.optimizer or "adamw")
-        processes.check_batches(config.accumulation)
-        check_trackers(config.track)
+        folder, processes = Path(config.out), Processes.join()
+        config, model, hf = chosen_base(config, model)
+        check_options(config, processes)
         if processes.rank:
             return cls.resume(folder, loss=loss)
-        new = not folder.exists()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another --out") from None
-        with run_lock(folder):
-            if saves(folder):  # of a process that was faster
-                raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
-            try:
-                p = prepared(config, folder, model, hf, as_loss(loss) if loss else None, sample, progress)
-                run = cls(p.config, p.model, p.tokenizer, p.inputs, p.hf, p.loss)
-                run.fresh, run.budget, run.seconds, run.choice = model is None, p.budget, p.seconds, p.choice
-                write_json(folder / "run.json", fields.plain(run.config))
-                run.save()
-                run.saver.finish()
-                if failure := run.saver.pop_failure():
-                    raise failure
-            except UserError:
-                if new and not (folder / "data.unfinished").exists():
-                    shutil.rmtree(folder, ignore_errors=True)
-                raise
+        with new_folder(folder):
+            parts, seconds = prepared(config, folder, model, hf, loss, sample, progress)
+            run = cls(parts, RunProgress(seconds=seconds))
+            write_json(folder / "run.json", fields.plain(run.config))
+            run.save()
+            run.saver.finish()
+            if failure := run.saver.pop_failure():
+                raise failure
         processes.wait()
         return run
 
@@ -189,51 +124,14 @@ class Run(Shown):
         Modules of the user's own that the run was started with must be imported before.
         """
         folder, processes = Path(folder), Processes.join()
-        if processes.rank:
-            processes.wait()  # until the first process has made or repaired the folder
-        config = read_config(folder)
-        if (folder / "result.json").exists():
-            steps = fields.counted(config.steps, "step")
-            raise UserError(f"{folder} has finished its {steps}: start another with --out")
-        if missing := [module for module in config.modules if module not in sys.modules]:
-            raise UserError(f"{folder} was started with code from {', '.join(missing)}: {fields.trusted(missing)}")
-        check_trackers(config.track)
-        processes.check_batches(config.accumulation)
-        try:
-            device = choose_device(config.device)
-        except UserError as error:
-            raise UserError(f"{error}, in {folder / 'run.json'}") from None
-        with nullcontext() if processes.rank else run_lock(folder):
-            tokenizer = Tokenizer.load(folder)
-            check_inputs(folder, config.decoder(tokenizer.vocab_size))
-            adapter = is_adapter(folder)
-            if adapter:
-                check_base(folder, locate(config.base))
-            inputs = task_of(config).open(config, folder, "size" if processes.rank else "sha256")
-            state = newest_state(folder, device, base=base_model(folder, config, inputs.labels))
-            hf = load_base(config)[1] if adapter else read_json(folder / "config.json")
-            run = cls(config, state.model, tokenizer, inputs, hf, as_loss(loss) if loss else None)
-            run.load_state(state)
-            run.log.resume(run.step)
-        if not processes.rank:
-            processes.wait()
+        with processes.first_before_others():
+            config = resumed_config(folder, processes)
+            with nullcontext() if processes.rank else run_lock(folder):
+                parts, state = reopened(config, folder, loss, processes)
+                run = cls(parts, saved_progress(state).reached)
+                run.trainer.load_state(state)
+                run.log.resume(run.step)
         return run
-
-    def load_state(self, state: SavedState) -> None:
-        """Go to the step of a save."""
-        progress = fields.build(RunProgress, state.progress, str(state.folder / PROGRESS))
-        self.trainer.load_state(state)
-        self.loaded = self.step
-        self.position, self.seconds, self.failed_steps = progress.position, progress.seconds, [*progress.failed_steps]
-        self.skipped = [*progress.skipped]
-        if self.config.time and not self.budget and progress.costs and not self.processes.rank:
-            self.budget = Budget.of(seconds(self.config.time), self.seconds, progress.costs)
-        known, now = progress.config, fields.plain(self.config)
-        by_clock = ("time", "steps", "decay") if known.get("time") and self.config.steps else ()
-        edited = [name for name in now if now[name] != known.get(name) and name not in ("out", *by_clock)]
-        self.messages += state.messages
-        if edited:
-            self.messages.append(f"run.json has been edited: {', '.join(edited)} from here on")
 
     @checked
     def train(
@@ -247,81 +145,70 @@ class Run(Shown):
         lock = nullcontext() if self.processes.rank else run_lock(self.folder, again=True)
         with lock, self.log.tracked(self.config.track, fields.plain(self.config)):
             try:
-                yield from self.steps(stop, save)
-                self.finish()
+                yield from self.events(stop, save)
+                self.save()  # once more, where the last save failed
+                self.saver.finish()
+                if not self.processes.rank:
+                    check_saved(self.folder, self.step, self.saver.pop_failure())
+                self.processes.wait()
             finally:  # where it ends early, too, nothing is written any more once the lock is free
                 self.saver.finish()
 
-    def steps(self, stop: Callable[[], bool], save: Callable[[], bool]) -> Iterator[Event]:
+    def events(self, stop: Callable[[], bool], save: Callable[[], bool]) -> Iterator[Event]:
         """The events of `train`."""
-        began = perf_counter() - self.seconds
-        self.check_ranks()
-        yield from self.validations()  # a kill may have come between the save and its validation
+        began = perf_counter() - self.progress.seconds
+        check_ranks(self)
+        yield from self.validate()  # a kill may have come between the save and its validation
         if self.budget:
             self.budget.begin_step()
         stopping = int(self.processes.sum([stop()])[0])
         while not (self.ended or stopping):
-            with closing(self.planner.plans(self.position, self.skipped)) as plans:
+            first = self.step
+            with closing(self.planner.plans(self.progress.position, self.progress.skipped)) as plans:
                 for plan in plans:
-                    step = self.trainer.train_step(replace(plan, measure_update=self.planner.due(self.step + 1)))
-                    if self.planner.due(step.step) and not step.failure and not self.trainer.finite():
-                        step = replace(step, failure="the weights are not finite")
+                    step = self.train_step(plan)
                     if step.failure:
-                        yield self.rollback(plan, step)
-                        yield from self.validations()
+                        yield self.roll_back(plan, step, first)
+                        yield from self.validate()
                         break  # other windows follow than those that were prepared ahead
-                    self.position, self.seconds = plan.next_position, perf_counter() - began
+                    seconds = perf_counter() - began
+                    self.progress = replace(self.progress, position=plan.next_position, seconds=seconds)
                     yield self.log.write(step)
-                    if self.planner.due(self.step):
+                    due = self.config.due(self.step)
+                    if due:
                         self.log.write_samples(self.step, self.trainer.loss.samples)
-                    recovered = bool(self.failed_steps) and self.step >= self.failed_steps[-1]
-                    stopping, saving, steps = map(int, self.processes.sum([stop(), save(), self.last_step()]))
+                    if self.budget:
+                        self.budget.note_step()
+                    steps = self.budget.last_step(self.step, self.config) if self.budget else 0
+                    stopping, saving, steps = map(int, self.processes.sum([stop(), save(), steps]))
                     if steps:
                         self.fix_steps(steps)
-                    if stopping or saving or recovered or self.planner.due(self.step):
-                        self.check_ranks()
+                    if due or stopping or saving or self.progress.recovered(self.step):
+                        check_ranks(self)
                         self.save()
-                    yield from self.validations()
-                    yield from (Notice(self.step, sentence) for sentence in self.pop_messages())
+                    yield from self.validate()
+                    yield from self.log.notices(self.step, self.saver.pop_failure())
                     if stopping or self.ended:
                         break
 
-    def last_step(self) -> int:
-        """Take account of a step in the budget; the number of steps in all, if the clock fixes it now, else 0."""
-        if self.budget:
-            self.budget.note_step()
-        return self.budget.last_step(self.step, self.config) if self.budget and not self.config.steps else 0
+    def train_step(self, plan: StepPlan) -> Step:
+        """Make a step. It has failed, too, if the weights are to be saved after it and are not finite."""
+        due = self.config.due(self.step + 1)
+        step = self.trainer.train_step(replace(plan, measure_update=due))
+        if due and not step.failure and not self.trainer.finite():
+            return replace(step, failure="the weights are not finite")
+        return step
 
     def fix_steps(self, steps: int) -> None:
         """Fix the number of steps, of which those to come are the decay, and record it in run.json."""
         self.config = replace(self.config, time="", steps=steps, decay=steps - self.step)
-        self.planner.config = self.config
         self.trainer.learning_rate = learning_rate(self.config, self.model)
-        self.unrecorded = not self.processes.rank
-        self.record()
+        if not self.processes.rank:
+            record_steps(self.config)
 
-    def record(self) -> None:
-        """Write run.json, if it lacks the number of steps that the clock has fixed; the next save does, where the disk
-        is full."""
-        if self.unrecorded:
-            with suppress(UserError):
-                write_json(self.folder / "run.json", fields.plain(self.config))
-                self.unrecorded = False
-
-    def check_ranks(self) -> None:
-        """A UserError if a process trains another run than rank 0, such as one in a folder of another disk."""
-        if self.processes.count > 1:
-            facts = {
-                "configuration": fields.plain(replace(self.config, out="")),
-                "data": self.checksums,
-                "step": self.step,
-                "weights": self.trainer.checksum(),
-            }
-            self.processes.check_same(facts)
-
-    def validations(self) -> Iterator[Event]:
+    def validate(self) -> Iterator[Validation]:
         """Validate, if the present step is one to validate at; one before the last, only if there is time for it."""
-        if not self.step or not self.planner.due(self.step) or self.held_out is None:
+        if not self.step or not self.config.due(self.step) or self.held_out is None:
             return
         steps_left = max(0, self.config.steps - self.step)
         late = bool(self.budget and steps_left and not self.budget.affords_validation(steps_left))
@@ -334,90 +221,58 @@ class Run(Shown):
                 self.saver.best(self.step, validation.validation_loss)
             yield self.log.write(validation)
 
-    def rollback(self, plan: StepPlan, step: Step) -> Rollback:
+    def roll_back(self, plan: StepPlan, step: Step, first: int) -> Rollback:
         """Go back to the newest undamaged save, and skip the windows of a step that failed from now on.
 
-        Where the first step after a save has failed twice, on different windows, the save is spoiled: go back to the
-        one before it, and skip all windows from there on.
+        `first` is the step of the save from which training went on. If the first step after it has failed twice, on
+        different windows, that save is spoiled: go back to the one before it, and skip all windows from there on.
         """
-        windows, failed = (plan.numbers[0], plan.next_position), step.step
-        failed_steps = [*self.failed_steps, failed]
+        failed_steps = (*self.progress.failed_steps, step.step)
         if len(failed_steps) >= MAX_FAILURES:
             raise Diverged(
-                f"step {failed} failed, the {len(failed_steps)}rd failure in a row ({step.failure}), so not because of "
-                "the windows: start again with a lower learning rate, more warm-up or a smaller --clip"
+                f"step {step.step} failed, the {len(failed_steps)}rd failure in a row ({step.failure}), so not because "
+                "of the windows: start again with a lower learning rate, more warm-up or a smaller --clip"
             )
-        spoiled = self.loaded if failed_steps[-2:] == [failed, failed] and self.loaded == self.step else None
+        spoiled = first if failed_steps[-2:] == (step.step, step.step) and self.step == first else None
         self.saver.finish()
-        if self.processes.rank:
-            self.processes.wait()  # until the first process has moved damaged saves aside
-        skipped = self.skipped
-        self.load_state(
-            newest_state(
-                self.folder, torch.device("cpu"), spoiled, base_model(self.folder, self.config, self.inputs.labels)
-            )
-        )
-        if not self.processes.rank:
-            self.processes.wait()
-        if spoiled is not None and self.step < spoiled:
-            windows = self.position, plan.next_position
-        self.failed_steps, self.skipped = failed_steps, [*skipped, windows]
-        first_window = self.tokenizer.decode(self.windows.read([windows[0]]).tokens[0].tolist())
-        return self.log.roll_back(Rollback(self.step, failed, step.failure, windows), first_window)
-
-    def checks(self) -> Iterator[Check]:
-        """Checks of data and model before training, one by one."""
-        windows = range(self.config.batch_size * self.config.accumulation)
-        batch, inputs = self.planner.batches(windows)[0], self.inputs
-        return start_checks(self.model, batch, inputs.train, inputs.validation, fresh=self.fresh)
-
-    def averaged(self) -> AbstractContextManager[object]:
-        """A context in which the model has the weights that one uses: averaged ones, where the run averages them."""
-        return self.trainer.averaged()
+        with self.processes.first_before_others():  # it moves damaged saves aside
+            base = base_model(self.folder, self.config, self.inputs.labels)
+            state = newest_state(self.folder, torch.device("cpu"), spoiled, base)
+            self.trainer.load_state(state)
+        saved = saved_progress(state).reached
+        begin = saved.position if spoiled is not None and self.step < spoiled else plan.numbers[0]
+        windows, skipped = (begin, plan.next_position), self.progress.skipped
+        self.progress = replace(saved, skipped=(*skipped, windows), failed_steps=failed_steps)
+        self.log.messages += state.messages
+        first_window = self.tokenizer.decode(self.planner.windows.read([windows[0]]).tokens[0].tolist())
+        return self.log.roll_back(Rollback(self.step, step.step, step.failure, windows), first_window)
 
     def save(self) -> None:
         """Save the state, so that the run can be resumed from here; it is written while training goes on.
 
         Weights that are not finite are never saved.
         """
-        if self.failed_steps and self.step >= self.failed_steps[-1]:
-            self.failed_steps = []
+        if self.progress.recovered(self.step):
+            self.progress = replace(self.progress, failed_steps=())
         if self.processes.rank or not self.trainer.finite():
             return
-        self.record()
+        record_steps(self.config)
         state = self.trainer.state_dict()
         progress = {
+            **fields.plain(self.progress),
             "config": fields.plain(self.config),
-            "position": self.position,
-            "seconds": self.seconds,
-            "skipped": self.skipped,
-            "failed_steps": self.failed_steps,
             "costs": fields.plain(self.budget.costs) if self.budget else None,
         }
         self.saver.save(self.model, replace(state, progress=state.progress | progress), self.hf)
 
-    def finish(self) -> None:
-        """Wait for the last save, and try again if it failed; a UserError if it cannot be written."""
-        self.saver.finish()
-        if not self.processes.rank and not self.saved():
-            self.save()
-            self.saver.finish()
-            if not self.saved():
-                failure = self.saver.pop_failure()
-                raise (
-                    UserError(f"{failure}; repair that, and go on with --resume {self.folder}")
-                    if failure
-                    else UserError(f"the weights of step {self.step} are not finite: nothing is saved")
-                )
-        self.processes.wait()
 
-    def saved(self) -> bool:
-        """Whether the present step is on disk."""
-        return any(step_of(path) == self.step for path in saves(self.folder))
-
-    def pop_messages(self) -> list[str]:
-        """The messages for the user since the last call."""
-        messages, self.messages = self.messages, []
-        if failure := self.saver.pop_failure():
-            messages.append(f"{failure}; training goes on, and the next save tries again")
-        return messages
+def check_ranks(run: Run) -> None:
+    """A UserError if a process trains another run than the first one, such as one in a folder of another disk."""
+    if run.processes.count > 1:
+        facts = {
+            "configuration": fields.plain(replace(run.config, out="")),
+            "data": run.inputs.checksums,
+            "step": run.step,
+            "weights": run.trainer.checksum(),
+        }
+        run.processes.check_same(facts)

@@ -11,6 +11,7 @@ from secrets import token_hex
 from typing import Any, Protocol
 
 from onward.errors import UserError
+from onward.training.config import TRACKERS
 
 
 class Tracker(Protocol):
@@ -31,7 +32,7 @@ class Trackers:
         self.open: dict[str, Tracker] = {}
         for name in names:
             with self.dispensable(name):
-                self.open[name] = TRACKERS[name](run, config)
+                self.open[name] = KINDS[name](run, config)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Record a row of metrics.jsonl: its numbers, at its "step".
@@ -147,4 +148,4 @@ class WandB:
         self.run.finish()
 
 
-TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB}
+KINDS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = dict(zip(TRACKERS, (TensorBoard, WandB), strict=True))

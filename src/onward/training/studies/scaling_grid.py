@@ -19,8 +19,8 @@ from onward.model.decoder import Decoder
 from onward.planning.parameters import parameters
 from onward.training.clock.calibration import fastest_options
 from onward.training.config import RunConfig
-from onward.training.run.build import build_trainer
-from onward.training.run.inputs import Inputs
+from onward.training.inputs.texts import Inputs
+from onward.training.step.build import build_trainer
 from onward.training.step.trainer import StepPlan
 from onward.training.studies.variants import Variant
 

@@ -26,8 +26,9 @@ from onward.planning.parameters import active_parameters, parameters
 from onward.text.tokenizer import Tokenizer
 from onward.training import presets
 from onward.training.config import RunConfig, seconds
+from onward.training.inputs.record import read_config, same_tokens
+from onward.training.inputs.texts import open_inputs, prepare_inputs, share
 from onward.training.run.events import Event
-from onward.training.run.inputs import open_inputs, prepare_inputs, read_config, same_tokens, share
 from onward.training.run.result import evaluate_run
 from onward.training.run.run import Diverged, Run
 from onward.training.step.optimizer import check_optimizer
@@ -274,7 +275,7 @@ def share_done(run: Run) -> float:
     """The share of a run that is done: of its steps or, while the clock has not fixed their number, of its time."""
     if run.config.steps:
         return min(1.0, run.step / run.config.steps)
-    return min(0.99, run.seconds / seconds(run.config.time))
+    return min(0.99, run.progress.seconds / seconds(run.config.time))
 
 
 def outcome(variant: Variant, runs: Sequence[Path]) -> Outcome:

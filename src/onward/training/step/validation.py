@@ -3,10 +3,9 @@
 import math
 from dataclasses import dataclass, field
 
-from onward.data.windows import IGNORE_INDEX
+from onward.data.windows import IGNORE_INDEX, HeldOutWindows
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
-from onward.training.run.inputs import HeldOutWindows
 from onward.training.step.health import measure
 from onward.training.step.loss import Loss, mean_figures
 from onward.training.step.trainer import Trainer

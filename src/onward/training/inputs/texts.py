@@ -1,92 +1,34 @@
-"""The inputs of a run: its tokens and their tokenizer, with checksums that tell whether any of them has changed.
+"""The inputs of pre-training: texts as tokens, and their tokenizer.
 
 RUN/inputs.json names the prepared folders, in order, with the checksum of each index, and those of tokenizer and model.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from onward import fields
 from onward.checkpoint.huggingface.folder import required_tokenizer
-from onward.config.decoder import DecoderConfig
 from onward.data.prepare import Cleaning, prepare
 from onward.data.progress import Progress, silent
 from onward.data.sources import Source, download_corpora, passages, stored_streams
 from onward.data.tokens import INDEX, Tokens, is_prepared, load_tokens
-from onward.data.windows import Batch, Packing, ValidationWindows, Windows
+from onward.data.windows import HeldOutWindows, Packing, TrainingWindows, ValidationWindows, Windows
 from onward.errors import UserError
 from onward.evaluation.text import evaluate_tokens
-from onward.files import file_sha256, read_json, write_json
+from onward.files import file_sha256, write_json
 from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.config import RunConfig
-from onward.training.finetuning.config import config_class
+from onward.training.inputs.record import read_record
 from onward.training.step.loss import CrossEntropy, Loss
 
 AS_IT_IS = Cleaning(exact=False)
 HELD_OUT = "held_out"  # the folder of a validation text that is none of the sources
 MOST_HELD_OUT = 1 << 22  # the most tokens of a source for validation; more would not measure better
-
-
-@dataclass(frozen=True)
-class Record:
-    """The content of inputs.json."""
-
-    train: tuple[tuple[str, int | None], ...]  # of each source, its folder and its number there; none: all of them
-    validation: str  # the folder of the validation text; "" where it is a share of each source, or none
-    data: Mapping[str, Any]  # the checksum of the index of each folder
-    tokenizer: str  # the checksum of tokenizer.json
-    model: Mapping[str, Any]  # the fields of its DecoderConfig
-    base: str = ""  # the checksum of the weights that the run compares its model with, if it does
-    labels: tuple[str, ...] = ()  # of the head of outputs that the run trains, if it does
-
-
-def read_record(folder: Path) -> Record:
-    """The content of a run's inputs.json. A UserError names a key that is missing or of another type."""
-    path = folder / "inputs.json"
-    record = fields.build(Record, read_json(path), str(path))
-    for name in {*(name for name, _ in record.train), record.validation} - {""}:
-        if name not in record.data:
-            raise UserError(f"{path}.data has no {name!r}: restore it, or start another run")
-    return record
-
-
-def read_config(folder: Path) -> RunConfig:
-    """The configuration in a run's run.json, which is saved in `folder`."""
-    if not (folder / "run.json").exists():
-        file, there = f"{folder} is a file", f"there is no {'run.json in' if folder.is_dir() else 'folder'} {folder}"
-        raise UserError(f"{file if folder.is_file() else there}: name the folder of a run")
-    values = read_json(path := folder / "run.json")
-    config = fields.build(config_class(values), values, str(path))
-    if not (values.get("steps") or values.get("time")):
-        raise UserError(f"{path}.steps is 0, and {path}.time is empty: one of them must be set")
-    return replace(config, out=str(folder))
-
-
-def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """The options by which a run trains on the tokens that are prepared in a folder by a configuration."""
-    record = read_record(folder)
-    validation = str(folder / record.validation) if record.validation else config.validation
-    sources = dict.fromkeys(str(folder / name) for name, _ in record.train)
-    return {"sources": [*sources], "validation": validation, "pack": config.pack}
-
-
-class TrainingWindows(Protocol):
-    """Windows, or rows of examples, to train on."""
-
-    def __len__(self) -> int: ...  # in an epoch
-    def read(self, numbers: Sequence[int]) -> Batch: ...  # from 0 on without end
-
-
-class HeldOutWindows(TrainingWindows, Protocol):
-    """Windows, or rows of examples, to validate on."""
-
-    @property
-    def num_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -99,6 +41,7 @@ class Inputs:
     validation_bytes: int | None = None  # of the validation text; None where it is a share of each source
     cut_documents: int = 0  # sources whose validation text begins inside a document
     labels: tuple[str, ...] = ()  # of the head of outputs that the run trains, if it does
+    checksums: tuple[str, ...] = ()  # of the data and the tokenizer
 
     @property
     def tokens(self) -> int:
@@ -194,7 +137,8 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
         raise UserError("the validation text has fewer than two tokens: give it more, or --validation none")
     unknown = sum(source.unknown_characters for one in data.values() for source in one.records)
     n_bytes = sum(source.bytes for source in data[name].records) if (name := record.validation) else None
-    return Inputs(tuple(map(Tokens.join, sources)), validation, unknown, n_bytes, cut)
+    train = tuple(map(Tokens.join, sources))
+    return Inputs(train, validation, unknown, n_bytes, cut, checksums=record.checksums)
 
 
 def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
@@ -209,30 +153,6 @@ def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
     first = max(1, 2 * start - len(tokens))
     documents = first + tokens.starts(first, len(tokens))
     return int(documents[abs(documents - start).argmin()]) if len(documents) else start
-
-
-def index_of(data: Path) -> Path:
-    """The file whose checksum stands for data: the index of a prepared folder, or the one file."""
-    return data / INDEX if data.is_dir() else data
-
-
-def check_inputs(folder: Path, model: DecoderConfig) -> None:
-    """A UserError that lists the inputs that differ from those the run was started with."""
-    record = read_record(folder)
-    differ = [
-        f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")
-        for name, known in record.data.items()
-        if not (index := index_of(folder / name)).exists() or file_sha256(index) != known
-    ]
-    if not (path := folder / "tokenizer.json").exists() or file_sha256(path) != record.tokenizer:
-        differ.append("the tokenizer")
-    now, then = fields.plain(model), record.model
-    differ += [f"model.{name} ({then.get(name)} then, {now[name]} now)" for name in now if now[name] != then.get(name)]
-    if differ:
-        raise UserError(
-            f"{folder} cannot go on as it was started, since it differs in {', '.join(differ)}: restore that, "
-            "or start another run"
-        )
 
 
 def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[Source]) -> Tokenizer:

@@ -4,11 +4,10 @@ from collections.abc import Generator, Iterator, Sequence
 
 import torch
 
-from onward.data.windows import Batch, take
+from onward.data.windows import Batch, TrainingWindows, take
 from onward.training.config import RunConfig
 from onward.training.processes import Processes
-from onward.training.run.inputs import TrainingWindows
-from onward.training.run.prefetch import prefetch
+from onward.training.step.prefetch import prefetch
 from onward.training.step.trainer import StepPlan
 
 
@@ -31,12 +30,12 @@ class Planner:
 
         return prefetch(prepare())
 
+    def first_batch(self) -> Batch:
+        """The first of the batches of step 1 in this process."""
+        return self.batches(range(self.config.batch_size * self.config.accumulation))[0]
+
     def batches(self, numbers: Sequence[int]) -> list[Batch]:
         """The windows with these numbers, as this process's batches."""
         size = self.config.batch_size
         firsts = range(0, len(numbers), size)[self.processes.rank :: self.processes.count]
         return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]
-
-    def due(self, step: int) -> bool:
-        """Whether a step is one to save and validate at."""
-        return step % self.config.validation_interval == 0 or step == self.config.steps

@@ -9,15 +9,16 @@ from onward.data.progress import Progress
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.finetuning.example_inputs import open_examples, prepare_examples
-from onward.training.finetuning.methods import METHODS
-from onward.training.run.inputs import Inputs, open_inputs, prepare_inputs, read_config
+from onward.training.inputs.examples import open_examples, prepare_examples
+from onward.training.inputs.record import read_config
+from onward.training.inputs.texts import Inputs, open_inputs, prepare_inputs
+from onward.training.methods import METHODS
 from onward.training.step.loss import CrossEntropy, Loss
 
 
 @dataclass(frozen=True)
-class Task:
-    """How the inputs of a run are made and opened, and its loss."""
+class Stage:
+    """A stage of training, pre-training or fine-tuning: how the inputs of a run are made and opened, and its loss."""
 
     prepare: Callable[[Any, Path, Progress], Tokenizer]
     open: Callable[..., Inputs]
@@ -29,16 +30,16 @@ def cross_entropy(config: RunConfig) -> Loss:
     return CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
 
 
-PRETRAINING = Task(prepare_inputs, open_inputs, cross_entropy)
-FINETUNING = Task(prepare_examples, open_examples, lambda config: METHODS[config.method].loss(config))
+PRETRAINING = Stage(prepare_inputs, open_inputs, cross_entropy)
+FINETUNING = Stage(prepare_examples, open_examples, lambda config: METHODS[config.method].loss(config))
 
 
-def task_of(config: RunConfig) -> Task:
-    """The task of a configuration."""
+def stage_of(config: RunConfig) -> Stage:
+    """The stage of a configuration."""
     return FINETUNING if isinstance(config, FinetuneConfig) else PRETRAINING
 
 
 def inputs_of(folder: Path) -> Inputs:
     """The inputs of a run, of which only the sizes are verified."""
     config = read_config(folder)
-    return task_of(config).open(config, folder, "size")
+    return stage_of(config).open(config, folder, "size")

@@ -29,9 +29,10 @@ from onward.text.tokenizer import Tokenizer
 from onward.training.finetuning.answers import REFERENCE, sequence_logprobs
 from onward.training.finetuning.base import base_tokenizer, load_base
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.finetuning.methods import METHODS
+from onward.training.inputs.record import read_record
+from onward.training.inputs.texts import Inputs, share
+from onward.training.methods import METHODS
 from onward.training.reinforcement.rewards import COMPARING
-from onward.training.run.inputs import Inputs, read_record, share
 from onward.training.step.loss import Loss, mean_figures
 
 TRAIN, VALIDATION = "data/train.safetensors", "data/validation.safetensors"
@@ -179,6 +180,7 @@ def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", 
         validation=None if apart is None else apart.all_tokens(),
         unknown_characters=0,
         labels=record.labels,
+        checksums=record.checksums,
         examples=train,
         held_out=apart,
         config=config,

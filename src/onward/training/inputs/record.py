@@ -1,0 +1,86 @@
+"""What a run was started with: run.json and inputs.json in its folder, and whether any of it has changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onward import fields
+from onward.config.decoder import DecoderConfig
+from onward.data.tokens import INDEX
+from onward.errors import UserError
+from onward.files import file_sha256, read_json
+from onward.training.config import RunConfig
+from onward.training.finetuning.config import config_class
+
+
+@dataclass(frozen=True)
+class Record:
+    """The content of inputs.json."""
+
+    train: tuple[tuple[str, int | None], ...]  # of each source, its folder and its number there; none: all of them
+    validation: str  # the folder of the validation text; "" where it is a share of each source, or none
+    data: Mapping[str, Any]  # the checksum of the index of each folder
+    tokenizer: str  # the checksum of tokenizer.json
+    model: Mapping[str, Any]  # the fields of its DecoderConfig
+    base: str = ""  # the checksum of the weights that the run compares its model with, if it does
+    labels: tuple[str, ...] = ()  # of the head of outputs that the run trains, if it does
+
+    @property
+    def checksums(self) -> tuple[str, ...]:
+        """The checksums of the data and of the tokenizer."""
+        return (*self.data.values(), self.tokenizer)
+
+
+def read_record(folder: Path) -> Record:
+    """The content of a run's inputs.json. A UserError names a key that is missing or of another type."""
+    path = folder / "inputs.json"
+    record = fields.build(Record, read_json(path), str(path))
+    for name in {*(name for name, _ in record.train), record.validation} - {""}:
+        if name not in record.data:
+            raise UserError(f"{path}.data has no {name!r}: restore it, or start another run")
+    return record
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The configuration in a run's run.json, which is saved in `folder`."""
+    if not (folder / "run.json").exists():
+        file, there = f"{folder} is a file", f"there is no {'run.json in' if folder.is_dir() else 'folder'} {folder}"
+        raise UserError(f"{file if folder.is_file() else there}: name the folder of a run")
+    values = read_json(path := folder / "run.json")
+    config = fields.build(config_class(values), values, str(path))
+    if not (values.get("steps") or values.get("time")):
+        raise UserError(f"{path}.steps is 0, and {path}.time is empty: one of them must be set")
+    return replace(config, out=str(folder))
+
+
+def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
+    """The options by which a run trains on the tokens that are prepared in a folder by a configuration."""
+    record = read_record(folder)
+    validation = str(folder / record.validation) if record.validation else config.validation
+    sources = dict.fromkeys(str(folder / name) for name, _ in record.train)
+    return {"sources": [*sources], "validation": validation, "pack": config.pack}
+
+
+def index_of(data: Path) -> Path:
+    """The file whose checksum stands for data: the index of a prepared folder, or the one file."""
+    return data / INDEX if data.is_dir() else data
+
+
+def check_inputs(folder: Path, model: DecoderConfig) -> None:
+    """A UserError that lists the inputs that differ from those the run was started with."""
+    record = read_record(folder)
+    differ = [
+        f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")
+        for name, known in record.data.items()
+        if not (index := index_of(folder / name)).exists() or file_sha256(index) != known
+    ]
+    if not (path := folder / "tokenizer.json").exists() or file_sha256(path) != record.tokenizer:
+        differ.append("the tokenizer")
+    now, then = fields.plain(model), record.model
+    differ += [f"model.{name} ({then.get(name)} then, {now[name]} now)" for name in now if now[name] != then.get(name)]
+    if differ:
+        raise UserError(
+            f"{folder} cannot go on as it was started, since it differs in {', '.join(differ)}: restore that, "
+            "or start another run"
+        )

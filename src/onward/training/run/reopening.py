@@ -1,0 +1,69 @@
+"""What a run goes on with: the newest save, and the inputs that it was started with."""
+
+import sys
+from pathlib import Path
+
+from onward import fields
+from onward.checkpoint.peft.bases import check_base, is_adapter
+from onward.checkpoint.saves import SavedState, newest_state
+from onward.device import choose_device
+from onward.errors import UserError
+from onward.files import read_json
+from onward.hub import locate
+from onward.text.tokenizer import Tokenizer
+from onward.training.clock.budget import Budget
+from onward.training.config import RunConfig, seconds
+from onward.training.finetuning.base import base_model, load_base
+from onward.training.inputs.record import check_inputs, read_config
+from onward.training.processes import Processes
+from onward.training.run.preparation import Prepared
+from onward.training.run.saved_progress import SavedProgress, saved_progress
+from onward.training.run.track import check_trackers
+from onward.training.stages import stage_of
+from onward.training.step.loss import Loss, LossFunction, as_loss
+
+
+def resumed_config(folder: Path, processes: Processes) -> RunConfig:
+    """The configuration of a run. A UserError if the run has finished, or cannot go on in this process."""
+    config = read_config(folder)
+    if (folder / "result.json").exists():
+        steps = fields.counted(config.steps, "step")
+        raise UserError(f"{folder} has finished its {steps}: start another with --out")
+    if missing := [module for module in config.modules if module not in sys.modules]:
+        raise UserError(f"{folder} was started with code from {', '.join(missing)}: {fields.trusted(missing)}")
+    check_trackers(config.track)
+    processes.check_batches(config.accumulation)
+    return config
+
+
+def reopened(
+    config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: Processes
+) -> tuple[Prepared, SavedState]:
+    """The parts of a run, and its newest save. A UserError if its inputs differ from those it was started with."""
+    try:
+        device = choose_device(config.device)
+    except UserError as error:
+        raise UserError(f"{error}, in {folder / 'run.json'}") from None
+    tokenizer = Tokenizer.load(folder)
+    check_inputs(folder, config.decoder(tokenizer.vocab_size))
+    adapter, stage = is_adapter(folder), stage_of(config)
+    if adapter:
+        check_base(folder, locate(config.base))
+    inputs = stage.open(config, folder, "size" if processes.rank else "sha256")
+    state = newest_state(folder, device, base=base_model(folder, config, inputs.labels))
+    progress = saved_progress(state)
+    hf = load_base(config)[1] if adapter else read_json(folder / "config.json")
+    trained = as_loss(loss) if loss else stage.loss(config)
+    budget = None
+    if config.time and progress.costs and not processes.rank:
+        budget = Budget.of(seconds(config.time), progress.seconds, progress.costs)
+    messages = [*state.messages, *edits(progress, config)]
+    return Prepared(config, state.model, tokenizer, inputs, hf, trained, budget, messages=messages), state
+
+
+def edits(progress: SavedProgress, config: RunConfig) -> list[str]:
+    """A sentence that names the fields of run.json that differ from those of the save, if any do."""
+    known, now = progress.config, fields.plain(config)
+    by_clock = ("time", "steps", "decay") if known.get("time") and config.steps else ()
+    edited = [name for name in now if now[name] != known.get(name) and name not in ("out", *by_clock)]
+    return [f"run.json has been edited: {', '.join(edited)} from here on"] if edited else []

@@ -1,0 +1,52 @@
+"""The folder of a run: a new one, its run.json, and what is saved in it."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from shlex import quote
+
+from onward import fields
+from onward.checkpoint.saves import saves, step_of
+from onward.errors import UserError
+from onward.files import read_json, write_json
+from onward.training.config import RunConfig
+from onward.training.run.lock import run_lock
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """A context in which the folder of a new run is made and locked. It is removed if a UserError ends the context,
+    unless it was there before or holds texts whose preparation can go on."""
+    new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another --out") from None
+    with run_lock(folder):
+        if saves(folder):  # of a process that was faster
+            raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
+        try:
+            yield
+        except UserError:
+            if new and not (folder / "data.unfinished").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def record_steps(config: RunConfig) -> None:
+    """Write run.json, if it lacks the number of steps, which the clock has fixed. On a full disk it stays as it is, and
+    the next save tries again."""
+    path = Path(config.out) / "run.json"
+    with suppress(UserError):
+        if config.steps and not read_json(path).get("steps"):
+            write_json(path, fields.plain(config))
+
+
+def check_saved(folder: Path, step: int, failure: UserError | None) -> None:
+    """A UserError with the reason, if a step of a run is not on disk."""
+    if any(step_of(path) == step for path in saves(folder)):
+        return
+    if failure:
+        raise UserError(f"{failure}; repair that, and go on with --resume {folder}")
+    raise UserError(f"the weights of step {step} are not finite: nothing is saved")

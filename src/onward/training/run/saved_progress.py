@@ -1,0 +1,48 @@
+"""How far a run has come, and what a save says of it beside weights and optimizer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onward import fields
+from onward.checkpoint.saves import PROGRESS, SavedState
+from onward.training.clock.budget import Costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunProgress:
+    """How far a run has come, beside the trainer's step."""
+
+    position: int = 0  # the number of the window to continue from
+    seconds: float = 0.0  # that the run has trained
+    skipped: tuple[tuple[int, int], ...] = ()  # windows that are left out, as half-open ranges of their numbers
+    failed_steps: tuple[int, ...] = ()  # since the last good save after them
+
+    def recovered(self, step: int) -> bool:
+        """Whether a step is past the last one that failed."""
+        return bool(self.failed_steps) and step >= self.failed_steps[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedProgress(RunProgress):
+    """The content of a save's progress.json."""
+
+    step: int
+    frozen: tuple[str, ...]  # names of frozen parameters
+    losses: tuple[float, ...]  # that spikes are compared with
+    scaler: Mapping[str, Any]  # state of the GradScaler
+    averaged: int  # updates of the averaged weights
+    config: Mapping[str, Any]  # fields of RunConfig
+    costs: Costs | None = None  # of a run of a given time, until its steps are fixed
+
+    @property
+    def reached(self) -> RunProgress:
+        """The progress of the run."""
+        return RunProgress(
+            position=self.position, seconds=self.seconds, skipped=self.skipped, failed_steps=self.failed_steps
+        )
+
+
+def saved_progress(state: SavedState) -> SavedProgress:
+    """The progress in a save. A UserError names a key that is missing or of another type."""
+    return fields.build(SavedProgress, state.progress, str(state.folder / PROGRESS))
