@@ -75,7 +75,7 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What is measured and saved. It changes the weights only if a step fails."""
+    """Measurements and saves. They change the weights only if a step fails."""
 
     validate_every: SizeOrZero = 0  # steps between validations and saves; 0: twenty of them in the run
     validation_tokens: Tokens = 16_384  # tokens of the validation text that are used during the run
@@ -147,12 +147,12 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     @property
     def dialed(self) -> bool:
-        """Whether the size of the model, and what goes with it, are chosen for the time of the run."""
+        """Whether Onward chooses the size of the model, its batch size and its optimizer to fit the time of the run."""
         return self.preset == "auto" and bool(self.time) and not self.base
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules beside Onward's whose code the run needs: `imports`, and that of a library's optimizer."""
+        """The user's modules that the run needs: `imports`, and the module of its optimizer."""
         module, colon, _ = self.optimizer.partition(":")
         return (*self.imports, module) if colon else self.imports
 

@@ -1,4 +1,4 @@
-"""One report of a failure of several processes: the first that fails says why, the others that they end with it."""
+"""One report for a failure of several processes: the first one to fail gives the reason, the others name its rank."""
 
 import json
 import os
@@ -17,15 +17,19 @@ from onward.training.processes import Processes
 
 
 class Terminated(BaseException):
-    """SIGTERM, which torchrun sends to the processes that are left when one has ended. `except Exception` misses it."""
+    """Raised on SIGTERM, the signal that torchrun sends to the remaining processes after one has ended. `except
+    Exception` does not catch it."""
 
 
 @contextmanager
 def one_report(patience: float = 5.0) -> Iterator[None]:
-    """Join the process group, and turn an error of any process into one report: an error that is not of the connection
-    is raised in the first process that has one, with its rank; the others raise a UserError that names that rank.
-    The first to notice raises a UserError for a process that was killed, or whose connection is lost and the cause not
-    known within `patience` seconds. torchrun reads the sentence in the file TORCHELASTIC_ERROR_FILE."""
+    """Join the process group, and report a failure once. The first process that fails raises its own error, with its
+    rank; the others raise a UserError that names this rank.
+
+    Errors of the connection follow from the failure of another process: they wait up to `patience` seconds for that
+    process to give a reason. If none does, or if a process was killed, the first process that notices raises a
+    UserError. torchrun reads the sentence from the file TORCHELASTIC_ERROR_FILE.
+    """
     processes = Processes.join()
     if processes.store is None:
         yield
@@ -65,7 +69,7 @@ def terminate(*_: object) -> NoReturn:
 
 
 def in_one_sentence(error: BaseException, rank: int) -> BaseException:
-    """An error of the user or of the connection as a UserError that names the rank; another error as it is."""
+    """A UserError, or an error of the connection, as a UserError that names the rank; any other error unchanged."""
     if isinstance(error, UserError):
         return UserError(f"rank {rank}: {error}")
     if isinstance(error, DistError) or "gloo" in str(error):
@@ -89,7 +93,7 @@ def first_failure(store: Any, processes: Processes, error: BaseException, patien
 
 
 def is_dead(process: str) -> bool:
-    """Whether a process, given as its id and host, was of this host and has ended."""
+    """Whether a process, given by its id and host, ran on this host and has ended."""
     pid, host = process.split()
     if host != socket.gethostname():
         return False

@@ -1,4 +1,4 @@
-"""The methods of fine-tuning in one table: the examples that each makes of records, and its loss."""
+"""The table of fine-tuning methods."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from onward.transforms.heads import REWARD, VALUE
 
 @dataclass(frozen=True)
 class Method:
-    """A method: what is new in it beside the loop of training, which all share."""
+    """A method of fine-tuning: the examples it makes of records, its loss, and how its examples are packed."""
 
     form: Form  # the examples that it makes of records
     loss: Callable[[FinetuneConfig], Loss]

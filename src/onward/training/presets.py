@@ -40,11 +40,11 @@ def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderCon
 
 
 def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
-    """The decoder with some of its fields changed, by plain values or text; see `merge` for parts.
+    """The decoder with some fields changed, by values or text; see `merge` for parts.
 
-    Sizes that followed from others follow again unless they are among the changes: d_head from d_model and n_heads,
-    n_kv_heads from n_heads, d_embed and an embed_scale of sqrt(d_model) from d_model; d_ff keeps its ratio to d_model,
-    as a multiple of 8.
+    Sizes that depend on others are computed again unless they are changed too: d_head from d_model and n_heads,
+    n_kv_heads from n_heads, d_embed and an embed_scale of sqrt(d_model) from d_model. d_ff keeps its ratio to d_model,
+    rounded to a multiple of 8.
     """
     values = merge(fields.plain(config), changes, "model")
     width = max(8, fields.convert(int, values["d_model"], "model.d_model"))
@@ -65,11 +65,11 @@ def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
 def merge(
     base: dict[str, Any], over: dict[str, Any], where: str = "", owner: type[fields.Part] | None = None
 ) -> dict[str, Any]:
-    """The values of `over` upon those of `base`, table by table; `owner` is the class of the part that these are of.
+    """Merge the tables `over` into `base`. `owner` is the class of the part that both tables describe.
 
-    A part that `over` names with its kind keeps the fields of the part of `base` that it does not name if the kind is
-    the same, or its class a subclass; of several such parts, the fields that all of them share. A table without a kind
-    changes fields of the only part of `base`.
+    A part in `over` that names its kind keeps the other fields of the part in `base`, if both have the same kind or its
+    class is a subclass. Of several parts in `base` it keeps the fields they have in common. A table without a kind
+    changes fields of the only part in `base`.
     """
     result = dict(base)
     for name, value in over.items():
@@ -91,15 +91,15 @@ def merge(
 
 
 def kinds_of(owner: type | None, name: str) -> Mapping[str, type[fields.Part]]:
-    """The classes that a field of a configuration or a part can hold, by their kinds; {} where it holds no part."""
+    """The classes of parts that a field can hold, by kind; {} if it holds no part."""
     kind = fields.hints(owner).get(name) if owner else None
     types = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, fields.Part)]
     return {kind: cls for one in types for kind, cls in one.kinds.items()}
 
 
 def inherited(there: Any, value: Any, path: str, kinds: Mapping[str, type[fields.Part]]) -> Any:
-    """The table of a part with the unnamed fields of the part, or of the several, that are there and that its class is
-    or descends from. A field that a subclass declares anew has the subclass's default."""
+    """The table of a part, completed with fields of the part (or the several parts) already in `there`, if the class of
+    the new part is the same or a subclass. A field that the subclass declares again keeps the subclass's default."""
     if not isinstance(value, dict):
         return value  # to be refused where the decoder is built
     made = kinds.get(value["kind"])
@@ -118,7 +118,7 @@ def inherited(there: Any, value: Any, path: str, kinds: Mapping[str, type[fields
 
 
 def tables(value: Any, path: str) -> Any:
-    """A part, or several, given as text or made in Python, as tables of the fields that were named."""
+    """One part or several, given as text or as Python objects, as tables of the fields that were named."""
     if isinstance(value, str):
         return fields.parse(value, path)
     if isinstance(value, fields.Part):
@@ -129,7 +129,7 @@ def tables(value: Any, path: str) -> Any:
 
 
 def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes of a decoder as they are written to JSON: parts made in Python become tables of the named fields."""
+    """Changes of a decoder in the form that is written to JSON: parts become tables of their named fields."""
     return {
         name: value if isinstance(value, str) else fields.plain(tables(value, f"model.{name}"))
         for name, value in changes.items()
@@ -139,9 +139,12 @@ def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 def unnamed_changes(
     preset: str, config: DecoderConfig, changes: Mapping[str, Any], sizes: Mapping[str, int] | None = None
 ) -> list[str]:
-    """The differences of a decoder from its preset, in the `sizes` that were chosen for it, beside the changes that are
-    named: sizes that follow from others, and fields of a part of another kind. Each is written as
-    `norm.eps 1e-06 -> 1e-05`; what the other kind does not have becomes absent."""
+    """The differences of a decoder from its preset that follow from the named changes, such as dependent sizes and
+    fields of a part of another kind.
+
+    `sizes` are fields that were chosen for the decoder, and do not count as differences. Each difference is written as
+    `norm.eps 1e-06 -> 1e-05`; a field that the other kind lacks becomes `absent`.
+    """
     from onward.planning.descriptions import differences
 
     named = {"vocab_size", *changes}
@@ -159,7 +162,7 @@ def unnamed_changes(
 
 
 def in_words(change: Change) -> str:
-    """A difference as `norm.eps 1e-06 -> 1e-05`; a value of None is a field that is not there."""
+    """A difference as `norm.eps 1e-06 -> 1e-05`; None stands for a missing field."""
     before, after = ("absent" if value is None else fields.text(value) for value in (change.before, change.after))
     return f"{change.what} {before} -> {after}"
 

@@ -1,4 +1,4 @@
-"""What a run trains on, and the loss: texts in pre-training, examples in fine-tuning."""
+"""The stages of training: pre-training on texts, and fine-tuning on examples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +40,6 @@ def stage_of(config: RunConfig) -> Stage:
 
 
 def inputs_of(folder: Path) -> Inputs:
-    """The inputs of a run, of which only the sizes are verified."""
+    """The inputs of a run. File sizes are verified; checksums are not."""
     config = read_config(folder)
     return stage_of(config).open(config, folder, "size")

@@ -1,8 +1,7 @@
-"""The time of a run that was given one: the clock fixes the number of steps when the learning rate is to fall.
+"""The time of a run with a time limit. The clock fixes the number of steps when the decay of the learning rate must
+begin.
 
-Validations before the last one are left out where time is short.
-
-Does not import torch.
+Validations before the last one are skipped if time is short. Does not import torch.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ class Costs:
 
 @dataclass
 class Budget:
-    """The end of a run's time by a clock in seconds, and the costs of what is left to do, measured while it runs."""
+    """The end of a run's time, in seconds of a clock, and the costs of the remaining work, measured during the run."""
 
     end: float
     costs: Costs
@@ -38,7 +37,7 @@ class Budget:
 
     @classmethod
     def of(cls, limit: float, spent: float, costs: Costs) -> "Budget":
-        """The budget of a limit of seconds, of which some are spent."""
+        """The budget of a limit of seconds, after some were spent."""
         return cls(perf_counter() + limit - spent, costs, limit=limit)
 
     def begin_step(self) -> None:
@@ -46,10 +45,10 @@ class Budget:
         self.since = self.clock()
 
     def note_step(self) -> None:
-        """Take account of a step, which ends now, with all that came with it; the next one begins.
+        """Update the cost of a step, which ends now together with its validation and save; the next step begins.
 
-        The cost of a step is that of about the last sixtieth of the time; what comes after the steps is taken to become
-        slower as they do.
+        The cost is a moving average over about a sixtieth of the time. The cost of the end of the run is scaled in
+        proportion.
         """
         known, before = self.costs.step, self.since
         self.begin_step()
@@ -58,24 +57,25 @@ class Budget:
 
     @contextmanager
     def validating(self) -> Iterator[None]:
-        """A context that takes account of the validation made in it."""
+        """A context that measures the cost of a validation."""
         start = self.clock()
         yield
         self.begin_step()
         self.costs = replace(self.costs, validation=self.since - start)
 
     def steps_left(self, validate_every: int) -> int:
-        """How many steps fit into the time that is left, with their validations, the last one and the end."""
+        """The number of steps that fit into the remaining time, with their validations, the last validation and the
+        end."""
         return max(1, int(self.seconds_left / (self.costs.step + self.costs.validation / validate_every)))
 
     @property
     def seconds_left(self) -> float:
-        """The time for steps that is left, with their validations before the last one."""
+        """The remaining time for steps and for their validations before the last one."""
         return self.end - self.clock() - self.costs.validation - self.costs.end
 
     def last_step(self, step: int, config: RunConfig) -> int:
-        """The number of steps in all if after `step` of them the others that fit into the time are those of the decay;
-        0 if the number is fixed already, or it is too early for that, which it is during the warm-up."""
+        """The number of steps in all, if the remaining time is the time of the decay; else 0. Also 0 during the
+        warm-up, and if the number is fixed already."""
         if config.steps:
             return 0
         c, left = self.costs, self.steps_left(config.validation_interval)
@@ -84,6 +84,7 @@ class Budget:
         return step + left if late and step >= config.warmup else 0
 
     def affords_validation(self, steps_left: int) -> bool:
-        """Whether a validation fits beside the steps that are left, the validation after them and the end."""
+        """Whether the remaining time has room for a validation now, the remaining steps, the last validation and the
+        end."""
         c = self.costs
         return self.clock() + steps_left * c.step + 2 * c.validation + c.end <= self.end

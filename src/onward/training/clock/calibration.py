@@ -56,10 +56,12 @@ def calibrated(
     loss: Loss | None = None,
     began: float | None = None,
 ) -> tuple[RunConfig, Budget | None]:
-    """The configuration with precision, backend of experts and number of steps fixed, or for a run of a given time the
-    steps of its warm-up and between validations, and the budget of that time, by default from this call on. Steps, a
-    validation, a save and a call of `sample`, which comes with each validation, are timed on copies of the model, which
-    stays as it is."""
+    """The configuration with precision, backend of experts and number of steps fixed; for a run with a time limit, its
+    warm-up and validation interval, and its budget.
+
+    The time counts from `began`, by default from this call. Steps, a validation, a save and a call of `sample`, which
+    the caller makes at each validation, are timed on copies of the model.
+    """
     began = perf_counter() if began is None else began
     loss = loss or CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
     trial = lambda config: build_trainer(config, deepcopy(model), loss=loss)
@@ -77,12 +79,12 @@ def calibrated(
 
 
 def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: int) -> tuple[RunConfig, Costs]:
-    """The configuration for a limit of seconds, of which `spent` are gone, and the costs of its run.
+    """The configuration for a limit of seconds, of which `spent` have passed, and the costs of its run.
 
-    Validations come at the interval that was asked for, or else twenty times, but in at most a twentieth of the time.
-    Of the `tokens` of the validation text, as many are evaluated at the end as take a twentieth of the time, unless
-    their number was given. The steps that fit determine the warm-up. A schedule that stays at the highest rate leaves
-    their number to the clock; another one fixes it now, and less time is planned then.
+    By default there are twenty validations, or fewer, so that they take at most a twentieth of the time. The final
+    evaluation uses as many of the `tokens` of the validation text as take a twentieth of the time, unless the number is
+    given. The number of steps that fit determines the warm-up. With a schedule that has a stable phase the clock fixes
+    the number of steps later; with any other it is fixed now, with a reserve of time.
     """
     evaluated, by_clock = config.evaluation_tokens or tokens, config.schedule in ENDED_BY_CLOCK
     if not config.evaluation_tokens and costs.end > limit / OPTIONAL:
@@ -103,8 +105,8 @@ def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: 
 
 
 def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindows, limit: float) -> RunConfig:
-    """The configuration with precision and backend of experts fixed, in little more than `limit` seconds, and epochs as
-    steps."""
+    """The configuration with precision and backend of experts fixed, in little more than `limit` seconds, and with
+    epochs converted to steps."""
     precisions = precisions_of(trainer.model.device) if config.precision == "auto" else [config.precision]
     backends = list(BACKENDS) if config.experts == "auto" and open_experts(trainer.model) else [config.experts]
     chosen: dict[str, Any] = {"precision": precisions[0], "experts": backends[0]}
@@ -143,7 +145,7 @@ def measured_costs(
     limit: float,
     clock: Callable[[], float] = perf_counter,
 ) -> Costs:
-    """The costs of a run of `limit` seconds, by a clock in seconds."""
+    """The costs of a run of `limit` seconds, measured with a clock in seconds."""
     taken: list[float] = []
     long_enough, part = min(TRIAL_SECONDS, limit / TRIAL_PART), min(1.0, limit / WHOLE)
     with closing(planner.plans(0)) as plans:
@@ -173,7 +175,8 @@ def measured_costs(
 
 
 def save_once(trainer: Trainer, folder: Path) -> None:
-    """Write a save beside those of a run, and remove it. A full disk is reported when the run saves."""
+    """Write a save to a temporary folder inside the run folder, and remove it. A full disk is reported when the run
+    saves."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".trial.", suffix=PART, dir=folder) as trial:
         saver = Saver(Path(trial), keep=1, base=BaseModel("", "") if adapter_names(trainer.model) else None)

@@ -62,7 +62,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is chosen, and among what."""
+    """The chosen size and the candidates."""
 
     candidates: tuple[Candidate, ...]  # of rising size
     chosen: Candidate
@@ -81,7 +81,7 @@ class Choice:
 
 
 def effective(tokens: float, unique: int) -> float:
-    """The number of tokens, all different, that teach as much as `tokens` of which `unique` are different."""
+    """The number of distinct tokens that teach as much as `tokens` tokens, of which `unique` are distinct."""
     if tokens <= unique:
         return tokens
     return unique * (1 + REPEATS * (1 - math.exp(-(tokens / unique - 1) / REPEATS)))
@@ -96,7 +96,7 @@ class Compression:
 
 
 def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
-    """The compression of the first megabyte, about, of the training text."""
+    """The compression of about the first megabyte of the training text."""
     pieces = [source[: SAMPLE // len(inputs.train)] for source in inputs.train]
     data = "".join(tokenizer.decode(piece.tolist()) for piece in pieces).encode()
     bits = 8 * len(bz2.compress(data[:SAMPLE])) / max(1, len(data[:SAMPLE]))
@@ -125,10 +125,10 @@ def dial(
     loss: LossFunction | None = None,
     timing: Callable[..., float] = step_seconds,
 ) -> tuple[RunConfig, Choice | None]:
-    """The configuration with the fields of the model, the batch size and the optimizer that are open, chosen for
-    `limit` seconds; and the choice, None where the fields that are given leave no size possible.
+    """The configuration with the open fields among the model's size, the batch size and the optimizer chosen for
+    `limit` seconds, and the choice; None if the given fields leave no possible size.
 
-    Sizes are timed from the smallest on, until the forecast becomes worse or a twentieth of the time is spent.
+    Sizes are timed in increasing order, until the forecast becomes worse or a twentieth of the time is spent.
     """
     found, spent, seconds = list[Candidate](), 0.0, 0.0
     text = compression(tokenizer, inputs)

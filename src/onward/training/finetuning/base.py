@@ -1,4 +1,4 @@
-"""The model that a run begins from, where it is one in a folder."""
+"""The base model of a run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,8 +23,8 @@ from onward.transforms.quantize import is_quantized
 
 
 def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
-    """The model that `config.base` names, in fp32, with a row of its embedding for each token of `base_tokenizer`,
-    and with new adapters where the configuration asks for them; and its config.json."""
+    """The model named by `config.base`, in fp32, and its config.json. Its embedding has a row for each token of
+    `base_tokenizer`, and it has new adapters if the configuration asks for them."""
     c = config if isinstance(config, FinetuneConfig) else None
     model, hf = load_model(locate(config.base), torch.float32, quantize=(c.quantize or None) if c else None)
     if is_quantized(model) and not (c and c.rank):
@@ -48,8 +48,8 @@ def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
 
 
 def base_model(folder: Path, config: RunConfig, labels: Sequence[str]) -> Callable[[], Decoder] | None:
-    """For a run that saves only adapters, a function that makes its model with new ones and, where there are labels, a
-    new head; else None."""
+    """For a run that saves only adapters, a function that makes its model with new adapters and, given labels, a new
+    head; else None."""
 
     def make() -> Decoder:
         model, _ = load_base(config)
@@ -70,7 +70,7 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
 
 
 def base_tokenizer(config: RunConfig) -> Tokenizer:
-    """The tokenizer of the model that `config.base` names, with the chat template that is asked for."""
+    """The tokenizer of the model named by `config.base`, with the configured chat template."""
     tokenizer = required_tokenizer(locate(config.base))
     named = config.template if isinstance(config, FinetuneConfig) else ""
     return with_template(tokenizer, named) if named else tokenizer
@@ -78,8 +78,8 @@ def base_tokenizer(config: RunConfig) -> Tokenizer:
 
 @torch.no_grad()
 def with_vocabulary(model: Decoder, size: int) -> Decoder:
-    """A copy of the model with a larger vocabulary. The embeddings of new tokens are the mean of the others, and so are
-    their rows of the head, so that no new token is likelier than a known one is on average."""
+    """A copy of the model with a larger vocabulary. Embeddings of new tokens are the mean of the others, and so are
+    their rows of the head, so that a new token is about as likely as a known one."""
     grown = Decoder(replace(model.config, vocab_size=size)).to(model.dtype)
     if labels := head_labels(model):
         add_head(grown, labels)

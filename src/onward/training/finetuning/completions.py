@@ -1,4 +1,4 @@
-"""Completions that a model writes itself in training, by the engine.
+"""Completions sampled during training, by the engine.
 
 Shapes: N completions, T tokens of a prompt and its completion, less one.
 """
@@ -38,8 +38,8 @@ def complete(
     ends: Collection[int],
     samples: int = 1,
 ) -> list[Request]:
-    """Completions of at most `most` tokens, each with its own seed. An end token is a part of its completion, so that
-    it is learned. Each prompt comes `samples` times in a row."""
+    """Completions of at most `most` tokens, each with its own seed. A completion includes its end token, so that the
+    model learns to end. Each prompt comes `samples` times in a row."""
     length = model.config.context_length
     requests = [
         Request(
@@ -67,8 +67,8 @@ def complete(
 
 
 def completion_batch(requests: Sequence[Request]) -> tuple[Tensor, Tensor, Tensor]:
-    """Completions as tokens and targets, padded at the end, and the engine's log-probabilities of the targets, each
-    (N, T)."""
+    """Completions as tokens and targets, padded at the end, and the engine's log-probabilities of the targets, each (N,
+    T)."""
     width = max(len(r.prompt) + len(r.tokens) for r in requests) - 1
     tokens = torch.zeros(len(requests), width, dtype=torch.int64)
     targets = torch.full((len(requests), width), IGNORE_INDEX)

@@ -41,14 +41,14 @@ PREFERENCES = (*COMPARED, "orpo", "simpo")
 
 @dataclass(frozen=True)
 class Readers:
-    """The runs that read some options: those of these methods, with one of the options `given`."""
+    """The runs that read an option: runs of these methods, with one of the options `given`."""
 
     options: tuple[str, ...]
     methods: tuple[str, ...] = get_args(MethodName)
     given: tuple[str, ...] = ()
 
     def include(self, config: FinetuneConfig) -> bool:
-        """Whether the run of a configuration is one of them."""
+        """Whether the run of a configuration reads the option."""
         others = not self.given or any(getattr(config, name) for name in self.given)
         return config.method in self.methods and others
 
@@ -84,7 +84,7 @@ NOT_WITH_ADAPTERS = {"average": "which are not averaged", "balance_bias": "besid
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """The method. What it needs in the data stands in docs/finetuning.md."""
+    """The method and its options. docs/finetuning.md describes the data that each method needs."""
 
     method: MethodName = "sft"  # how the model learns from the examples
     template: str = ""  # chat template: chatml, llama3, mistral, gemma, plain or a file; "": the model's own

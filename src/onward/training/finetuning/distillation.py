@@ -40,9 +40,9 @@ def divergence(student: Tensor, teacher: Tensor, mix: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Distillation(Loss):
-    """The divergence from a teacher at the trained tokens, summed; a Loss. Logits are divided by `temperature`.
+    """The divergence from a teacher at the trained tokens, summed. Logits are divided by `temperature`.
 
-    Where one of the two has more rows than the other, as padding of its vocabulary, those rows are left out.
+    If one of the two models has more rows in its head, as padding of its vocabulary, the extra rows are ignored.
     """
 
     teacher: Frozen
@@ -51,8 +51,8 @@ class Distillation(Loss):
     chunk: int = 0  # targets whose logits are in memory at once; 0: as many as take 128 MiB in fp32, of both models
 
     def __call__(self, model: Decoder, batch: Batch) -> Sums:
-        """The sum over targets. Logits are made for targets only, and in chunks, which are made again in the backward,
-        where all at once would fill the memory."""
+        """The sum over targets. Logits are computed for targets only, and in chunks that the backward recomputes if all
+        logits at once would fill the memory."""
         teacher = self.teacher.on(model.device)
         with torch.no_grad():
             wanted = teacher.hidden(batch.tokens, batch.positions).flatten(0, 1)
@@ -75,12 +75,9 @@ class Distillation(Loss):
 
 
 class OnPolicy(Loss):
-    """Distillation of which a share of the batches has answers that the student writes to their prompts (Agarwal et al.
-    2024, algorithm 1): what comes before the first trained token of each row. Its seed determines whether a batch does,
-    and what is written.
-
-    The samples are the prompt and text of each answer of the last step.
-    """
+    """Distillation on completions by the student (Agarwal et al. 2024, algorithm 1): in a fraction of the batches, each
+    row's answer is replaced by the student's own. The seed of a batch determines whether it is replaced, and the
+    completions."""
 
     def __init__(self, distillation: Distillation, share: float, most: int, tokenizer: Tokenizer) -> None:
         self.distillation, self.share, self.most, self.tokenizer = distillation, share, most, tokenizer
@@ -89,6 +86,7 @@ class OnPolicy(Loss):
 
     @property
     def samples(self) -> Sequence[Mapping[str, Any]]:
+        """The prompt and the text of each completion of the last step."""
         return self.answers
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Batch]:
@@ -96,7 +94,7 @@ class OnPolicy(Loss):
         return [self.answered(model, b) if Random(b.seed).random() < self.share else b for b in batches]
 
     def answered(self, model: Decoder, batch: Batch) -> Batch:
-        """A batch with the student's answers in place of its own."""
+        """A batch with answers by the student."""
         prompts = [prompt for prompt, _ in prompts_of(batch)]
         seeds = [batch.seed * 1_000_003 + number for number in range(len(prompts))]
         requests = complete(model, prompts, seeds, self.sampling, self.most, self.ends)

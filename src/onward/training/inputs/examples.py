@@ -41,14 +41,14 @@ LONGEST = 4096  # tokens of an example, where the context is longer
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleInputs(Inputs):
-    """The examples of a run, beside their tokens."""
+    """The inputs of fine-tuning: tokenized examples."""
 
     examples: Examples
     held_out: Examples | None
     config: FinetuneConfig
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
-        """The tokens before the first that is trained in the first held-out example."""
+        """The tokens before the first trained token of the first held-out example."""
         first = (self.examples if self.held_out is None else self.held_out).sequence(0)
         return list(first.tokens[: max(1, first.trained.index(True))])
 
@@ -61,16 +61,19 @@ class ExampleInputs(Inputs):
         return PackedExamples(examples, length, seed, packed=packed, by_example=method.by_example)
 
     def windows(self, config: Any, context_length: int) -> PackedExamples:
+        """Rows of the training examples."""
         return self.packed(self.examples, context_length, config.seed)
 
     def validation_windows(self, config: Any, context_length: int) -> PackedExamples | None:
+        """Rows of the held-out examples; None if there are none."""
         return None if self.held_out is None else self.packed(self.held_out, context_length, None)
 
     def measure(self, loss: Loss) -> Loss:
+        """The loss for validation: the training loss itself."""
         return loss
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
-        """The means of what the loss reports over held-out examples of about this many tokens (0: all)."""
+        """The means of the reported figures over held-out examples of about `tokens` tokens (0: all)."""
         rows = self.validation_windows(self.config, model.config.context_length)
         if rows is None:
             return {}
@@ -82,7 +85,7 @@ class ExampleInputs(Inputs):
 
 
 def row_length(config: FinetuneConfig, context_length: int) -> int:
-    """The most tokens of a sequence."""
+    """The largest number of tokens in a sequence."""
     if config.length > context_length:
         raise UserError(f"length is {config.length}, and the model's context has {context_length} tokens")
     return config.length or min(context_length, LONGEST)
@@ -142,7 +145,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
 
 
 def check_labels(examples: Examples, config: FinetuneConfig) -> None:
-    """A UserError where all examples have the same label."""
+    """A UserError if all examples have the same label."""
     labels = examples.numbers.get("label")
     if labels is not None and len(np.unique(labels)) == 1:
         raise UserError(
@@ -152,7 +155,7 @@ def check_labels(examples: Examples, config: FinetuneConfig) -> None:
 
 
 def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
-    """The examples with the log-probabilities of their sequences under the model that the run begins from."""
+    """Add the log-probabilities of each sequence under the base model."""
     model, size = load_base(config)[0].eval().to(choose_device(config.device)), config.batch_size
     rows = [[i] for i in range(len(examples))]
     batches = (batch_of(examples, rows[i : i + size]).to(model.device) for i in range(0, len(rows), size))
@@ -163,7 +166,7 @@ def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
 
 
 def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> ExampleInputs:
-    """The examples that inputs.json names, their checksums verified unless only sizes are asked for."""
+    """Open the examples named in inputs.json. With "sha256" their checksums are verified."""
     record = read_record(folder)
     for name, digest in record.data.items():
         if verify == "sha256" and file_sha256(folder / name) != digest:

@@ -1,4 +1,4 @@
-"""What a run was started with: run.json and inputs.json in its folder, and whether any of it has changed."""
+"""The record of a run's beginning: run.json and inputs.json, and a check that the inputs are unchanged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ def read_record(folder: Path) -> Record:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """The configuration in a run's run.json, which is saved in `folder`."""
+    """The configuration in a run's run.json."""
     if not (folder / "run.json").exists():
         file, there = f"{folder} is a file", f"there is no {'run.json in' if folder.is_dir() else 'folder'} {folder}"
         raise UserError(f"{file if folder.is_file() else there}: name the folder of a run")
@@ -55,7 +55,7 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """The options by which a run trains on the tokens that are prepared in a folder by a configuration."""
+    """Options for training on the prepared tokens of another run's folder."""
     record = read_record(folder)
     validation = str(folder / record.validation) if record.validation else config.validation
     sources = dict.fromkeys(str(folder / name) for name, _ in record.train)
@@ -63,12 +63,12 @@ def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def index_of(data: Path) -> Path:
-    """The file whose checksum stands for data: the index of a prepared folder, or the one file."""
+    """The file with the checksum of the data: the index of a prepared folder, or the file itself."""
     return data / INDEX if data.is_dir() else data
 
 
 def check_inputs(folder: Path, model: DecoderConfig) -> None:
-    """A UserError that lists the inputs that differ from those the run was started with."""
+    """A UserError that lists the inputs that have changed since the run was started."""
     record = read_record(folder)
     differ = [
         f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")

@@ -54,20 +54,20 @@ class Inputs:
         return " ".join(tokenizer.decode(tokens[:64].tolist()).split()[:4])
 
     def windows(self, config: RunConfig, context_length: int) -> TrainingWindows:
-        """What a run trains on."""
+        """The training windows."""
         return Windows(self.train, context_length, config.seed, weights=config.weights, pack=config.pack)
 
     def validation_windows(self, config: RunConfig, context_length: int) -> HeldOutWindows | None:
-        """The whole validation text."""
+        """The windows of the whole validation text."""
         return None if self.validation is None else ValidationWindows(self.validation, context_length, config.pack)
 
     def measure(self, loss: Loss) -> Loss:
-        """The loss that validations measure, in a run that trains with `loss`: of text the plain cross-entropy."""
+        """The loss for validation, in a run that trains with `loss`: for text, the plain cross-entropy."""
         return CrossEntropy()
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
-        """The figures of a model on about this many tokens of the validation text (0: all), for result.json; {} where
-        there is no such text."""
+        """The figures of a model on about `tokens` tokens of the validation text (0: all), for result.json; {} without
+        a validation text."""
         if self.validation is None:
             return {}
         text = spread(self.validation, tokens or len(self.validation), model.config.context_length)
@@ -76,8 +76,10 @@ class Inputs:
 
 
 def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
-    """About `count` of some tokens, in pieces of eight windows that are spread evenly over them; all where there are no
-    more. The first token of a piece is predicted from another one's text, which hardly changes a mean."""
+    """About `count` tokens in evenly spread pieces of eight windows; all tokens if there are no more.
+
+    The first token of a piece is predicted from the end of another piece, which hardly changes a mean.
+    """
     if count >= len(tokens):
         return tokens
     size = min(8 * context_length, count)
@@ -87,7 +89,7 @@ def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
 
 
 def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
-    """Prepare the texts of a run in its folder, and write inputs.json; sources prepared before stay where they are."""
+    """Prepare the texts of a run in its folder, and write inputs.json. Prepared sources stay in their own folders."""
     options: dict[str, Any] = {"field": config.field, "encoding": config.encoding, "cleaning": AS_IT_IS}
     named = [] if config.validation == "none" or share(config.validation) else [config.validation]
     with stored_streams(config.sources, folder / ".streams", progress) as sources:
@@ -118,7 +120,7 @@ def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent)
 
 
 def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> Inputs:
-    """The tokens that inputs.json names, their checksums verified or, quickly, their sizes."""
+    """Open the tokens named in inputs.json, and verify their checksums or, faster, their sizes."""
     record = read_record(folder)
     data = {name: load_tokens(folder / name, verify) for name in record.data}
     # of a folder's sources, the one with this number or, for None, all
@@ -144,8 +146,8 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
 def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
     """The index of the first validation token of a source.
 
-    Where documents are packed it is the beginning of the document that is nearest to the share, so that no document is
-    in both texts, unless that would more than double the validation text.
+    With packed documents it is the start of the document nearest to the share, so that no document is in both texts,
+    unless that would more than double the validation text.
     """
     start = max(int(len(tokens) * (1 - share)), len(tokens) - MOST_HELD_OUT)
     if pack == "stream":
@@ -156,7 +158,7 @@ def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
 
 
 def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[Source]) -> Tokenizer:
-    """The tokenizer of prepared sources, or the one that is asked for, learned from the texts if need be."""
+    """The tokenizer of prepared sources, or the requested one, trained on the texts if necessary."""
     base = str(locate(config.base)) if config.base else ""
     asked = config.tokenizer or base or ("" if prepared else "bpe:4096")
     texts = passages(raw, field=config.field, encoding=config.encoding) if raw else ()
@@ -173,7 +175,7 @@ def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[S
 
 
 def share(validation: str) -> float | None:
-    """The share of each source that --validation asks for, if it is one."""
+    """The share of each source that --validation requests; None if it requests a file or none."""
     try:
         part = float(validation)
     except ValueError:

@@ -86,6 +86,7 @@ class Rollouts(Batch):
 
     @property
     def divisor(self) -> int:
+        """The divisor of the batch's sums; see `policy_losses.reduced`."""
         return self.share
 
     @property
@@ -112,7 +113,7 @@ class PolicyGradient(Loss):
         self.largest_gap, self.gap_share = 0.0, 0
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Rollouts]:
-        """The completions of a step: new ones, or those of the step before where they serve several `iterations`."""
+        """The completions of a step: new ones or, for `iterations` above 1, those of the step before."""
         if self.remaining:
             self.remaining -= 1
         else:
@@ -160,7 +161,7 @@ class PolicyGradient(Loss):
         ]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of a completion, without what ends it."""
+        """The text of a completion, without its end token."""
         return self.tokenizer.decode([token for token in tokens if token not in self.ends])
 
     def rollout(self, model: Decoder, batch: Batch, requests: Sequence[Request], rewards: Tensor) -> Rollouts:
@@ -202,8 +203,7 @@ class PolicyGradient(Loss):
         return found.changed(advantages=advantages, share=share, **changes)
 
     def state(self) -> dict[str, Tensor]:
-        """What a run needs to go on between the steps that use the same completions: these, and how many such steps
-        remain."""
+        """The completions that further steps use, and the number of these steps."""
         if not self.remaining:
             return {}
         tensors = {
@@ -233,11 +233,12 @@ class PolicyGradient(Loss):
 
     @property
     def reduction(self) -> Reduction:
-        """What the mean is over; PPO takes it over all tokens."""
+        """The reduction of the loss; PPO takes the mean over all tokens."""
         return "dapo" if self.options.method == "ppo" else self.options.reduction
 
     def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-        """The sum to minimize, the sum to report, and figures; prompts are answered first."""
+        """The sum to minimize, the sum to report, and figures. Prompts without completions, as in validation, are
+        completed first."""
         o = self.options
         if not isinstance(batch, Rollouts):  # such as in validation
             share, [rollouts] = batch.divisor, self.rollouts(model, [batch])
@@ -277,8 +278,8 @@ class PolicyGradient(Loss):
         return total, total.detach(), sums
 
     def gap(self, gap: float, share: int) -> float:
-        """A sum that becomes the largest difference of engine and trainer over all batches of a step, once the sums of
-        its batches are divided by their shares."""
+        """This batch's share of the largest difference between the engine's and the trainer's log-probabilities. The
+        shares of a step's batches, summed and divided by their divisors, give the largest difference."""
         before = self.largest_gap * self.gap_share
         self.largest_gap, self.gap_share = max(self.largest_gap, gap), self.gap_share + share
         return self.largest_gap * self.gap_share - before
@@ -291,7 +292,7 @@ def largest(differences: Tensor, mask: Tensor) -> float:
 
 @dataclass(frozen=True)
 class PolicyOutputs:
-    """What a model says of targets, each (N, T), 0 where there is none."""
+    """The outputs of a model for targets, each (N, T), 0 at other positions."""
 
     logprobs: Tensor  # log-probabilities, with logits divided by the temperature
     entropy: Tensor  # of these distributions, without gradient
@@ -300,7 +301,7 @@ class PolicyOutputs:
 
 
 def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOutputs:
-    """The outputs for the targets of a batch. Logits are made for these only, and in chunks where there are many."""
+    """The outputs for the targets of a batch. Logits are computed for targets only, in chunks if there are many."""
     hidden = model.hidden(batch.tokens, batch.positions)
     inside = batch.targets != IGNORE_INDEX
     states, targets = hidden[inside], batch.targets[inside]

@@ -1,4 +1,4 @@
-"""A model of rewards, as `--method reward` trains it, as the reward of completions."""
+"""A reward model, trained by `--method reward`, as the reward of completions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from onward.transforms.heads import REWARD, head_labels
 
 
 class RewardModel:
-    """The model in a folder, with the vocabulary of `tokenizer`, as a reward of tokens. A UserError for a model of
-    another vocabulary, and for one without a head of rewards."""
+    """The reward model in a folder, for token ids of the vocabulary of `tokenizer`. A UserError if its vocabulary
+    differs, or if the model has no head of rewards."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, device: str) -> None:
         model, _, own = load_with_adapters(folder, dtype=torch.float32, device=choose_device(device))
@@ -29,5 +29,5 @@ class RewardModel:
         self.model = model.eval().requires_grad_(False)
 
     def of_tokens(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """The reward of each sequence of token ids: of a prompt with a completion."""
+        """The reward of each sequence of token ids, a prompt with its completion."""
         return outputs(self.model, sequences)[:, 0].tolist()

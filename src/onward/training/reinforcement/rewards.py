@@ -1,4 +1,5 @@
-"""Rewards: functions of prompts, completions and answers. Results are checked, and a call that hangs is given up."""
+"""Rewards: functions of prompts, completions and answers. Their results are checked, and a call that hangs is
+abandoned."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 def exact_match(completion: str, answer: str) -> float:
-    """1 where the completion is the answer, but for spaces around both."""
+    """1 if the completion is the answer, up to surrounding spaces; else 0."""
     return float(completion.strip() == answer.strip())
 
 
 def arithmetic(completion: str, answer: str) -> float:
-    """1 where the last number in the completion is the last number in the answer."""
+    """1 if the last number in the completion is the last number in the answer; else 0."""
     found, wanted = (NUMBER.findall(text) for text in (completion, answer))
     if not found or not wanted:
         return 0.0
@@ -36,7 +37,7 @@ def arithmetic(completion: str, answer: str) -> float:
 
 
 def regex(pattern: re.Pattern[str], completion: str, answer: str) -> float:
-    """1 where the pattern matches the whole completion, but for spaces around it."""
+    """1 if the pattern matches the whole completion, up to surrounding spaces; else 0."""
     return float(pattern.fullmatch(completion.strip()) is not None)
 
 
@@ -46,7 +47,7 @@ def length(wanted: int, completion: str, answer: str) -> float:
 
 
 def json_schema(schema: Any, completion: str, answer: str) -> float:
-    """1 for JSON that conforms to the schema, 0.1 for other JSON, 0 for anything else."""
+    """1 for JSON that conforms to the schema, 0.1 for other JSON, else 0."""
     import jsonschema
 
     try:
@@ -62,8 +63,8 @@ def each(score: Callable[[str, str], float]) -> Reward:
 
 
 def reward_of(name: str) -> Reward:
-    """The reward that a name stands for: exact, arithmetic, regex:PATTERN, length:CHARACTERS, json:FILE, or
-    FILE.py:FUNCTION, a function of (prompts, completions, answers) that returns a number for each completion."""
+    """The reward for a name: exact, arithmetic, regex:PATTERN, length:CHARACTERS, json:FILE, or FILE.py:FUNCTION, a
+    function of (prompts, completions, answers) that returns one number per completion."""
     kind, _, rest = name.partition(":")
     if kind == "exact" and not rest:
         return each(exact_match)
@@ -90,7 +91,7 @@ def reward_of(name: str) -> Reward:
 
 
 def function_of(file: Path, name: str) -> Reward:
-    """A function in a file of Python, which is run."""
+    """A function in a Python file. The file is executed."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if not file.exists() or spec is None or spec.loader is None:
         raise UserError(f"there is no file {file}: give --reward FILE.py:FUNCTION")
@@ -111,8 +112,8 @@ def rewarded(
 ) -> list[float]:
     """The reward of each completion.
 
-    A UserError where the function raises, does not return within `seconds`, or returns another number of values than
-    there are completions, or a value that is no finite number.
+    A UserError if the function raises, does not return within `seconds`, returns another number of values than
+    completions, or returns a value that is not a finite number.
     """
     name = getattr(reward, "__name__", type(reward).__name__)
     results: list[Any] = []

@@ -1,4 +1,4 @@
-"""Checks of data and model before training: each prints a line at the start of a run.
+"""Checks of data and model at the start of a run.
 
 Shapes: B windows, T tokens of each, V vocabulary.
 """
@@ -25,7 +25,7 @@ COMMON = 0.1  # the share of passages that may be found, since similar texts sha
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check, with a sentence that gives its numbers."""
+    """The result of a check, and a sentence with its numbers."""
 
     name: str
     ok: bool
@@ -35,8 +35,8 @@ class Check:
 def start_checks(
     model: Decoder, batch: Batch, train: Sequence[Tokens], validation: Tokens | None, *, fresh: bool
 ) -> Iterator[Check]:
-    """The checks, one after the other: targets, causality, the first loss if the model is `fresh`, and, if there is a
-    validation text, that the training text does not contain it. `batch` is a batch to train on."""
+    """Run the checks in order: targets, causality, the first loss if the model is `fresh`, and, given a validation
+    text, its absence from the training text. `batch` is a training batch."""
     yield shifted(batch)
     yield causal(model, batch)
     if fresh:
@@ -46,7 +46,7 @@ def start_checks(
 
 
 def shifted(batch: Batch) -> Check:
-    """Whether each target that is not IGNORE_INDEX is the next token."""
+    """Whether each target other than IGNORE_INDEX is the next token."""
     targets, following = batch.targets[:, :-1], batch.tokens[:, 1:]
     counted = targets != IGNORE_INDEX
     total, right = int(counted.sum()), int((targets == following)[counted].sum())
@@ -56,7 +56,7 @@ def shifted(batch: Batch) -> Check:
 
 @torch.no_grad()
 def causal(model: Decoder, batch: Batch) -> Check:
-    """Whether changing the second half of a text changes no logit of the first, beyond rounding."""
+    """Whether the logits of the first half of a text stay the same, up to rounding, if its second half changes."""
     tokens, half = batch.tokens[:1, :CAUSAL_TOKENS], min(batch.tokens.size(1), CAUSAL_TOKENS) // 2
     positions = None if batch.positions is None else batch.positions[:1, :CAUSAL_TOKENS]
     changed = torch.cat([tokens[:, :half], (tokens[:, half:] + 1) % model.config.vocab_size], 1)
@@ -70,8 +70,8 @@ def causal(model: Decoder, batch: Batch) -> Check:
 
 @torch.no_grad()
 def first_loss(model: Decoder, batch: Batch) -> Check:
-    """Whether the loss of a fresh model is near ln V, that of a uniform guess. Fresh logits have a variance of about
-    0.02² D, half of which adds to the loss."""
+    """Whether the loss of a fresh model is near ln V, the loss of a uniform guess. Fresh logits have a variance of
+    about 0.02² D, half of which adds to the loss."""
     few = slice(max(1, LOSS_TOKENS // batch.tokens.size(1)))
     positions = None if batch.positions is None else batch.positions[few]
     some = replace(batch, tokens=batch.tokens[few], targets=batch.targets[few], positions=positions)
@@ -84,8 +84,8 @@ def first_loss(model: Decoder, batch: Batch) -> Check:
 
 
 def apart(train: Sequence[Tokens], validation: Tokens, searched: int = SEARCHED) -> Check:
-    """Whether the training text does not contain passages of the validation text. Of a longer training text, about
-    `searched` tokens are searched, in evenly spread chunks."""
+    """Whether the training text is free of passages of the validation text. Of a longer training text, about `searched`
+    tokens in evenly spread chunks are searched."""
     text, length = Tokens.join(train), min(LENGTH, len(validation))
     starts = np.linspace(0, len(validation) - length, PROBES).astype(int)
     probes = np.unique([np.asarray(validation[i : i + length], np.uint32) for i in starts.tolist()], axis=0)
@@ -104,9 +104,9 @@ MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)  # o
 
 
 def search(tokens: np.ndarray, probes: np.ndarray) -> np.ndarray:
-    """Which of the probes (P, L) occur in tokens (N,), all uint32: (P,) of bool.
+    """Whether each probe of (P, L) occurs in tokens (N,), all uint32; returns (P,) of bool.
 
-    A hash of four tokens selects, in one pass, the places that are compared with the probes.
+    A hash of four tokens selects candidates in one pass; only these are compared with the probes.
     """
     length = probes.shape[1]
     places = len(tokens) - length + 1

@@ -1,8 +1,8 @@
-"""Events of a run, and the files that record them.
+"""Events of a run and their files.
 
 RUN/metrics.jsonl    a line per step, validation and rollback
-RUN/samples.jsonl    texts that the model wrote: which the display adds, and on which it was trained
-RUN/skipped.jsonl    the windows that are left out because a step failed on them
+RUN/samples.jsonl    texts by the model: samples of the display, and completions it was trained on
+RUN/skipped.jsonl    windows that are skipped because a step failed on them
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +44,8 @@ Recorded = TypeVar("Recorded", Step, Validation)
 
 
 class EventLog:
-    """Records the events of a run in its files and the trackers; nothing where it is not `active`, as in all processes
-    but the first."""
+    """Records the events of a run in its files and trackers. Records nothing unless `active`, as in all processes but
+    the first."""
 
     def __init__(self, folder: Path, active: bool, messages: Sequence[str] = ()) -> None:
         """`messages` are sentences for the user that come with the next step."""
@@ -56,7 +56,7 @@ class EventLog:
 
     @contextmanager
     def tracked(self, names: Sequence[str], config: Mapping[str, Any]) -> Iterator[None]:
-        """A context in which these trackers get the rows of metrics.jsonl too."""
+        """A context in which these trackers also receive the rows of metrics.jsonl."""
         self.trackers = Trackers(names if self.active else (), self.folder, config)
         try:
             yield
@@ -80,23 +80,24 @@ class EventLog:
         return [Notice(step, message) for message in messages]
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Record the first of the texts that the model wrote in a step and was trained on."""
+        """Record the first few texts by the model that a step trained on."""
         for sample in samples[:SAMPLES] if self.active else ():
             self.samples.write({"step": step, **sample, "trained": True})
 
     def write_row(self, row: dict[str, Any]) -> None:
+        """Write a row of metrics.jsonl, with null for infinite and NaN values."""
         row |= {key: None for key, value in row.items() if isinstance(value, float) and not isfinite(value)}
         if self.active:
             self.metrics.write(row)
             self.trackers.write(row)
 
     def resume(self, step: int) -> None:
-        """Remove what follows the save of a step, which is repeated."""
+        """Remove the rows after the save of a step, since the run repeats those steps."""
         for journal in (self.metrics, self.samples, self.skipped) if self.active else ():
             journal.cut(lambda row: precedes(row, step))
 
     def roll_back(self, event: Rollback, first_window: str) -> Rollback:
-        """Record a rollback, with the text of the first window that is skipped; return it. What was undone is
+        """Record a rollback with the text of the first skipped window, and return it. Rows of undone steps are
         removed."""
         if self.active:
             self.metrics.cut(lambda row: precedes(row, event.step) or (row["step"] == event.step and "reason" in row))
@@ -107,6 +108,6 @@ class EventLog:
 
 
 def precedes(row: Mapping[str, Any], step: int) -> bool:
-    """Whether a row is about a time before the save of a step: at that step, only the row of the step itself, which has
-    a loss, and the texts on which it trained."""
+    """Whether a row was written before the save of a step. Of the rows at that step, the step's own row, with a loss,
+    and its training samples precede the save."""
     return row["step"] < step or (row["step"] == step and ("loss" in row or "trained" in row))

@@ -1,4 +1,4 @@
-"""What a new run begins with: its model, its tokens, and the options left open, which are fixed here."""
+"""How a run begins: its model, its tokens, and its open options, which are fixed here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,8 +48,8 @@ class Prepared:
 
 
 def chosen_base(config: RunConfig, model: Decoder | None) -> tuple[RunConfig, Decoder | None, dict[str, Any]]:
-    """The configuration, the model that a new run begins from, and its config.json: the given model, or the one that
-    the configuration names, or None."""
+    """The configuration, the model to begin from (given, or named by the configuration, or None), and its
+    config.json."""
     hf: dict[str, Any] = {}
     for module in config.imports:
         fields.import_parts(module)
@@ -64,7 +64,7 @@ def chosen_base(config: RunConfig, model: Decoder | None) -> tuple[RunConfig, De
 
 
 def check_options(config: RunConfig, processes: Processes) -> None:
-    """A UserError for options with which no run can begin, before any text is read."""
+    """A UserError for options that no run can begin with, before any text is read."""
     config.decoder(1)
     check_optimizer(config.optimizer or "adamw")
     processes.check_batches(config.accumulation)
@@ -80,8 +80,8 @@ def prepared(
     sample: Sampler,
     progress: Progress,
 ) -> tuple[Prepared, float]:
-    """Prepare the tokens and the model of a run, in the first process, and fix its options. Returns the seconds, too,
-    that are gone of a given time."""
+    """Prepare the tokens and the model of a run in the first process, and fix its options. Also returns the seconds
+    already spent of a time limit."""
     device, fresh = choose_device(config.device), model is None
     stage = stage_of(config)
     tokenizer = stage.prepare(config, folder, progress)

@@ -1,4 +1,4 @@
-"""One line that shows the progress of a run that is trained from Python, where somebody can see it."""
+"""One line that shows the progress of a run started from Python, in a terminal or a notebook."""
 
 import sys
 from collections.abc import Callable
@@ -14,13 +14,13 @@ REFRESH_SECONDS = 0.2
 
 
 def progress(run: Run) -> Callable[[Event], object]:
-    """What is called with the events of a run: a NotebookProgress in a notebook, else a Progress."""
+    """A function to call with each event of a run: NotebookProgress in a notebook, else Progress."""
     return NotebookProgress(run) if in_notebook() else Progress(run)
 
 
 class Progress:
     """Prints events of a run to standard error: steps as one line that is rewritten, other events as lines. Prints
-    nothing unless standard error is a terminal."""
+    nothing if standard error is not a terminal."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -45,7 +45,7 @@ class Progress:
 
 
 class NotebookProgress:
-    """Shows steps and validations as one line of a cell's output, which changes; prints other events."""
+    """Shows steps and validations as one changing line of a cell's output, and prints other events."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.displayed, self.shown = run, DisplayedLine(), 0.0
@@ -61,13 +61,13 @@ class NotebookProgress:
 
 
 def expected_steps(run: Run) -> int:
-    """The number of steps in all; in the first process, while the clock has not fixed it, how many fit."""
+    """The number of steps in all. While the clock has not fixed it, an estimate, in the first process only."""
     left = run.budget.steps_left(run.config.validation_interval) if run.budget else 0
     return run.config.steps or run.step + left
 
 
 def steps_in_words(run: Run) -> str:
-    """The number of steps in all, with `about` while the clock has not fixed it."""
+    """The number of steps in all, with `about` before an estimate."""
     return f"{'' if run.config.steps else 'about '}{expected_steps(run):,}"
 
 

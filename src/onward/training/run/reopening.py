@@ -1,4 +1,4 @@
-"""What a run goes on with: the newest save, and the inputs that it was started with."""
+"""How a run continues: from its newest save, on unchanged inputs."""
 
 import sys
 from pathlib import Path

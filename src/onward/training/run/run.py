@@ -192,7 +192,7 @@ class Run(Shown):
                         break
 
     def train_step(self, plan: StepPlan) -> Step:
-        """Make a step. It has failed, too, if the weights are to be saved after it and are not finite."""
+        """Make a step. The step also fails if its weights are not finite and a save is due."""
         due = self.config.due(self.step + 1)
         step = self.trainer.train_step(replace(plan, measure_update=due))
         if due and not step.failure and not self.trainer.finite():
@@ -200,14 +200,14 @@ class Run(Shown):
         return step
 
     def fix_steps(self, steps: int) -> None:
-        """Fix the number of steps, of which those to come are the decay, and record it in run.json."""
+        """Fix the number of steps and record it in run.json; the remaining steps are the decay."""
         self.config = replace(self.config, time="", steps=steps, decay=steps - self.step)
         self.trainer.learning_rate = learning_rate(self.config, self.model)
         if not self.processes.rank:
             record_steps(self.config)
 
     def validate(self) -> Iterator[Validation]:
-        """Validate, if the present step is one to validate at; one before the last, only if there is time for it."""
+        """Validate if a validation is due. A validation before the last one is skipped if there is no time for it."""
         if not self.step or not self.config.due(self.step) or self.held_out is None:
             return
         steps_left = max(0, self.config.steps - self.step)
@@ -222,10 +222,10 @@ class Run(Shown):
             yield self.log.write(validation)
 
     def roll_back(self, plan: StepPlan, step: Step, first: int) -> Rollback:
-        """Go back to the newest undamaged save, and skip the windows of a step that failed from now on.
+        """Go back to the newest undamaged save, and skip the windows of the failed step from now on.
 
-        `first` is the step of the save from which training went on. If the first step after it has failed twice, on
-        different windows, that save is spoiled: go back to the one before it, and skip all windows from there on.
+        `first` is the step of the save that training continued from. If the first step after it has failed twice, on
+        different windows, that save is spoiled: go back to the save before it, and skip all windows since.
         """
         failed_steps = (*self.progress.failed_steps, step.step)
         if len(failed_steps) >= MAX_FAILURES:

@@ -1,4 +1,4 @@
-"""The folder of a run: a new one, its run.json, and what is saved in it."""
+"""The folder of a run: creation, run.json, and whether a step is saved."""
 
 import shutil
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from onward.training.run.lock import run_lock
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[None]:
-    """A context in which the folder of a new run is made and locked. It is removed if a UserError ends the context,
-    unless it was there before or holds texts whose preparation can go on."""
+    """A context that creates and locks the folder of a new run. After a UserError the folder is removed, unless it
+    existed before or holds partly prepared texts."""
     new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,8 +35,8 @@ def new_folder(folder: Path) -> Iterator[None]:
 
 
 def record_steps(config: RunConfig) -> None:
-    """Write run.json, if it lacks the number of steps, which the clock has fixed. On a full disk it stays as it is, and
-    the next save tries again."""
+    """Write the number of steps to run.json, if it has none yet because the clock has just fixed it. On a full disk the
+    file stays as it is, and the next save tries again."""
     path = Path(config.out) / "run.json"
     with suppress(UserError):
         if config.steps and not read_json(path).get("steps"):
@@ -44,7 +44,7 @@ def record_steps(config: RunConfig) -> None:
 
 
 def check_saved(folder: Path, step: int, failure: UserError | None) -> None:
-    """A UserError with the reason, if a step of a run is not on disk."""
+    """A UserError with the reason if a step of a run is not on disk."""
     if any(step_of(path) == step for path in saves(folder)):
         return
     if failure:

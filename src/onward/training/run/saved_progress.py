@@ -1,4 +1,4 @@
-"""How far a run has come, and what a save says of it beside weights and optimizer."""
+"""The progress of a run, and the content of a save's progress.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from onward.training.clock.budget import Costs
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """How far a run has come, beside the trainer's step."""
+    """The position of a run in its data, and its failures. The trainer counts the steps."""
 
     position: int = 0  # the number of the window to continue from
     seconds: float = 0.0  # that the run has trained
@@ -44,5 +44,5 @@ class SavedProgress(RunProgress):
 
 
 def saved_progress(state: SavedState) -> SavedProgress:
-    """The progress in a save. A UserError names a key that is missing or of another type."""
+    """The progress in a save. A UserError names a missing key or one of another type."""
     return fields.build(SavedProgress, state.progress, str(state.folder / PROGRESS))

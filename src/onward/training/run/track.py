@@ -1,4 +1,4 @@
-"""Trackers: the rows of metrics.jsonl in TensorBoard and Weights & Biases as well."""
+"""Trackers: copies of the rows of metrics.jsonl in TensorBoard and Weights & Biases."""
 
 import os
 import warnings
@@ -15,15 +15,17 @@ from onward.training.config import TRACKERS
 
 
 class Tracker(Protocol):
-    """A place that rows are written to."""
+    """A destination for rows of metrics.jsonl."""
 
-    def write(self, row: Mapping[str, Any]) -> None: ...
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Record a row."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Write the buffered rows."""
 
 
 class Trackers:
-    """The trackers of a run by their names, of which there are `TRACKERS`.
+    """The trackers of a run, by name.
 
     A tracker that fails causes one warning and is not used again: training does not depend on it.
     """
@@ -85,6 +87,7 @@ class TensorBoard:
         self.step = 0
 
     def write(self, row: Mapping[str, Any]) -> None:
+        """Record the numbers of a row."""
         if self.writer is None or row["step"] < self.step:
             self.begin(row["step"] + ("loss" not in row))  # other rows come after the row of their step
         self.step = row["step"]
@@ -102,6 +105,7 @@ class TensorBoard:
         self.writer = SummaryWriter(str(self.folder), purge_step=step)
 
     def close(self) -> None:
+        """Write the buffered rows."""
         if self.writer is not None:
             self.writer.close()
 
@@ -141,10 +145,12 @@ class WandB:
         self.run.define_metric("*", step_metric="step")  # its own count of steps could not go back
 
     def write(self, row: Mapping[str, Any]) -> None:
+        """Record the numbers of a row, and the reason of a rollback."""
         reason = {"rollback": row["reason"]} if "reason" in row else {}
         self.run.log({"step": row["step"], **values(row), **reason})
 
     def close(self) -> None:
+        """Finish the run of Weights & Biases."""
         self.run.finish()
 
 

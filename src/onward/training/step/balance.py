@@ -41,7 +41,7 @@ class Balance:
                 router.scoring.register_forward_hook(self.watch_shares)
 
     def watch(self, counts: Tensor, has_loss: bool, router: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
-        """Count the assignments of a forward."""
+        """Count the expert assignments of one forward."""
         if learning(router):
             assignments = torch.bincount(output[1].flatten(), minlength=len(counts))
             counts += assignments
@@ -49,7 +49,7 @@ class Balance:
                 self.assignments.append(assignments)
 
     def watch_shares(self, module: nn.Module, _: Any, shares: Tensor) -> None:
-        """Keep the mean over the tokens of a softmax's output (N, X)."""
+        """Record the mean of a softmax's output (N, X) over the tokens."""
         if learning(module):
             self.shares.append(shares.mean(0))
 

@@ -25,8 +25,10 @@ from onward.transforms.recompute import recompute_blocks
 def build_trainer(
     config: RunConfig, model: Decoder, processes: Processes | None = None, loss: Loss | None = None
 ) -> Trainer:
-    """A trainer for a model, of which the trainable parameters are trained; `loss` is by default the configured
-    cross-entropy. Sets the backend of the model's experts, and compiles or recomputes its blocks in place."""
+    """A trainer for the trainable parameters of a model. `loss` defaults to the configured cross-entropy.
+
+    Sets the backend of the model's experts, and compiles or recomputes its blocks, in place.
+    """
     c = config
     peak = c.peak_learning_rate(model.config.d_model)
     choose_backend(model, c.experts)
@@ -56,12 +58,12 @@ def learning_rate(config: RunConfig, model: Decoder) -> Callable[[int], float]:
 
 
 def open_experts(model: Decoder) -> list[ExpertsModule]:
-    """The mixtures of experts whose part leaves their backend open."""
+    """The mixtures of experts without a fixed backend."""
     mlps = ((getattr(block, "mlp", None), at(model.config.mlp, layer)) for layer, block in enumerate(model.blocks))
     return [m for m, part in mlps if isinstance(m, ExpertsModule) and getattr(part, "backend", "") == "auto"]
 
 
 def choose_backend(model: Decoder, backend: Any) -> None:
-    """Set the backend of the experts that leave it open."""
+    """Set the backend of the experts without a fixed one."""
     for module in open_experts(model):
         module.part = replace(module.part, backend=backend)

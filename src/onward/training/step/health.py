@@ -52,7 +52,7 @@ class Spikes:
         return ""
 
     def note(self, loss: float) -> None:
-        """Remember the loss of a step that was made."""
+        """Record the loss of a completed step."""
         self.state = [*self.state, loss][-REMEMBERED:]
 
 
@@ -104,8 +104,8 @@ def layer_of(name: str) -> int:
 
 
 def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
-    """The largest activation of each unit, (F,); of experts, units (B, T, A, F), those of the `chosen` (B, T, A) ones,
-    one after the other."""
+    """The largest activation of each unit, (F,). For units of experts (B, T, A, F), those of the `chosen` experts (B,
+    T, A), one expert after the other."""
     units = units.abs().float().flatten(0, -2)
     if chosen is None:
         return units.amax(0)
@@ -115,7 +115,8 @@ def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
 
 
 def entropy(weights: Tensor, sinks: bool) -> float:
-    """The mean entropy, in nats, of attention weights (..., T); with sinks, what is missing from 1 is one more."""
+    """The mean entropy, in nats, of attention weights (..., T). With sinks, 1 minus the sum of the weights counts as
+    one more weight."""
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     found = torch.special.entr(weights).sum(-1)
     if sinks:
@@ -129,8 +130,11 @@ def matrices(model: nn.Module) -> list[Tensor]:
 
 
 def update_ratio(before: Sequence[Tensor], model: nn.Module) -> float:
-    """The norm of the change of the trainable matrices over their norm, given clones of `matrices(model)` from before
-    the update. About 1e-3 is usual; much less learns slowly, much more is unstable."""
+    """The norm of the change of the trainable matrices divided by their norm. `before` are clones of `matrices(model)`
+    made before the update.
+
+    About 1e-3 is usual; much less learns slowly, much more is unstable.
+    """
     exact = lambda tensor: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     norm = lambda tensors: math.hypot(*(exact(tensor).norm().item() for tensor in tensors))
     return norm(now - then for now, then in zip(matrices(model), before, strict=True)) / (norm(before) or 1.0)

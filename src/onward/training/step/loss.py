@@ -1,4 +1,4 @@
-"""Losses: the cross-entropy of the targets, in chunks where all logits at once would fill the memory.
+"""Losses. The cross-entropy computes logits in chunks if all logits at once would fill the memory.
 
 Shapes: B windows, T tokens of each, N = B * T, D d_model, V vocabulary.
 """
@@ -28,10 +28,11 @@ MAX_LOGITS = 1 << 25  # in memory at once: 128 MiB in fp32
 
 
 class Loss:
-    """The base of losses. A subclass defines the sums of a batch, and overrides the other methods as it needs.
+    """Base class of losses. A subclass implements `__call__`, the sums over a batch, and may override the other
+    methods.
 
-    The trainer divides each sum by the sum of the `divisor` of the step's batches, which is the number of targets
-    unless a batch has another one.
+    The trainer divides each sum by the total `divisor` of the batches of a step: the number of targets, unless the
+    batch class defines another one.
     """
 
     def __call__(self, model: Any, batch: Any) -> Sums:
@@ -62,7 +63,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class LossOfFunction(Loss):
-    """A loss that is a function alone."""
+    """A loss from a function."""
 
     function: LossFunction
 
@@ -74,8 +75,8 @@ OPTIONAL = "prepare", "summarize", "samples", "state", "load_state"  # of a Loss
 
 
 def as_loss(loss: Loss | LossFunction) -> Loss:
-    """A Loss from a function (model, batch) -> sums; a UserError for an object of another class with methods of a
-    Loss, which would not be called."""
+    """A Loss from a function (model, batch) -> sums. A UserError for an object that is not a Loss but has its methods,
+    since they would not be called."""
     if isinstance(loss, Loss):
         return loss
     if own := [name for name in OPTIONAL if hasattr(loss, name)]:
@@ -97,8 +98,8 @@ class CrossEntropy(Loss):
     def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
         """The sum to minimize and, without gradient, the plain cross-entropy, both in at least fp32.
 
-        Where the batch has more tokens than a chunk, its logits (N, V) are made chunk by chunk, and so are their
-        gradients, already in the forward; `batch.loss_scale` keeps those of fp16 in range.
+        If the batch has more tokens than one chunk, logits (N, V) and their gradients are computed chunk by chunk in
+        the forward. `batch.loss_scale` keeps the gradients of fp16 in range.
         """
         hidden = model.hidden(batch.tokens, batch.positions).flatten(0, 1)
         targets = batch.targets.flatten()
@@ -125,7 +126,7 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class Means:
-    """What a loss reports, divided by the divisor of the batches."""
+    """The means of a loss and of its figures over batches."""
 
     loss: float
     divisor: int

@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 def prefetch(items: Iterable[T], ahead: int = 2) -> Generator[T]:
-    """The items of an iterable, of which a thread makes the next `ahead` while the caller works on one.
+    """Iterate over `items`, with the next `ahead` items made in another thread.
 
-    An error that is raised while an item is made is raised when that item is asked for. Closing the iterator discards
-    the items made ahead and ends the thread.
+    An error raised while making an item is raised when that item is requested. Closing the iterator discards the items
+    made ahead and ends the thread.
     """
     source, end = iter(items), object()
     thread = ThreadPoolExecutor(1, "prefetch")

@@ -1,7 +1,7 @@
-"""The speed of training: tokens per second, by part of a step, and the share of the arithmetic that is reached.
+"""The speed of training: tokens per second, seconds of each part of a step, and model FLOPs utilization.
 
-The share of the operations that a step needs (not of those that it makes, which recomputation adds to) is known as
-model FLOPs utilization, MFU (PaLM, Chowdhery et al. 2022, appendix B).
+Model FLOPs utilization (MFU; PaLM, Chowdhery et al. 2022, appendix B) counts the operations that a step needs, without
+those that recomputation adds.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ TRIAL_TOKENS = 1024  # of a step that calibrates
 
 
 class Watch:
-    """Adds up the seconds of parts of a step: those since the last note."""
+    """Sums the seconds of each part of a step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds, self.last = device, defaultdict[str, float](float), perf_counter()
 
     def note(self, part: str) -> None:
+        """Add the seconds since the last call to a part."""
         wait(self.device)
         now = perf_counter()
         self.seconds[part] += now - self.last
@@ -47,13 +48,14 @@ class Watch:
 
 
 class TimedForward(nn.Module):
-    """A LossModule whose calls are timed."""
+    """A LossModule with timed calls."""
 
     def __init__(self, module: nn.Module, watch: Watch) -> None:
         super().__init__()
         self.module, self.watch = module, watch
 
     def forward(self, batch: Batch) -> Any:
+        """The outputs of the LossModule."""
         self.watch.note("other")
         result = self.module(batch)
         self.watch.note("forward and loss")
@@ -62,11 +64,12 @@ class TimedForward(nn.Module):
 
 @dataclass(frozen=True)
 class TimedProcesses(Processes):
-    """One process, in which the backward ends where gradients would be summed."""
+    """A single process that marks the end of the backward."""
 
     watch: Watch | None = None
 
     def sum_gradients(self, model: nn.Module) -> None:
+        """Note the end of the backward."""
         assert self.watch is not None
         self.watch.note("backward")
 
@@ -85,6 +88,7 @@ class TrainingSpeed:
 
     @property
     def step(self) -> float:
+        """Seconds per step."""
         return sum(self.seconds.values())
 
 

@@ -1,4 +1,4 @@
-"""The trainer: batches in, better weights out. It is in memory; the folder of a run is in run.py.
+"""The trainer: batches in, better weights out. It works in memory; run.py manages the folder of a run.
 
 Shapes: B windows, T tokens of each, V vocabulary.
 """
@@ -63,7 +63,7 @@ class StepConfig:
 
 
 class LossModule(nn.Module):
-    """A model and its loss as one module, so that one call of `forward` is all that compile, DDP and FSDP wrap."""
+    """A model and its loss as one module with one `forward`, for compile, DDP and FSDP to wrap."""
 
     def __init__(self, model: nn.Module, loss: Loss, balance: Balance | None) -> None:
         super().__init__()
@@ -192,18 +192,18 @@ class Trainer:
         return all(bool(p.isfinite().all()) for p in self.model.parameters())
 
     def checksum(self) -> str:
-        """A hash of the weights, which is another one if any bit differs."""
+        """A hash of the weights that changes if any bit does."""
         integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         bits = (p.detach().contiguous().view(integers[p.element_size()]) for p in self.model.parameters())
         sums = [int(tensor.sum(dtype=torch.int64)) for tensor in bits]
         return hashlib.sha256(repr(sums).encode()).hexdigest()
 
     def averaged(self) -> AbstractContextManager[object]:
-        """A context in which the model has the averaged weights, where the trainer averages them."""
+        """A context in which the model has the averaged weights, if the trainer averages them."""
         return self.average.shown() if self.average else nullcontext()
 
     def state_dict(self) -> TrainerState:
-        """Everything needed to go on exactly: tensors, not copied, of the trainable parameters only, and numbers."""
+        """The state needed to continue exactly: tensors of the trainable parameters, not copied, and numbers."""
         tensors = training_tensors(self.model, self.optimizers, self.average.tensors if self.average else None)
         tensors |= {f"{LOSS}{name}": tensor for name, tensor in self.loss.state().items()}
         return TrainerState(
@@ -219,7 +219,7 @@ class Trainer:
 
     @checked
     def load_state(self, state: TrainerState) -> None:
-        """Go back, or on, to a state of a trainer made like this one; weights are copied into the model in place."""
+        """Load a state of a trainer made like this one. Weights are copied into the model in place."""
         restore(state.tensors, self.model, self.optimizers)
         kept = {name.removeprefix(LOSS): t for name, t in state.tensors.items() if name.startswith(LOSS)}
         self.loss.load_state(kept, self.device)

@@ -25,8 +25,8 @@ class Validation:
 def validate(
     trainer: Trainer, tokenizer: Tokenizer, windows: HeldOutWindows, config: RunConfig, loss: Loss
 ) -> Validation:
-    """The means of a loss over evenly spread windows, about `config.validation_tokens` of the tokens, in the precision
-    of training; with averaged weights, where the trainer averages them."""
+    """The means of a loss over about `config.validation_tokens` tokens of evenly spread windows, in the precision of
+    training and with averaged weights if the trainer averages them."""
     model, size = trainer.model, config.batch_size
     apart = max(1, windows.num_tokens // config.validation_tokens)
     chosen = range(0, len(windows), apart)

@@ -81,7 +81,7 @@ class Sizes:
         return self.known[width]
 
     def width(self, size: float) -> int:
-        """The width whose decoder has about this many parameters."""
+        """The width of the decoder with about this many parameters."""
         low, high = 1, 2
         while self.parameters(high * self.step) < size:
             low, high = high, 2 * high
@@ -91,7 +91,7 @@ class Sizes:
         return min((low, high), key=lambda n: abs(math.log(self.parameters(n * self.step) / size))) * self.step
 
     def cell(self, width: int, flops: float) -> Cell:
-        """The run of a model with an amount of operations."""
+        """The run of a model width with a number of operations."""
         size = self.parameters(width)
         tokens = flops / 6 / size
         batch = BATCH * (tokens / AT) ** GROWTH / self.context
@@ -114,7 +114,7 @@ def grid(sizes: Sizes, largest: float) -> list[Cell]:
 
 
 def larger(sizes: Sizes, flops: float, size: float, known: Sequence[Cell]) -> Cell:
-    """A run of more operations with about `size` parameters, within a factor of ten of those of the grid."""
+    """The run with more operations and about `size` parameters, at most ten times larger than the grid's."""
     least, most = min(cell.parameters for cell in known), max(cell.parameters for cell in known)
     return sizes.cell(sizes.width(min(max(size, least), 10 * most)), flops)
 
@@ -151,7 +151,7 @@ def measured(config: RunConfig, inputs: Inputs, vocab_size: int, cells: Sequence
 
 
 def with_precision(config: RunConfig, inputs: Inputs, vocab_size: int, cell: Cell) -> RunConfig:
-    """The configuration with the precision that is fastest for a run, since all runs must have the same."""
+    """The configuration with the fastest precision for a run, which all runs of the grid then share."""
     own = cell.variant(config).config
     trainer = build_trainer(own, Decoder(own.decoder(vocab_size)).to(torch.device(config.device)))
     chosen = fastest_options(own, trainer, inputs.windows(own, cell.context), math.inf)
@@ -159,8 +159,8 @@ def with_precision(config: RunConfig, inputs: Inputs, vocab_size: int, cell: Cel
 
 
 def largest_budget(fits: Callable[[float], bool], least: float) -> float:
-    """The most operations of the largest run for which a grid fits, between `least` and a million million times it; 0
-    where not even that one does."""
+    """The number of operations of the largest run for which a grid fits, between `least` and 1e12 times `least`; 0 if
+    no grid fits."""
     if not fits(least):
         return 0.0
     low, high = 0.0, 12.0

@@ -43,7 +43,7 @@ Measure = Literal["loss", "bits_per_byte"]
 
 @dataclass(frozen=True)
 class Variant:
-    """A configuration and its name; `out` is the folder of all variants, and `seed` that of the first run."""
+    """A configuration and its name. `out` is the folder of all variants, and `seed` the seed of its first run."""
 
     name: str
     config: RunConfig
@@ -51,13 +51,12 @@ class Variant:
     parameters: int = 0  # of its model; 0 before its tokens are prepared
 
     def folder(self, seed: int) -> Path:
-        """The run with a seed."""
+        """The folder of the run with a seed."""
         return Path(self.config.out) / self.name / f"seed-{seed}"
 
     def differences(self, base: "Variant") -> list[str]:
-        """The fields of the run and of the decoder in which it differs from another variant, each as
-        `optimizer adamw -> muon`; of the learning rate, what it is where none was given. For variants whose tokens are
-        not prepared yet."""
+        """The fields of the run and of the decoder that differ from another variant, each as `optimizer adamw -> muon`.
+        A default learning rate is given as its value. Both variants must not have prepared tokens yet."""
         models = base.config.decoder(1), self.config.decoder(1)
         rates = (one.config.peak_learning_rate(model.d_model) for one, model in zip((base, self), models))
         pairs = {"learning_rate": (*rates,)} | {
@@ -84,7 +83,7 @@ class Length:
         return next(text for text, given in zip(texts, vars(self).values()) if given)
 
     def steps_of(self, config: RunConfig, model: DecoderConfig) -> int:
-        """The steps that a variant makes; 0 where the time decides."""
+        """The number of steps of a variant; 0 if its time decides."""
         if self.time or self.steps:
             return self.steps
         tokens = tokens_per_step(config, model)
@@ -111,15 +110,14 @@ class Moment:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The runs of a variant, one for each seed, with the figures of the final evaluation; None of a run that
-    diverged."""
+    """The runs of a variant, one per seed, with the figures of the final evaluation; None for a diverged run."""
 
     variant: Variant
     runs: tuple[Path, ...]
     figures: tuple[dict[str, Any] | None, ...]
 
     def values(self, measure: Measure) -> list[float]:
-        """A figure of the runs; none where one diverged, since the mean of the others would flatter the variant."""
+        """A figure of each run; empty if a run diverged, since the mean of the others would flatter the variant."""
         return [] if None in self.figures else [figures[measure] for figures in self.figures if figures]
 
 
@@ -129,7 +127,7 @@ def tokens_per_step(config: RunConfig, model: DecoderConfig) -> int:
 
 
 def flops_per_token(model: DecoderConfig) -> float:
-    """Operations that training takes for a token, by the rule 6 N for the N parameters that a token uses."""
+    """Training operations per token by the rule 6 N, where N is the number of parameters that a token uses."""
     return 6.0 * active_parameters(model)
 
 
@@ -165,9 +163,9 @@ def check_variants(variants: Sequence[Variant]) -> None:
 def prepare_variants(
     variants: Sequence[Variant], length: Length | None = None, progress: Progress = silent
 ) -> list[Variant]:
-    """The variants with their length (None: their own steps) and shared tokens, ready to be trained.
+    """Prepare variants for training: their length (None: their own steps) and shared tokens.
 
-    A UserError, before anything is trained, where one cannot be, and where the folder holds a variant of the same name
+    A UserError, before any training, if a variant cannot be trained, or if the folder holds a variant of the same name
     with other options.
     """
     check_variants(variants)
@@ -219,11 +217,12 @@ def train_variants(
     stop: Callable[[], bool] = lambda: False,
     limit: float = math.inf,
 ) -> list[Outcome] | None:
-    """Train variants that are prepared, all with the first seed, then all with the next. Runs that have ended are not
-    repeated, and one that was left is resumed, exactly as if it had never stopped.
+    """Train prepared variants: all with the first seed, then all with the next. Finished runs are not repeated; an
+    interrupted run is resumed, exactly as if it had never stopped.
 
-    `watch` is called with each event. None if `stop()` became true: the present run is then saved. A run that diverges
-    does not stop the others. A run that would not end within `limit` seconds, by those before it, is left out.
+    `watch` is called with each event. Returns None if `stop()` became true, after saving the present run. A diverged
+    run does not stop the others. A run is left out if, going by the runs before it, it would not end within `limit`
+    seconds.
     """
     first = variants[0].config.seed
     order = [(variant, seed) for seed in range(first, first + seeds) for variant in variants]
@@ -253,8 +252,8 @@ def train_variants(
 
 
 def begin(variants: Sequence[Variant], variant: Variant, seed: int) -> Run:
-    """The run of a variant and a seed, resumed if it was begun. What timing decides is decided once for all runs of the
-    same model, so that they do not differ in precision."""
+    """The run of a variant and a seed, resumed if it exists. Runs of the same model share the choices that timing made
+    for the first, so that they do not differ in precision."""
     folder, config = variant.folder(seed), variant.config
     if folder.exists() and saves(folder):
         return Run.resume(folder)
@@ -272,13 +271,13 @@ def begin(variants: Sequence[Variant], variant: Variant, seed: int) -> Run:
 
 
 def share_done(run: Run) -> float:
-    """The share of a run that is done: of its steps or, while the clock has not fixed their number, of its time."""
+    """The completed share of a run: of its steps or, until the clock has fixed their number, of its time."""
     if run.config.steps:
         return min(1.0, run.step / run.config.steps)
     return min(0.99, run.progress.seconds / seconds(run.config.time))
 
 
 def outcome(variant: Variant, runs: Sequence[Path]) -> Outcome:
-    """The figures of runs that have ended."""
+    """The figures of finished runs."""
     figures = (read_json(run / RESULT) if (run / RESULT).exists() else None for run in runs)
     return Outcome(variant, tuple(runs), tuple(figures))
