@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.text import machine
-from onward.checkpoint.saves import Saver, TrainerState, training_tensors
+from onward.checkpoint.saves.saver import Saver
+from onward.checkpoint.saves.state import TrainerState, training_tensors
 from onward.config.decoder import DecoderConfig
 from onward.model.decoder import Decoder
 

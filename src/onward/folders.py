@@ -13,7 +13,8 @@ import torch
 
 from onward.arguments import Range, checked
 from onward.checkpoint.gguf.convert import Accept, plan, write_model
-from onward.checkpoint.huggingface.folder import load_tokenizer, save_model, stored_weights
+from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.load import open_source
 from onward.checkpoint.peft.adapters import load_with_adapters
 from onward.checkpoint.peft.adapters import save_adapter as write_adapter
 from onward.checkpoint.peft.bases import BaseModel, base_folder, weights_checksum
@@ -72,7 +73,7 @@ def load(
     )
     if rope is not None:
         decoder.config = extended(decoder.config, rope)
-    return LanguageModel(decoder, load_tokenizer(source), hf)
+    return LanguageModel(decoder, source.tokenizer(), hf)
 
 
 @checked
@@ -140,7 +141,7 @@ def merge(
         raise UserError(f"out is {out}, the folder of the base: choose another")
     lm = load(base, torch.float32, "cpu", adapter=adapter)
     merge_lora(lm.model, adapter_names(lm.model)[0])
-    stored = Counter(tensor.dtype for tensor in stored_weights(base).values())
+    stored = Counter(tensor.dtype for tensor in open_source(base).stored().values())
     lm.model.to(dtype or FLOATS.get(stored.most_common(1)[0][0], torch.bfloat16))
     save(lm, out, shard_bytes=shard_bytes)
 

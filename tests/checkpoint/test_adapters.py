@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import onward
-from onward.checkpoint.huggingface.folder import load_model, save_model
+from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.load import load_model
 from onward.checkpoint.peft.adapters import load_adapter, save_adapter
 from onward.checkpoint.peft.bases import BaseModel, check_base, weights_checksum
 from onward.checkpoint.weights import write_tensors

@@ -10,7 +10,8 @@ import pytest
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 import onward
-from onward.checkpoint.huggingface.folder import describe, load_model, save_model
+from onward.checkpoint.huggingface.save import describe, save_model
+from onward.checkpoint.load import load_model
 from onward.cli import main
 from onward.config.decoder import DecoderConfig, RMSNorm, SelfAttention
 from onward.families import express, read

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from onward.checkpoint.huggingface.folder import load_model, save_model
+from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.load import load_model
 from onward.checkpoint.weights import read_tensors, write_tensors
 from onward.config.decoder import DecoderConfig
 from onward.errors import UserError

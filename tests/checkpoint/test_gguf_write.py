@@ -17,7 +17,7 @@ from onward.checkpoint.gguf.architectures import ARCHITECTURES
 from onward.checkpoint.gguf.convert import comparable, differences, plan, write_model
 from onward.checkpoint.gguf.header import TensorInfo, read_header
 from onward.checkpoint.gguf.writer import Outline, write_gguf
-from onward.checkpoint.huggingface.folder import load_model
+from onward.checkpoint.load import load_model
 from onward.cli import main
 from onward.errors import UserError
 from onward.families import family

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CohereConfig, MixtralConfig
 
-from onward.checkpoint.huggingface.folder import load_model, save_model
+from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.load import load_model
 from onward.config.decoder import Experts
 from onward.errors import UserError
 from onward.families import read

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from onward.checkpoint.huggingface.folder import save_model
+from onward.checkpoint.huggingface.save import save_model
 from onward.config.decoder import DecoderConfig, Experts, LayerNorm, Learned, Plain, SelfAttention
 from onward.files import read_json
 from onward.model.decoder import Decoder
@@ -19,7 +19,7 @@ PROGRAM = """
 import re, sys
 from pathlib import Path
 import torch
-from onward.checkpoint.huggingface.folder import load_model
+from onward.checkpoint.load import load_model
 
 def kilobytes(key):
     return int(re.search(rf"{key}:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from onward.checkpoint.huggingface.folder import load_model, save_model
-from onward.checkpoint.huggingface.names import MixedDtypes
+from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.load import load_model
+from onward.checkpoint.names import MixedDtypes
 from onward.checkpoint.weights import read_tensors, write_tensors
 from onward.families import read
 

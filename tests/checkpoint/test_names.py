@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2Config, LlamaConfig, MixtralConfig, Phi3Config, PreTrainedConfig
 
-from onward.checkpoint.huggingface.folder import load_model, save_model
+from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.load import load_model
 from onward.checkpoint.weights import COPY_BYTES
 from onward.cli import main
 from onward.errors import UserError

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from onward.checkpoint.huggingface.folder import OwnLayout, load_model, save_model
-from onward.checkpoint.huggingface.packed import packed, unpacked
+from onward.checkpoint.huggingface.save import OwnLayout, save_model
+from onward.checkpoint.load import load_model
+from onward.checkpoint.packed import packed, unpacked
 from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
 from onward.families import read
@@ -30,7 +31,7 @@ WIDE = DecoderConfig(vocab_size=40, d_model=64, n_layers=2, n_heads=4, n_kv_head
 TOKENS = torch.arange(12)[None]
 
 
-@pytest.mark.filterwarnings("ignore::onward.checkpoint.huggingface.folder.OwnLayout")
+@pytest.mark.filterwarnings("ignore::onward.checkpoint.huggingface.save.OwnLayout")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quantized_model_of_each_family_is_loaded_to_the_same_bits(name: str, tmp_path: Path) -> None:
     hf = FIRST[name].to_dict()
@@ -44,7 +45,7 @@ def test_a_quantized_model_of_each_family_is_loaded_to_the_same_bits(name: str, 
         assert torch.equal(loaded(TOKENS), model(TOKENS))
 
 
-@pytest.mark.filterwarnings("ignore::onward.checkpoint.huggingface.folder.KeptLayers")
+@pytest.mark.filterwarnings("ignore::onward.checkpoint.load.KeptLayers")
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_reading_quantizes_as_the_loaded_model_is_quantized(precision: Precision, tied: bool, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from onward.arguments import field_types
-from onward.checkpoint.huggingface.folder import load_model
+from onward.checkpoint.load import load_model
 from onward.checkpoint.peft.adapters import load_adapter, save_adapter
 from onward.checkpoint.peft.bases import BaseModel
 from onward.checkpoint.peft.config import CHANGED_BASE, WITHOUT_EFFECT, LoraConfig

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 import onward
-from onward.checkpoint.huggingface.folder import load_model, save_model
+from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.load import load_model
 from onward.config.decoder import Rotary
 from onward.errors import UserError
 from onward.files import read_json, write_json

@@ -18,8 +18,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.checkpoint.huggingface.folder import load_model
-from onward.checkpoint.saves import Saver, TrainerState, newest_state, restore, saves, training_tensors
+from onward.checkpoint.load import load_model
+from onward.checkpoint.saves.folder import saves
+from onward.checkpoint.saves.newest import newest_state
+from onward.checkpoint.saves.saver import Saver
+from onward.checkpoint.saves.state import TrainerState, restore, training_tensors
 from onward.checkpoint.weights import read_tensors
 from onward.config.decoder import DecoderConfig, Experts
 from onward.errors import UserError
@@ -383,7 +386,7 @@ def save_on(run: Path, started: Any) -> None:
 def kills(run: Path, count: int) -> Iterator[int]:
     """Saves by processes that are killed at random moments; yields how many pieces each has left lying about."""
     context, moments = multiprocessing.get_context("forkserver"), random.Random(0)
-    context.set_forkserver_preload(["onward.checkpoint.saves", "torch._dynamo", "hypothesis", "pytest"])
+    context.set_forkserver_preload(["onward.checkpoint.saves.saver", "torch._dynamo", "hypothesis", "pytest"])
     for _ in range(count):
         started = context.Event()
         process = context.Process(target=save_on, args=(run, started))

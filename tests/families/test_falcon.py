@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import FalconConfig
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
-from onward.checkpoint.huggingface.folder import load_model
+from onward.checkpoint.load import load_model
 from onward.config.decoder import DecoderConfig
 from onward.families.falcon import FalconAlibi
 from onward.model.positions import alibi_slopes

@@ -6,7 +6,7 @@ import pytest
 from transformers import MptConfig
 from transformers.models.mpt import modeling_mpt
 
-from onward.checkpoint.huggingface.folder import load_model
+from onward.checkpoint.load import load_model
 from onward.families import express
 
 from support.families.mpt import SIZES

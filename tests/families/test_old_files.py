@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from onward.checkpoint.huggingface.folder import load_model
+from onward.checkpoint.load import load_model
 from onward.errors import UserError
 from onward.families import family
 

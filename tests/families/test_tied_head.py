@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from onward.checkpoint.huggingface.folder import load_model, save_model
-from onward.checkpoint.huggingface.names import UntiedHead
+from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.load import load_model
+from onward.checkpoint.names import UntiedHead
 from onward.files import read_json, write_json
 
 from support.families import CASES

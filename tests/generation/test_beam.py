@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from onward.checkpoint.huggingface.folder import save_model
+from onward.checkpoint.huggingface.save import save_model
 from onward.errors import UserError
 from onward.generation.sampling import Sampling
 from onward.generation.search.beam import Hypothesis, beam_search

@@ -271,7 +271,7 @@ def test_program_reads_no_row_that_an_embedding_lacks() -> None:
 
 SOURCE = Path(onward.__file__).parent
 IDENTITY = {  # files that compare the addresses of tensors, and read nothing there
-    "checkpoint/huggingface/names.py",
+    "checkpoint/names.py",
     "checkpoint/peft/adapted_weights.py",
     "generation/engine/prefix_files.py",
     "inspection/doctor/caching.py",

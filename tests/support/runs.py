@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from onward.checkpoint.saves import saves
+from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
 from onward.training.config import RunConfig
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from onward.checkpoint.saves import TrainerState, saves
+from onward.checkpoint.saves.folder import saves
+from onward.checkpoint.saves.state import TrainerState
 from onward.data.tokens import Tokens
 from onward.data.windows import Windows
 from onward.model.decoder import Decoder

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onward.checkpoint.saves import CHECKSUMS, PROGRESS, saves
+from onward.checkpoint.saves.folder import CHECKSUMS, PROGRESS, saves
 from onward.errors import UserError
 from onward.files import file_sha256
 from onward.training.run.run import Run

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from onward.checkpoint.saves import saves
+from onward.checkpoint.saves.folder import saves
 from onward.training.run.run import Run
 
 from support.runs import TINY, assert_same_run, config

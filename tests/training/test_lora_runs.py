@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import onward
-from onward.checkpoint.saves import saves
+from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
 from onward.cli import main
 from onward.config.decoder import Experts, Gated

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.checkpoint.saves import restore, training_tensors
+from onward.checkpoint.saves.state import restore, training_tensors
 from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from onward.checkpoint.saves import saves
+from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
 from onward.model.decoder import Decoder
 from onward.training.config import RunConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.checkpoint.saves import saves
+from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
 from onward.data.windows import Batch
 from onward.errors import UserError

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import onward
-from onward.checkpoint.saves import saves
+from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
 from onward.device import choose_device
 from onward.errors import UserError

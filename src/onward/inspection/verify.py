@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.checkpoint.huggingface.folder import load_model, save_model
+from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.load import load_model
 from onward.errors import UserError
 from onward.generation.answer import Answer
 from onward.generation.engine.blocks import BlockManager

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from onward.checkpoint.huggingface.folder import SizeLimit
+from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import DecoderConfig, Experts, at
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from onward.checkpoint.huggingface.folder import SizeLimit
+from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import DecoderConfig, at
 from onward.model.build import build_block
 from onward.model.decoder import Decoder

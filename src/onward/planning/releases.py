@@ -6,27 +6,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from onward.checkpoint.gguf.header import Header, opened
-from onward.checkpoint.gguf.load import read_model
-from onward.checkpoint.huggingface.folder import read_config
+from onward.checkpoint.load import open_source
 from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
-from onward.families import family, modules, preset, presets, read
+from onward.families import Family, modules, preset, presets, read
 from onward.files import read_json
 from onward.hub import locate
 from onward.planning.descriptions import differences, sentence
 from onward.planning.parameters import active_parameters, parameters
 
 
-def find(name: str, others: Iterable[str] = ()) -> tuple[Any, DecoderConfig]:
+def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
     """The family and the decoder of a release, of a model's folder or GGUF file, or of a model on the hub; a UserError
     for any other name, which suggests one of the releases or of the others."""
     path = Path(name)
-    if isinstance(source := opened(path), Header):
-        _, kind, config, _ = read_model(source)
-        return family(kind.families[0]), config
     if name not in presets() and (path.exists() or len(path.parts) > 1):
-        return read(read_config(locate(name, only="config")))
+        return open_source(locate(name, only="config")).family()
     found = preset(name, others)
     return modules()[found.family], found.config
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from onward.checkpoint.huggingface.folder import load_model
+from onward.checkpoint.load import load_model
 from onward.data.forms import Form, classified, judged, preferred, prompted, supervised
 from onward.hub import locate
 from onward.model.decoder import Decoder

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from onward import fields
 from onward.checkpoint.gguf.header import Header, Keys
-from onward.checkpoint.huggingface.names import same, to_theirs
+from onward.checkpoint.names import same, to_theirs
 from onward.checkpoint.weights import StoredTensor
 from onward.config.decoder import (
     DecoderConfig,

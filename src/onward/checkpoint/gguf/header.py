@@ -72,11 +72,6 @@ def is_gguf(path: Path) -> bool:
         return path.suffix == ".gguf" or file.read(4) == MAGIC
 
 
-def opened(path: Path | Header) -> Path | Header:
-    """The header of a GGUF file, from which model and tokenizer are read without reading it twice; else the path."""
-    return read_header(path) if isinstance(path, Path) and is_gguf(path) else path
-
-
 def read_header(path: Path) -> Header:
     """The header of a GGUF file; the first file of a split one stands for all.
 

@@ -1,27 +1,55 @@
-"""A GGUF file as a model: its family, its decoder and its stored tensors, as a folder has them."""
+"""A GGUF file as a model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from functools import cached_property
+from pathlib import Path
 
 from onward.checkpoint.gguf.architectures import Architecture, architecture
-from onward.checkpoint.gguf.header import Header
+from onward.checkpoint.gguf.header import read_header
 from onward.checkpoint.gguf.tensors import stored_tensors
+from onward.checkpoint.gguf.vocabulary import read_tokenizer
+from onward.checkpoint.source import ModelSource, Outline, allocated
 from onward.checkpoint.weights import StoredTensor
 from onward.config.decoder import DecoderConfig
+from onward.families import Family, family
+from onward.text.tokenizer import Tokenizer
 
 VECTORS = "ffn_gate_inp_shexp.weight"  # some files have a matrix of one row
 
 
-def read_model(header: Header) -> tuple[dict[str, Any], Architecture, DecoderConfig, dict[str, StoredTensor]]:
-    """The keys for a config.json (ids of control tokens), the architecture, the decoder and the stored tensors."""
-    kind = architecture(header)
-    config = kind.config(header)
-    ids = {name: header.keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
-    hf = {f"{name}_token_id": i for name, i in ids.items() if type(i) is int and i < config.vocab_size}
-    tensors = {
-        name: replace(info, shape=info.shape[1:]) if name.endswith(VECTORS) and info.shape[:-1] == (1,) else info
-        for name, info in header.tensors.items()
-    }
-    return hf, kind, config, kind.stored(stored_tensors(tensors, -kind.shift))
+class GGUFFile(ModelSource):
+    """A GGUF file, or all files of a split one. Its header is read once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.header = read_header(path)
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """The architecture that llama.cpp computes for the file."""
+        return architecture(self.header)
+
+    def outline(self) -> Outline:
+        """The decoder, without weights, and its stored tensors. `hf` has the ids of the control tokens."""
+        config, keys, stored = self.architecture.config(self.header), self.header.keys, self.stored()
+        ids = {name: keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+        hf = {f"{name}_token_id": i for name, i in ids.items() if type(i) is int and i < config.vocab_size}
+        return Outline(hf, self.architecture, config, stored, allocated(config, stored))
+
+    def family(self) -> tuple[Family, DecoderConfig]:
+        return family(self.architecture.families[0]), self.architecture.config(self.header)
+
+    def stored(self) -> dict[str, StoredTensor]:
+        tensors = {
+            name: replace(info, shape=info.shape[1:]) if name.endswith(VECTORS) and info.shape[:-1] == (1,) else info
+            for name, info in self.header.tensors.items()
+        }
+        return self.architecture.stored(stored_tensors(tensors, -self.architecture.shift))
+
+    def tensor_types(self) -> list[str]:
+        return [info.type.name for info in self.header.tensors.values()]
+
+    def tokenizer(self) -> Tokenizer | None:
+        return read_tokenizer(self.header)

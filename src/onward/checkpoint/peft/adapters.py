@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onward.checkpoint.gguf.header import Header, opened
-from onward.checkpoint.huggingface.folder import describe, load_model
+from onward.checkpoint.huggingface.save import describe
+from onward.checkpoint.load import load_source, open_source
 from onward.checkpoint.peft.adapted_weights import (
     EMBEDDING,
     LAYER,
@@ -41,6 +41,7 @@ from onward.checkpoint.peft.bases import (
     is_adapter,
 )
 from onward.checkpoint.peft.config import CHANGED_BASE, lora_config, matches
+from onward.checkpoint.source import ModelSource
 from onward.checkpoint.weights import fill, read_tensors
 from onward.errors import UserError
 from onward.families import HF, Family, family
@@ -63,16 +64,16 @@ def load_with_adapters(
     *,
     allow_nonfinite: bool = False,
     quantize: str | None = None,
-) -> tuple[Decoder, dict[str, Any], Path | Header]:
+) -> tuple[Decoder, dict[str, Any], ModelSource]:
     """The decoder in a folder with adapters, each named after its folder; the first is in use. Of a folder that holds
-    an adapter, its base with it. Also the base's config.json, and what `load_tokenizer` takes.
+    an adapter, its base with it. Also the base's config.json, and the source that has the tokenizer.
 
     Arguments as of `load_model`. A UserError for an adapter of another base.
     """
     if is_adapter(folder):
         adapters, folder = [folder, *adapters], base_folder(folder)
-    source = opened(folder)
-    model, hf = load_model(source, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
+    source = open_source(folder)
+    model, hf = load_source(source, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
     names = [adapter.resolve().name for adapter in adapters]
     for name, adapter in zip(names, adapters):
         check_base(adapter, folder)
@@ -80,7 +81,7 @@ def load_with_adapters(
     if names:
         selection(model).name = names[0]
     trained = adapters and (adapters[0] / "tokenizer.json").exists()  # perhaps with another chat template
-    return model, hf, adapters[0] if trained else source
+    return model, hf, open_source(adapters[0]) if trained else source
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from onward.checkpoint.huggingface.folder import stored_weights
+from onward.checkpoint.load import open_source
 from onward.errors import UserError
 from onward.files import read_json
 from onward.hub import locate
@@ -31,7 +31,7 @@ def weights_checksum(folder: Path) -> str:
     """A checksum of the weights in a model's folder, whatever the files they are spread over."""
     integers = {"F64": torch.int64, "F32": torch.int32, "F16": torch.int16, "BF16": torch.int16}
     facts = []
-    for name, tensor in sorted(stored_weights(folder).items()):
+    for name, tensor in sorted(open_source(folder).stored().items()):
         bits = tensor.mapped() if tensor.mapped else tensor.rows(0, tensor.shape[0])
         total = int(bits.view(integers.get(tensor.dtype, torch.uint8)).sum(dtype=torch.int64))
         facts.append([name, tensor.dtype, tensor.shape, total])

@@ -119,14 +119,9 @@ def main(argv: Sequence[str]) -> None:
 
 def roundings(path: Path, dtype: str) -> list[str]:
     """The types of tensors in a model's folder or GGUF file that are rounded to become F32, F16 or BF16."""
-    from onward.checkpoint.gguf.header import is_gguf, read_header
-    from onward.checkpoint.huggingface.folder import stored_weights
+    from onward.checkpoint.load import open_source
 
-    stored = (
-        [info.type.name for info in read_header(path).tensors.values()]
-        if is_gguf(path)
-        else [tensor.dtype for tensor in stored_weights(path).values()]
-    )
+    stored = open_source(path).tensor_types()
     exact = {dtype} if dtype != "F32" else {*stored} - {"F64"}
     counts = Counter(kind for kind in stored if kind not in exact)
     return [f"{counted(number, 'tensor')} rounded from {kind} to {dtype}" for kind, number in counts.items()]

@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
 
 def contents(folder: Path, license: str, name: str) -> Mapping[str, Path | bytes]:
     """What is uploaded, by the paths there; the card as bytes where the folder has none."""
-    from onward.checkpoint.huggingface.folder import load_model
+    from onward.checkpoint.load import load_model
     from onward.reports.runs.card import model_card
 
     if not (folder / CARD).exists():

@@ -27,9 +27,9 @@ def show(names: Sequence[str]) -> dict[str, Any]:
 
 def opened(name: str) -> Tokenizer:
     """The tokenizer of a folder, a file, a GGUF file or a model on the hub, of which only the tokenizer is fetched."""
-    from onward.checkpoint.huggingface.folder import required_tokenizer
+    from onward.checkpoint.load import open_source
 
-    return required_tokenizer(Path(name) if Path(name).exists() else locate(name, only="tokenizer"))
+    return open_source(Path(name) if Path(name).exists() else locate(name, only="tokenizer")).required_tokenizer()
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:

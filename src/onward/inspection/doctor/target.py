@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from onward.checkpoint.huggingface.folder import load_model, load_tokenizer
+from onward.checkpoint.load import load_model, open_source
 from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode, is_prepared, load_tokens
 from onward.errors import UserError
@@ -66,7 +66,7 @@ def subjects_of(
     if is_prepared(path) or (path.exists() and not (path / "config.json").exists() and path.suffix != ".gguf"):
         return [corpus(path, validation)]
     path = locate(target)
-    about |= {"trained": True, "tokenizer": load_tokenizer(path)}
+    about |= {"trained": True, "tokenizer": open_source(path).tokenizer()}
     texts = [corpus_of_run(path, about["tokenizer"])] if (path / "inputs.json").exists() else []
     tokens = text_tokens(text, about["tokenizer"]) if text else next((c.validation for c in texts), None)
     if tokens is not None and not batches:

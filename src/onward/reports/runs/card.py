@@ -9,7 +9,8 @@ from typing import Any
 
 from onward import fields
 from onward.checkpoint.gguf.convert import plan
-from onward.checkpoint.huggingface.folder import load_model, load_tokenizer, read_config
+from onward.checkpoint.huggingface.folder import read_config
+from onward.checkpoint.load import load_model, open_source
 from onward.checkpoint.peft.adapters import is_adapter
 from onward.errors import UserError
 from onward.model.decoder import Decoder
@@ -41,7 +42,7 @@ def model_card(folder: Path, license: str, name: str = "") -> str:
         )
     name = name or folder.resolve().name
     record, model_type = Record(folder), str(read_config(folder).get("model_type", ""))
-    model, tokenizer = load_model(folder)[0], load_tokenizer(folder)
+    model, tokenizer = load_model(folder)[0], open_source(folder).tokenizer()
     base = str(record.options.get("base") or "")
     parts = [
         properties(license, model_type, base, record.options.get("sources") or []),

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from onward.checkpoint.huggingface.folder import load_tokenizer
 from onward.checkpoint.peft.adapters import load_with_adapters
 from onward.device import choose_device
 from onward.errors import UserError
@@ -59,7 +58,7 @@ def conclude(run: Run) -> dict[str, Any]:
 def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
     """The model of a folder, and its tokenizer where there is one."""
     model, _, source = load_with_adapters(folder, device=choose_device(device))
-    return model.eval(), load_tokenizer(source)
+    return model.eval(), source.tokenizer()
 
 
 def opening(folder: Path, tokenizer: Tokenizer | None) -> str:

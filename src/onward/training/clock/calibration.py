@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from onward.checkpoint.peft.bases import BaseModel
-from onward.checkpoint.saves import Saver
+from onward.checkpoint.saves.saver import Saver
 from onward.data.windows import TrainingWindows
 from onward.files import PART
 from onward.model.decoder import Decoder

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onward.checkpoint.huggingface.folder import load_model, required_tokenizer
+from onward.checkpoint.load import load_model, open_source
 from onward.checkpoint.peft.bases import BaseModel, is_adapter, weights_checksum
 from onward.errors import UserError
 from onward.hub import locate
@@ -71,7 +71,7 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
 
 def base_tokenizer(config: RunConfig) -> Tokenizer:
     """The tokenizer of the model named by `config.base`, with the configured chat template."""
-    tokenizer = required_tokenizer(locate(config.base))
+    tokenizer = open_source(locate(config.base)).required_tokenizer()
     named = config.template if isinstance(config, FinetuneConfig) else ""
     return with_template(tokenizer, named) if named else tokenizer
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from onward import fields
-from onward.checkpoint.huggingface.folder import read_config, required_tokenizer
+from onward.checkpoint.huggingface.folder import read_config
+from onward.checkpoint.load import open_source
 from onward.checkpoint.peft.bases import weights_checksum
 from onward.data.examples import Encoder, Examples, held_out, tabulated
 from onward.data.forms import answered
@@ -96,7 +97,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
     tokenizer = base_tokenizer(config)
     if config.teacher:
         teacher = locate(config.teacher)
-        if required_tokenizer(teacher).inner.get_vocab() != tokenizer.inner.get_vocab():
+        if open_source(teacher).required_tokenizer().inner.get_vocab() != tokenizer.inner.get_vocab():
             raise UserError(
                 f"the teacher {config.teacher} has another vocabulary than {config.base}: take one with the same "
                 "tokenizer"

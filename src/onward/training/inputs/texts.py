@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from onward import fields
-from onward.checkpoint.huggingface.folder import required_tokenizer
+from onward.checkpoint.load import open_source
 from onward.data.prepare import Cleaning, prepare
 from onward.data.progress import Progress, silent
 from onward.data.sources import Source, download_corpora, passages, stored_streams
@@ -164,7 +164,7 @@ def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[S
     texts = passages(raw, field=config.field, encoding=config.encoding) if raw else ()
     tokenizers = {name: Tokenizer.load(name) for name in prepared}
     if asked == base != "":
-        tokenizers[base] = required_tokenizer(Path(base))
+        tokenizers[base] = open_source(Path(base)).required_tokenizer()
     elif asked:
         tokenizers[f"--tokenizer {asked}"] = train_tokenizer(asked, texts)
     name, tokenizer = next(iter(tokenizers.items()))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from onward.checkpoint.huggingface.folder import load_tokenizer
 from onward.checkpoint.peft.adapters import load_with_adapters
 from onward.device import choose_device
 from onward.errors import UserError
@@ -24,7 +23,7 @@ class RewardModel:
         model, _, own = load_with_adapters(folder, dtype=torch.float32, device=choose_device(device))
         if head_labels(model) != REWARD:
             raise UserError(f"reward is {folder}, a model without rewards: train one with --method reward")
-        if (known := load_tokenizer(own)) is None or known.inner.get_vocab() != tokenizer.inner.get_vocab():
+        if (known := own.tokenizer()) is None or known.inner.get_vocab() != tokenizer.inner.get_vocab():
             raise UserError(f"the reward model {folder} has another vocabulary: train one from the same model")
         self.model = model.eval().requires_grad_(False)
 

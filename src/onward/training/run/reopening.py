@@ -5,7 +5,7 @@ from pathlib import Path
 
 from onward import fields
 from onward.checkpoint.peft.bases import check_base, is_adapter
-from onward.checkpoint.saves import SavedState, newest_state
+from onward.checkpoint.saves.newest import SavedState, newest_state
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import read_json

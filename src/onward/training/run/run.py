@@ -19,7 +19,8 @@ import torch
 
 from onward import fields
 from onward.arguments import checked
-from onward.checkpoint.saves import Saver, newest_state
+from onward.checkpoint.saves.newest import newest_state
+from onward.checkpoint.saves.saver import Saver
 from onward.data.progress import Progress, silent
 from onward.errors import UserError
 from onward.files import write_json

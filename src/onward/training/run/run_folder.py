@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from onward import fields
-from onward.checkpoint.saves import saves, step_of
+from onward.checkpoint.saves.folder import saves, step_of
 from onward.errors import UserError
 from onward.files import read_json, write_json
 from onward.training.config import RunConfig

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from onward import fields
-from onward.checkpoint.saves import PROGRESS, SavedState
+from onward.checkpoint.saves.folder import PROGRESS
+from onward.checkpoint.saves.newest import SavedState
 from onward.training.clock.budget import Costs
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.arguments import check_fields, checked, explained, named
-from onward.checkpoint.saves import LOSS, TrainerState, restore, training_tensors
+from onward.checkpoint.saves.state import LOSS, TrainerState, restore, training_tensors
 from onward.data.windows import Batch
 from onward.limits import keep_freed_memory
 from onward.training.processes import Processes

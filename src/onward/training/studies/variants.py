@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from onward import fields
-from onward.checkpoint.saves import saves
+from onward.checkpoint.saves.folder import saves
 from onward.config.decoder import DecoderConfig
 from onward.data.progress import Progress, silent
 from onward.device import choose_device

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.checkpoint.huggingface.packed import Change, moves_rows, packed_tensors
+from onward.checkpoint.packed import Change, moves_rows, packed_tensors
 from onward.checkpoint.weights import ALIGNMENT, COPY_BYTES, FLOATS, StoredTensor
 from onward.config.decoder import DecoderConfig
 from onward.errors import UserError

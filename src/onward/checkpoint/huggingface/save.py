@@ -1,0 +1,123 @@
+"""Write a model as a Hugging Face folder: config.json, and its weights as one safetensors file or as shards."""
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onward.checkpoint.names import layers_of, packable, to_theirs
+from onward.checkpoint.packed import quantization_config
+from onward.checkpoint.weights import INDEX, fill, split
+from onward.config.decoder import DecoderConfig
+from onward.families import HF, Family, express, family, keys_of, read
+from onward.files import flush, written_whole
+from onward.hub import WEIGHTS
+from onward.model.decoder import Decoder
+from onward.transforms.heads import head_labels
+from onward.transforms.quantize import QuantizedLinear
+
+
+class OwnLayout(UserWarning):
+    """A quantized model whose family has no place for packed integers."""
+
+
+def label_keys(model: Decoder) -> dict[str, Any]:
+    """The keys of config.json for the head of outputs, as transformers writes them; {} where there is none."""
+    labels = head_labels(model)
+    if not labels:
+        return {}
+    return {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {v: i for i, v in enumerate(labels)},
+    }
+
+
+def save_model(model: Decoder, folder: Path, extra: HF | None = None, shard_bytes: float = math.inf) -> None:
+    """Write config.json and the weights of a model, see `save_weights`; quantized layers as `packed.py` says.
+
+    A quantized head is a weight of its own, so that the saved config.json does not tie it to the embedding.
+    """
+    layers = {f"{n}.weight": m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
+    config = replace(model.config, tied=False) if "head.weight" in layers else model.config
+    extra = {**(extra or {}), **label_keys(model)}
+    save_weights(config, {**dict(model.named_parameters()), **layers}, folder, extra, shard_bytes)
+
+
+def save_weights(
+    config: DecoderConfig,
+    ours: Mapping[str, Tensor | QuantizedLinear],
+    folder: Path,
+    extra: HF,
+    shard_bytes: float = math.inf,
+) -> None:
+    """Write config.json and the weights, given under our names, as shards where they exceed `shard_bytes`.
+
+    All files are written under other names and flushed before any is put in place. `extra` are keys for config.json
+    beside those of the architecture, such as token ids, or the config.json that was loaded: it is kept where it still
+    describes the model.
+    """
+    layers = {name: layer for name, layer in ours.items() if isinstance(layer, QuantizedLinear)}
+    plain = {name: tensor for name, tensor in ours.items() if isinstance(tensor, Tensor)}
+    meta: dict[str, Tensor | QuantizedLinear] = {name: tensor.to("meta") for name, tensor in plain.items()}
+    meta |= {n: QuantizedLinear(layer.codes.to("meta"), layer.scales.to("meta"), None) for n, layer in layers.items()}
+    hf = describe(config, extra, lambda kind: packable(kind, config, meta))
+    kind = family(hf["model_type"])
+    dtype = str(plain["embed.weight"].dtype).removeprefix("torch.")
+    hf |= {key: dtype for key in ("dtype", "torch_dtype") if key == "dtype" or key in hf}
+    if layers:
+        hf["quantization_config"] = quantization_config(*layers_of(kind, config, meta))
+        if hf["model_type"] == "onward" != extra.get("model_type", "onward"):
+            why = f"{extra['model_type']} stores weights in an order in which packed integers have no place"
+            warnings.warn(OwnLayout(f"only Onward can read this folder (model_type onward): {why}"), stacklevel=2)
+    outlines = dict(to_theirs(kind, config, meta))
+    files = split(outlines, shard_bytes)
+    texts = {"config.json": hf}
+    if len(files) > 1:
+        places = {name: file for file, names in files.items() for name in names}
+        texts[INDEX] = {"metadata": {"total_size": sum(t.nbytes for t in outlines.values())}, "weight_map": places}
+    with ExitStack() as stack:  # the first file entered is put in place last
+        beside = {name: stack.enter_context(written_whole(folder / name)) for name in (*texts, *files)}
+        tensors = to_theirs(kind, config, ours)
+        for file, names in files.items():
+            fill(beside[file], {name: outlines[name] for name in names}, islice(tensors, len(names)))
+        for name, value in texts.items():
+            beside[name].write_text(json.dumps(value, indent=2) + "\n")
+        for new in beside.values():
+            flush(new)
+        place = folder / "config.json"
+        unchanged = place.exists() and place.read_bytes() == beside[place.name].read_bytes()
+        stale = [old for old in folder.iterdir() if WEIGHTS.fullmatch(old.name) and old.name not in beside]
+        if stale or len(files) > 1 or not unchanged:
+            place.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
+            for old in stale:
+                old.unlink()
+
+
+def describe(
+    config: DecoderConfig, original: HF, accepts: Callable[[Family], bool] = lambda family: True
+) -> dict[str, Any]:
+    """The config.json of a decoder: the original where it still describes the decoder, else the original with its
+    family's keys for this decoder, else the keys of the first family that can express it, with the original's token
+    ids. Only of families that are accepted."""
+    original = {key: value for key, value in original.items() if key != "quantization_config"}
+    unpadded = {"pad_token_id": None}  # the default of transformers may be outside of this vocabulary
+    if "model_type" not in original:
+        return unpadded | original | express(config, accepts)
+    kind = family(original["model_type"])
+    if accepts(kind):
+        if read(original)[1] == config:
+            return original
+        changed = keys_of(kind, config, original)
+        if changed is not None:
+            return changed
+    ids = {
+        key: value for key, value in original.items() if key.endswith("_token_id") or key in ("id2label", "label2id")
+    }
+    return unpadded | ids | express(config, accepts)

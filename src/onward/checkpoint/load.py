@@ -1,0 +1,109 @@
+"""Load a model from any format: open its source, read its tensors under our names, and assign them to a decoder."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.checkpoint.gguf.header import is_gguf
+from onward.checkpoint.gguf.load import GGUFFile
+from onward.checkpoint.huggingface.folder import ModelFolder
+from onward.checkpoint.names import to_ours
+from onward.checkpoint.source import ModelSource
+from onward.checkpoint.weights import StoredTensor
+from onward.errors import UserError
+from onward.families import HF
+from onward.kernels.quantized import NOT_QUANTIZED
+from onward.model.decoder import Decoder
+from onward.transforms.heads import NAME, add_head
+from onward.transforms.quantize import ALREADY, Precision, QuantizedLinear, choose_layers, quantize_tensor
+
+
+class KeptLayers(UserWarning):
+    """Linear layers that cannot be quantized."""
+
+
+def open_source(path: Path) -> ModelSource:
+    """The model at a path: a GGUF file, or else a folder, which need not exist yet."""
+    return GGUFFile(path) if is_gguf(path) else ModelFolder(path)
+
+
+def load_model(
+    path: Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    *,
+    allow_nonfinite: bool = False,
+    quantize: str | None = None,
+) -> tuple[Decoder, dict[str, Any]]:
+    """The decoder in a folder or a GGUF file, and its config.json; of a GGUF file, the keys that it has in common.
+
+    `dtype` defaults to the dtype of the files: of most elements if they are mixed, bf16 if they are dequantized.
+    With `quantize`, "int8" or "int4", linear layers are quantized while they are read; layers stored in Onward's format
+    of quantized weights stay quantized. A head that config.json ties to the embedding is untied, with a warning, if the
+    files hold another one.
+
+    Weights that need no change are memory-mapped; writes to them never reach the files. Weights that are not finite
+    raise a UserError unless `allow_nonfinite`.
+    """
+    return load_source(open_source(path), dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
+
+
+def load_source(
+    source: ModelSource,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    *,
+    allow_nonfinite: bool = False,
+    quantize: str | None = None,
+) -> tuple[Decoder, dict[str, Any]]:
+    """The decoder of a source and its config.json; see `load_model`."""
+    try:
+        outline = source.outline()
+        model, stored, tied = outline.model, outline.stored, outline.config.tied
+        add_stored_head(model, stored, outline.hf)
+        wanted = dict(model.named_parameters())  # a tied head is not among them
+        chosen: dict[str, Precision] = {}
+        if quantize is not None:
+            if any(tensor.quantized for tensor in stored.values()):
+                raise UserError(ALREADY)
+            chosen, kept = choose_layers(model, quantize)
+            if kept:
+                message = f"{len(kept)} linear layers, such as {kept[0]}, stay as they are: {NOT_QUANTIZED}"
+                warnings.warn(KeptLayers(message), stacklevel=2)
+        ours, quantized = to_ours(
+            outline.names,
+            outline.config,
+            stored,
+            wanted,
+            dtype=dtype,
+            device=torch.device(device or "cpu"),
+            allow_nonfinite=allow_nonfinite,
+            precisions={f"{name}.weight": precision for name, precision in chosen.items()},
+        )
+    except UserError as error:
+        raise error if str(source.path) in str(error) else UserError(f"{source.path}: {error}") from None
+    if tied and "head" in chosen:
+        quantized["head.weight"] = quantize_tensor(ours["embed.weight"], chosen["head"])
+    for name, (codes, scales) in quantized.items():
+        layer = name.removesuffix(".weight")
+        bias: Any = model.get_submodule(layer).bias
+        model.set_submodule(layer, QuantizedLinear(codes, scales, bias))
+    model.load_state_dict(ours, strict=False, assign=True)
+    if tied and "head" not in chosen:
+        model.head.weight = model.embed.weight
+    return model.eval(), outline.hf
+
+
+def add_stored_head(model: Decoder, stored: Mapping[str, StoredTensor | Tensor], hf: HF) -> None:
+    """Give a model the head of outputs that is among the stored tensors, if any, with the labels in config.json. Its
+    weights are loaded with the others."""
+    if (weight := stored.get(f"{NAME}.weight")) is None:
+        return
+    names, outputs = hf.get("id2label"), weight.shape[0]
+    labels = [str(names.get(str(i), i)) for i in range(outputs)] if isinstance(names, Mapping) else range(outputs)
+    with torch.device("meta"):
+        add_head(model, [str(label) for label in labels])

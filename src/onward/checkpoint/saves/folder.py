@@ -1,0 +1,92 @@
+"""A save in the folder of a run: its files, whether they are undamaged, and the model that the run folder shows."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onward.checkpoint.huggingface.save import save_weights
+from onward.checkpoint.peft.adapters import ADAPTER_FILES, AdapterFiles, write_adapter
+from onward.checkpoint.peft.bases import CONFIG as ADAPTER_CONFIG
+from onward.checkpoint.weights import SINGLE, fill
+from onward.config.decoder import DecoderConfig
+from onward.errors import UserError
+from onward.files import file_sha256, read_json, written_whole
+
+CONFIG, STATE, PROGRESS, CHECKSUMS = "config.json", "state.safetensors", "progress.json", "checksums.json"
+KINDS = "weight/", "average/"
+
+
+def saves(run: Path) -> list[Path]:
+    """The saves of a run, oldest first."""
+    return sorted((p for p in (run / "checkpoints").glob("step-*") if p.name[5:].isdecimal()), key=step_of)
+
+
+def step_of(save: Path) -> int:
+    return int(save.name.removeprefix("step-"))
+
+
+def write_save(
+    folder: Path,
+    config: DecoderConfig,
+    tensors: Mapping[str, Tensor],
+    frozen: Mapping[str, Tensor],
+    progress: dict[str, Any],
+    hf: Mapping[str, Any],
+) -> None:
+    """Write a save, whole or not at all, from the tensors of a TrainerState and the frozen parameters."""
+    own, average = ({n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)} for kind in KINDS)
+    dtypes = {tensor.dtype for tensor in average.values()}  # averages are finer; files have one dtype
+    weights = {**{name: t.to(next(iter(dtypes), t.dtype)) for name, t in frozen.items()}, **own, **average}
+    in_model = {f"average/{name}" for name in average} | {f"weight/{name}" for name in own if name not in average}
+    state = {name: tensor for name, tensor in tensors.items() if name not in in_model}
+    with written_whole(folder) as new:
+        new.mkdir()
+        save_weights(config, weights, new, hf)
+        write_state(new, state, progress)
+
+
+def write_adapter_save(
+    folder: Path, adapter: AdapterFiles, tensors: Mapping[str, Tensor], progress: dict[str, Any]
+) -> None:
+    """Write a save of a model with adapters, whole or not at all."""
+    with written_whole(folder) as new:
+        new.mkdir()
+        write_adapter(new, adapter)
+        write_state(new, tensors, progress)
+
+
+def write_state(new: Path, state: Mapping[str, Tensor], progress: dict[str, Any]) -> None:
+    """Write the state of a trainer beside its model, and the checksums of all files."""
+    fill(new / STATE, state, state.items())
+    (new / PROGRESS).write_text(json.dumps(progress))
+    sums = {path.name: file_sha256(path) for path in sorted(new.iterdir())}
+    (new / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")
+
+
+def show(folder: Path, run: Path) -> None:
+    """Put the model of a save, or its adapter, into the run folder."""
+    for name in ADAPTER_FILES if (folder / ADAPTER_CONFIG).exists() else (SINGLE, CONFIG):
+        with written_whole(run / name) as new:
+            try:
+                os.link(folder / name, new)
+            except OSError:  # a file system without links
+                shutil.copyfile(folder / name, new)
+
+
+def damage(folder: Path) -> str:
+    """The first file of a save that is not as it was written, in words; "" if all are."""
+    name = CHECKSUMS
+    try:
+        sums = read_json(folder / name)
+        model = ADAPTER_FILES if ADAPTER_CONFIG in sums else (CONFIG, SINGLE)
+        for name in *model, STATE, PROGRESS:
+            if sums.get(name) != file_sha256(folder / name):
+                return f"{name} is not as it was written"
+    except (UserError, OSError):
+        return f"{name} is missing or cannot be read"
+    return ""

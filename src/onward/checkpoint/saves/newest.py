@@ -1,0 +1,71 @@
+"""The newest undamaged save of a run, read to go on from."""
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from onward import fields
+from onward.checkpoint.load import load_model
+from onward.checkpoint.saves.folder import PROGRESS, STATE, damage, saves, show, step_of
+from onward.checkpoint.saves.state import TrainerState
+from onward.checkpoint.weights import read_tensors
+from onward.errors import UserError
+from onward.files import read_json
+from onward.model.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class SavedState(TrainerState):
+    """A state that was read from a save, and the model that it belongs to."""
+
+    folder: Path  # of the save
+    model: Decoder  # with the weights that are trained, not their average
+    messages: list[str]  # a sentence for each damaged save
+
+
+def newest_state(
+    run: Path, device: torch.device, spoiled: int | None = None, base: Callable[[], Decoder] | None = None
+) -> SavedState:
+    """The newest save that is as it was written, which the run folder then shows. Damaged saves after it are moved
+    aside, each with a message; so is the save of the step `spoiled`, if there is one before it. A UserError if no save
+    is good. Where saves hold adapters only, `base` makes the model that they belong to.
+    """
+    damages: dict[Path, str] = {}
+    for folder in reversed(found := saves(run)):
+        reason = "each step after it fails" if step_of(folder) == spoiled and folder != found[0] else damage(folder)
+        if not reason:
+            break
+        damages[folder] = reason
+    else:
+        why = "".join(f" ({folder.name}: {reason})" for folder, reason in damages.items())
+        raise UserError(f"{run} has no save to resume from{why}: start another with --out")
+    messages = [
+        f"{bad} is damaged ({reason}): it is kept as damaged-{bad.name}, and {folder.name} is taken"
+        for bad, reason in damages.items()
+    ]
+    for bad in damages:
+        aside = bad.with_name(f"damaged-{bad.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):  # another process may have done so
+            os.replace(bad, aside)
+    with suppress(UserError):  # a disk that is full
+        show(folder, run)  # where a kill came before, or what is shown is damaged
+    model = base().to(device) if base else load_model(folder, device=device)[0]
+    tensors, progress = read_tensors(folder / STATE), read_json(folder / PROGRESS)
+    frozen = fields.convert(tuple[str, ...], progress.get("frozen", ()), f"{folder / PROGRESS}.frozen")
+    dtypes = {tensor.dtype for name, tensor in tensors.items() if name.startswith("weight/")}  # averages have another
+    for name, parameter in model.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
+            parameter.data = parameter.data.to(next(iter(dtypes), parameter.dtype))
+        elif (weight := tensors.get(f"weight/{name}")) is not None:
+            tensors[f"average/{name}"] = parameter.data
+            parameter.data = weight.to(device, copy=True)
+        else:
+            tensors[f"weight/{name}"] = parameter.data
+    return SavedState(tensors, progress, folder, model, messages)

@@ -1,0 +1,99 @@
+"""The state of a trainer as named tensors and numbers."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+
+LOSS = "loss/"
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """Everything that a trainer needs to go on exactly.
+
+    `tensors` are named after the trainable parameters; frozen parameters have none:
+      weight/PARAMETER         the parameter
+      average/PARAMETER        its moving average, where the trainer keeps one
+      optimizer/KEY/PARAMETER  a tensor that the optimizer keeps for it
+      loss/NAME                a tensor that the loss keeps between steps
+      number/KEY/PARAMETER     a number that the optimizer keeps for it, or number/KEY/OPTIMIZER.GROUP for a group
+
+    These names do not depend on how many processes train. A sharded parameter (DTensor) has one entry, under the name
+    of the whole parameter: `copied` is the one place that would gather it, or hand its shards to
+    torch.distributed.checkpoint under the same name.
+    """
+
+    tensors: dict[str, Tensor]
+    progress: dict[str, Any]  # JSON: "step", "frozen" (names of frozen parameters), and other numbers
+
+
+def training_tensors(
+    model: Decoder, optimizers: Sequence[Optimizer], average: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The tensors of a TrainerState, not copied; `average` is by the names of parameters."""
+    weights = {f"weight/{name}": p for name, p in model.named_parameters() if p.requires_grad}
+    averages = {f"average/{name}": tensor for name, tensor in (average or {}).items()}
+    return weights | averages | optimizer_tensors(model, optimizers)
+
+
+def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[Optimizer]) -> None:
+    """Put the tensors of a TrainerState into a model, compiled or not, and its optimizers, in place; gradients are
+    dropped. The optimizers must have been made as those that were saved."""
+    model.zero_grad()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(tensors[f"weight/{name}"])
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for name, value in tensors.items():
+        kind, _, rest = name.partition("/")
+        if kind in ("optimizer", "number"):
+            key, owner = rest.rsplit("/", 1)
+            found[owner][key] = value.item() if kind == "number" else value
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for i, optimizer in enumerate(optimizers):
+        optimizer.state.clear()
+        for j, group in enumerate(optimizer.param_groups):
+            group.update(found[f"{i}.{j}"])
+            on_device = group.get("fused") or group.get("capturable")  # else torch wants the count of steps on the CPU
+            for parameter in group["params"]:
+                for key, value in found[names[parameter]].items():
+                    if isinstance(value, Tensor):
+                        where = parameter.device if on_device or value.ndim else value.device
+                        value = value.to(where, copy=True)
+                    optimizer.state[parameter][key] = value
+
+
+def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """The tensors and numbers that optimizers keep, named as in TrainerState. A UserError where an optimizer keeps
+    anything else."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    tensors: dict[str, Tensor] = {}
+    for i, optimizer in enumerate(optimizers):
+        kept = {names[parameter]: values for parameter, values in optimizer.state.items()}
+        for j, group in enumerate(optimizer.param_groups):
+            kept[f"{i}.{j}"] = {key: value for key, value in group.items() if type(value) in (int, float)}
+        for owner, values in kept.items():
+            for key, value in values.items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer/{key}/{owner}"] = value
+                elif isinstance(value, int | float):
+                    dtype = torch.float64 if isinstance(value, float) else torch.int64
+                    tensors[f"number/{key}/{owner}"] = torch.tensor(value, dtype=dtype)
+                else:
+                    kind = f"{type(optimizer).__name__} keeps a {type(value).__name__} as {key}"
+                    raise UserError(f"{kind}, and only tensors and numbers can be saved: choose another optimizer")
+    return tensors
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

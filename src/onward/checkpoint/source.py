@@ -1,0 +1,99 @@
+"""A model on disk: one interface for every format, of which only headers have been read."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from onward.checkpoint.weights import StoredTensor
+from onward.config.decoder import DecoderConfig
+from onward.errors import UserError
+from onward.families import Family, Names
+from onward.model.decoder import Decoder
+from onward.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A stored model before its weights are read."""
+
+    hf: dict[str, Any]  # its config.json; of a GGUF file, the keys that it has in common
+    names: Names  # the names of its tensors
+    config: DecoderConfig
+    stored: Mapping[str, StoredTensor]
+    model: Decoder  # on the meta device
+
+
+class ModelSource(ABC):
+    """A stored model: `huggingface.folder.ModelFolder` or `gguf.load.GGUFFile`; see `load.open_source`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abstractmethod
+    def outline(self) -> Outline:
+        """The decoder, without weights, and its stored tensors."""
+
+    @abstractmethod
+    def family(self) -> tuple[Family, DecoderConfig]:
+        """The family and the configuration of the decoder; opens no file of weights."""
+
+    @abstractmethod
+    def stored(self) -> Mapping[str, StoredTensor]:
+        """The stored tensors by name. Quantized ones may be several tensors."""
+
+    @abstractmethod
+    def tensor_types(self) -> list[str]:
+        """The type of each stored tensor, in the words of the format."""
+
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None if there is none."""
+
+    def required_tokenizer(self) -> Tokenizer:
+        """The tokenizer; a UserError if there is none."""
+        if (found := self.tokenizer()) is None:
+            raise UserError(f"{self.path} has no tokenizer: name a file or folder that holds one")
+        return found
+
+
+ALLOCATIONS = torch.empty, torch.full, torch.ones, torch.zeros
+
+
+class SizeLimit(TorchFunctionMode):
+    """For modules on the meta device: initialization is skipped, which would cost a second of imports, and allocating
+    far more elements than a checkpoint has, or sizes that no tensor can have, raises a UserError."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.elements, self.allocated = elements, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.init.normal_:
+            return kwargs["tensor"]
+        if func not in ALLOCATIONS:
+            return func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except (RuntimeError, OverflowError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"config.json or options ask for sizes that no tensor can have ({reason})") from None
+        self.allocated += result.numel()
+        if self.allocated > 4 * self.elements:  # a smaller difference is reported by the name of the tensor
+            raise UserError(f"config.json asks for far more parameters than the {self.elements:,} in the files")
+        return result
+
+
+def allocated(config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> Decoder:
+    """The Decoder on the meta device."""
+    with torch.device("meta"), SizeLimit(sum(math.prod(tensor.shape) for tensor in stored.values())):
+        return Decoder(config)
