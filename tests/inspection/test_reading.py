@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from typing import Any
 
@@ -216,6 +217,29 @@ def test_patching_is_the_share_of_the_metric_that_an_activation_restores(model: 
     assert float(found.effects[1, 3]) == pytest.approx(float((patched - bad) / (good - bad)), abs=1e-5)
     if site == "in":
         assert found.effects[0].tolist() == pytest.approx([0, 0, 0, 1, 0, 0, 0, 0], abs=1e-6)
+
+
+def test_patching_takes_the_heads_of_an_attention_from_its_declaration(model: onward.Decoder) -> None:
+    """Every site with heads, by head: also one whose heads another attention declares in another number."""
+    metric = logit_difference(2, 7)
+    own = onward.Decoder(dataclasses.replace(model.config, n_heads=2, n_kv_heads=2, d_head=8)).double()
+    mixed = onward.Decoder(model.config).double().eval()
+    mixed.load_state_dict(model.state_dict())
+    mixed.blocks[1] = own.blocks[1].eval()
+    for site, shape in {"attn.q": (2, 4), "attn.heads": (2, 4), "attn.weights": (2, 4), "mlp.post": (2, 8)}.items():
+        found = activation_patching(mixed, TOKENS, OTHERS, metric, site)
+        assert found.effects.shape == shape
+        if site != "mlp.post":
+            assert found.effects[1, 2:].tolist() == [0, 0], "the second block has two heads"
+            assert attribution_patching(mixed, TOKENS, OTHERS, metric, site).effects.shape == (*shape, 8)
+            name = f"blocks.1.{site}"
+            with onward.trace(mixed, name) as t:
+                run(mixed)
+            part = t[name].select(2 if site != "attn.weights" else 1, 1)
+            with onward.edit(mixed, {f"{name}.1": part}):
+                patched = metric(run(mixed, OTHERS)[None])
+            good, bad = metric(run(mixed)[None]), metric(run(mixed, OTHERS)[None])
+            assert float(found.effects[1, 1]) == pytest.approx(float((patched - bad) / (good - bad)), abs=1e-5)
 
 
 def test_attribution_patching_is_difference_times_gradient(model: onward.Decoder) -> None:

@@ -17,6 +17,7 @@ from onward.errors import UserError
 from onward.inspection.inputs import as_row, exact, frozen
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.edit import edit
+from onward.tracing.sites import activations
 from onward.tracing.trace import trace
 
 Metric = Callable[[Tensor], Tensor]  # logits (B, T, V) -> a number for each text, (B,)
@@ -25,13 +26,13 @@ TOGETHER = 32  # texts in one call
 
 @dataclass(frozen=True)
 class Patching:
-    """The effect of putting an activation of the clean text into the run of the corrupted one: 0 leaves the metric at
-    that of the corrupted text, 1 restores that of the clean one."""
+    """The effect of replacing an activation of the corrupted text by that of the clean text: 0 keeps the metric of the
+    corrupted text, 1 restores that of the clean one."""
 
     clean: list[int]
     corrupted: list[int]
     site: str  # the activation in each block: in, mid, attn.out, mlp.out, attn.heads, ...
-    effects: Tensor  # (L, T), of attn.heads (L, H), or (L, H, T) where all are estimated
+    effects: Tensor  # (L, T); of an activation with heads (L, H), or (L, H, T) if estimated; 0 in layers without it
     clean_metric: float
     corrupted_metric: float
 
@@ -39,6 +40,17 @@ class Patching:
 def logit_difference(right: int, wrong: int, position: int = -1) -> Metric:
     """The logit of one token minus that of another, after a position."""
     return lambda logits: logits[:, position, right] - logits[:, position, wrong]
+
+
+def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
+    """The axis and the number of the heads of an activation `blocks.LAYER.SITE`, by layer, as its module declares them.
+    (1, 0) for an activation without heads, which is patched by position: such as units, whose axis is the last."""
+    found = {}
+    for layer in range(model.config.n_layers):
+        if one := activations(model).get(f"blocks.{layer}.{site}"):
+            by_head = one.axis is not None and one.axis < len(one.shape) - 1 and not one.count
+            found[layer] = (one.axis, one.parts) if by_head and one.axis is not None else (1, 0)
+    return found
 
 
 def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -60,43 +72,40 @@ def activation_patching(
     model: Decoder, clean: Sequence[int], corrupted: Sequence[int], metric: Metric, site: str = "in"
 ) -> Patching:
     """The effect of each activation `blocks.LAYER.SITE` of the clean text on the run of the corrupted one, exactly, by
-    one run of the corrupted text for each (layer, position) or, for attn.heads, each (layer, head).
+    one run of the corrupted text for each (layer, position) or, if the activation has heads, each (layer, head).
 
     (Causal tracing, Meng et al. 2022; path-free activation patching, Wang et al. 2022.)
     """
-    c, by_head = model.config, site == "attn.heads"
     clean_row, row = rows_of(model, clean, corrupted)
     with without_dropout(model):
         with trace(model, f"blocks.*.{site}") as t:
             clean_metric = metric(model(clean_row))
         good, bad = differing(clean_metric, metric(model(row)))
-    count = c.n_heads if by_head else len(clean)
-    effects = torch.zeros(c.n_layers, count)
-    for layer in range(c.n_layers):
+    heads = heads_of(model, site)
+    effects = torch.zeros(model.config.n_layers, max(count for _, count in heads.values()) or len(clean))
+    for layer, (axis, count) in heads.items():
         name = f"blocks.{layer}.{site}"
-        if name not in t:  # a block without this sub-layer
-            continue
-        for part in torch.arange(count, device=model.device).split(TOGETHER):
-            change = partial(patched, t[name], part, 2 if by_head else 1)
+        for part in torch.arange(count or len(clean), device=model.device).split(TOGETHER):
+            change = partial(patched, t[name], part, axis)
             with without_dropout(model), edit(model, {name: change}):
                 found = exact(metric(model(row.expand(len(part), -1))))
             effects[layer, part.cpu()] = ((found - bad) / (good - bad)).float().cpu()
     return Patching(list(clean), list(corrupted), site, effects, good, bad)
 
 
-def patched(clean: Tensor, places: Tensor, axis: int, x: Tensor) -> Tensor:
-    """x (B, ...) with, in row i, the place `places[i]` of `axis` from the clean run (1, ...)."""
+def patched(clean: Tensor, indices: Tensor, axis: int, x: Tensor) -> Tensor:
+    """x (B, ...) with index `indices[i]` along `axis`, in row i, copied from the clean run (1, ...)."""
     x = x.clone()
-    for row, place in enumerate(places.tolist()):
-        x[row].select(axis - 1, place).copy_(clean[0].select(axis - 1, place))
+    for row, index in enumerate(indices.tolist()):
+        x[row].select(axis - 1, index).copy_(clean[0].select(axis - 1, index))
     return x
 
 
 def attribution_patching(
     model: Decoder, clean: Sequence[int], corrupted: Sequence[int], metric: Metric, site: str = "attn.heads"
 ) -> Patching:
-    """An estimate of `activation_patching` of all (layer, position), for attn.heads of all (layer, head, position), by
-    two runs and one backward: (clean - corrupted activation) · gradient of the metric (Nanda 2023)."""
+    """An estimate of `activation_patching` for all (layer, position), or (layer, head, position), by two runs and one
+    backward: (clean - corrupted activation) · gradient of the metric (Nanda 2023)."""
     clean_row, row = rows_of(model, clean, corrupted)
     names = f"blocks.*.{site}"
     with without_dropout(model), frozen(model):
@@ -106,10 +115,14 @@ def attribution_patching(
             corrupted_metric = metric(model(model.embed(row).detach().requires_grad_()))
             good, bad = differing(clean_metric, corrupted_metric.detach())
             corrupted_metric.sum().backward()
-    effects = torch.zeros(model.config.n_layers, *((model.config.n_heads,) * (site == "attn.heads")), len(clean))
-    for layer in range(model.config.n_layers):
+    heads = heads_of(model, site)
+    most = max(count for _, count in heads.values())
+    effects = torch.zeros(model.config.n_layers, *[most] * bool(most), len(clean))
+    for layer, (axis, count) in heads.items():
         name = f"blocks.{layer}.{site}"
-        if name in t:
-            change = ((t[name] - given[name].detach()) * given.grad(name))[0]
-            effects[layer] = (exact(change).sum(-1).T / (good - bad)).cpu()
+        change = exact((t[name] - given[name].detach()) * given.grad(name))[0].sum(-1) / (good - bad)  # (T,) or (T, H)
+        if count:
+            effects[layer, :count] = change.movedim(axis - 1, 0).cpu()
+        else:
+            effects[layer] = change.cpu()
     return Patching(list(clean), list(corrupted), site, effects, good, bad)
