@@ -27,8 +27,9 @@ from onward.reports.pictures.diagram import block, in_short
 from onward.reports.pictures.ideas import IDEAS
 from onward.reports.pictures.panels import bars, cells
 from onward.reports.pictures.picture import Picture, pointed
+from onward.reports.pictures.reading import Reading
 from onward.reports.pictures.scale import SHADES, Scale
-from onward.reports.pictures.views import VIEWS, Reading
+from onward.reports.pictures.views import VIEWS
 from onward.text.tokenizer import train_tokenizer
 
 from support.pages import TEXT, model_and_tokenizer, write_run, written
@@ -50,9 +51,13 @@ def reading(text: str = "to be, or not", **options: Any) -> Reading:
 
 def drawn() -> dict[str, Picture]:
     """A picture of each kind but features, whose panels name the end of their scales in their titles."""
-    given = reading(corrupted="to be, or nut", sampling=Sampling(temperature=0.5, top_k=3))
+    given = reading()
+    options: dict[str, Any] = {
+        "patch": {"corrupted": "to be, or nut"},
+        "next": {"sampling": Sampling(temperature=0.5, top_k=3)},
+    }
     mixed = reading(fields={"mlp": Experts(4)})
-    views = {name: VIEWS[name](mixed if name == "experts" else given) for name in VIEWS}
+    views = {name: VIEWS[name](mixed if name == "experts" else given, **options.get(name, {})) for name in VIEWS}
     return {name: make() for name, make in IDEAS.items()} | views
 
 
@@ -139,11 +144,11 @@ def test_page_promises_values_only_where_some_can_be_read(pictures: dict[str, Pi
 
 def test_strategies_are_named_with_their_values() -> None:
     sampling = Sampling(temperature=0.7, top_k=4, min_p=0.1, repetition_penalty=1.3, presence_penalty=0.5)
-    titles = [panel.title.split(":")[0] for panel in VIEWS["next"](reading(sampling=sampling)).panels]
+    titles = [panel.title.split(":")[0] for panel in VIEWS["next"](reading(), sampling=sampling).panels]
     penalties = "repetition_penalty 1.3, presence_penalty 0.5"
     assert titles == ["the model", penalties, "temperature 0.7", "top_k 4", "min_p 0.1"]
     assert VIEWS["next"](reading("to")).title == "The token after “<|endoftext|>to”"  # nothing is cut off
-    plain = VIEWS["next"](reading(sampling=Sampling(temperature=1.0)))
+    plain = VIEWS["next"](reading(), sampling=Sampling(temperature=1.0))
     assert "step" not in plain.caption
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,13 +13,15 @@ import torch
 from rich.cells import cell_len
 
 from onward.cli import main
+from onward.cli.commands.inspect import VIEWS as COMMAND_OPTIONS
 from onward.config.decoder import DecoderConfig, Experts
 from onward.errors import UserError
 from onward.generation.sampling import Sampling
 from onward.inspection.attention import attention_maps, next_tokens
 from onward.model.decoder import Decoder
 from onward.reports.pictures.picture import Picture
-from onward.reports.pictures.views import VIEWS, Reading
+from onward.reports.pictures.reading import Reading
+from onward.reports.pictures.views import VIEWS
 from onward.text.tokenizer import train_tokenizer
 from onward.tracing.trace import trace
 
@@ -40,10 +43,23 @@ def values(picture: Picture, number: int = 0) -> np.ndarray:
     return np.array(picture.values()["panels"][number]["values"], float)
 
 
+OPTIONS: dict[str, dict[str, Any]] = {  # of the views, where they need or show more with them
+    "patch": {"corrupted": "to be, or nut"},
+    "next": {"sampling": Sampling(temperature=0.5, top_k=3)},
+}
+
+
 def read(name: str) -> Picture:
     if name == "experts":
         return VIEWS[name](mixture())
-    return VIEWS[name](reading(corrupted="to be, or nut", sampling=Sampling(temperature=0.5, top_k=3)))
+    return VIEWS[name](reading(), **OPTIONS.get(name, {}))
+
+
+def test_views_declare_the_options_that_the_command_gives_them() -> None:
+    of_sampling = {"temperature", "top_k", "top_p"}
+    for name, options in COMMAND_OPTIONS.items() - {("names", ()), ("features", ("activation", "time"))}:
+        own = {one.name for one in signature(VIEWS[name]).parameters.values() if one.kind == one.KEYWORD_ONLY}
+        assert {"sampling" if option in of_sampling else option for option in options} == own
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -58,8 +74,8 @@ def test_views_have_every_format(name: str) -> None:
 
 
 def test_attention_has_the_weights_of_every_head() -> None:
-    given = reading(layer=-2)
-    picture, maps = VIEWS["attention"](given), attention_maps(given.model, given.tokens)
+    given = reading()
+    picture, maps = VIEWS["attention"](given, layer=-2), attention_maps(given.model, given.tokens)
     assert [panel.title for panel in picture.panels] == [f"head {h}" for h in range(4)]
     for head in range(4):
         shown = np.nan_to_num(values(picture, head))
@@ -68,8 +84,8 @@ def test_attention_has_the_weights_of_every_head() -> None:
 
 
 def test_next_has_the_probabilities_of_the_model_and_of_each_step() -> None:
-    given = reading(sampling=Sampling(temperature=0.5, top_k=3))
-    plain, *steps = VIEWS["next"](given).panels
+    given = reading()
+    plain, *steps = VIEWS["next"](given, sampling=Sampling(temperature=0.5, top_k=3)).panels
     assert [*plain.data["bars"].values()][:10] == pytest.approx(
         [p for _, p in next_tokens(given.model, given.tokens)[-1]]
     )
@@ -87,7 +103,7 @@ def test_last_row_of_the_lens_is_the_prediction_of_the_model() -> None:
 
 
 def test_patching_the_token_that_differs_restores_the_answer() -> None:
-    picture = VIEWS["patch"](reading(corrupted="to be, or nut", right="e", wrong="t"))
+    picture = VIEWS["patch"](reading(), corrupted="to be, or nut", right="e", wrong="t")
     streams = values(picture)
     assert picture.panels[0].data["columns"][12] == "o/u"
     assert streams[0, 12] == pytest.approx(1, abs=1e-4)
@@ -96,10 +112,10 @@ def test_patching_the_token_that_differs_restores_the_answer() -> None:
 
 
 def test_units_and_experts_are_those_of_the_trace() -> None:
-    given, mixed = reading(layer=1), mixture()
+    given, mixed = reading(), mixture()
     with trace(given.model, "blocks.1.mlp.post") as t:
         given.model(torch.tensor([given.tokens]))
-    panel = VIEWS["neurons"](given).values()["panels"][0]
+    panel = VIEWS["neurons"](given, layer=1).values()["panels"][0]
     chosen = [int(row.removeprefix("unit ")) for row in panel["rows"]]
     np.testing.assert_allclose(panel["values"], t["blocks.1.mlp.post"][0][:, chosen].T, rtol=1e-3, atol=1e-5)
     shares = values(VIEWS["experts"](mixed), 1)
@@ -152,8 +168,9 @@ MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("message", MISTAKES)
 def test_mistakes_are_one_sentence(message: str) -> None:
     view, options = MISTAKES[message]
+    text = options.get("text", "to be, or not")
     with pytest.raises(UserError, match=re.escape(message)):
-        VIEWS[view](reading(**options))
+        VIEWS[view](reading(text), **{name: value for name, value in options.items() if name != "text"})
 
 
 def test_command_shows_a_view_and_writes_it(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

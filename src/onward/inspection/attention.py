@@ -26,7 +26,7 @@ def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
 
 
 def head_scores(maps: Sequence[Tensor]) -> Tensor:
-    """How much there is to see in each row of attention maps (L times (H, T, T)): scores from 0 to 1, (L, H, T).
+    """How selective each row of attention maps (L times (H, T, T)) is: scores from 0 to 1, (L, H, T).
 
     The score of the row of token t is m * 4 h (1 - h): m is the weight on the tokens 1 to t - 2, and h the entropy of
     the row over its maximum, ln(t + 1). It is 0 for a row that attends only to the first token, to its own and the one
@@ -37,6 +37,11 @@ def head_scores(maps: Sequence[Tensor]) -> Tensor:
     positions = torch.arange(weights.size(-1), device=weights.device)
     entropy = torch.special.entr(weights).sum(-1) / (positions + 1).log().clamp(min=math.log(2))
     return earlier * 4 * entropy * (1 - entropy).clamp(min=0)
+
+
+def most_selective(maps: Sequence[Tensor]) -> int:
+    """The layer whose attention maps have the greatest mean of `head_scores`."""
+    return int(head_scores(maps).mean((1, 2)).argmax())
 
 
 def next_tokens(model: Decoder, tokens: Sequence[int], top: int = 10) -> list[list[tuple[int, float]]]:

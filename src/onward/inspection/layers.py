@@ -144,3 +144,26 @@ def kind_of(piece: str) -> str:
     if text[0].isalpha():
         return "capital" if text[0].isupper() else "word"
     return "symbol"
+
+
+@torch.no_grad()
+def unit_activations(model: Decoder, tokens: Sequence[int], layer: int) -> Tensor:
+    """The activations (T, F) of the units of a layer's feed-forward. A UserError for a mixture of experts."""
+    name, known = f"blocks.{layer}.mlp.post", activation_names(model)
+    if name not in known or f"blocks.{layer}.mlp.shares" in known:
+        raise UserError(f"layer {layer} has no plain feed-forward: choose another --layer, or the view experts")
+    with without_dropout(model), trace(model, name) as t:
+        model.hidden(as_row(model, tokens))
+    return t[name][0].float().cpu()
+
+
+@torch.no_grad()
+def expert_shares(model: Decoder, tokens: Sequence[int]) -> dict[int, Tensor]:
+    """The factors (T, X) of the experts' outputs in each layer with experts, by its number. A UserError for a model
+    without experts."""
+    names = [name for name in activation_names(model) if name.endswith("mlp.shares")]
+    if not names:
+        raise UserError("this model has no experts: choose another view")
+    with without_dropout(model), trace(model, *names) as t:
+        model.hidden(as_row(model, tokens))
+    return {int(name.split(".")[1]): t[name][0].float().cpu() for name in names}

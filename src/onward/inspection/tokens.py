@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from onward.config.decoder import at
 from onward.errors import UserError
 from onward.evaluation.score import logprobs
 from onward.generation.distribution import next_token_distribution
@@ -113,6 +114,19 @@ def loss_by_position(model: Decoder, windows: Iterable[Tensor]) -> PositionLoss:
     if not count:
         raise UserError("there are no windows: give at least one batch of token ids (B, T + 1)")
     return PositionLoss(total / count, count, model.config.context_length)
+
+
+def text_loss_by_position(model: Decoder, tokens: Sequence[int]) -> PositionLoss:
+    """The loss by position of a text, cut into windows as long as the context; of up to twice its length if the
+    positions allow it. A UserError for a text of fewer than three tokens."""
+    c = model.config
+    most = 2 * c.context_length if at(c.position, 0).limit(c) > c.context_length else c.context_length
+    length = min(len(tokens) - 1, most)
+    if length < 2:
+        raise UserError("the loss by position needs a text of three tokens at least")
+    count = (len(tokens) - 1) // length
+    windows = torch.tensor(tokens[: count * length + 1]).unfold(0, length + 1, length)
+    return loss_by_position(model, windows.split(16))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from inspect import signature
 from pathlib import Path
 from shlex import quote
 from shutil import get_terminal_size
@@ -179,23 +180,19 @@ def present(options: Options, picture: Picture) -> None:
 def drawn(options: Options, lm: LanguageModel) -> Picture:
     """The picture of a view of a text; of the roles of heads, perhaps without one."""
     from onward.generation.sampling import Sampling
-    from onward.reports.pictures.views import VIEWS, Reading
+    from onward.reports.pictures.reading import Reading
+    from onward.reports.pictures.views import VIEWS
 
     warn_of_temperature(options.temperature)
     tokenizer, text = tokenizer_of(options, lm), options.words[0] if len(options.words) > 1 else ""
-    reading = Reading(
-        lm.model,
-        tokenizer,
-        text,
-        layer=options.layer,
-        head=options.head,
-        corrupted=options.corrupted,
-        right=options.right,
-        wrong=options.wrong,
-        sampling=Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p),
-        tuned=tuned(options, lm.model, tokenizer),
-    )
-    return VIEWS[options.view](reading)
+    draw = VIEWS[options.view]
+    given = {
+        **vars(options),
+        "sampling": Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p),
+        "tuned": tuned(options, lm.model, tokenizer),
+    }
+    own = {name: given[name] for name, one in signature(draw).parameters.items() if one.kind == one.KEYWORD_ONLY}
+    return draw(Reading(lm.model, tokenizer, text), **own)
 
 
 def tokenizer_of(options: Options, lm: LanguageModel) -> Tokenizer:

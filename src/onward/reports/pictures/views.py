@@ -1,124 +1,33 @@
-"""What `onward inspect` draws of a model that reads a text: attention, next tokens, lens, roles of heads and the like.
+"""Pictures of a text as a model reads it: next tokens, lens, losses, patching.
 
-Shapes: L layers, H heads, T tokens, X experts.
+Shapes: L layers, H heads, T tokens.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable
 
 import numpy as np
-import torch
 
-from onward.config.decoder import at
 from onward.errors import UserError
 from onward.fields import counted
 from onward.generation.sampling import Sampling
-from onward.inspection.attention import attention_maps, head_scores
-from onward.inspection.heads import MIN_SCORE, head_roles
-from onward.inspection.inputs import as_row, check_index, check_layer, logits
 from onward.inspection.lens import TunedLens, logit_lens
 from onward.inspection.patching import activation_patching, logit_difference
-from onward.inspection.tokens import STEPS, loss_by_position, sampling_steps, token_statistics
-from onward.model.decoder import Decoder, without_dropout
-from onward.reports.pictures.markup import MARKS, readable
+from onward.inspection.tokens import STEPS, sampling_steps, text_loss_by_position, token_statistics
+from onward.reports.pictures.layer_views import attention, experts, heads, neurons
 from onward.reports.pictures.panels import bars, cells, curves, text_width, unique, words
-from onward.reports.pictures.picture import Panel, Picture, fitted
+from onward.reports.pictures.picture import Picture, fitted
+from onward.reports.pictures.reading import Reading
 from onward.reports.pictures.scale import Scale
-from onward.text.tokenizer import Tokenizer
-from onward.tracing.names import activation_names
-from onward.tracing.sites import attend_modules
-from onward.tracing.trace import trace
 
-WEIGHT = Scale(1, root=True, unit="attention weight")
 CHANCE = Scale(1, unit="probability")
-SCORE = Scale(1, unit="score", faint=True)
 LENS_TEXT, LENS_WIDTH = 8, 800.0  # characters of a token in the lens, pixels of a row of it
-UNCHANGED = Sampling(temperature=1.0)
-UNITS = 16  # units that are shown
+USUAL, UNCHANGED = Sampling(), Sampling(temperature=1.0)
 ENDING = 5  # tokens of a text that a title quotes
-SHOWN_ROLES = "previous", "induction", "duplicate", "first"
 
 
-@dataclass(frozen=True)
-class Reading:
-    """A model, a text, and what the views need to know beside."""
-
-    model: Decoder
-    tokenizer: Tokenizer
-    text: str
-    layer: int | None = None  # of attention and neurons; None: the one with the most to see
-    head: int | None = None  # attention: the only one to draw; None: all
-    corrupted: str = ""  # patch: the other text, of as many tokens
-    right: str = ""  # patch: the next token after the text; "": the likeliest
-    wrong: str = ""  # patch: that after the corrupted text; "": the likeliest
-    sampling: Sampling = field(default_factory=Sampling)  # next: its steps
-    ids: Sequence[int] = ()  # the tokens in place of those of the text
-    tuned: TunedLens | None = None  # lens: what translates the residual streams first
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text as the model reads it."""
-        return self.tokenizer.begin(self.tokenizer.encode(text))
-
-    @cached_property
-    def tokens(self) -> list[int]:
-        """The tokens of the text; a UserError for none, and for more than the context."""
-        tokens = list(self.ids) or self.encode(self.text)
-        as_row(self.model, tokens)
-        return tokens
-
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The texts of tokens, with white space made visible."""
-        return [readable(self.tokenizer.piece(token), MARKS) for token in tokens]
-
-    def next_token(self, given: str, tokens: Sequence[int]) -> int:
-        """The id of a token that is given as text, or the likeliest token after `tokens`."""
-        if not given:
-            return int(logits(self.model, tokens)[-1].argmax())
-        ids = self.tokenizer.encode(given)
-        if len(ids) != 1:
-            raise UserError(f"{given!r} is {len(ids)} tokens: give a text of one token")
-        return ids[0]
-
-
-def attention(reading: Reading) -> Picture:
-    """The attention maps of all heads of a layer."""
-    maps = attention_maps(reading.model, reading.tokens)
-    if reading.layer is None:
-        layer = int(head_scores(maps).mean((1, 2)).argmax())
-    else:
-        layer = check_layer(reading.layer, reading.model)
-    weights = maps[layer].float().cpu().numpy()
-    heads, count = weights.shape[:2]
-    shown = range(heads) if reading.head is None else [check_index(reading.head, heads, "head")]
-    hidden = np.triu(np.ones((count, count), bool), 1)
-    pieces = reading.pieces(reading.tokens)
-    room = 170.0 if count <= 12 else 210.0 if count <= 32 else 370.0  # four, three or two heads in a row
-    return Picture(
-        f"Attention of layer {layer}",
-        "Each row is a token that looks, each column a token that it looks at; the stronger a cell, the larger the "
-        "attention weight, whose square root is the strength of the color. The weights of a row sum to 1"
-        + " together with that of the head's sink, which is not drawn"
-        * (attend_modules(reading.model)[layer].sinks is not None)
-        + ". A token sees no later one, so that the upper triangle is empty.",
-        [
-            cells(
-                f"head {head}",
-                np.where(hidden, np.nan, weights[head]),
-                pieces,
-                pieces,
-                scale=WEIGHT,
-                room=room,
-                reading="{row} looks at {column} with {value}",
-            )
-            for head in shown
-        ],
-    )
-
-
-def next_token(reading: Reading) -> Picture:
+def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
     """The likeliest next tokens, and the effect of each step of sampling."""
-    found = sampling_steps(reading.model, reading.tokens, reading.sampling)
+    found = sampling_steps(reading.model, reading.tokens, sampling)
     names = [f"{piece}" for piece in reading.pieces(found.candidates)]
     rest = reading.model.config.vocab_size > len(names)
     panels = []
@@ -126,7 +35,7 @@ def next_token(reading: Reading) -> Picture:
         found.steps, found.probabilities.tolist(), found.rest.tolist(), found.kept.tolist()
     ):
         values = unique(names, row) | ({"all others": others} if rest else {})
-        title = "the model" if step == "model" else f"{applied(reading.sampling, step)}: {counted(kept, 'token')}"
+        title = "the model" if step == "model" else f"{applied(sampling, step)}: {counted(kept, 'token')}"
         panels.append(bars(title, values, unit="%", top=1.0))
     cut = "…" * (len(reading.tokens) > ENDING)
     return Picture(
@@ -145,9 +54,9 @@ def applied(sampling: Sampling, step: str) -> str:
     return ", ".join(f"{name} {v:g}" if isinstance(v, int | float) else name for name, v in changed.items())
 
 
-def lens(reading: Reading) -> Picture:
-    """The next token that each layer would predict at each position."""
-    found = logit_lens(reading.model, reading.tokens, top=1, tuned=reading.tuned)
+def lens(reading: Reading, *, tuned: TunedLens | None = None) -> Picture:
+    """The next token that each layer would predict at each position; `tuned` translates the residual streams first."""
+    found = logit_lens(reading.model, reading.tokens, top=1, tuned=tuned)
     order = range(len(found.names) - 1, -1, -1)
     names = [f"block {layer - 1}" if layer else "embedding" for layer in order]
     pieces, probabilities = reading.pieces(reading.tokens), found.probabilities[..., 0].numpy()
@@ -168,58 +77,13 @@ def lens(reading: Reading) -> Picture:
                 reading="after {column}, {row} says {text} with {value}",
             )
         )
-    translated = "" if reading.tuned is None else " translated by a trained map (Belrose et al. 2023),"
+    translated = "" if tuned is None else " translated by a trained map (Belrose et al. 2023),"
     return Picture(
-        "Logit lens" if reading.tuned is None else "Tuned lens",
+        "Logit lens" if tuned is None else "Tuned lens",
         f"The residual stream before the first block (embedding) and after each block,{translated} read by the model's "
         "own final norm and head as if the model ended there: the likeliest next token, shaded by its probability. "
         "Read from bottom to top: the top row is the prediction of the model. The columns are the tokens of the text; "
         "a cell is about the token after its column.",
-        panels,
-    )
-
-
-def heads(reading: Reading) -> Picture:
-    """The role of each head, and the scores of four of them."""
-    found = head_roles(reading.model, reading.tokens if reading.text else None)
-    roles = found.map()
-    best = torch.stack([*found.scores.values()]).amax(0).clamp(min=0).numpy()
-    layers, count = best.shape
-    rows, columns = [f"layer {i}" for i in range(layers)], [f"{h}" for h in range(count)]
-    short = 9 if count <= 12 else 4
-    panels = [
-        cells(
-            "the role of each head",
-            best,
-            rows,
-            columns,
-            texts=[[role[:short] for role in line] for line in roles],
-            scale=SCORE,
-            reading="{row}, head {column}: {text} {value}",
-        )
-    ]
-    for role in SHOWN_ROLES:
-        scores = found.scores[role].clamp(min=0).numpy()
-        panels.append(
-            cells(
-                role,
-                scores,
-                rows,
-                columns,
-                scale=SCORE,
-                room=240,
-                reading="{row}, head {column}: {value}",
-            )
-        )
-    return Picture(
-        "Roles of heads",
-        "On random tokens repeated once: a previous-token head looks at the token before, an induction head at the "
-        "token that followed the same token the first time, a duplicate-token head at that same token, a first-token "
-        "head at the beginning, where a head looks that has nothing to do. Scores are mean attention weights. The "
-        f"first panel names the role with the greatest score, from {MIN_SCORE} on, and is shaded by it. More roles: "
-        "self is the token itself, back 2 and back 3 are two and three tokens before"
-        + (", and rare the rare tokens of the text, above what uniform attention would give them" * bool(reading.text))
-        + ".",
         panels,
     )
 
@@ -250,24 +114,28 @@ def tokens(reading: Reading) -> Picture:
     return Picture("What the model thinks of each token", caption.strip(), panels)
 
 
-def patch(reading: Reading) -> Picture:
-    """Which activations of the text, put into the run of the corrupted text, restore its answer."""
-    if not reading.corrupted:
+def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str = "") -> Picture:
+    """The activations of the text that restore its answer when they are put into the run of the corrupted text.
+
+    `corrupted` has as many tokens; `right` is the next token after the text and `wrong` the one after the corrupted
+    text, by default the likeliest.
+    """
+    if not corrupted:
         raise UserError('patch compares two texts: give the other one with --corrupted "..."')
-    clean, corrupted = reading.tokens, reading.encode(reading.corrupted)
-    right, wrong = reading.next_token(reading.right, clean), reading.next_token(reading.wrong, corrupted)
-    if right == wrong:
+    clean, other = reading.tokens, reading.encode(corrupted)
+    answer, other_answer = reading.next_token(right, clean), reading.next_token(wrong, other)
+    if answer == other_answer:
         raise UserError("both texts are continued by the same token: choose other texts, or give --right and --wrong")
-    metric = logit_difference(right, wrong)
-    streams = activation_patching(reading.model, clean, corrupted, metric, "in").effects.numpy()
-    of_heads = activation_patching(reading.model, clean, corrupted, metric, "attn.heads").effects.numpy()
+    metric = logit_difference(answer, other_answer)
+    streams = activation_patching(reading.model, clean, other, metric, "in").effects.numpy()
+    of_heads = activation_patching(reading.model, clean, other, metric, "attn.heads").effects.numpy()
     pieces = [
-        one if one == other else f"{one}/{other}"
-        for one, other in zip(reading.pieces(clean), reading.pieces(corrupted), strict=True)
+        one if one == changed else f"{one}/{changed}"
+        for one, changed in zip(reading.pieces(clean), reading.pieces(other), strict=True)
     ]
     layers = [f"layer {i}" for i in range(len(streams))]
     scale = Scale(1, signed=True, unit="0: nothing changes; 1: the answer of the text is restored")
-    answers = reading.pieces([right, wrong])
+    answers = reading.pieces([answer, other_answer])
     return Picture(
         "Activation patching",
         f"The model reads the corrupted text, with one activation taken from its run of the other text. Where this "
@@ -297,15 +165,10 @@ def patch(reading: Reading) -> Picture:
 
 
 def positions(reading: Reading) -> Picture:
-    """The loss by position, beyond the trained length where the positions allow it."""
+    """The loss by position, also beyond the context length if the positions allow it."""
     model, c = reading.model, reading.model.config
-    found, most = reading.encode(reading.text), 2 * c.context_length
-    length = min(len(found) - 1, most, c.context_length if at(c.position, 0).limit(c) <= c.context_length else most)
-    if length < 2:
-        raise UserError("the loss by position needs a text of three tokens at least")
-    count = (len(found) - 1) // length
-    windows = torch.tensor(found[: count * length + 1]).unfold(0, length + 1, length)
-    loss = loss_by_position(model, windows.split(16))
+    loss = text_loss_by_position(model, reading.encode(reading.text))
+    length = len(loss.loss)
     group = max(1, length // 64)
     means = loss.loss[: length // group * group].view(-1, group).mean(1).tolist()
     marks = {"context length": c.context_length} if length > c.context_length else {}
@@ -318,7 +181,7 @@ def positions(reading: Reading) -> Picture:
         measured += f", and {loss.loss[c.context_length :].mean():.2f} beyond it, where no window of training reached"
     return Picture(
         "Loss by position",
-        f"The mean loss at each position of {counted(count, 'window')} of {length:,} tokens"
+        f"The mean loss at each position of {counted(loss.windows, 'window')} of {length:,} tokens"
         + (f", each point over {group} positions" if group > 1 else "")
         + f": {measured}. Later tokens have more text before them, which usually helps; few windows give a rough "
         "curve.",
@@ -334,70 +197,7 @@ def positions(reading: Reading) -> Picture:
     )
 
 
-def neurons(reading: Reading) -> Picture:
-    """The most active units of a feed-forward, token by token."""
-    model = reading.model
-    layer = check_layer(model.config.n_layers // 2 if reading.layer is None else reading.layer, model)
-    name = f"blocks.{layer}.mlp.post"
-    known = activation_names(model)
-    if name not in known or f"blocks.{layer}.mlp.shares" in known:
-        raise UserError(f"layer {layer} has no plain feed-forward: choose another --layer, or the view experts")
-    with torch.no_grad(), without_dropout(model), trace(model, name) as t:
-        model.hidden(as_row(model, reading.tokens))
-    units = t[name][0].float().cpu()
-    strongest = units[1:].abs().amax(0) if len(units) > 1 else units.abs().amax(0)
-    chosen = strongest.argsort(descending=True)[:UNITS].tolist()
-    active = (units > 0).float()
-    return Picture(
-        f"Units of the feed-forward of layer {layer}",
-        f"The {len(chosen)} units of {units.size(1):,} that are strongest at some token"
-        + " after the first" * (len(units) > 1)
-        + f", as the second matrix reads them. On average {active.mean():.0%} of all units are above 0 at a token, and "
-        f"{int((active.sum(0) == 0).sum()):,} are so at none.".replace("%", " %"),
-        [
-            cells(
-                "",
-                units[:, chosen].T.numpy(),
-                [f"unit {i}" for i in chosen],
-                reading.pieces(reading.tokens),
-                scale=Scale(float(units[:, chosen].abs().max()), signed=True, unit="activation"),
-                room=760,
-                reading="{row} at {column}: {value}",
-            )
-        ],
-    )
-
-
-def experts(reading: Reading) -> Picture:
-    """The experts of each token, layer by layer."""
-    model = reading.model
-    names = [name for name in activation_names(model) if name.endswith("mlp.shares")]
-    if not names:
-        raise UserError("this model has no experts: choose another view")
-    with torch.no_grad(), without_dropout(model), trace(model, *names) as t:
-        model.hidden(as_row(model, reading.tokens))
-    return Picture(
-        "The experts of each token",
-        "A router sends each token to a few of the feed-forwards of a layer, the experts. A row is an expert, a "
-        "column a token, and a cell the factor of the expert's output in what the feed-forward adds to the token.",
-        [expert_panel(name, t[name][0].float().cpu().T.numpy(), reading.pieces(reading.tokens)) for name in names],
-    )
-
-
-def expert_panel(name: str, shares: np.ndarray, pieces: Sequence[str]) -> Panel:
-    """The shares (X, T) of the experts of one layer."""
-    return cells(
-        f"layer {name.split('.')[1]}",
-        shares,
-        [f"expert {i}" for i in range(len(shares))],
-        pieces,
-        scale=Scale(1, unit="factor of an expert's output"),
-        room=760,
-        reading="{column} uses {row} with {value}",
-    )
-
-
-VIEWS: dict[str, Callable[[Reading], Picture]] = {
+VIEWS: dict[str, Callable[..., Picture]] = {  # of a Reading; the keyword arguments of each are its options
     "attention": attention,
     "next": next_token,
     "lens": lens,

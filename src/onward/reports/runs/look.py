@@ -20,9 +20,11 @@ from onward.evaluation.score import logprobs
 from onward.inspection.attention import attention_maps, head_scores, next_tokens
 from onward.inspection.inputs import logits
 from onward.model.decoder import Decoder
+from onward.reports.pictures.layer_views import WEIGHT, experts
 from onward.reports.pictures.markup import MARKS, embedded, readable, visible
 from onward.reports.pictures.picture import Picture, legend_of
-from onward.reports.pictures.views import WEIGHT, Reading, experts, lens
+from onward.reports.pictures.reading import Reading
+from onward.reports.pictures.views import lens
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.sites import attend_modules
 

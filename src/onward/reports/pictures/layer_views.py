@@ -1,0 +1,153 @@
+"""Pictures of the layers of a model that reads a text: attention, roles of heads, units, experts.
+
+Shapes: L layers, H heads, T tokens, X experts.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from onward.inspection.attention import attention_maps, most_selective
+from onward.inspection.heads import MIN_SCORE, head_roles
+from onward.inspection.inputs import check_index, check_layer
+from onward.inspection.layers import expert_shares, unit_activations
+from onward.reports.pictures.panels import cells
+from onward.reports.pictures.picture import Panel, Picture
+from onward.reports.pictures.reading import Reading
+from onward.reports.pictures.scale import Scale
+from onward.tracing.sites import attend_modules
+
+WEIGHT = Scale(1, root=True, unit="attention weight")
+SCORE = Scale(1, unit="score", faint=True)
+UNITS = 16  # units that are shown
+SHOWN_ROLES = "previous", "induction", "duplicate", "first"
+
+
+def attention(reading: Reading, *, layer: int | None = None, head: int | None = None) -> Picture:
+    """The attention maps of all heads of a layer, or of one head; by default of the layer with the most to see."""
+    maps = attention_maps(reading.model, reading.tokens)
+    layer = most_selective(maps) if layer is None else check_layer(layer, reading.model)
+    weights = maps[layer].float().cpu().numpy()
+    heads, count = weights.shape[:2]
+    chosen = range(heads) if head is None else [check_index(head, heads, "head")]
+    hidden = np.triu(np.ones((count, count), bool), 1)
+    pieces = reading.pieces(reading.tokens)
+    room = 170.0 if count <= 12 else 210.0 if count <= 32 else 370.0  # four, three or two heads in a row
+    return Picture(
+        f"Attention of layer {layer}",
+        "Each row is a token that looks, each column a token that it looks at; the stronger a cell, the larger the "
+        "attention weight, whose square root is the strength of the color. The weights of a row sum to 1"
+        + " together with that of the head's sink, which is not drawn"
+        * (attend_modules(reading.model)[layer].sinks is not None)
+        + ". A token sees no later one, so that the upper triangle is empty.",
+        [
+            cells(
+                f"head {shown}",
+                np.where(hidden, np.nan, weights[shown]),
+                pieces,
+                pieces,
+                scale=WEIGHT,
+                room=room,
+                reading="{row} looks at {column} with {value}",
+            )
+            for shown in chosen
+        ],
+    )
+
+
+def heads(reading: Reading) -> Picture:
+    """The role of each head, and the scores of four of them."""
+    found = head_roles(reading.model, reading.tokens if reading.text else None)
+    roles = found.map()
+    best = torch.stack([*found.scores.values()]).amax(0).clamp(min=0).numpy()
+    layers, count = best.shape
+    rows, columns = [f"layer {i}" for i in range(layers)], [f"{h}" for h in range(count)]
+    short = 9 if count <= 12 else 4
+    panels = [
+        cells(
+            "the role of each head",
+            best,
+            rows,
+            columns,
+            texts=[[role[:short] for role in line] for line in roles],
+            scale=SCORE,
+            reading="{row}, head {column}: {text} {value}",
+        )
+    ]
+    for role in SHOWN_ROLES:
+        scores = found.scores[role].clamp(min=0).numpy()
+        panels.append(
+            cells(
+                role,
+                scores,
+                rows,
+                columns,
+                scale=SCORE,
+                room=240,
+                reading="{row}, head {column}: {value}",
+            )
+        )
+    return Picture(
+        "Roles of heads",
+        "On random tokens repeated once: a previous-token head looks at the token before, an induction head at the "
+        "token that followed the same token the first time, a duplicate-token head at that same token, a first-token "
+        "head at the beginning, where a head looks that has nothing to do. Scores are mean attention weights. The "
+        f"first panel names the role with the greatest score, from {MIN_SCORE} on, and is shaded by it. More roles: "
+        "self is the token itself, back 2 and back 3 are two and three tokens before"
+        + (", and rare the rare tokens of the text, above what uniform attention would give them" * bool(reading.text))
+        + ".",
+        panels,
+    )
+
+
+def neurons(reading: Reading, *, layer: int | None = None) -> Picture:
+    """The most active units of a feed-forward, token by token."""
+    model = reading.model
+    layer = check_layer(model.config.n_layers // 2 if layer is None else layer, model)
+    units = unit_activations(model, reading.tokens, layer)
+    strongest = units[1:].abs().amax(0) if len(units) > 1 else units.abs().amax(0)
+    chosen = strongest.argsort(descending=True)[:UNITS].tolist()
+    active = (units > 0).float()
+    return Picture(
+        f"Units of the feed-forward of layer {layer}",
+        f"The {len(chosen)} units of {units.size(1):,} that are strongest at some token"
+        + " after the first" * (len(units) > 1)
+        + f", as the second matrix reads them. On average {active.mean():.0%} of all units are above 0 at a token, and "
+        f"{int((active.sum(0) == 0).sum()):,} are so at none.".replace("%", " %"),
+        [
+            cells(
+                "",
+                units[:, chosen].T.numpy(),
+                [f"unit {i}" for i in chosen],
+                reading.pieces(reading.tokens),
+                scale=Scale(float(units[:, chosen].abs().max()), signed=True, unit="activation"),
+                room=760,
+                reading="{row} at {column}: {value}",
+            )
+        ],
+    )
+
+
+def experts(reading: Reading) -> Picture:
+    """The experts of each token, layer by layer."""
+    shares = expert_shares(reading.model, reading.tokens)
+    return Picture(
+        "The experts of each token",
+        "A router sends each token to a few of the feed-forwards of a layer, the experts. A row is an expert, a "
+        "column a token, and a cell the factor of the expert's output in what the feed-forward adds to the token.",
+        [expert_panel(layer, one.T.numpy(), reading.pieces(reading.tokens)) for layer, one in shares.items()],
+    )
+
+
+def expert_panel(layer: int, shares: np.ndarray, pieces: Sequence[str]) -> Panel:
+    """The shares (X, T) of the experts of one layer."""
+    return cells(
+        f"layer {layer}",
+        shares,
+        [f"expert {i}" for i in range(len(shares))],
+        pieces,
+        scale=Scale(1, unit="factor of an expert's output"),
+        room=760,
+        reading="{column} uses {row} with {value}",
+    )
