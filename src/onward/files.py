@@ -26,8 +26,8 @@ def written_whole(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix=f".{path.name}.", suffix=PART, dir=path.parent, ignore_cleanup_errors=True
-        ) as beside:
-            new = Path(beside) / path.name
+        ) as temporary:
+            new = Path(temporary) / path.name
             yield new
             for file in [new, *new.rglob("*")] if new.is_dir() else [new]:
                 flush(file)

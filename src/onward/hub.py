@@ -61,13 +61,13 @@ class HubName:
         """The model that a text names: org/name, name, org/name@revision, or these after hf:// or as the address of
         its page; None if it is no such name. `revision` is main by default."""
         address = ADDRESS.fullmatch(text)
-        found = NAME.fullmatch(address[1] if address else text)
-        if not found or len(found[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", found[1]):
+        match = NAME.fullmatch(address[1] if address else text)
+        if not match or len(match[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", match[1]):
             return None
-        named = found[2] or found[3] or ""
+        named = match[2] or match[3] or ""
         if named and revision and named != revision:
             raise UserError(f"{text} names a revision, and revision is {revision!r}: give one of them")
-        return cls(found[1], named or revision or "main")
+        return cls(match[1], named or revision or "main")
 
     def __str__(self) -> str:
         return self.name if self.revision == "main" else f"{self.name}@{self.revision}"
@@ -209,8 +209,8 @@ def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list
     index = cached(model.name, INDEX, commit)
     if not index:
         index = str(download(model, commit, [INDEX], {INDEX: entries[INDEX]}) / INDEX)
-    places = read_json(Path(index)).get("weight_map")
-    return sorted({*places.values()} & entries.keys()) if isinstance(places, dict) else []
+    weight_map = read_json(Path(index)).get("weight_map")
+    return sorted({*weight_map.values()} & entries.keys()) if isinstance(weight_map, dict) else []
 
 
 def check(model: HubName, paths: Collection[str], there: Collection[str], files: re.Pattern[str]) -> None:
@@ -308,11 +308,11 @@ def model_files(folder: Path) -> list[str]:
     license. Nothing else, such as optimizer state, logs or data."""
     known = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     names = sorted(str(path.relative_to(folder)) for path in known if path.is_file())
-    found = [name for name in names if FILES[""].fullmatch(name) or name in (CARD, "LICENSE", "loss.svg")]
-    if SINGLE in found:
-        return [name for name in found if name != INDEX]
-    places = read_json(folder / INDEX).get("weight_map")
-    return found + (sorted({*places.values()}) if isinstance(places, dict) else [])
+    files = [name for name in names if FILES[""].fullmatch(name) or name in (CARD, "LICENSE", "loss.svg")]
+    if SINGLE in files:
+        return [name for name in files if name != INDEX]
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    return files + (sorted({*weight_map.values()}) if isinstance(weight_map, dict) else [])
 
 
 def upload(
@@ -366,10 +366,10 @@ def cached_models() -> list[CachedRepoInfo]:
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        found = scan_cache_dir().repos
+        scanned = scan_cache_dir().repos
     except CacheNotFound:
         return []
-    return sorted((repo for repo in found if repo.repo_type == "model"), key=lambda repo: repo.repo_id)
+    return sorted((repo for repo in scanned if repo.repo_type == "model"), key=lambda repo: repo.repo_id)
 
 
 def cached_names() -> list[str]:

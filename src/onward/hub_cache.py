@@ -42,8 +42,8 @@ def cached(name: str, path: str, commit: str) -> str:
     """The path in the cache of a file of a model; "" if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, path, revision=commit)
-    return found if isinstance(found, str) else ""
+    file = try_to_load_from_cache(name, path, revision=commit)
+    return file if isinstance(file, str) else ""
 
 
 def unverified(name: str, commit: str) -> Path:

@@ -125,7 +125,7 @@ def to_ours(
         piece: theirs[piece] for pieces, _, names, _ in table if model[names[0]].requires_grad for piece in pieces
     }
     common = dtype or common_dtype({name: t for name, t in trained.items() if not t.quantized} or trained)
-    found: dict[str, Tensor] = {}
+    parameters: dict[str, Tensor] = {}
     quantized: dict[str, tuple[Tensor, Tensor]] = {}
     buffer = ScratchBuffer()
     for pieces, stacked, names, into in table:
@@ -144,29 +144,29 @@ def to_ours(
             read = lambda *span, plain=plain, kind=precisions[names[0]]: quantize_weight(plain(*span), kind)
         else:
             stays = not stacked and into is same and device.type == "cpu"
-            whole = mapped(source, kept) if stays else None
-            if whole is None:
+            tensor = mapped(source, kept) if stays else None
+            if tensor is None:
                 stack = copy()
-                whole = into(stack if stacked else stack[0])
+                tensor = into(stack if stacked else stack[0])
             else:
-                check(whole, pieces[0], allow_nonfinite)
-            for name, part in zip(names, whole.split(sizes)):
+                check(tensor, pieces[0], allow_nonfinite)
+            for name, part in zip(names, tensor.split(sizes)):
                 own = aligned(part) and not buffer.holds(part)
-                found[name] = part if own else part.clone(memory_format=torch.contiguous_format)
+                parameters[name] = part if own else part.clone(memory_format=torch.contiguous_format)
             continue
         for name, end in zip(names, accumulate(sizes)):
             quantized[name] = quantize_rows(read, end - model[name].size(0), end, model[name].size(1))
-    return found, quantized
+    return parameters, quantized
 
 
 def stored_codes(
     stored: Callable[[int, int], tuple[Tensor, Tensor]], into: Change, outputs: int, device: torch.device
 ) -> Callable[[int, int], tuple[Tensor, Tensor]]:
     """Reads codes and scales of rows (start, end) from stored integers and scales, after a change that moves rows."""
-    whole = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
+    moved = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
 
     def read(start: int, end: int) -> tuple[Tensor, Tensor]:
-        integers, scales = stored(start, end) if whole is None else (tensor[start:end] for tensor in whole)
+        integers, scales = stored(start, end) if moved is None else (tensor[start:end] for tensor in moved)
         return pack(integers, "int8" if scales.ndim == 1 else "int4").to(device), scales.to(device)
 
     return read
@@ -290,12 +290,12 @@ def find(
     family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """The stored tensors under the wanted names; files may leave out the family's base prefix."""
-    left, found = dict(stored), {}
+    left, matched = dict(stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)
         if short not in left:
             raise UserError(f"the checkpoint has no tensor {name}, which its config.json asks for")
-        tensor = found[name] = left.pop(short)
+        tensor = matched[name] = left.pop(short)
         if tensor.shape != shape:
             raise UserError(f"tensor {short} has shape {tensor.shape}, and config.json asks for {shape}")
         if tensor.dtype not in FLOATS:
@@ -306,7 +306,7 @@ def find(
     ignored = "|".join(filter(None, (family.IGNORED, r"rotary_emb\.inv_freq$")))
     if extra := [name for name in left if not re.search(ignored, name)]:
         raise UserError(f"the checkpoint has a tensor {min(extra)} that its config.json has no place for")
-    return found
+    return matched
 
 
 def aligned(tensor: Tensor) -> bool:

@@ -99,12 +99,12 @@ Change = Callable[[Tensor], Tensor]
 def moves_rows(change: Change, outputs: int) -> bool:
     """Whether a change of a weight with this number of outputs only moves its rows, so that it can be made to integers
     and scales."""
-    places = torch.arange(3 * outputs).view(outputs, 3)
+    indices = torch.arange(3 * outputs).view(outputs, 3)
     try:
-        moved = change(places)
+        moved = change(indices)
     except (RuntimeError, ValueError, IndexError):
         return False
-    return moved.shape == places.shape and torch.equal(moved, moved[:, :1] + torch.arange(3))
+    return moved.shape == indices.shape and torch.equal(moved, moved[:, :1] + torch.arange(3))
 
 
 def packed_tensors(name: str, layers: Sequence[QuantizedLinear], change: Change) -> Iterator[tuple[str, Tensor]]:

@@ -48,11 +48,11 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     index = folder / INDEX
     if (folder / SINGLE).exists() or not index.exists():
         return SafetensorsFile(folder / SINGLE).tensors()
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict):
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
         raise UserError(f"{index} has no weight_map, which says what is where: copy or download it again")
     shards: dict[str, dict[str, StoredTensor]] = {}
-    for name, shard in places.items():
+    for name, shard in weight_map.items():
         if not isinstance(shard, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,200}\.safetensors", shard):
             raise UserError(f"{index} places {name} in {shard!r:.99}, which is no safetensors file of its folder")
         if shard not in shards:
@@ -61,7 +61,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             shards[shard] = SafetensorsFile(folder / shard).tensors()
         if name not in shards[shard]:
             raise UserError(f"{INDEX} places {name} in {shard}, which has no such tensor: download both again")
-    return {name: shards[shard][name] for name, shard in places.items()}
+    return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 
 class SafetensorsFile:
@@ -72,12 +72,12 @@ class SafetensorsFile:
         self.path, self.lasting, self.passing, self.touched = path, open_file(path), open_file(path), 0
 
     def tensors(self) -> dict[str, StoredTensor]:
-        found = {}
+        result = {}
         for name in self.lasting.keys():  # noqa: SIM118
             header = self.lasting.get_slice(name)
             mapped = partial(self.lasting.get_tensor, name)
-            found[name] = StoredTensor(header.get_shape(), header.get_dtype(), partial(self.rows, name), mapped)
-        return found
+            result[name] = StoredTensor(header.get_shape(), header.get_dtype(), partial(self.rows, name), mapped)
+        return result
 
     def rows(self, name: str, start: int, end: int) -> Tensor:
         if self.touched >= COPY_BYTES:
@@ -100,12 +100,12 @@ def open_file(path: Path) -> Any:
 def refuse_pickles(folder: Path) -> None:
     """Raise a UserError if a folder holds a model as pickles only."""
     if folder.is_dir() and not any((folder / name).exists() for name in (SINGLE, INDEX)):
-        found = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     else:
-        found = [folder.name] if folder.is_file() and folder.suffix in PICKLES else []
-    if found:
+        pickles = [folder.name] if folder.is_file() and folder.suffix in PICKLES else []
+    if pickles:
         raise UserError(
-            f"{found[0]} is a pickle, and reading it can run any code that is in it: download the model's "
+            f"{pickles[0]} is a pickle, and reading it can run any code that is in it: download the model's "
             "safetensors files, or, of a pytorch_model.bin, make them with "
             f"onward convert {shlex.quote(str(folder))} OUT --from-bin"
         )

@@ -87,8 +87,8 @@ class Encoder:
             after = after + self.end
             return TokenSequence(before + after, [False] * len(before) + [True] * len(after))
         if not isinstance(prompt, list | tuple) or not isinstance(completion, list | tuple):
-            kinds = " and ".join(type(value).__name__ for value in (prompt, completion))
-            raise UserError(f"prompt and answer are {kinds}: give both as texts, or both as lists of messages")
+            types = " and ".join(type(value).__name__ for value in (prompt, completion))
+            raise UserError(f"prompt and answer are {types}: give both as texts, or both as lists of messages")
         return self.conversation([*prompt, *completion], len(prompt))
 
     def prompt(self, prompt: str | Sequence[Message]) -> list[int]:

@@ -112,7 +112,7 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     """A prompt, a completion and a `label`, whether it is wanted; of a pair, both answers with their labels. The second
     sequence of an example is its prompt with the completion of the nearest example before, around the end of the table,
     that has another prompt."""
-    found: list[tuple[Any, Any, TokenSequence, float, str]] = []
+    rows: list[tuple[Any, Any, TokenSequence, float, str]] = []
     for record in records:
         with placed(record):
             values = record.values
@@ -125,13 +125,13 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
             else:
                 raise missing(values, "completion and label, or chosen and rejected, with a prompt")
             for answer, label in answers:
-                found.append((prompt, answer, said(encoder, prompt, answer), label, record.place))
-    partners = other_prompts([prompt for prompt, *_ in found])
-    for (prompt, _, sequence, label, place), partner in zip(found, partners):
+                rows.append((prompt, answer, said(encoder, prompt, answer), label, record.place))
+    partners = other_prompts([prompt for prompt, *_ in rows])
+    for (prompt, _, sequence, label, place), partner in zip(rows, partners):
         with placed(Record({}, place)):
             if partner is None:
                 raise UserError("no other example has another prompt, whose answer estimates the divergence: add some")
-            yield Example([sequence, encoder.answer(prompt, found[partner][1])], place, {"label": label})
+            yield Example([sequence, encoder.answer(prompt, rows[partner][1])], place, {"label": label})
 
 
 def wanted(label: Any) -> float:
@@ -144,30 +144,30 @@ def wanted(label: Any) -> float:
 def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
     """For each prompt the index of the nearest one before it, around the end, that is another prompt of its kind (a
     text, or messages); None where there is none."""
-    found: list[int | None] = [None] * len(prompts)
+    partners: list[int | None] = [None] * len(prompts)
     for texts in (True, False):
         indices = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) == texts]
         for before, i in zip(indices[-1:] + indices, indices):
             if before == indices[-1]:  # the first one: search from the end
-                found[i] = next((j for j in reversed(indices) if prompts[j] != prompts[i]), None)
+                partners[i] = next((j for j in reversed(indices) if prompts[j] != prompts[i]), None)
             else:  # an equal prompt shares the one that was found
-                found[i] = before if prompts[before] != prompts[i] else found[before]
-    return found
+                partners[i] = before if prompts[before] != prompts[i] else partners[before]
+    return partners
 
 
 def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     """A `text`, perhaps a second one as `pair`, and their `label`, a text or a whole number. The labels of the first
     table are the classes, in the order of the alphabet or of the numbers."""
-    found: list[tuple[TokenSequence, Any, str]] = []
+    rows: list[tuple[TokenSequence, Any, str]] = []
     for record in records:
         with placed(record):
             text, pair, label = (record.values.get(name) for name in ("text", "pair", "label"))
             if not isinstance(text, str) or not isinstance(pair, str | None) or type(label) not in (str, int, bool):
                 raise missing(record.values, "text and label, and perhaps pair: texts, and a text or a whole number")
-            found.append((encoder.texts(text, *([] if pair is None else [pair])), label, record.place))
-    named = {str(label): label for _, label, _ in found}
+            rows.append((encoder.texts(text, *([] if pair is None else [pair])), label, record.place))
+    named = {str(label): label for _, label, _ in rows}
     encoder.labels = encoder.labels or tuple(sorted(named, key=lambda name: order_of(named[name])))
-    for sequence, label, place in found:
+    for sequence, label, place in rows:
         with placed(Record({}, place)):
             if str(label) not in encoder.labels:
                 raise UserError(f"label is {label!r}: {nearest(str(label), encoder.labels)}")

@@ -27,8 +27,8 @@ def question(name: str) -> str:
 @cache
 def answers() -> dict[str, str]:
     """What functions and methods do, by their names, in the order of the names."""
-    found = dict(documented())
-    return {name: found[name] for name in sorted(found)}
+    documentation = dict(documented())
+    return {name: documentation[name] for name in sorted(documentation)}
 
 
 def documented() -> Iterator[tuple[str, str]]:
@@ -56,9 +56,9 @@ def functions(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
 def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
     """A public name with the first sentence of its documentation, where this is one plain sentence."""
     paragraph = inspect.cleandoc(text or "").partition("\n\n")[0]
-    found = SENTENCE.match(" ".join(paragraph.split()))
-    if NAME.fullmatch(name) and "._" not in name and found and len(found[0]) in LENGTHS and found[0].isascii():
-        yield name, found[0]
+    sentence = SENTENCE.match(" ".join(paragraph.split()))
+    if NAME.fullmatch(name) and "._" not in name and sentence and len(sentence[0]) in LENGTHS and sentence[0].isascii():
+        yield name, sentence[0]
 
 
 def conversations(known: Mapping[str, str]) -> list[dict[str, Any]]:

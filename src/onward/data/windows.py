@@ -165,18 +165,18 @@ class ValidationWindows:
         return (self.read(range(first, min(first + size, len(self)))) for first in range(0, len(self), size))
 
 
-def cut(places: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
+def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
     """The windows that begin at these places, padded after the end of a text with token 0 and IGNORE_INDEX."""
-    tokens = np.zeros((len(places), length), np.int64)
-    targets = np.full((len(places), length), IGNORE_INDEX)
-    for row, (text, start) in enumerate(places):
+    tokens = np.zeros((len(segments), length), np.int64)
+    targets = np.full((len(segments), length), IGNORE_INDEX)
+    for row, (text, start) in enumerate(segments):
         window = text[start : start + length + 1]
         tokens[row, : len(window)] = window[:length]
         targets[row, : len(window) - 1] = window[1:]
     if pack == "stream":
         return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))
-    begins = np.zeros((len(places), length + 1), np.int64)  # the index in the window where a document begins, else 0
-    for row, (text, start) in enumerate(places):
+    begins = np.zeros((len(segments), length + 1), np.int64)  # the index in the window where a document begins, else 0
+    for row, (text, start) in enumerate(segments):
         documents = text.starts(start, min(start + length + 1, len(text)))
         begins[row, documents] = documents
     targets[begins[:, 1:] > 0] = IGNORE_INDEX

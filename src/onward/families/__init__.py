@@ -81,7 +81,7 @@ class Family(Names, Protocol):
 def modules() -> dict[str, Any]:
     """Every file of this folder by its name, in the order in which `express` tries them: the most widely supported
     formats first and `onward`, which expresses every decoder, last."""
-    names = [found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")]
+    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     order = {name: place for place, name in enumerate((*FIRST, *sorted({*names} - {*FIRST, "onward"}), "onward"))}
     return {name: importlib.import_module(f"{__name__}.{name}") for name in sorted(names, key=order.__getitem__)}
 
@@ -112,13 +112,13 @@ class Preset:
 @cache
 def presets() -> dict[str, Preset]:
     """Every known release, by name."""
-    found = {}
+    result = {}
     for family, module in modules().items():
         for name, published in module.PRESETS.items():
             beginnings = [beginning for beginning in module.ANCESTORS if name.startswith(beginning)]
             ancestor = module.ANCESTORS[max(beginnings, key=len)] if beginnings else ""
-            found[name] = Preset(name, family, published, ancestor)
-    return found
+            result[name] = Preset(name, family, published, ancestor)
+    return result
 
 
 def preset(name: str, others: Iterable[str] = ()) -> Preset:
@@ -198,9 +198,9 @@ def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
                 changed[path] = value
     if cured:
         changed = {key: value for key, value in changed.items() if mentions(message, value)}
-    found = cured | changed
-    inner = [key for key in found if not any(other.startswith(f"{key}.") for other in found)]
-    return {key: found[key] for key in inner[:3]}
+    causes = cured | changed
+    inner = [key for key in causes if not any(other.startswith(f"{key}.") for other in causes)]
+    return {key: causes[key] for key in inner[:3]}
 
 
 def mentions(message: str, value: Any) -> bool:

@@ -140,9 +140,9 @@ def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
         if not known or order.setdefault(left + right, len(order)) != len(order) - 1:
             return {}
     plain = tokenizers.Tokenizer(models.BPE(vocab, list(map(tuple, merges))))
-    found = plain.encode_batch_fast(list(order))
+    encodings = plain.encode_batch_fast(list(order))
     unmade = vocab.keys() - order.keys() - {token["content"] for token in table["added_tokens"]}
-    if unmade or any(one.ids != [vocab.get(token)] for one, token in zip(found, order)):
+    if unmade or any(one.ids != [vocab.get(token)] for one, token in zip(encodings, order)):
         return {}
     return {bytes(map(BYTE_OF.__getitem__, token)): vocab[token] for token in order}
 
@@ -155,8 +155,8 @@ def same_characters(characters: str = NEW) -> bool:
     for kind in r"\p{L}", r"\p{N}", r"\s":
         core = tiktoken.Encoding("", pat_str=kind, mergeable_ranks=every, special_tokens={})
         split = pre_tokenizers.Split(Regex(kind), "removed", invert=True)
-        found = "".join(part for part, _ in split.pre_tokenize_str(characters))
-        if bytes(core.encode_ordinary(characters)).decode() != found:
+        expected = "".join(part for part, _ in split.pre_tokenize_str(characters))
+        if bytes(core.encode_ordinary(characters)).decode() != expected:
             return False
     return True
 

@@ -49,15 +49,15 @@ def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
     """The patterns of the pre_tokenizer of a tokenizer.json that is byte-level, () if it splits nothing; None if it is
     another or does more."""
     inner = pre_tokenizer.get("pretokenizers") if isinstance(pre_tokenizer, dict) else None
-    found: list[str] = []
+    patterns: list[str] = []
     for part in [pre_tokenizer] if inner is None else inner:
         match part:
             case {"type": "Digits", "individual_digits": True}:
-                found.append(DIGIT)
+                patterns.append(DIGIT)
             case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
-                found.append(pattern)
+                patterns.append(pattern)
             case {"type": "ByteLevel", "add_prefix_space": False, **rest}:
-                return (*found, GPT2) if rest.get("use_regex", True) else tuple(found)
+                return (*patterns, GPT2) if rest.get("use_regex", True) else tuple(patterns)
             case _:
                 return None
     return None

@@ -60,15 +60,15 @@ PUBLISHED = {  # by the number of ranks
 
 def read_ranks(path: Path) -> dict[bytes, int]:
     """The ranks of a tiktoken file: a line for each token, its bytes in base64 and its rank."""
-    found: dict[bytes, int] = {}
+    ranks: dict[bytes, int] = {}
     try:
         for line in path.read_bytes().splitlines():
             if line.strip():
                 token, rank = line.split()
-                found[base64.b64decode(token, validate=True)] = int(rank)
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
     except ValueError as error:
         raise UserError(f"{path} is not a file of ranks as tiktoken has ({error}): copy or download it again") from None
-    return found
+    return ranks
 
 
 def is_ranks(path: Path) -> bool:
@@ -137,9 +137,9 @@ def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | Non
         raise UserError(f"{path} has {count} control tokens of {size}: copy or download it again")
     inner = ranked_bpe(ranks, pattern, path, count)
     specials = [listed.get(i, f"<SPECIAL_{i}>") for i in range(count)]
-    whole = json.loads(inner.to_str())  # the library gives new tokens ids after all others
-    whole["model"]["vocab"] |= {name: i for i, name in enumerate(specials)}
-    inner = tokenizers.Tokenizer.from_str(json.dumps(whole))
+    state = json.loads(inner.to_str())  # the library gives new tokens ids after all others
+    state["model"]["vocab"] |= {name: i for i, name in enumerate(specials)}
+    inner = tokenizers.Tokenizer.from_str(json.dumps(state))
     inner.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in specials])
     bos, eos, pad = (name if name in specials else None for name in ("<s>", "</s>", "<pad>"))
     return inner, bos, eos, pad

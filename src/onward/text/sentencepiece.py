@@ -161,13 +161,13 @@ def read_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, str | None, st
 NAMED = {"bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
-def last(found: Mapping[str, Sequence[Any]], name: str, default: Any) -> Any:
+def last(values: Mapping[str, Sequence[Any]], name: str, default: Any) -> Any:
     """The value of a field, of which the last holds."""
-    return found[name][-1] if name in found else default
+    return values[name][-1] if name in values else default
 
 
-def piece_of(found: Mapping[str, Sequence[Any]]) -> Piece:
-    piece = Piece(last(found, "piece", b"").decode(), last(found, "score", 0.0), last(found, "type", NORMAL))
+def piece_of(values: Mapping[str, Sequence[Any]]) -> Piece:
+    piece = Piece(last(values, "piece", b"").decode(), last(values, "score", 0.0), last(values, "type", NORMAL))
     if not piece.text or not NORMAL <= piece.type <= BYTE or not math.isfinite(piece.score):
         raise ValueError(f"the piece {piece.text!r:.40} has type {piece.type} and score {piece.score}")
     return piece

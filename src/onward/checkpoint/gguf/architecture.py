@@ -188,9 +188,9 @@ def expert_keys(c: DecoderConfig) -> dict[str, Any]:
     part = at(c.mlp, 0)
     if not isinstance(part, Experts):
         return {}
-    found = {"expert_count": part.count, "expert_used_count": part.top_k}
-    found |= {"expert_feed_forward_length": part.d_ff or c.d_ff}
-    return found | ({"expert_shared_feed_forward_length": part.d_shared} if part.d_shared else {})
+    counts = {"expert_count": part.count, "expert_used_count": part.top_k}
+    counts |= {"expert_feed_forward_length": part.d_ff or c.d_ff}
+    return counts | ({"expert_shared_feed_forward_length": part.d_shared} if part.d_shared else {})
 
 
 def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window: int) -> tuple[SelfAttention, ...]:

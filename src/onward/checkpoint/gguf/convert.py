@@ -80,19 +80,19 @@ def plan(
     if dtype not in FILE_TYPES:
         raise UserError(f"the model is {dtype}, which GGUF has not: name another dtype, such as f32")
     meta = {name: tensor.to("meta") for name, tensor in model.named_parameters()}
-    found = matching(model.config, meta, name, family, accept)
-    head = "output.weight" if "output.weight" in found.outlines else "token_embd.weight"
+    matched = matching(model.config, meta, name, family, accept)
+    head = "output.weight" if "output.weight" in matched.outlines else "token_embd.weight"
     finer = {head: "Q8_0"} if dtype == "Q4_0" else {}  # llama-quantize has Q6_K there, which halves the divergence
     outlines = {
         name: replace(own, type=type_of(name, own.shape, finer.get(name, dtype)))
-        for name, own in found.outlines.items()
+        for name, own in matched.outlines.items()
     }
-    keys = {**found.keys, "general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
+    keys = {**matched.keys, "general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
     keys["general.size_label"] = size_label(outlines)
     if tokenizer:
         keys["general.name"] = general_name(name, tokenizer)
     keys |= tokenizer_keys(tokenizer, model.config.vocab_size) if tokenizer else {"tokenizer.ggml.model": "none"}
-    return replace(found, keys=keys, outlines=outlines)
+    return replace(matched, keys=keys, outlines=outlines)
 
 
 def matching(
@@ -103,11 +103,11 @@ def matching(
 
     A UserError names the fields of the decoder that stand in the way of the nearest one.
     """
-    kinds = sorted(ARCHITECTURES.values(), key=lambda kind: family not in kind.families)
+    candidates = sorted(ARCHITECTURES.values(), key=lambda kind: family not in kind.families)
     tried: list[tuple[int, int, str, list[str]]] = []
-    for number, kind in enumerate(kinds):
-        found = outlined(kind, c, ours, name)
-        header = Header(Path(name), found.keys, infos(found), found.constants)
+    for number, kind in enumerate(candidates):
+        candidate = outlined(kind, c, ours, name)
+        header = Header(Path(name), candidate.keys, infos(candidate), candidate.constants)
         try:
             theirs = kind.config(header)
         except UserError as error:
@@ -115,9 +115,9 @@ def matching(
             continue
         tied = {"required": c.tied, "absent": True}.get(kind.head, theirs.tied)
         differ = differences(comparable(c), comparable(replace(theirs, tied=tied)))
-        differ += [f"{name} (no such tensor there)" for name in found.outlines if name in ours]
+        differ += [f"{name} (no such tensor there)" for name in candidate.outlines if name in ours]
         if not [line for line in differ if not accepted(line) & {*accept}]:
-            return replace(found, differences=tuple(differ))
+            return replace(candidate, differences=tuple(differ))
         of_kinds = sum(line.split()[0] in PARTS for line in differ)  # another part differs more than a field of one
         tried.append((len(differ) + 3 * of_kinds, number, kind.name, differ))
     _, _, nearest, differ = min(tried)
@@ -149,9 +149,9 @@ def parameters(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor])
     return {**ours, **copied}
 
 
-def infos(found: Plan) -> dict[str, TensorInfo]:
+def infos(plan: Plan) -> dict[str, TensorInfo]:
     """The tensors of a plan as those of a header."""
-    return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in found.outlines.items()}
+    return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in plan.outlines.items()}
 
 
 def size_label(outlines: Mapping[str, Outline]) -> str:
@@ -254,27 +254,27 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
     return list(dict.fromkeys(line for name, one, other in pairs for line in differences(one, other, name)))
 
 
-def losses(model: Decoder, tokenizer: Tokenizer | None, found: Plan) -> list[str]:
+def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]:
     """What a model loses in a file of this plan, in words."""
     source = DTYPE_NAMES[model.embed.weight.dtype]
-    rounded = Counter(own.type.name for own in found.outlines.values() if own.type.name not in (source, "F32"))
+    rounded = Counter(own.type.name for own in plan.outlines.values() if own.type.name not in (source, "F32"))
     lost = [f"{counted(number, 'tensor')} rounded from {source} to {kind}" for kind, number in rounded.items()]
-    lost += [f"llama.cpp computes otherwise: {line}" for line in found.differences]
+    lost += [f"llama.cpp computes otherwise: {line}" for line in plan.differences]
     lost += [f"dropout of {model.config.dropout}, for training further"] if model.config.dropout else []
     return lost + ([] if tokenizer else ["there is no tokenizer: programs take token ids alone"])
 
 
-def write_model(model: Decoder, found: Plan, path: Path, progress: Callable[[int], object] = lambda done: None) -> None:
+def write_model(model: Decoder, plan: Plan, path: Path, progress: Callable[[int], object] = lambda done: None) -> None:
     """Write the model of a plan; `progress` is called with the number of bytes written so far."""
-    ours = parameters(found.architecture, found.config, dict(model.named_parameters()))
-    write_gguf(path, found.keys, found.outlines, numbers(found, ours), progress)
+    ours = parameters(plan.architecture, plan.config, dict(model.named_parameters()))
+    write_gguf(path, plan.keys, plan.outlines, numbers(plan, ours), progress)
 
 
-def numbers(found: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a file, one by one."""
-    yield from found.constants.items()
-    shift = found.architecture.shift
-    for name, tensor in found.architecture.tensors(found.config, ours):
+    yield from plan.constants.items()
+    shift = plan.architecture.shift
+    for name, tensor in plan.architecture.tensors(plan.config, ours):
         yield name, tensor.float() + shift if shift and is_norm(name) else tensor
 
 

@@ -81,12 +81,12 @@ def read_header(path: Path) -> Header:
     count = header.keys.get("split.count", 1)
     if not isinstance(count, int) or count < 2:
         return header
-    found = SPLIT.fullmatch(path.name)
-    if not found or int(found[2]) != 1 or int(found[3]) != count:
+    match = SPLIT.fullmatch(path.name)
+    if not match or int(match[2]) != 1 or int(match[3]) != count:
         raise UserError(f"{path} is one of {count} parts: name the first, which ends in -00001-of-{count:05}.gguf")
     tensors = dict(header.tensors)
     for number in range(2, count + 1):
-        part = path.with_name(f"{found[1]}-{number:05}-of-{count:05}.gguf")
+        part = path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf")
         if not part.exists():
             raise UserError(f"there is no {part.name} beside {path.name}, which is the first of {count} parts")
         for name, info in read_one(part).tensors.items():
@@ -224,17 +224,17 @@ class Reader:
         self.room(count, 8, "texts")
         data, at, size = self.data, self.at, self.size
         length_of: Callable[[Any, int], tuple[int]] = struct.Struct("<Q").unpack_from
-        found = []
+        result = []
         for _ in range(count):
             if at + 8 > size:
                 raise self.broken("a text is cut off")
             end = at + 8 + length_of(data, at)[0]
             if end > size:
                 raise self.broken("a text is cut off")
-            found.append(data[at + 8 : end].decode("utf-8", "replace"))
+            result.append(data[at + 8 : end].decode("utf-8", "replace"))
             at = end
         self.at = at
-        return found
+        return result
 
 
 class Keys(Mapping[str, Any]):

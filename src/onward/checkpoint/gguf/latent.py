@@ -56,11 +56,11 @@ class LatentArchitecture(Architecture):
                 yield name, tensor
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        found = dict(tensors)
+        result = dict(tensors)
         for name in tensors:
-            if name.endswith("attn_k_b.weight") and (values := name.replace("k_b", "v_b")) in found:
-                found[name.replace("k_b", "kv_b")] = joined(found.pop(name), found.pop(values))
-        return found
+            if name.endswith("attn_k_b.weight") and (values := name.replace("k_b", "v_b")) in result:
+                result[name.replace("k_b", "kv_b")] = joined(result.pop(name), result.pop(values))
+        return result
 
 
 def joined(keys: StoredTensor, values: StoredTensor) -> StoredTensor:

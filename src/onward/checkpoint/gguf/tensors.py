@@ -40,8 +40,8 @@ def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dic
     result = {}
     for name, info in tensors.items():
         add = shift if is_norm(name) else 0.0
-        whole = partial(mapped, info, map_of) if info.type.plain == main and not add else None
-        result[name] = StoredTensor(list(info.shape), DTYPE_NAMES[main], partial(rows, info, add), whole)
+        view = partial(mapped, info, map_of) if info.type.plain == main and not add else None
+        result[name] = StoredTensor(list(info.shape), DTYPE_NAMES[main], partial(rows, info, add), view)
     return result
 
 

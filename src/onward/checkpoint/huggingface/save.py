@@ -80,22 +80,22 @@ def save_weights(
     files = split(outlines, shard_bytes)
     texts = {"config.json": hf}
     if len(files) > 1:
-        places = {name: file for file, names in files.items() for name in names}
-        texts[INDEX] = {"metadata": {"total_size": sum(t.nbytes for t in outlines.values())}, "weight_map": places}
+        file_of = {name: file for file, names in files.items() for name in names}
+        texts[INDEX] = {"metadata": {"total_size": sum(t.nbytes for t in outlines.values())}, "weight_map": file_of}
     with ExitStack() as stack:  # the first file entered is put in place last
-        beside = {name: stack.enter_context(written_whole(folder / name)) for name in (*texts, *files)}
+        temporary = {name: stack.enter_context(written_whole(folder / name)) for name in (*texts, *files)}
         tensors = to_theirs(kind, config, ours)
         for file, names in files.items():
-            fill(beside[file], {name: outlines[name] for name in names}, islice(tensors, len(names)))
+            fill(temporary[file], {name: outlines[name] for name in names}, islice(tensors, len(names)))
         for name, value in texts.items():
-            beside[name].write_text(json.dumps(value, indent=2) + "\n")
-        for new in beside.values():
+            temporary[name].write_text(json.dumps(value, indent=2) + "\n")
+        for new in temporary.values():
             flush(new)
-        place = folder / "config.json"
-        unchanged = place.exists() and place.read_bytes() == beside[place.name].read_bytes()
-        stale = [old for old in folder.iterdir() if WEIGHTS.fullmatch(old.name) and old.name not in beside]
+        config_path = folder / "config.json"
+        unchanged = config_path.exists() and config_path.read_bytes() == temporary[config_path.name].read_bytes()
+        stale = [old for old in folder.iterdir() if WEIGHTS.fullmatch(old.name) and old.name not in temporary]
         if stale or len(files) > 1 or not unchanged:
-            place.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
+            config_path.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
             for old in stale:
                 old.unlink()
 

@@ -107,21 +107,22 @@ class Joined:
     alpha: float
 
 
-def joined(place: AdaptedWeight, found: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
+def joined(place: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
     """The adapter of a place from those of our weights that it joins. Parts with different A have the sum of their
     ranks: A is theirs one after the other, B has the blocks of theirs on its diagonal."""
-    present = [found[one] for one in place.ours if one in found]
+    present = [adapters[one] for one in place.ours if one in adapters]
     scaling, shared = present[0].scaling, all(torch.equal(one.a, present[0].a) for one in present)
     a = present[0].a.detach() if shared else torch.cat([one.a.detach() for one in present], -2)
     rank, rows, magnitudes, start = a.size(-2), [], [], 0
     for one in place.ours:
         b = a.new_zeros(*targets[one].weight.shape[:-1], rank)
-        if one in found:
-            columns = slice(0, rank) if shared else slice(start, start := start + found[one].rank)
-            b[..., columns] = found[one].b.detach() * (found[one].scaling / scaling)
+        if one in adapters:
+            columns = slice(0, rank) if shared else slice(start, start := start + adapters[one].rank)
+            b[..., columns] = adapters[one].b.detach() * (adapters[one].scaling / scaling)
         rows.append(b)
         if present[0].magnitude is not None:
-            magnitudes.append(found[one].magnitude if one in found else targets[one].weight.to(a.dtype).norm(dim=1))
+            weight = targets[one].weight
+            magnitudes.append(adapters[one].magnitude if one in adapters else weight.to(a.dtype).norm(dim=1))
     magnitude = torch.cat([m.detach() for m in magnitudes])[place.order] if magnitudes else None  # type: ignore[union-attr]
     b = torch.cat(rows, -2)[..., place.order, :]
     if place.stack:

@@ -106,26 +106,27 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
     check_adapter(name, adapter_names(model))
     kind = family(describe(model.config, hf)["model_type"])
     targets = weights(model)
-    found = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
+    adapters = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
     chosen = [
-        place
-        for place in adapted_weights(kind, model, targets)
-        if place.expert is None and any(one in found for one in place.ours)
+        target
+        for target in adapted_weights(kind, model, targets)
+        if target.expert is None and any(one in adapters for one in target.ours)
     ]
-    if left := found.keys() - {one for place in chosen for one in place.ours}:
+    if left := adapters.keys() - {one for target in chosen for one in target.ours}:
         raise UserError(f"PEFT has no names for adapters of {min(left)} in this family: merge them instead")
     tensors, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
-    for module, place in tensor_names(chosen).items():
-        kept = joined(place, found, targets)
-        ranks[place.key], alphas[place.key] = kept.rank, kept.alpha
-        leaves = EMBEDDING if isinstance(targets[place.ours[0]].module, nn.Embedding) else LAYER
+    for module, target in tensor_names(chosen).items():
+        kept = joined(target, adapters, targets)
+        ranks[target.key], alphas[target.key] = kept.rank, kept.alpha
+        leaves = EMBEDDING if isinstance(targets[target.ours[0]].module, nn.Embedding) else LAYER
         tensors |= {f"{PREFIX}{module}.{leaf}": t for leaf, t in zip(leaves, (kept.a, kept.b))}
         if kept.magnitude is not None:
             tensors[f"{PREFIX}{module}.{MAGNITUDE}"] = kept.magnitude
-    whole = dict(whole_modules(kind, model))
-    tensors |= {PREFIX + one: t for one, t in whole.items()}
-    modules = {place.key for place in chosen if place.key == place.module}
-    config = peft_config(found, ranks, alphas, modules, sorted({one.rpartition(".")[0] for one in whole}), base.folder)
+    full = dict(whole_modules(kind, model))
+    tensors |= {PREFIX + one: t for one, t in full.items()}
+    modules = {target.key for target in chosen if target.key == target.module}
+    full_modules = sorted({one.rpartition(".")[0] for one in full})
+    config = peft_config(adapters, ranks, alphas, modules, full_modules, base.folder)
     return AdapterFiles(tensors, config, replace(base, labels=head_labels(model)))
 
 
@@ -142,11 +143,11 @@ def whole_modules(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def peft_config(
-    found: Mapping[str, Adapter],
+    adapters: Mapping[str, Adapter],
     ranks: Mapping[str, int],
     alphas: Mapping[str, float],
     modules: Set[str],
-    whole: list[str],
+    full: list[str],
     base: str,
 ) -> dict[str, Any]:
     """The content of adapter_config.json; ranks and alphas are by the names of modules and of other parameters. With
@@ -154,10 +155,10 @@ def peft_config(
     parameters = sorted(ranks.keys() - modules)
     rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 8
     alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 8
-    first = next(iter(found.values()), None)
+    first = next(iter(adapters.values()), None)
     return {
         "peft_type": "LORA",
-        "task_type": "SEQ_CLS" if NAME in whole else "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if NAME in full else "CAUSAL_LM",
         "inference_mode": True,
         "base_model_name_or_path": base,
         "r": rank,
@@ -169,7 +170,7 @@ def peft_config(
         "bias": "none",
         "target_modules": sorted(modules),
         "target_parameters": parameters or None,
-        "modules_to_save": whole or None,
+        "modules_to_save": full or None,
         "rank_pattern": {one: r for one, r in ranks.items() if r != rank},
         "alpha_pattern": {one: a for one, a in alphas.items() if a != alpha},
     }
@@ -178,11 +179,11 @@ def peft_config(
 def write_adapter(folder: Path, files: AdapterFiles) -> None:
     """Write the files of an adapter; all are flushed before any is put in place."""
     with ExitStack() as stack:
-        beside = {name: stack.enter_context(written_whole(folder / name)) for name in ADAPTER_FILES}
-        fill(beside[TENSORS], files.tensors, files.tensors.items())
-        beside[CONFIG].write_text(json.dumps(files.config, indent=2) + "\n")
-        beside[BASE].write_text(json.dumps(asdict(files.base), indent=2) + "\n")
-        for new in beside.values():
+        temporary = {name: stack.enter_context(written_whole(folder / name)) for name in ADAPTER_FILES}
+        fill(temporary[TENSORS], files.tensors, files.tensors.items())
+        temporary[CONFIG].write_text(json.dumps(files.config, indent=2) + "\n")
+        temporary[BASE].write_text(json.dumps(asdict(files.base), indent=2) + "\n")
+        for new in temporary.values():
             flush(new)
 
 

@@ -74,8 +74,8 @@ def check_adapter_folder(folder: Path) -> None:
 def check_base(adapter: Path, base: Path) -> None:
     """Raise a UserError where an adapter was made for other weights than those in the folder `base`."""
     wanted = base_of(adapter)
-    if wanted.checksum and (found := weights_checksum(base)) != wanted.checksum:
+    if wanted.checksum and (actual := weights_checksum(base)) != wanted.checksum:
         raise UserError(
             f"{adapter} was made for another base: {wanted.folder} with checksum {wanted.checksum}, "
-            f"and {base} has checksum {found}; load it with its own base"
+            f"and {base} has checksum {actual}; load it with its own base"
         )

@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 MAX_LENGTH = 10_000_000  # characters of a text that a template makes
 ITEM = 20  # characters that an item of a list counts as
 MAX_WIDTH = 9_999  # characters to which a template pads a field
-WRITTEN, TRAINED = 1, 2  # bits of a mask: the template wrote the character; a model is trained to write it
+FROM_TEMPLATE, TRAINED = 1, 2  # bits of a mask: the template wrote the character; a model is trained to write it
 DIRECTIVE = re.compile(r"%(?:\((?P<name>.*?)\))?[-#0 +]*(?P<width>\*|\d*)(?:\.(?P<digits>\*|\d*))?[hlL]?.", re.DOTALL)
 
 
@@ -20,16 +20,16 @@ class TooLarge(ValueError):
         super().__init__("it makes texts or lists that are too large")
 
 
-class Written(str):
+class MaskedString(str):
     """A string that remembers, for each character, whether the template wrote it or a variable supplied it, and whether
     it is trained.
 
     Operations that keep characters keep this too; the result of any other operation counts as supplied by a variable.
     """
 
-    _mask: bytes  # a byte per character, of WRITTEN and TRAINED; templates cannot read private attributes
+    _mask: bytes  # a byte per character, of FROM_TEMPLATE and TRAINED; templates cannot read private attributes
 
-    def __new__(cls, text: str, mask: bytes | None = None) -> Written:
+    def __new__(cls, text: str, mask: bytes | None = None) -> MaskedString:
         self = super().__new__(cls, text)
         self._mask = bytes(len(text)) if mask is None else mask
         return self
@@ -37,11 +37,11 @@ class Written(str):
     def __str__(self) -> str:
         return self
 
-    def __getitem__(self, key: SupportsIndex | slice) -> Written:
+    def __getitem__(self, key: SupportsIndex | slice) -> MaskedString:
         if not isinstance(key, slice):
             index = range(len(self))[key]
             key = slice(index, index + 1)
-        return Written(super().__getitem__(key), self._mask[key])
+        return MaskedString(super().__getitem__(key), self._mask[key])
 
     def __iter__(self) -> Iterator[str]:  # type: ignore[override]
         return (self[i] for i in range(len(self)))
@@ -52,9 +52,9 @@ class Written(str):
     def __radd__(self, other: str) -> str:
         return concat((other, self)) if isinstance(other, str) else NotImplemented
 
-    def __mul__(self, count: SupportsIndex) -> Written:
+    def __mul__(self, count: SupportsIndex) -> MaskedString:
         check_length(len(self) * max(0, int(count)))
-        return Written(super().__mul__(count), self._mask * int(count))
+        return MaskedString(super().__mul__(count), self._mask * int(count))
 
     __rmul__ = __mul__
 
@@ -65,19 +65,19 @@ class Written(str):
         separated = [piece for part in parts for piece in (self, part)]
         return concat(separated[1:])
 
-    def lstrip(self, chars: str | None = None, /) -> Written:
+    def lstrip(self, chars: str | None = None, /) -> MaskedString:
         return self[len(self) - len(super().lstrip(chars)) :]
 
-    def rstrip(self, chars: str | None = None, /) -> Written:
+    def rstrip(self, chars: str | None = None, /) -> MaskedString:
         return self[: len(super().rstrip(chars))]
 
-    def strip(self, chars: str | None = None, /) -> Written:
+    def strip(self, chars: str | None = None, /) -> MaskedString:
         return self.lstrip(chars).rstrip(chars)
 
-    def removeprefix(self, prefix: str, /) -> Written:
+    def removeprefix(self, prefix: str, /) -> MaskedString:
         return self[len(prefix) :] if prefix and self.startswith(prefix) else self
 
-    def removesuffix(self, suffix: str, /) -> Written:
+    def removesuffix(self, suffix: str, /) -> MaskedString:
         return self[: -len(suffix)] if suffix and self.endswith(suffix) else self
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:  # type: ignore[override]
@@ -125,17 +125,17 @@ class Written(str):
 
     def cased(self, text: str) -> str:
         """This string in another case; a change of the length leaves no character to the template."""
-        return Written(text, self._mask) if len(text) == len(self) else text
+        return MaskedString(text, self._mask) if len(text) == len(self) else text
 
 
-def written(text: str) -> Written:
+def from_template(text: str) -> MaskedString:
     """A string that the template wrote."""
-    return Written(text, bytes([WRITTEN]) * len(text))
+    return MaskedString(text, bytes([FROM_TEMPLATE]) * len(text))
 
 
-def trained(text: str) -> Written:
+def trained(text: str) -> MaskedString:
     """A string that a model is trained to write, whoever supplied it."""
-    return Written(text, bytes(byte | TRAINED for byte in mask_of(text)))
+    return MaskedString(text, bytes(byte | TRAINED for byte in mask_of(text)))
 
 
 def is_trained(value: Any) -> bool:
@@ -147,15 +147,15 @@ def is_trained(value: Any) -> bool:
 
 
 def mask_of(text: str) -> bytes:
-    """A byte per character, of WRITTEN and TRAINED."""
-    return text._mask if isinstance(text, Written) else bytes(len(text))
+    """A byte per character, of FROM_TEMPLATE and TRAINED."""
+    return text._mask if isinstance(text, MaskedString) else bytes(len(text))
 
 
 def concat(parts: Iterable[Any]) -> str:
     """The texts of several values, joined."""
     texts = [as_text(part) for part in parts]
     check_length(sum(map(len, texts)))
-    return Written("".join(texts), b"".join(map(mask_of, texts)))
+    return MaskedString("".join(texts), b"".join(map(mask_of, texts)))
 
 
 def as_text(value: Any) -> str:
@@ -184,22 +184,22 @@ def check_size(value: Any) -> None:
 
 
 def replace(text: str, old: str, new: str, count: int = -1) -> str:
-    """`str.replace`; all of its arguments may be Written."""
+    """`str.replace`; all of its arguments may be MaskedString."""
     times = text.count(old) if count < 0 else min(count, text.count(old))
     check_length(len(text) + times * len(new))
-    kept = Written(text, mask_of(text))
+    kept = MaskedString(text, mask_of(text))
     parts = kept.located(str.split(kept, old, count), old) if old else spread(kept, times)
-    return Written(new, mask_of(new)).join(parts)
+    return MaskedString(new, mask_of(new)).join(parts)
 
 
-def spread(text: Written, times: int) -> list[str]:
+def spread(text: MaskedString, times: int) -> list[str]:
     """The parts of a text between which `str.replace` inserts a text, `times` times, for an empty one."""
     return ["", *text[: times - 1], text[times - 1 :]] if times else [text]
 
 
 def percent(text: str, values: Any) -> str:
     """`text % values`; fields that are neither padded nor converted keep who wrote them."""
-    form, pieces, position = Written(text, mask_of(text)), list[str](), 0
+    form, pieces, position = MaskedString(text, mask_of(text)), list[str](), 0
     waiting = list(values) if isinstance(values, tuple) else [values]
     for found in DIRECTIVE.finditer(form):
         pieces.append(form[position : found.start()])
