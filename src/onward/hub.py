@@ -46,6 +46,7 @@ Say = Callable[[str], None]
 
 
 def print_message(text: str) -> None:
+    """Print a message to standard error, after the name of the program."""
     print(f"onward: {text}", file=sys.stderr)
 
 

@@ -188,6 +188,7 @@ def checked_rows(
 
 
 def rows_of(tensor: Tensor, start: int, end: int) -> Tensor:
+    """Rows `start` to `end` of a tensor that is in memory."""
     return tensor[start:end]
 
 
@@ -199,6 +200,7 @@ class ScratchBuffer:
         self.bytes = torch.empty(0, dtype=torch.uint8)
 
     def empty(self, *shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialized tensor in this memory; it overwrites the previous one."""
         size = math.prod(shape) * dtype.itemsize
         if self.bytes.numel() < size:
             self.bytes = torch.empty(0)

@@ -69,6 +69,7 @@ def check_format(config: Mapping[str, Any]) -> None:
 
 
 def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) -> UserError:
+    """The error for a packed weight whose dtypes or shapes do not match its format."""
     return UserError(
         f"{name} is stored as {packed.dtype} of {packed.shape} with scales {scales.dtype} of {scales.shape}, which is "
         f"not {kind}: get the files or the config.json again"

@@ -72,6 +72,7 @@ class SafetensorsFile:
         self.path, self.lasting, self.passing, self.touched = path, open_file(path), open_file(path), 0
 
     def tensors(self) -> dict[str, StoredTensor]:
+        """The stored tensors of the file, by name."""
         result = {}
         for name in self.lasting.keys():  # noqa: SIM118
             header = self.lasting.get_slice(name)
@@ -80,6 +81,7 @@ class SafetensorsFile:
         return result
 
     def rows(self, name: str, start: int, end: int) -> Tensor:
+        """Rows `start` to `end` of a tensor, which the caller copies at once."""
         if self.touched >= COPY_BYTES:
             self.passing, self.touched = open_file(self.path), 0
         part: Tensor = self.passing.get_slice(name)[start:end]

@@ -79,6 +79,7 @@ class Piece:
 
 
 def as_text(utf8: bytes) -> str:
+    """The text in UTF-8 bytes, in which surrogates are allowed."""
     return utf8.decode("utf-8", "surrogatepass")
 
 
@@ -285,4 +286,5 @@ def table_pieces(
 
 
 def one_line(error: Exception) -> str:
+    """The message of an error on one line; the name of its class if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -33,9 +33,11 @@ class ExampleBatch(Batch):
 
     @property
     def divisor(self) -> int:
+        """The number by which a summed loss is divided: of examples or of targets."""
         return self.num_examples if self.by_example else self.num_targets
 
     def to(self, device: torch.device | str) -> Self:
+        """The batch on another device."""
         device = known_device(device)
         return super().to(device).changed(numbers={name: v.to(device) for name, v in self.numbers.items()})
 

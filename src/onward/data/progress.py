@@ -21,4 +21,5 @@ class Measured:
 
     @property
     def megabytes_per_second(self) -> float:
+        """Megabytes of text per second over all tasks."""
         return self.bytes / 1e6 / sum(self.seconds.values())

@@ -21,6 +21,7 @@ NAME = re.compile(r"[A-Za-z][\w.]*")
 
 
 def question(name: str) -> str:
+    """The question that asks for the purpose of a function."""
     return f"What does {name} do?"
 
 
@@ -78,10 +79,12 @@ def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def asked(name: str) -> list[dict[str, str]]:
+    """The prompt with the question about a function, as a list of messages."""
     return [{"role": "user", "content": question(name)}]
 
 
 def said(answer: str) -> dict[str, str]:
+    """An answer as a message of the assistant."""
     return {"role": "assistant", "content": answer}
 
 

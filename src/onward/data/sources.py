@@ -103,6 +103,7 @@ def texts(sources: Sequence[Source], field: str, encoding: str, sizes: Sizes) ->
 
 
 def check_named(sources: Sequence[Source]) -> None:
+    """Raise a UserError if no source is given."""
     if not sources:
         raise UserError("no text is named: give files, folders, globs, - or the name of a corpus")
 
@@ -113,6 +114,7 @@ def is_blank(text: str) -> bool:
 
 
 def no_text(source: Source) -> str:
+    """The message for a source whose documents are all empty."""
     return f"{stream_name(source)} has no text, since all its documents are empty: name texts"
 
 
@@ -264,6 +266,7 @@ def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
 
 
 def raise_error(error: OSError) -> None:
+    """Raise an error; for `os.walk`, which ignores errors by default."""
     raise error
 
 

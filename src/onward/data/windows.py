@@ -64,17 +64,19 @@ class Batch:
 
 
 class TrainingWindows(Protocol):
-    """Windows, or rows of examples, to train on."""
+    """Windows of tokens, or rows of examples, for training."""
 
     def __len__(self) -> int: ...  # in an epoch
-    def read(self, numbers: Sequence[int]) -> Batch: ...  # from 0 on without end
+    def read(self, numbers: Sequence[int]) -> Batch:
+        """The windows of these numbers as a batch; numbers start at 0 and continue beyond the first epoch."""
 
 
 class HeldOutWindows(TrainingWindows, Protocol):
-    """Windows, or rows of examples, to validate on."""
+    """Windows of tokens, or rows of examples, for validation."""
 
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        """The number of tokens of the held-out text or examples."""
 
 
 class Windows:

@@ -57,24 +57,32 @@ Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | lis
 
 
 class Names(Protocol):
-    """How tensors are named."""
+    """The names of a decoder's tensors in the files of a format."""
 
     @property
-    def BASE(self) -> str: ...
+    def BASE(self) -> str:
+        """A prefix of names that files may leave out; "" for none."""
+
     @property
-    def IGNORED(self) -> str: ...
-    def names(self, config: DecoderConfig) -> Iterator[Row]: ...
+    def IGNORED(self) -> str:
+        """A regular expression for the names of tensors that are not read; "" for none."""
+
+    def names(self, config: DecoderConfig) -> Iterator[Row]:
+        """Rows of (their name or names, our name or names), with functions to ours and to theirs if values differ."""
 
 
 class Family(Names, Protocol):
-    """The definitions of a family file."""
+    """A published family of decoders, defined by a file in this folder."""
 
-    ARCHITECTURES: dict[str, str]
-    PRESETS: dict[str, HF | DecoderConfig]
-    ANCESTORS: dict[str, str]
+    ARCHITECTURES: dict[str, str]  # model_type -> the name of the class in transformers
+    PRESETS: dict[str, HF | DecoderConfig]  # by the name of the release
+    ANCESTORS: dict[str, str]  # the beginning of a release's name -> the preset that it is derived from
 
-    def config(self, hf: HF) -> DecoderConfig: ...
-    def to_hf(self, config: DecoderConfig) -> dict[str, Any]: ...
+    def config(self, hf: HF) -> DecoderConfig:
+        """The decoder that a config.json describes; missing keys get the defaults of transformers."""
+
+    def to_hf(self, config: DecoderConfig) -> dict[str, Any]:
+        """The keys of config.json for a decoder; Inexpressible if the family cannot describe it."""
 
 
 @cache

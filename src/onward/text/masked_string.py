@@ -166,6 +166,7 @@ def as_text(value: Any) -> str:
 
 
 def check_length(length: int) -> None:
+    """Raise TooLarge if a text is longer than MAX_LENGTH."""
     if length > MAX_LENGTH:
         raise TooLarge
 

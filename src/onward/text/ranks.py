@@ -38,6 +38,7 @@ class Published:
 
 
 def numbered(names: Sequence[str], first: int) -> dict[str, int]:
+    """Consecutive ids for tokens, from `first` on."""
     return {name: first + number for number, name in enumerate(names)}
 
 

@@ -167,6 +167,7 @@ def last(values: Mapping[str, Sequence[Any]], name: str, default: Any) -> Any:
 
 
 def piece_of(values: Mapping[str, Sequence[Any]]) -> Piece:
+    """The piece in the fields of a message; a ValueError if they are impossible."""
     piece = Piece(last(values, "piece", b"").decode(), last(values, "score", 0.0), last(values, "type", NORMAL))
     if not piece.text or not NORMAL <= piece.type <= BYTE or not math.isfinite(piece.score):
         raise ValueError(f"the piece {piece.text!r:.40} has type {piece.type} and score {piece.score}")

@@ -165,10 +165,12 @@ def sizes_of(keys: Keys) -> Parts:
 
 
 def rms(keys: Keys, offset: float = 0.0) -> Parts:
+    """An RMSNorm in all layers, as a field of DecoderConfig."""
     return {"norm": RMSNorm(eps=keys.number("attention.layer_norm_rms_epsilon"), offset=offset)}
 
 
 def layer_norm(keys: Keys, bias: bool = True) -> Parts:
+    """A LayerNorm in all layers, as a field of DecoderConfig."""
     return {"norm": LayerNorm(keys.number("attention.layer_norm_epsilon"), bias)}
 
 
@@ -178,6 +180,7 @@ def self_attention(keys: Keys, **changes: Any) -> SelfAttention:
 
 
 def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
+    """A mixture of experts with softmax routing; `changes` are its other fields."""
     router = SoftmaxRouting(renormalize=renormalize, scale=keys.number("expert_weights_scale", 1.0) or 1.0)
     count, used = keys.number("expert_count"), keys.number("expert_used_count")
     width = keys.number("expert_feed_forward_length", 0)
@@ -185,6 +188,7 @@ def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
 
 
 def expert_keys(c: DecoderConfig) -> dict[str, Any]:
+    """The keys of a file for a mixture of experts; {} if the decoder has none."""
     part = at(c.mlp, 0)
     if not isinstance(part, Experts):
         return {}
@@ -205,6 +209,7 @@ def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window
 
 
 def window_keys(c: DecoderConfig) -> dict[str, Any]:
+    """The keys of a file for sliding windows; {} if the decoder has none."""
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
     if not any(windows):
         return {}

@@ -44,6 +44,7 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the tensor in its file."""
         return math.prod(self.shape) // self.type.numbers * self.type.bytes
 
 
@@ -58,6 +59,7 @@ class Header:
 
     @cached_property
     def architecture(self) -> str:
+        """The name of the architecture in llama.cpp; a UserError if the file has none."""
         name = self.keys.get("general.architecture")
         if not isinstance(name, str):
             raise UserError(f"{self.path} has no general.architecture, which says what decoder it is: get it again")
@@ -116,10 +118,12 @@ class Reader:
         self.path, self.data, self.at, self.size = path, data, 4, len(data)
 
     def broken(self, what: str) -> UserError:
+        """The error for a damaged file; `what` is the reason in parentheses."""
         what = what.encode("unicode_escape").decode()  # damaged names hold anything
         return UserError(f"{self.path} is cut off or not a GGUF file ({what}): copy or download it again")
 
     def header(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+        """The keys and the tensors of the file."""
         if self.data[:4] != MAGIC:
             raise self.broken(f"it begins with {bytes(self.data[:4])!r}")
         version = self.number("I")
@@ -182,9 +186,11 @@ class Reader:
             raise self.broken(f"it announces {count:,} {what}")
 
     def number(self, kind: str) -> int:
+        """The next integer, of a type of `struct`."""
         return int(self.scalar(kind))
 
     def scalar(self, kind: str) -> Any:
+        """The next value, of a type of `struct`."""
         size = struct.calcsize(f"<{kind}")
         self.room(1, size, "value")
         (value,) = struct.unpack_from(f"<{kind}", self.data, self.at)
@@ -192,6 +198,7 @@ class Reader:
         return value
 
     def text(self) -> str:
+        """The next text; bytes that are not UTF-8 become U+FFFD."""
         length = self.number("Q")
         self.room(length, 1, "bytes of a text")
         self.at += length
@@ -209,6 +216,7 @@ class Reader:
         return float(str(np.float32(value))) if SCALARS[kind] == "f" else value
 
     def array(self, name: str) -> list[Any]:
+        """The next array, which is the value of the key `name`."""
         kind, count = self.number("I"), self.number("Q")
         if kind == STRING:
             return self.texts(count)
@@ -264,4 +272,5 @@ class Keys(Mapping[str, Any]):
         return value
 
     def has(self, name: str) -> bool:
+        """Whether the file has a tensor of this name."""
         return name in self.header.tensors

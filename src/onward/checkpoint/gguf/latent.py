@@ -74,10 +74,12 @@ def joined(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
 
 
 def latent_layer(c: DecoderConfig) -> dict[str, str]:
+    """The names of the linear layers and norms of a latent block, as in `LAYER`."""
     return {"attn_q_norm": "", "attn_q_a_norm": "attn.q_norm"}
 
 
 def deepseek2(keys: Keys, sizes: Parts) -> Parts:
+    """The parts of a DeepSeek-V2 or V3 decoder."""
     layers, rope_dim = sizes["n_layers"], keys.number("rope.dimension_count")
     lite = layers in (26, 27) or (layers == 48 and sizes["vocab_size"] == 128_256)
     part = LatentAttention(
@@ -119,6 +121,7 @@ def routed(keys: Keys) -> Experts:
 
 
 def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
+    """The keys of a file for the parts that `deepseek2` reads."""
     part, many = at(c.attention, 0), at(c.mlp, c.n_layers - 1)
     if not isinstance(part, LatentAttention):
         return {}

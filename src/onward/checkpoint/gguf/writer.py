@@ -34,6 +34,7 @@ class Outline:
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the tensor in the file."""
         return math.prod(self.shape) // self.type.numbers * self.type.bytes
 
 
@@ -89,10 +90,12 @@ def encoded(piece: Tensor, kind: BlockType, name: str) -> np.ndarray:
 
 
 def pad(file: BinaryIO) -> None:
+    """Write zeros up to the next multiple of ALIGNMENT."""
     file.write(bytes(-file.tell() % ALIGNMENT))
 
 
 def text(value: str) -> bytes:
+    """The bytes of a text in a header: its length, then UTF-8."""
     raw = value.encode("utf-8", "replace")
     return struct.pack("<Q", len(raw)) + raw
 

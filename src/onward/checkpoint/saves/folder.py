@@ -27,6 +27,7 @@ def saves(run: Path) -> list[Path]:
 
 
 def step_of(save: Path) -> int:
+    """The step of a save, from the name of its folder."""
     return int(save.name.removeprefix("step-"))
 
 

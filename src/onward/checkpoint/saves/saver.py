@@ -117,6 +117,7 @@ class Saver:
         return failure
 
     def folder(self, step: int) -> Path:
+        """The folder of the save of a step."""
         return self.run / "checkpoints" / f"step-{step:07d}"
 
     def submit(self, task: Callable[[], None], what: str) -> None:
