@@ -44,8 +44,8 @@ def rows(
 def to_theirs(
     family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors under their names from tensors under ours, one by one; a quantized layer in place of its weight is
-    packed. Works on the meta device, for shapes."""
+    """Tensors under their names from tensors under ours, one by one; a quantized layer given for its weight is packed.
+    On the meta device it gives their shapes."""
     for their, names, _, back in rows(family, config, ours):
         parts = [ours[name] for name in names]
         if quantized := [part for part in parts if isinstance(part, QuantizedLinear)]:
@@ -106,14 +106,13 @@ def to_ours(
     allow_nonfinite: bool,
     precisions: Mapping[str, Precision],
 ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
-    """Tensors under our names, contiguous as fused optimizers need them, from stored tensors under theirs.
+    """Tensors under our names, contiguous as fused optimizers need them, from stored tensors under theirs; and the
+    codes and scales of the weights that `precisions` names or that are stored quantized.
 
-    `model` has the expected tensors on the meta device. A tensor that needs no change and is aligned as torch aligns it
-    stays memory-mapped; others are copied in pieces. Without a `dtype`, trainable tensors get the one of the files (see
-    `common_dtype`), and the others, which are routing biases, keep their own. A UserError names a tensor that is
-    missing, left over, of another shape or dtype, or not finite.
-
-    Also returns the codes and scales of the weights that `precisions` names, and of those that are stored quantized.
+    `model` has the expected tensors on the meta device. A tensor stays memory-mapped if it needs no change and has
+    torch's alignment; others are copied in pieces. Without a `dtype`, trainable tensors get the dtype of the files (see
+    `common_dtype`), and other tensors, which are routing biases, keep theirs. A UserError names a tensor that is
+    missing, unexpected, of another shape or dtype, or not finite.
     """
     wanted = dict(to_theirs(family, config, model))
     theirs = find(family, config, wanted, stored)

@@ -27,7 +27,7 @@ def packed_integers(
 ) -> StoredTensor:
     """A weight (O, I) from packed integers (O, words), scales (O, G) and its shape (2,).
 
-    It can be read as integers and scales where Onward computes with such weights, as plain rows in any case.
+    It can be read as plain rows, and also as integers and scales if Onward computes with this precision.
     """
     check_format(config)
     size = shape.rows(0, 2).tolist() if (shape.dtype, shape.shape) == ("I64", [2]) else []
@@ -98,8 +98,8 @@ Change = Callable[[Tensor], Tensor]
 
 
 def moves_rows(change: Change, outputs: int) -> bool:
-    """Whether a change of a weight with this number of outputs only moves its rows, so that it can be made to integers
-    and scales."""
+    """Whether a change of a weight with this number of outputs only reorders its rows. Such a change can be applied to
+    integers and scales."""
     indices = torch.arange(3 * outputs).view(outputs, 3)
     try:
         moved = change(indices)

@@ -33,8 +33,8 @@ PICKLED = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 
 @contextmanager
 def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
-    """A temporary folder in `beside` with the model of a folder whose weights are pickles. A UserError if there are
-    none, or if they hold anything but tensors."""
+    """A temporary folder in `parent` with the model of a folder whose weights are pickles. A UserError if it has no
+    pickles, or if they hold other objects than tensors."""
     pickles = sorted(path for path in folder.iterdir() if PICKLED.fullmatch(path.name)) if folder.is_dir() else []
     if not pickles:
         raise UserError(f"{folder} has no pytorch_model.bin: leave out --from-bin, which is for such files")
@@ -53,7 +53,7 @@ def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
-    """The tensors of a pickle by name, memory-mapped where its form allows."""
+    """The tensors of a pickle by name, memory-mapped if its format allows that."""
     state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]

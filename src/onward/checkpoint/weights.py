@@ -50,11 +50,11 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         return SafetensorsFile(folder / SINGLE).tensors()
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise UserError(f"{index} has no weight_map, which says what is where: copy or download it again")
+        raise UserError(f"{index} has no weight_map, the table of tensors and their files: copy or download it again")
     shards: dict[str, dict[str, StoredTensor]] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,200}\.safetensors", shard):
-            raise UserError(f"{index} places {name} in {shard!r:.99}, which is no safetensors file of its folder")
+            raise UserError(f"{index} places {name} in {shard!r:.99}, which is not a safetensors file in its folder")
         if shard not in shards:
             if not (folder / shard).exists():
                 raise UserError(f"there is no {shard} in {folder}, which {INDEX} names: copy or download it")
@@ -120,15 +120,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as one safetensors file, whole or not at all."""
+    """Write tensors as one safetensors file, atomically."""
     with written_whole(path) as new:
         fill(new, tensors, tensors.items())
 
 
 def fill(path: Path, outlines: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write tensors one by one as a safetensors file; `outlines` have their shapes and dtypes, for the header.
+    """Write tensors one by one as a safetensors file; `outlines` has their shapes and dtypes, for the header.
 
-    Tensors start at multiples of 64 bytes as far as their sizes allow, so that they can stay memory-mapped when read.
+    Tensors start at multiples of 64 bytes as far as their sizes allow, which lets a reader memory-map them.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

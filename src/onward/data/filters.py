@@ -1,6 +1,5 @@
-"""Quality filters for documents: those of Gopher (Rae et al. 2021, section A1), also used by RefinedWeb (Penedo et al.
-2023). Words are separated by white space.
-"""
+"""Quality filters for documents, from Gopher (Rae et al. 2021, section A1); RefinedWeb (Penedo et al. 2023) also uses
+them. Words are separated by white space."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -192,7 +192,7 @@ def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iter
 
 
 class NotText(UserError):
-    """Bytes that are no text in an encoding: `what` says where, and the advice is for commands with --encoding."""
+    """Bytes that an encoding cannot decode: `what` gives the place, and the advice is for commands with --encoding."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}: {advice}")
@@ -243,7 +243,7 @@ def record_text(name: str, number: int, line: str, field: str) -> str:
 
 
 def pyarrow(name: str) -> Any:
-    """The library, with which .parquet and .zst are read."""
+    """The library pyarrow, which reads .parquet and .zst."""
     try:
         import pyarrow
         import pyarrow.parquet

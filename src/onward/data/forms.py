@@ -1,4 +1,4 @@
-"""The forms of examples: what a method of fine-tuning makes of the records of a table."""
+"""The forms of examples: each method of fine-tuning makes examples of one form from the records of a table."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def answer_text(value: Any) -> str:
-    """The answer of a record as a text: a text, a number, or nothing."""
+    """The answer of a record as a text; the record has a text, a number, or no answer."""
     if not isinstance(value, str | int | float | None) or isinstance(value, bool):
         raise UserError(f"answer is {shown(value)}: give a text or a number")
     return "" if value is None else str(value)
@@ -80,13 +80,13 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """A prompt, and its chosen and rejected answer. Where both are conversations, what they have in common at their
-    beginning is the prompt."""
+    """A prompt, its chosen answer and its rejected answer. If both answers are whole conversations, the prompt is their
+    common beginning."""
     if "chosen" not in values or "rejected" not in values:
         raise missing(values, "chosen and rejected, with a prompt")
     prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
     if chosen == rejected:
-        raise UserError("chosen and rejected are equal, so that there is nothing to prefer: remove it")
+        raise UserError("chosen and rejected are equal: remove this record")
     if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
         same = [one == other for one, other in zip(chosen, rejected)]
         first = (*same, False).index(False)
@@ -95,7 +95,7 @@ def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def margin(values: Mapping[str, Any]) -> dict[str, float]:
-    """The margin of a pair, where it has one."""
+    """The margin of a pair, if its record has one."""
     if values.get("margin") is None:
         return {}
     return {"margin": number(values["margin"], "margin")}
@@ -135,15 +135,15 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def wanted(label: Any) -> float:
-    """The label of an answer: 1 where it is wanted, else 0."""
+    """The label of an answer: 1 if it is wanted, else 0."""
     if not isinstance(label, int | float) or label not in (0, 1):
         raise UserError(f"label is {shown(label)}: it is 1 or true for a wanted answer, 0 or false for another")
     return float(label)
 
 
 def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
-    """For each prompt the index of the nearest one before it, around the end, that is another prompt of its kind (a
-    text, or messages); None where there is none."""
+    """For each prompt, the index of the nearest earlier prompt that differs from it and is of the same kind (a text, or
+    messages), with wrap-around; None if there is none."""
     partners: list[int | None] = [None] * len(prompts)
     for texts in (True, False):
         indices = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) == texts]
@@ -189,5 +189,5 @@ def placed(record: Record) -> Iterator[None]:
 
 
 def missing(values: Mapping[str, Any], wanted: str) -> UserError:
-    """The error of a record that lacks what a method trains on."""
+    """The error for a record that lacks a field which the method needs."""
     return UserError(f"it has {', '.join(map(repr, values)) or 'no fields'}, and needs {wanted}")

@@ -299,7 +299,7 @@ def open_work_folder(work: Path, settings: dict[str, Any]) -> None:
 
 
 def remove_all_leftovers(work: Path) -> None:
-    """Remove what killed processes have left half-written in a preparation."""
+    """Remove the partial files of killed processes from a preparation."""
     for folder in work, work / "parts":
         remove_leftovers(folder)
 

@@ -1,4 +1,4 @@
-"""Questions and answers made of Python's own documentation: "What does str.split do?", and the first sentence of its
+"""Questions and answers from Python's own documentation: "What does str.split do?", and the first sentence of its
 docstring. Imports nothing heavy."""
 
 import ast
@@ -27,14 +27,14 @@ def question(name: str) -> str:
 
 @cache
 def answers() -> dict[str, str]:
-    """What functions and methods do, by their names, in the order of the names."""
+    """The first sentence of the documentation of functions and methods, by their names, in alphabetical order."""
     documentation = dict(documented())
     return {name: documentation[name] for name in sorted(documentation)}
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """The name and the first sentence of the documentation of each public function: those of modules, by which a method
-    is named after its class, then the built-in ones."""
+    """The name and the first sentence of the documentation of each public function, first in modules, then built-in;
+    the name of a method includes its class."""
     for module, tree in parsed_modules(Path(sysconfig.get_path("stdlib"))):
         yield from functions(tree, module)
     for owner in (value for value in vars(builtins).values() if isinstance(value, type)):

@@ -1,6 +1,6 @@
 """Documents from files, folders, globs, datasets, standard input, pipes and corpora by name.
 
-Sources are read in pieces, so that none has to fit into memory. Imports nothing heavy.
+Sources are read in pieces, so a source may be larger than memory. Imports nothing heavy.
 """
 
 import glob
@@ -119,7 +119,7 @@ def no_text(source: Source) -> str:
 
 
 def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
-    """Download the corpora that are named among the sources, so that reading them later needs no progress bar."""
+    """Download the corpora among the sources. Reading them later needs no progress bar."""
     for source in sources:
         if isinstance(source, str) and source in corpora.DOWNLOADS and not os.path.exists(source):
             corpora.get(source, progress=progress)
@@ -149,7 +149,7 @@ def is_stream(source: Source) -> bool:
 
 
 def is_pipe(source: str) -> bool:
-    """Whether a source is a pipe with a name, such as `mkfifo` and `<(...)` make. Never raises."""
+    """Whether a source is a named pipe, such as `mkfifo` and `<(...)` make. Never raises."""
     try:
         return stat.S_ISFIFO(os.stat(source).st_mode)
     except (OSError, ValueError):
@@ -245,7 +245,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
-    """The files of a folder, recursively, that are read, sorted by name; and what is skipped, by the reason."""
+    """The readable files of a folder, recursively, sorted by name; and the skipped files, by the reason."""
     files: list[Path] = []
     skipped: dict[str, list[Path]] = defaultdict(list)
     with reading(str(folder)):

@@ -168,7 +168,8 @@ class ValidationWindows:
 
 
 def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
-    """The windows that begin at these places, padded after the end of a text with token 0 and IGNORE_INDEX."""
+    """The windows that begin at these places, (text, start). Past the end of a text they are padded, with token 0 and
+    IGNORE_INDEX."""
     tokens = np.zeros((len(segments), length), np.int64)
     targets = np.full((len(segments), length), IGNORE_INDEX)
     for row, (text, start) in enumerate(segments):

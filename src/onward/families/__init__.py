@@ -227,7 +227,7 @@ def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
 
 
 def only(hf: HF, **known: Any) -> None:
-    """Raise a UserError if one of these keys has another value than the one that Onward supports."""
+    """Raise a UserError if one of these keys has a value that Onward does not support."""
     for key, value in known.items():
         if hf.get(key, value) != value:
             raise UserError(f"config.json has {key} {hf[key]!r}: Onward supports only {value!r}")
@@ -278,7 +278,7 @@ def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda fa
 
 
 def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
-    """The rows for a layer's weight and, where there is one, its bias."""
+    """The rows for a linear layer's weight and its bias, if it has one."""
     for leaf in ("weight", "bias"):
         ours = [f"{o}.{leaf}" for o in our] if isinstance(our, list) else f"{our}.{leaf}"
         yield (f"{their}.{leaf}", ours, fix[0]) if fix else (f"{their}.{leaf}", ours)

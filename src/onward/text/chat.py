@@ -171,7 +171,7 @@ class Chat:
         return result
 
     def spell(self, text: str) -> list[int]:
-        """The ids of a text without control tokens: where its encoding has one, each half is encoded by itself."""
+        """The ids of a text without control tokens. If its encoding contains one, the text is encoded in two halves."""
         ids = self.tokenizer.encode(text, special=False)
         if not any(i in self.marks and i != self.tokenizer.unknown_id for i in ids):
             return ids
@@ -190,7 +190,8 @@ class Chat:
 
 
 def trained_message(message: Message) -> Message:
-    """A message whose texts a model is trained to write, where it is one of the assistant."""
+    """A message whose texts a model is trained to write, if it is a message of the assistant; any other message
+    unchanged."""
     if not isinstance(message, Mapping) or message.get("role") not in ASSISTANT:
         return message
     return {name: value if name == "role" else with_texts(value, trained) for name, value in message.items()}

@@ -1,4 +1,5 @@
-"""Strings that know of each character who wrote it, and whether a model is trained on it. Does not import torch."""
+"""Strings with a mask: for each character, whether a template or a variable supplied it, and whether a model is trained
+on it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ class TooLarge(ValueError):
 
 
 class MaskedString(str):
-    """A string that remembers, for each character, whether the template wrote it or a variable supplied it, and whether
-    it is trained.
+    """A string with a mask: for each character, whether the template wrote it or a variable supplied it, and whether a
+    model is trained on it.
 
-    Operations that keep characters keep this too; the result of any other operation counts as supplied by a variable.
+    Operations that keep characters keep their mask; the result of any other operation counts as supplied by a variable.
     """
 
     _mask: bytes  # a byte per character, of FROM_TEMPLATE and TRAINED; templates cannot read private attributes
@@ -99,7 +100,8 @@ class MaskedString(str):
         return before, found, after
 
     def located(self, parts: Iterable[str], separator: str | None) -> list[str]:
-        """Consecutive parts of this string, between which the separator stands; None: white space."""
+        """Consecutive parts of this string with their masks; `separator` lies between them, white space if it is
+        None."""
         result: list[str] = []
         position = 0
         for part in parts:
@@ -124,7 +126,7 @@ class MaskedString(str):
         return self.cased(super().title())
 
     def cased(self, text: str) -> str:
-        """This string in another case; a change of the length leaves no character to the template."""
+        """This string in another case, with its mask; without a mask if the length changes."""
         return MaskedString(text, self._mask) if len(text) == len(self) else text
 
 
@@ -134,12 +136,12 @@ def from_template(text: str) -> MaskedString:
 
 
 def trained(text: str) -> MaskedString:
-    """A string that a model is trained to write, whoever supplied it."""
+    """A string that a model is trained to write, from the template or from a variable."""
     return MaskedString(text, bytes(byte | TRAINED for byte in mask_of(text)))
 
 
 def is_trained(value: Any) -> bool:
-    """Whether a model is trained to write a part of a text, or of a text in a list or table."""
+    """Whether a model is trained on any character of a text, or of the texts in a list or table."""
     if isinstance(value, str):
         return any(byte & TRAINED for byte in mask_of(value))
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
@@ -147,7 +149,7 @@ def is_trained(value: Any) -> bool:
 
 
 def mask_of(text: str) -> bytes:
-    """A byte per character, of FROM_TEMPLATE and TRAINED."""
+    """The mask of a string: a byte per character, of the bits FROM_TEMPLATE and TRAINED."""
     return text._mask if isinstance(text, MaskedString) else bytes(len(text))
 
 
@@ -159,7 +161,7 @@ def concat(parts: Iterable[Any]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """The text of a value; a TooLarge error where lists and tables in it spell too much of it."""
+    """The text of a value; raises TooLarge if its lists and tables are too large to print."""
     if not isinstance(value, str | int | float | None):
         check_size(value)
     return str(value)
@@ -172,7 +174,7 @@ def check_length(length: int) -> None:
 
 
 def check_size(value: Any) -> None:
-    """A TooLarge error where the texts and items within a value are too many; a list counts each time it occurs."""
+    """Raise TooLarge if the texts and items within a value are too many; a list counts each time it occurs."""
     waiting, total = [value], 0
     while waiting:
         one = waiting.pop()
@@ -185,7 +187,7 @@ def check_size(value: Any) -> None:
 
 
 def replace(text: str, old: str, new: str, count: int = -1) -> str:
-    """`str.replace`; all of its arguments may be MaskedString."""
+    """`str.replace`; each argument may be a MaskedString."""
     times = text.count(old) if count < 0 else min(count, text.count(old))
     check_length(len(text) + times * len(new))
     kept = MaskedString(text, mask_of(text))
@@ -199,7 +201,7 @@ def spread(text: MaskedString, times: int) -> list[str]:
 
 
 def percent(text: str, values: Any) -> str:
-    """`text % values`; fields that are neither padded nor converted keep who wrote them."""
+    """`text % values`; fields without padding or conversion keep their mask."""
     form, pieces, position = MaskedString(text, mask_of(text)), list[str](), 0
     waiting = list(values) if isinstance(values, tuple) else [values]
     for found in DIRECTIVE.finditer(form):

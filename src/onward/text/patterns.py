@@ -1,4 +1,4 @@
-"""The regular expressions by which byte-level tokenizers split texts before merging. Does not import torch."""
+"""The regular expressions with which byte-level tokenizers split texts before merging. Does not import torch."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def byte_level_bpe(model: models.BPE, patterns: Sequence[str]) -> tokenizers.Tok
 
 
 def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
-    """The patterns of the pre_tokenizer of a tokenizer.json that is byte-level, () if it splits nothing; None if it is
-    another or does more."""
+    """The split patterns of the byte-level pre_tokenizer in a tokenizer.json; () if it does not split; None for any
+    other pre_tokenizer."""
     inner = pre_tokenizer.get("pretokenizers") if isinstance(pre_tokenizer, dict) else None
     patterns: list[str] = []
     for part in [pre_tokenizer] if inner is None else inner:

@@ -32,7 +32,7 @@ def formations(text: str, pieces: Set[str]) -> Iterator[tuple[str, str]]:
 
 
 def merges_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """The merges by which BPE forms the pieces: each split into two pieces, by score and then by id."""
+    """The merges with which BPE forms the pieces: each piece as two others, by score and then by id."""
     ids = {piece.text: i for i, piece in enumerate(pieces)}
     merges = []
     for piece in pieces:

@@ -29,7 +29,8 @@ TEKKEN_SPECIALS = (
 
 @dataclass(frozen=True)
 class Published:
-    """What a file of ranks leaves out: the pattern, the control tokens with their ids, and those that begin and end."""
+    """The published settings that a file of ranks lacks: the pattern, the control tokens with their ids, and the tokens
+    that begin and end a text."""
 
     pattern: str
     specials: Mapping[str, int]
@@ -97,7 +98,8 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
 
 
 def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int = 0) -> tokenizers.Tokenizer:
-    """The tokenizer that merges by rank; ids are ranks plus `first`. A token that no two others form is found whole."""
+    """A BPE tokenizer that merges by rank; an id is the rank plus `first`. A token that no two others form is matched
+    directly."""
     if not all(bytes([byte]) in ranks for byte in range(256)) or sorted(ranks.values()) != list(range(len(ranks))):
         raise UserError(f"{path} does not have every byte and every rank: copy or download it again")
     order = sorted(ranks, key=ranks.__getitem__)

@@ -1,7 +1,7 @@
-"""Chat templates, which run in Jinja's sandbox within bounds. Does not import torch.
+"""Chat templates, rendered in Jinja's sandbox within limits. Does not import torch.
 
-The text that a template writes is told from the text of its variables as Jinja's autoescape does: literals of the
-template are `MaskedString`, and whatever a variable supplies, through whatever filter, is not.
+Text that the template wrote is distinguished from the text of its variables, as Jinja's autoescape does: literals of
+the template are marked in a `MaskedString`, and text from a variable is not, whatever filters it passes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def counted(values: Iterable[Any]) -> Iterator[Any]:
 
 
 class Generator(CodeGenerator):
-    """Compiles literals to MaskedString strings, and `str` to `as_text`."""
+    """Compiles literals of a template to `MaskedString`, and `str` to `as_text`."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         if isinstance(node.value, str):
@@ -179,7 +179,7 @@ def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[st
 
 
 class Generation(Extension):
-    """`{% generation %}` marks what the assistant writes: where a text in it is trained, all of it is."""
+    """`{% generation %}` marks the text of the assistant: if any text in the block is trained, the whole block is."""
 
     tags = {"generation"}  # noqa: RUF012
 

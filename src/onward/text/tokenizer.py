@@ -134,8 +134,8 @@ class Tokenizer:
             raise UserError(f"the tokenizer cannot encode this text: {' '.join(str(error).split())}") from None
 
     def pieces(self, text: str, size: int = PIECE) -> list[str]:
-        """A long text, cut where no token can cross: after a line break that no white space follows. A piece is cut at
-        the first such place after `size` characters."""
+        """The pieces of a long text, cut where no token can cross: after a line break that no white space follows. Each
+        piece is cut at the first such place after `size` characters."""
         if len(text) <= size or not self.cuttable:
             return [text]
         result, start = [], 0
@@ -268,7 +268,7 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: tokenizers.Tokenizer) -> str | None:
-    """The control token of a key such as `bos_token`, given by its text or by its id; None if there is none."""
+    """The control token under a key such as `bos_token`, whose value is its text or its id; None if there is none."""
     for table in tables.values():
         value = table.get(key)
         value = value.get("content") if isinstance(value, dict) else value

@@ -46,8 +46,8 @@ LAYER = {  # their name of each linear layer and norm -> ours
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture: `parts` are the fields of DecoderConfig that a file describes beside the sizes, `keys` the keys
-    for those of a decoder. The other fields say how its tensors are stored."""
+    """An architecture of llama.cpp. `parts` reads the fields of DecoderConfig that are not sizes from the keys of a
+    file; `keys` returns these keys for a decoder. The other fields describe how tensors are stored."""
 
     name: str
     families: tuple[str, ...]  # the model_types of the published models that are converted to it
@@ -81,7 +81,7 @@ class Architecture:
             raise UserError(f"{header.path} has keys that do not fit together ({error}): get the file again") from None
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
-        """The rows of tensor names, as those of a family."""
+        """Rows of tensor names, in the form of `onward.families.Names`."""
         yield "token_embd.weight", "embed.weight"
         yield "position_embd.weight", "position.weight"
         yield from linear("token_embd_norm", "embed_norm")
@@ -106,7 +106,8 @@ class Architecture:
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
 
     def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a file from those of a decoder, one by one. Works on the meta device, for shapes."""
+        """The tensors of a file, one by one, from the parameters of a decoder. On the meta device it gives their
+        shapes."""
         yield from to_theirs(self, c, ours)
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -66,11 +66,11 @@ def plan(
     family: str = "",
     accept: Collection[Accept] = (),
 ) -> Plan:
-    """What a GGUF file of a model is made of. `dtype` is a name of FILE_TYPES, by default that of the model's weights;
-    `accept` are differences of ACCEPTABLE with which llama.cpp may compute.
+    """The plan of a GGUF file of a model. `dtype` is a name in FILE_TYPES, by default the dtype of the model's weights;
+    `accept` names differences in ACCEPTABLE that llama.cpp's computation may have.
 
-    Raises a UserError if no architecture of llama.cpp computes what the model does, or if llama.cpp has no tokenizer
-    of this kind.
+    A UserError if no architecture of llama.cpp computes the same as the model, or if llama.cpp does not support its
+    tokenizer.
     """
     if is_quantized(model):
         raise UserError("this model has quantized layers, which GGUF does not have: convert its original")
@@ -78,7 +78,7 @@ def plan(
         raise UserError(f"this model has the adapter {names[0]}: merge it first with onward merge or merge_lora")
     dtype = dtype or DTYPE_NAMES[model.embed.weight.dtype]
     if dtype not in FILE_TYPES:
-        raise UserError(f"the model is {dtype}, which GGUF has not: name another dtype, such as f32")
+        raise UserError(f"the model is {dtype}, which GGUF does not have: name another dtype, such as f32")
     meta = {name: tensor.to("meta") for name, tensor in model.named_parameters()}
     matched = matching(model.config, meta, name, family, accept)
     head = "output.weight" if "output.weight" in matched.outlines else "token_embd.weight"
@@ -98,10 +98,10 @@ def plan(
 def matching(
     c: DecoderConfig, ours: Mapping[str, Tensor], name: str, family: str, accept: Collection[Accept] = ()
 ) -> Plan:
-    """The first architecture of llama.cpp that computes the same as a decoder with these parameters, in fp32, but for
-    what is accepted; that of its family, a model_type, is tried before the others.
+    """The plan, in fp32, for the first architecture of llama.cpp that computes the same as a decoder with these
+    parameters, except for accepted differences. The architecture of `family`, a model_type, is tried first.
 
-    A UserError names the fields of the decoder that stand in the way of the nearest one.
+    A UserError names the fields of the decoder that differ from the nearest architecture.
     """
     candidates = sorted(ARCHITECTURES.values(), key=lambda kind: family not in kind.families)
     tried: list[tuple[int, int, str, list[str]]] = []
@@ -150,7 +150,7 @@ def parameters(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor])
 
 
 def infos(plan: Plan) -> dict[str, TensorInfo]:
-    """The tensors of a plan as those of a header."""
+    """The tensors of a plan, in the form in which a header lists them."""
     return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in plan.outlines.items()}
 
 
@@ -171,7 +171,7 @@ def is_expert(name: str, outline: Outline) -> bool:
 
 
 def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
-    """The keys of a file but those of its tokenizer and type."""
+    """The keys of a file, except those of its tokenizer and its type."""
     norm = at(c.norm, 0)
     own: dict[str, Any] = {
         "context_length": c.context_length,
@@ -194,8 +194,8 @@ def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def comparable(c: DecoderConfig) -> DecoderConfig:
-    """A decoder without what does not change what it computes in its context: dropout, a window as long as the
-    context, a scale that is the default, how experts are computed."""
+    """A decoder without the differences that do not change its output within its context: dropout, a window as long as
+    the context, a scale equal to the default, the backend of experts."""
 
     def scale(value: float | None, width: int) -> float | None:
         return None if value and abs(value * width**0.5 - 1) < TOLERANCE else value
@@ -255,7 +255,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
 
 
 def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]:
-    """What a model loses in a file of this plan, in words."""
+    """Descriptions of the information that a model loses in the file of this plan."""
     source = DTYPE_NAMES[model.embed.weight.dtype]
     rounded = Counter(own.type.name for own in plan.outlines.values() if own.type.name not in (source, "F32"))
     lost = [f"{counted(number, 'tensor')} rounded from {source} to {kind}" for kind, number in rounded.items()]

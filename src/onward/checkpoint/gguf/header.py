@@ -1,5 +1,5 @@
-"""The header of a GGUF file: its keys, and where its tensors are. Every count is checked against the size of the file
-before anything is allocated. Source: ggml/include/gguf.h of llama.cpp."""
+"""The header of a GGUF file: its keys and the locations of its tensors. Every count is checked against the size of the
+file before anything is allocated. Source: ggml/include/gguf.h of llama.cpp."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Header:
         """The name of the architecture in llama.cpp; a UserError if the file has none."""
         name = self.keys.get("general.architecture")
         if not isinstance(name, str):
-            raise UserError(f"{self.path} has no general.architecture, which says what decoder it is: get it again")
+            raise UserError(f"{self.path} has no general.architecture, the name of its kind of decoder: get it again")
         return name
 
 
@@ -75,9 +75,9 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a GGUF file; the first file of a split one stands for all.
+    """The header of a GGUF file; for a split file, `path` is its first part.
 
-    Raises a UserError if the file is not GGUF, is cut off, or has counts, types or offsets that cannot be.
+    A UserError if the file is not GGUF, is cut off, or has impossible counts, types or offsets.
     """
     header = read_one(path)
     count = header.keys.get("split.count", 1)
@@ -261,7 +261,8 @@ class Keys(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def number(self, key: str, default: Any = None) -> Any:
-        """A number; one for all layers where there is one for each. A UserError names the key if it is missing."""
+        """The number under a key; a list with a value for each layer counts if all its values are equal. A UserError
+        names a key that is missing or not a number."""
         value = self.get(key, default)
         if isinstance(value, list) and value and all(one == value[0] for one in value):
             value = value[0]

@@ -1,7 +1,7 @@
-"""DeepSeek V2 and V3 in GGUF: latent attention, and experts beside one that all tokens use.
+"""DeepSeek V2 and V3 in GGUF: latent attention, and experts next to a shared one.
 
-The projection from the latent is two tensors there: that to keys, transposed (H, L, N), and that to values (H, V, L);
-H heads, L width of the latent, N of the elements of a key that are not rotated, V of a value.
+A GGUF file stores the projection from the latent as two tensors: to keys, transposed (H, L, N), and to values (H, V,
+L). Shapes: H heads, L width of the latent, N elements of a key without rotary positions, V elements of a value.
 """
 
 from __future__ import annotations

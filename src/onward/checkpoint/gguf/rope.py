@@ -55,7 +55,8 @@ def factors(keys: Keys, name: str) -> tuple[float, ...]:
 
 
 def llama3(factors: tuple[float, ...], theta: float, context: int, rope_dim: int) -> Scaling:
-    """The scaling whose divisors these are: Llama 3's where one with its usual constants has them, else a list."""
+    """The scaling that has these divisors: Llama 3's scaling with its usual constants if it matches, else LongRoPE's
+    list of factors."""
     factor = max(factors)
     for original in (8192, context // max(1, round(factor)), context, 2048, 4096, 16_384):
         guess = Llama3Scaling(factor, 1.0, 4.0, max(1, original))
@@ -67,7 +68,7 @@ def llama3(factors: tuple[float, ...], theta: float, context: int, rope_dim: int
 
 
 def divisors(part: Llama3Scaling, theta: float, rope_dim: int) -> torch.Tensor:
-    """The numbers by which a scaling divides the frequencies, fp32 (rope_dim / 2,)."""
+    """The divisors that a scaling applies to the rotary frequencies, fp32 (rope_dim / 2,)."""
     plain = theta ** -(torch.arange(rope_dim // 2, dtype=torch.float64) * 2 / rope_dim)
     return (plain / scaled_frequencies(part, plain, theta, torch.tensor(0))).float()
 

@@ -139,7 +139,7 @@ def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, i
 
 
 def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """The ids of characters, if a vocabulary has nothing but characters and control tokens; else {}."""
+    """The ids of characters, if a vocabulary consists of characters and control tokens only; else {}."""
     ids = {}
     for i, (token, kind) in enumerate(typed):
         if kind in (NORMAL, UNKNOWN):
@@ -165,7 +165,8 @@ class TokenizerNotice(UserWarning):
 
 
 def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
-    """The keys of a tokenizer for a vocabulary of `rows` embeddings. A UserError if llama.cpp has no such kind."""
+    """The keys of a tokenizer for a vocabulary of `rows` embeddings. A UserError if llama.cpp does not support the
+    tokenizer."""
     table = json.loads(tokenizer.inner.to_str())
     if tokenizer.vocab_size > rows:
         raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} ids, and the model {rows:,} rows of embeddings")

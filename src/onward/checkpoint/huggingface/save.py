@@ -29,7 +29,8 @@ class OwnLayout(UserWarning):
 
 
 def label_keys(model: Decoder) -> dict[str, Any]:
-    """The keys of config.json for the head of outputs, as transformers writes them; {} where there is none."""
+    """The keys of config.json for the labels of an output head, as transformers writes them; {} if the model has
+    none."""
     labels = head_labels(model)
     if not labels:
         return {}
@@ -40,9 +41,9 @@ def label_keys(model: Decoder) -> dict[str, Any]:
 
 
 def save_model(model: Decoder, folder: Path, extra: HF | None = None, shard_bytes: float = math.inf) -> None:
-    """Write config.json and the weights of a model, see `save_weights`; quantized layers as `packed.py` says.
+    """Write config.json and the weights of a model, see `save_weights`; quantized layers in the format of `packed.py`.
 
-    A quantized head is a weight of its own, so that the saved config.json does not tie it to the embedding.
+    A quantized head is a separate weight, so the saved config.json does not tie it to the embedding.
     """
     layers = {f"{n}.weight": m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     config = replace(model.config, tied=False) if "head.weight" in layers else model.config
@@ -57,11 +58,11 @@ def save_weights(
     extra: HF,
     shard_bytes: float = math.inf,
 ) -> None:
-    """Write config.json and the weights, given under our names, as shards where they exceed `shard_bytes`.
+    """Write config.json and the weights, given under our names, as shards if they exceed `shard_bytes`.
 
-    All files are written under other names and flushed before any is put in place. `extra` are keys for config.json
-    beside those of the architecture, such as token ids, or the config.json that was loaded: it is kept where it still
-    describes the model.
+    All files are written under temporary names and flushed before the first is renamed. `extra` holds more keys for
+    config.json, such as token ids, or the config.json of the loaded model, which is kept as far as it still describes
+    the model.
     """
     layers = {name: layer for name, layer in ours.items() if isinstance(layer, QuantizedLinear)}
     plain = {name: tensor for name, tensor in ours.items() if isinstance(tensor, Tensor)}
@@ -103,9 +104,9 @@ def save_weights(
 def describe(
     config: DecoderConfig, original: HF, accepts: Callable[[Family], bool] = lambda family: True
 ) -> dict[str, Any]:
-    """The config.json of a decoder: the original where it still describes the decoder, else the original with its
-    family's keys for this decoder, else the keys of the first family that can express it, with the original's token
-    ids. Only of families that are accepted."""
+    """The config.json of a decoder, in a family that `accepts` allows. It is the first of these that describes the
+    decoder: the original; the original with its family's keys for this decoder; the keys of the first family that can
+    express it, with the original's token ids and labels."""
     original = {key: value for key, value in original.items() if key != "quantization_config"}
     unpadded = {"pad_token_id": None}  # the default of transformers may be outside of this vocabulary
     if "model_type" not in original:

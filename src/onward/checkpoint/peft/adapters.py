@@ -188,9 +188,9 @@ def write_adapter(folder: Path, files: AdapterFiles) -> None:
 
 
 def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") -> None:
-    """Add the adapters in a PEFT folder to a model, in place, and use them; everything else is frozen.
+    """Add the adapters in a PEFT folder to a model, in place, and use them; all other parameters are frozen.
 
-    A UserError names what does not fit the model, and options of PEFT that Onward does not have.
+    A UserError names a tensor that does not fit the model, or an option of PEFT that Onward does not support.
     """
     check_adapter_folder(folder)
     config = lora_config(read_json(folder / CONFIG), folder / CONFIG)
@@ -232,8 +232,8 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
 
 
 def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of an adapter's file: those of adapters by module and kind, those of whole modules by name, and the
-    weights of the base, which PEFT writes where embeddings are adapted."""
+    """The tensors in an adapter's file, in three tables: of adapters, by module and kind; of fully trained modules, by
+    name; and of the base, which PEFT includes if embeddings are adapted."""
     parts: dict[str, dict[str, Tensor]] = {}
     whole, bases = {}, {}
     leaves = (*LAYER, *EMBEDDING, MAGNITUDE, f"{MAGNITUDE}.weight")
@@ -260,8 +260,7 @@ def check_alone(model: Decoder, whole: Mapping[str, Tensor], folder: Path) -> No
 
 
 def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], folder: Path) -> None:
-    """Raise a UserError where weights of the base in an adapter's file are, but for rounding, not those of the
-    model."""
+    """Raise a UserError if weights of the base in an adapter's file differ from the model's by more than rounding."""
     for their, one, part in by_our_names(model, kind, bases, folder):
         weight = model.get_parameter(one).detach().float()
         if not torch.allclose(part.float(), weight, rtol=1e-2, atol=1e-2 * weight.abs().mean().item()):
@@ -271,8 +270,8 @@ def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], fo
 def by_our_names(
     model: Decoder, kind: Family, tensors: dict[str, Tensor], folder: Path
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """Takes the tensors that hold parameters of a model: the family's name, ours, and the parameter's tensor. A
-    UserError names one of another shape."""
+    """Remove the tensors that hold parameters of a model from `tensors`; yield for each parameter the family's name,
+    our name and its tensor. A UserError names a tensor of another shape."""
     own = dict(model.named_parameters(remove_duplicate=False))
     rows = [(their, [our] if isinstance(our, str) else our, fix) for their, our, *fix in kind.names(model.config)]
     rows += [(name, [name], []) for name in own]
