@@ -61,8 +61,8 @@ def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
             raise UserError(f"{path} has the pattern {key!r}, which is not a regular expression: {error}") from None
     if config.init_lora_weights not in (*PLAIN, *CHANGED_BASE):
         raise UserError(
-            f"{path} has init_lora_weights {config.init_lora_weights!r}, with which PEFT changes the base in a way that "
-            "Onward cannot reproduce: save the adapter with path_initial_model_for_weight_conversion, or merge it"
+            f"{path} has init_lora_weights {config.init_lora_weights!r}, with which PEFT changes the base "
+            "irreproducibly: save the adapter with path_initial_model_for_weight_conversion, or merge it"
         )
     return config
 
