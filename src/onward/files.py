@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and JSON files."""
+"""Atomic writes of files and folders, and JSON files."""
 
 import hashlib
 import json
@@ -17,17 +17,17 @@ PART = ".part"  # suffix of the temporary folders in which files are written, or
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary path to write a file or a folder to, which replaces `path` when the block ends without an error.
+    """A temporary path for a file or a folder, which replaces `path` when the block ends without an error.
 
-    The content is flushed to disk before. A folder must not exist yet. An error of the disk is a UserError; `path` then
+    The content is flushed to disk first. A folder must not exist yet. A disk error is a UserError, and `path` then
     keeps its content.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix=f".{path.name}.", suffix=PART, dir=path.parent, ignore_cleanup_errors=True
-        ) as beside:
-            new = Path(beside) / path.name
+        ) as temporary:
+            new = Path(temporary) / path.name
             yield new
             for file in [new, *new.rglob("*")] if new.is_dir() else [new]:
                 flush(file)
@@ -39,7 +39,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def remove_whole(path: Path) -> None:
-    """Rename a folder and then remove it, so that it never exists with only a part of its files."""
+    """Remove a folder atomically: it is renamed first, so it never exists with only a part of its files."""
     aside = path.with_name(f".{path.name}{PART}")
     os.replace(path, aside)
     shutil.rmtree(aside, ignore_errors=True)
@@ -73,7 +73,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, as a dict. Raises UserError if the file is missing or contains none."""
+    """The object in a JSON file, as a dict. A UserError if the file is missing or holds no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -86,7 +86,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_text(text: str, name: str, instead: str) -> None:
-    """A UserError for a text that is the path of a file, which a caller may take for the file's content; `instead` says
-    how to give that."""
+    """Raise a UserError if a text is the path of a file, which a caller may mistake for its content; `instead` explains
+    how to give the content."""
     if "\n" not in text and os.path.isfile(text):
         raise UserError(f"{name} is {text!r}, the name of a file and not the text in it: {instead.format(text)}")

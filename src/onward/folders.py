@@ -98,8 +98,8 @@ def save(
         raise UserError(f"this model has the adapter {names[0]}: call merge_lora first, or save_adapter")
     path, hf = Path(path), lm.hf
     if path.suffix == ".gguf":
-        found = plan(lm.model, lm.tokenizer, (dtype or "").upper(), path.stem, str(hf.get("model_type", "")), accept)
-        return write_model(lm.model, found, path)
+        planned = plan(lm.model, lm.tokenizer, (dtype or "").upper(), path.stem, str(hf.get("model_type", "")), accept)
+        return write_model(lm.model, planned, path)
     if dtype is not None:
         raise UserError(f"dtype is {dtype!r}, which is for files that end in .gguf: load the model in another dtype")
     if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:

@@ -46,12 +46,13 @@ Say = Callable[[str], None]
 
 
 def print_message(text: str) -> None:
+    """Print a message to standard error, after the name of the program."""
     print(f"onward: {text}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
 class HubName:
-    """A model on the hub; without an organization for the oldest releases, such as gpt2."""
+    """The name of a model on the hub. The oldest releases, such as gpt2, have no organization."""
 
     name: str
     revision: str  # a branch, a tag or a commit
@@ -61,13 +62,13 @@ class HubName:
         """The model that a text names: org/name, name, org/name@revision, or these after hf:// or as the address of
         its page; None if it is no such name. `revision` is main by default."""
         address = ADDRESS.fullmatch(text)
-        found = NAME.fullmatch(address[1] if address else text)
-        if not found or len(found[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", found[1]):
+        match = NAME.fullmatch(address[1] if address else text)
+        if not match or len(match[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", match[1]):
             return None
-        named = found[2] or found[3] or ""
+        named = match[2] or match[3] or ""
         if named and revision and named != revision:
             raise UserError(f"{text} names a revision, and revision is {revision!r}: give one of them")
-        return cls(found[1], named or revision or "main")
+        return cls(match[1], named or revision or "main")
 
     def __str__(self) -> str:
         return self.name if self.revision == "main" else f"{self.name}@{self.revision}"
@@ -83,9 +84,9 @@ def locate(
     """The path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to which the
     model of that name on the hub is downloaded.
 
-    `only` names what is fetched, by default all that a model needs; pickles: its weights as .bin in place of
-    safetensors. `say` is told what is about to be downloaded. A path that exists always wins over a name on the hub;
-    hf://NAME is always a name on the hub. A UserError says why there is no such model.
+    `only` restricts the download, by default to all files that a model needs; "pickles" takes .bin weights in place of
+    safetensors. `say` is called with a message before a download. An existing path takes precedence over a name on the
+    hub; hf://NAME is always a name on the hub. A UserError explains why there is no such model.
     """
     text = str(name)
     address = ADDRESS.fullmatch(text)
@@ -114,8 +115,8 @@ ADVICE = "name the folder of a model, such as runs/mybook, or a model on the Hug
 
 
 def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> Path:
-    """The folder of a model of the hub, with those of its files that match downloaded. The hub is asked once which
-    commit a revision is, and nothing more where the files are in the cache."""
+    """The folder of a model of the hub, with its matching files downloaded. The hub resolves the revision to a commit;
+    if the files are in the cache, it gets no other request."""
     begun = False
     try:
         with time_limits():
@@ -133,9 +134,12 @@ def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> P
 
 
 def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping[str, RepoFile]) -> Path:
-    """Download the files of a model of which some are missing; its folder. A UserError if one has other content than
-    the hub announces: it is discarded. Each file is compared once; a note in the cache names those that are still to
-    be compared, also after a download that was interrupted."""
+    """Download the files of a model, of which `missing` are not in the cache; return its folder. A file whose content
+    differs from the hub's checksum is discarded, with a UserError.
+
+    Each file is compared once; a note in the cache names the files that are still to be compared, also after an
+    interrupted download.
+    """
     from huggingface_hub import snapshot_download
 
     note = unverified(model.name, commit)
@@ -152,8 +156,8 @@ def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping
 
 
 def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
-    """The commit of a revision, and whether only the cache was asked: HF_HUB_OFFLINE is set, or the hub fails, which is
-    said."""
+    """The commit of a revision, and whether only the cache was consulted: if HF_HUB_OFFLINE is set, or if the hub
+    fails, with a message."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RevisionResolutionError
 
@@ -178,7 +182,7 @@ def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
 
 
 def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> tuple[list[str], dict[str, RepoFile]]:
-    """The paths of a model's files that match, and those of them that are not in the cache."""
+    """The paths of a model's matching files, and the entries of the files that are not in the cache."""
     from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -209,8 +213,8 @@ def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list
     index = cached(model.name, INDEX, commit)
     if not index:
         index = str(download(model, commit, [INDEX], {INDEX: entries[INDEX]}) / INDEX)
-    places = read_json(Path(index)).get("weight_map")
-    return sorted({*places.values()} & entries.keys()) if isinstance(places, dict) else []
+    weight_map = read_json(Path(index)).get("weight_map")
+    return sorted({*weight_map.values()} & entries.keys()) if isinstance(weight_map, dict) else []
 
 
 def check(model: HubName, paths: Collection[str], there: Collection[str], files: re.Pattern[str]) -> None:
@@ -304,25 +308,24 @@ def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -
 
 
 def model_files(folder: Path) -> list[str]:
-    """The paths in a model's folder of what is uploaded: what a download takes, the pictures of the card, and its
-    license. Nothing else, such as optimizer state, logs or data."""
+    """The paths of the files to upload from a model's folder: the files that a download takes, the pictures of the
+    card, and the license. Optimizer state, logs and data stay."""
     known = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     names = sorted(str(path.relative_to(folder)) for path in known if path.is_file())
-    found = [name for name in names if FILES[""].fullmatch(name) or name in (CARD, "LICENSE", "loss.svg")]
-    if SINGLE in found:
-        return [name for name in found if name != INDEX]
-    places = read_json(folder / INDEX).get("weight_map")
-    return found + (sorted({*places.values()}) if isinstance(places, dict) else [])
+    files = [name for name in names if FILES[""].fullmatch(name) or name in (CARD, "LICENSE", "loss.svg")]
+    if SINGLE in files:
+        return [name for name in files if name != INDEX]
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    return files + (sorted({*weight_map.values()}) if isinstance(weight_map, dict) else [])
 
 
 def upload(
     model: HubName, files: Mapping[str, Path | bytes], *, private: bool = False, say: Say = print_message
 ) -> str:
-    """Upload files, by their paths there, as a model on the hub, which is created where there is none; the address of
-    the commit. All of it is one commit, which also deletes weights there that the files replace.
+    """Upload files, by their paths on the hub, as one commit to a model, which is created if it does not exist; return
+    the address of the commit. The commit also deletes the weights that the files replace.
 
-    A card that is given as bytes was made from nothing, and does not replace one that is there. A UserError says why it
-    cannot be done.
+    A card given as bytes was generated, and does not replace an existing card. A UserError explains a failure.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
@@ -366,10 +369,10 @@ def cached_models() -> list[CachedRepoInfo]:
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        found = scan_cache_dir().repos
+        scanned = scan_cache_dir().repos
     except CacheNotFound:
         return []
-    return sorted((repo for repo in found if repo.repo_type == "model"), key=lambda repo: repo.repo_id)
+    return sorted((repo for repo in scanned if repo.repo_type == "model"), key=lambda repo: repo.repo_id)
 
 
 def cached_names() -> list[str]:

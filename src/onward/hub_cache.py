@@ -17,8 +17,8 @@ CHECKSUM = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 @contextmanager
 def time_limits() -> Iterator[None]:
-    """Let no request to the hub wait longer than HF_HUB_ETAG_TIMEOUT for an answer, or than HF_HUB_DOWNLOAD_TIMEOUT for
-    the next bytes of a file: `huggingface_hub` lets several wait for a minute or for ever."""
+    """Limit the time that a request to the hub waits: HF_HUB_ETAG_TIMEOUT for an answer, HF_HUB_DOWNLOAD_TIMEOUT for
+    the next bytes of a file. Without limits, some requests of `huggingface_hub` wait for a minute or for ever."""
     from huggingface_hub import constants, get_session
 
     def limit(request: Any) -> None:
@@ -42,8 +42,8 @@ def cached(name: str, path: str, commit: str) -> str:
     """The path in the cache of a file of a model; "" if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, path, revision=commit)
-    return found if isinstance(found, str) else ""
+    file = try_to_load_from_cache(name, path, revision=commit)
+    return file if isinstance(file, str) else ""
 
 
 def unverified(name: str, commit: str) -> Path:
@@ -54,8 +54,8 @@ def unverified(name: str, commit: str) -> Path:
 
 
 def discard_wrong(name: str, commit: str) -> list[str]:
-    """Compare the files that the note of a commit names with the checksums that the hub announces, and discard those
-    that differ; their paths."""
+    """Compare the files that the note of a commit names with the hub's checksums, and discard those that differ; return
+    their paths."""
     note, wrong = unverified(name, commit), list[str]()
     if not note.exists():
         return wrong
@@ -69,8 +69,8 @@ def discard_wrong(name: str, commit: str) -> list[str]:
 
 
 def is_announced(file: Path) -> bool:
-    """Whether a file has the checksum that the hub announces, by which the cache names it: SHA-256 of large files, that
-    of a Git blob of others. A file under another name, as in a cache without links, is not compared."""
+    """Whether the content of a file has the checksum that is its name in the cache: SHA-256 of large files, SHA-1 of a
+    Git blob of others. A file under another name, as in a cache without links, is not compared."""
     announced = file.resolve().name
     if not CHECKSUM.fullmatch(announced):
         return True

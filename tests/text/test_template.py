@@ -14,9 +14,9 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from onward.errors import UserError
 from onward.text.chat import Chat
+from onward.text.masked_string import MaskedString, concat, from_template, mask_of
 from onward.text.template import environment
 from onward.text.tokenizer import Tokenizer, train_tokenizer
-from onward.text.written import Written, concat, mask_of, written
 
 CONTROL = ["<s>", "</s>", "<|im_end|>", "[INST]", "<x><y>"]
 HALVES = [
@@ -144,9 +144,9 @@ def test_role_that_is_usual_may_complete_a_control_token() -> None:
     assert made.encode("a") == [inner.token_to_id("<|user|>")]
 
 
-def marked(text: str) -> Written:
+def marked(text: str) -> MaskedString:
     """A string whose upper-case letters the template wrote."""
-    return Written(text, bytes(c.isupper() for c in text))
+    return MaskedString(text, bytes(c.isupper() for c in text))
 
 
 OPERATIONS: dict[str, Callable[[str], Any]] = {
@@ -172,11 +172,11 @@ def test_characters_keep_their_writer_through(name: str, text: str) -> None:
 
 
 def test_fields_of_formats_keep_their_writer() -> None:
-    text = written("A%s%%") % marked("bC")
+    text = from_template("A%s%%") % marked("bC")
     assert (text, mask_of(text)) == ("AbC%", b"\1\0\1\1")
-    assert written("%3d|%-4s|") % (5, "x") == "  5|x   |"
-    assert mask_of(written("%(a)s-%(a)4s") % {"a": written("X")}) == b"\1\1" + bytes(4)
-    assert mask_of(concat([written("A"), "b"])) == b"\1\0"
+    assert from_template("%3d|%-4s|") % (5, "x") == "  5|x   |"
+    assert mask_of(from_template("%(a)s-%(a)4s") % {"a": from_template("X")}) == b"\1\1" + bytes(4)
+    assert mask_of(concat([from_template("A"), "b"])) == b"\1\0"
 
 
 ENDLESS = {

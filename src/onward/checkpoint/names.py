@@ -44,8 +44,8 @@ def rows(
 def to_theirs(
     family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors under their names from tensors under ours, one by one; a quantized layer in place of its weight is
-    packed. Works on the meta device, for shapes."""
+    """Tensors under their names from tensors under ours, one by one; a quantized layer given for its weight is packed.
+    On the meta device it gives their shapes."""
     for their, names, _, back in rows(family, config, ours):
         parts = [ours[name] for name in names]
         if quantized := [part for part in parts if isinstance(part, QuantizedLinear)]:
@@ -106,14 +106,13 @@ def to_ours(
     allow_nonfinite: bool,
     precisions: Mapping[str, Precision],
 ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
-    """Tensors under our names, contiguous as fused optimizers need them, from stored tensors under theirs.
+    """Tensors under our names, contiguous as fused optimizers need them, from stored tensors under theirs; and the
+    codes and scales of the weights that `precisions` names or that are stored quantized.
 
-    `model` has the expected tensors on the meta device. A tensor that needs no change and is aligned as torch aligns it
-    stays memory-mapped; others are copied in pieces. Without a `dtype`, trainable tensors get the one of the files (see
-    `common_dtype`), and the others, which are routing biases, keep their own. A UserError names a tensor that is
-    missing, left over, of another shape or dtype, or not finite.
-
-    Also returns the codes and scales of the weights that `precisions` names, and of those that are stored quantized.
+    `model` has the expected tensors on the meta device. A tensor stays memory-mapped if it needs no change and has
+    torch's alignment; others are copied in pieces. Without a `dtype`, trainable tensors get the dtype of the files (see
+    `common_dtype`), and other tensors, which are routing biases, keep theirs. A UserError names a tensor that is
+    missing, unexpected, of another shape or dtype, or not finite.
     """
     wanted = dict(to_theirs(family, config, model))
     theirs = find(family, config, wanted, stored)
@@ -125,7 +124,7 @@ def to_ours(
         piece: theirs[piece] for pieces, _, names, _ in table if model[names[0]].requires_grad for piece in pieces
     }
     common = dtype or common_dtype({name: t for name, t in trained.items() if not t.quantized} or trained)
-    found: dict[str, Tensor] = {}
+    parameters: dict[str, Tensor] = {}
     quantized: dict[str, tuple[Tensor, Tensor]] = {}
     buffer = ScratchBuffer()
     for pieces, stacked, names, into in table:
@@ -144,29 +143,29 @@ def to_ours(
             read = lambda *span, plain=plain, kind=precisions[names[0]]: quantize_weight(plain(*span), kind)
         else:
             stays = not stacked and into is same and device.type == "cpu"
-            whole = mapped(source, kept) if stays else None
-            if whole is None:
+            tensor = mapped(source, kept) if stays else None
+            if tensor is None:
                 stack = copy()
-                whole = into(stack if stacked else stack[0])
+                tensor = into(stack if stacked else stack[0])
             else:
-                check(whole, pieces[0], allow_nonfinite)
-            for name, part in zip(names, whole.split(sizes)):
+                check(tensor, pieces[0], allow_nonfinite)
+            for name, part in zip(names, tensor.split(sizes)):
                 own = aligned(part) and not buffer.holds(part)
-                found[name] = part if own else part.clone(memory_format=torch.contiguous_format)
+                parameters[name] = part if own else part.clone(memory_format=torch.contiguous_format)
             continue
         for name, end in zip(names, accumulate(sizes)):
             quantized[name] = quantize_rows(read, end - model[name].size(0), end, model[name].size(1))
-    return found, quantized
+    return parameters, quantized
 
 
 def stored_codes(
     stored: Callable[[int, int], tuple[Tensor, Tensor]], into: Change, outputs: int, device: torch.device
 ) -> Callable[[int, int], tuple[Tensor, Tensor]]:
     """Reads codes and scales of rows (start, end) from stored integers and scales, after a change that moves rows."""
-    whole = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
+    moved = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
 
     def read(start: int, end: int) -> tuple[Tensor, Tensor]:
-        integers, scales = stored(start, end) if whole is None else (tensor[start:end] for tensor in whole)
+        integers, scales = stored(start, end) if moved is None else (tensor[start:end] for tensor in moved)
         return pack(integers, "int8" if scales.ndim == 1 else "int4").to(device), scales.to(device)
 
     return read
@@ -188,6 +187,7 @@ def checked_rows(
 
 
 def rows_of(tensor: Tensor, start: int, end: int) -> Tensor:
+    """Rows `start` to `end` of a tensor that is in memory."""
     return tensor[start:end]
 
 
@@ -199,6 +199,7 @@ class ScratchBuffer:
         self.bytes = torch.empty(0, dtype=torch.uint8)
 
     def empty(self, *shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialized tensor in this memory; it overwrites the previous one."""
         size = math.prod(shape) * dtype.itemsize
         if self.bytes.numel() < size:
             self.bytes = torch.empty(0)
@@ -290,12 +291,12 @@ def find(
     family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """The stored tensors under the wanted names; files may leave out the family's base prefix."""
-    left, found = dict(stored), {}
+    left, matched = dict(stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)
         if short not in left:
             raise UserError(f"the checkpoint has no tensor {name}, which its config.json asks for")
-        tensor = found[name] = left.pop(short)
+        tensor = matched[name] = left.pop(short)
         if tensor.shape != shape:
             raise UserError(f"tensor {short} has shape {tensor.shape}, and config.json asks for {shape}")
         if tensor.dtype not in FLOATS:
@@ -306,7 +307,7 @@ def find(
     ignored = "|".join(filter(None, (family.IGNORED, r"rotary_emb\.inv_freq$")))
     if extra := [name for name in left if not re.search(ignored, name)]:
         raise UserError(f"the checkpoint has a tensor {min(extra)} that its config.json has no place for")
-    return found
+    return matched
 
 
 def aligned(tensor: Tensor) -> bool:

@@ -27,7 +27,7 @@ def packed_integers(
 ) -> StoredTensor:
     """A weight (O, I) from packed integers (O, words), scales (O, G) and its shape (2,).
 
-    It can be read as integers and scales where Onward computes with such weights, as plain rows in any case.
+    It can be read as plain rows, and also as integers and scales if Onward computes with this precision.
     """
     check_format(config)
     size = shape.rows(0, 2).tolist() if (shape.dtype, shape.shape) == ("I64", [2]) else []
@@ -69,6 +69,7 @@ def check_format(config: Mapping[str, Any]) -> None:
 
 
 def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) -> UserError:
+    """The error for a packed weight whose dtypes or shapes do not match its format."""
     return UserError(
         f"{name} is stored as {packed.dtype} of {packed.shape} with scales {scales.dtype} of {scales.shape}, which is "
         f"not {kind}: get the files or the config.json again"
@@ -97,14 +98,14 @@ Change = Callable[[Tensor], Tensor]
 
 
 def moves_rows(change: Change, outputs: int) -> bool:
-    """Whether a change of a weight with this number of outputs only moves its rows, so that it can be made to integers
-    and scales."""
-    places = torch.arange(3 * outputs).view(outputs, 3)
+    """Whether a change of a weight with this number of outputs only reorders its rows. Such a change can be applied to
+    integers and scales."""
+    indices = torch.arange(3 * outputs).view(outputs, 3)
     try:
-        moved = change(places)
+        moved = change(indices)
     except (RuntimeError, ValueError, IndexError):
         return False
-    return moved.shape == places.shape and torch.equal(moved, moved[:, :1] + torch.arange(3))
+    return moved.shape == indices.shape and torch.equal(moved, moved[:, :1] + torch.arange(3))
 
 
 def packed_tensors(name: str, layers: Sequence[QuantizedLinear], change: Change) -> Iterator[tuple[str, Tensor]]:

@@ -32,20 +32,20 @@ PICKLED = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 
 
 @contextmanager
-def as_safetensors(folder: Path, beside: Path) -> Iterator[Path]:
-    """A temporary folder in `beside` with the model of a folder whose weights are pickles. A UserError if there are
-    none, or if they hold anything but tensors."""
-    found = sorted(path for path in folder.iterdir() if PICKLED.fullmatch(path.name)) if folder.is_dir() else []
-    if not found:
+def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
+    """A temporary folder in `parent` with the model of a folder whose weights are pickles. A UserError if it has no
+    pickles, or if they hold other objects than tensors."""
+    pickles = sorted(path for path in folder.iterdir() if PICKLED.fullmatch(path.name)) if folder.is_dir() else []
+    if not pickles:
         raise UserError(f"{folder} has no pytorch_model.bin: leave out --from-bin, which is for such files")
-    beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".from-bin-", dir=beside) as made:
-        words = [sys.executable, "-m", __name__, made, *map(str, found)]
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".from-bin-", dir=parent) as made:
+        words = [sys.executable, "-m", __name__, made, *map(str, pickles)]
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] if done.returncode == 2 else []
             why = last[0] if last else "its process was ended, perhaps for want of memory"
-            raise UserError(f"{found[0].parent}: the pickles cannot be read as weights ({why})")
+            raise UserError(f"{pickles[0].parent}: the pickles cannot be read as weights ({why})")
         for path in folder.iterdir():
             if path.is_file() and FILES[""].fullmatch(path.name):
                 shutil.copyfile(path, Path(made, path.name))
@@ -53,7 +53,7 @@ def as_safetensors(folder: Path, beside: Path) -> Iterator[Path]:
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
-    """The tensors of a pickle by name, memory-mapped where its form allows."""
+    """The tensors of a pickle by name, memory-mapped if its format allows that."""
     state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]

@@ -1,4 +1,4 @@
-"""A model on disk: one interface for every format, of which only headers have been read."""
+"""The interface of a model on disk, in any format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onward.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Outline:
-    """A stored model before its weights are read."""
+    """A stored model whose headers have been read, and its weights not yet."""
 
     hf: dict[str, Any]  # its config.json; of a GGUF file, the keys that it has in common
     names: Names  # the names of its tensors
@@ -69,8 +69,9 @@ ALLOCATIONS = torch.empty, torch.full, torch.ones, torch.zeros
 
 
 class SizeLimit(TorchFunctionMode):
-    """For modules on the meta device: initialization is skipped, which would cost a second of imports, and allocating
-    far more elements than a checkpoint has, or sizes that no tensor can have, raises a UserError."""
+    """A limit on the elements that modules on the meta device allocate: a UserError if they allocate far more than
+    `elements`, the number in a checkpoint, or a tensor of an impossible size. It also skips the initialization of
+    weights, whose imports take a second."""
 
     def __init__(self, elements: int) -> None:
         super().__init__()

@@ -48,20 +48,20 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     index = folder / INDEX
     if (folder / SINGLE).exists() or not index.exists():
         return SafetensorsFile(folder / SINGLE).tensors()
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict):
-        raise UserError(f"{index} has no weight_map, which says what is where: copy or download it again")
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise UserError(f"{index} has no weight_map, the table of tensors and their files: copy or download it again")
     shards: dict[str, dict[str, StoredTensor]] = {}
-    for name, shard in places.items():
+    for name, shard in weight_map.items():
         if not isinstance(shard, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,200}\.safetensors", shard):
-            raise UserError(f"{index} places {name} in {shard!r:.99}, which is no safetensors file of its folder")
+            raise UserError(f"{index} places {name} in {shard!r:.99}, which is not a safetensors file in its folder")
         if shard not in shards:
             if not (folder / shard).exists():
                 raise UserError(f"there is no {shard} in {folder}, which {INDEX} names: copy or download it")
             shards[shard] = SafetensorsFile(folder / shard).tensors()
         if name not in shards[shard]:
             raise UserError(f"{INDEX} places {name} in {shard}, which has no such tensor: download both again")
-    return {name: shards[shard][name] for name, shard in places.items()}
+    return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 
 class SafetensorsFile:
@@ -72,14 +72,16 @@ class SafetensorsFile:
         self.path, self.lasting, self.passing, self.touched = path, open_file(path), open_file(path), 0
 
     def tensors(self) -> dict[str, StoredTensor]:
-        found = {}
+        """The stored tensors of the file, by name."""
+        result = {}
         for name in self.lasting.keys():  # noqa: SIM118
             header = self.lasting.get_slice(name)
             mapped = partial(self.lasting.get_tensor, name)
-            found[name] = StoredTensor(header.get_shape(), header.get_dtype(), partial(self.rows, name), mapped)
-        return found
+            result[name] = StoredTensor(header.get_shape(), header.get_dtype(), partial(self.rows, name), mapped)
+        return result
 
     def rows(self, name: str, start: int, end: int) -> Tensor:
+        """Rows `start` to `end` of a tensor, which the caller copies at once."""
         if self.touched >= COPY_BYTES:
             self.passing, self.touched = open_file(self.path), 0
         part: Tensor = self.passing.get_slice(name)[start:end]
@@ -100,12 +102,12 @@ def open_file(path: Path) -> Any:
 def refuse_pickles(folder: Path) -> None:
     """Raise a UserError if a folder holds a model as pickles only."""
     if folder.is_dir() and not any((folder / name).exists() for name in (SINGLE, INDEX)):
-        found = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     else:
-        found = [folder.name] if folder.is_file() and folder.suffix in PICKLES else []
-    if found:
+        pickles = [folder.name] if folder.is_file() and folder.suffix in PICKLES else []
+    if pickles:
         raise UserError(
-            f"{found[0]} is a pickle, and reading it can run any code that is in it: download the model's "
+            f"{pickles[0]} is a pickle, and reading it can run any code that is in it: download the model's "
             "safetensors files, or, of a pytorch_model.bin, make them with "
             f"onward convert {shlex.quote(str(folder))} OUT --from-bin"
         )
@@ -118,15 +120,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as one safetensors file, whole or not at all."""
+    """Write tensors as one safetensors file, atomically."""
     with written_whole(path) as new:
         fill(new, tensors, tensors.items())
 
 
 def fill(path: Path, outlines: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write tensors one by one as a safetensors file; `outlines` have their shapes and dtypes, for the header.
+    """Write tensors one by one as a safetensors file; `outlines` has their shapes and dtypes, for the header.
 
-    Tensors start at multiples of 64 bytes as far as their sizes allow, so that they can stay memory-mapped when read.
+    Tensors start at multiples of 64 bytes as far as their sizes allow, which lets a reader memory-map them.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -1,4 +1,4 @@
-"""Which documents are dropped. Imports nothing heavy."""
+"""Settings of cleaning: the filters and the duplicates that drop documents. Imports nothing heavy."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from onward.errors import UserError
 
 @dataclass(frozen=True)
 class Filters:
-    """Limits on the documents that are kept. Each is off unless it is set; `gopher` sets those that are not."""
+    """Limits on the documents that are kept. Each is off unless it is set; `gopher` sets the remaining ones."""
 
     gopher: bool = False  # the limits of Gopher where no other value is given
     min_words: int | None = None  # number of words (Gopher: 50)
@@ -29,7 +29,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class Cleaning(Filters):
-    """Which documents are dropped: those that fail a filter, and duplicates of earlier documents in any source."""
+    """Which documents are dropped: documents that fail a filter, and duplicates of earlier documents in any source."""
 
     exact: bool = True  # drop documents that are equal to an earlier one
     near: float | None = None  # drop documents this similar to an earlier one by MinHash, 0 to 1; finds over 95 %

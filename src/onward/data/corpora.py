@@ -74,7 +74,7 @@ def topics(path: Path) -> Iterator[str]:
 
 
 def parsed_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
-    """The names and the syntax trees of all modules below a folder, without those of tests."""
+    """The names and the syntax trees of all modules below a folder, except tests."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
         for file in sorted(name for name in names if name.endswith(".py")):
@@ -85,7 +85,7 @@ def parsed_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
 
 
 def docstrings(folder: Path) -> Iterator[str]:
-    """The docstrings of all modules, classes and functions below a folder, without those of tests."""
+    """The docstrings of all modules, classes and functions below a folder, except tests."""
     for _, tree in parsed_modules(folder):
         nodes: list[ast.AST] = [tree]
         for node in nodes:  # the list grows by nested statements; expressions have no docstrings
@@ -100,7 +100,7 @@ SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages
 
 
 def cache_folder() -> Path:
-    """The folder of downloaded corpora: $ONWARD_HOME, or ~/.cache/onward by default. A UserError where there is no home
+    """The folder of downloaded corpora: $ONWARD_HOME, by default ~/.cache/onward. A UserError if there is no home
     folder."""
     folder = Path(os.environ.get("ONWARD_HOME") or os.path.expanduser("~/.cache/onward"))
     if folder.parts[0] == "~":

@@ -60,6 +60,7 @@ def band_width(similarity: float) -> int:
 
 
 def datasketch() -> Any:
+    """The library datasketch; a UserError if it is not installed."""
     try:
         import datasketch
     except ImportError:
@@ -87,6 +88,7 @@ class Verdicts:
         self.joined: dict[int, int] = {}  # index -> hash, of documents that continue over several units
 
     def load(self, unit: int, name: str) -> np.ndarray:
+        """An array that a worker wrote for a unit."""
         with np.load(self.folder / f"{unit:05}.npz") as arrays:
             return np.asarray(arrays[name])
 
@@ -149,6 +151,7 @@ class Verdicts:
         return hashes
 
     def hash(self, index: int) -> int:
+        """The hash of the text of a document, by its index in the preparation."""
         unit = int(np.searchsorted(self.offsets, index, side="right")) - 1
         return int(self.load(unit, "hashes")[index - self.offsets[unit]])
 
@@ -170,4 +173,5 @@ class Verdicts:
         return signatures
 
     def signature_file(self, unit: int) -> np.ndarray:
+        """The MinHash signatures of a unit's documents, (documents, PERMUTATIONS), memory-mapped."""
         return np.load(self.folder / f"{unit:05}.npy", mmap_mode="r")  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""Examples to fine-tune on: records become token sequences of which some tokens are trained.
+"""Examples for fine-tuning: records become token sequences, of which some tokens are trained.
 
-An example is one or more sequences that belong together, as an answer that is preferred to another one. On disk a table
-of examples is one .safetensors file.
+An example is one or more sequences that belong together, such as a preferred and a rejected answer. On disk a table of
+examples is one .safetensors file.
 
 Shapes: N tokens of all sequences, S sequences, M examples of S / M sequences each.
 """
@@ -43,7 +43,7 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class Example:
-    """Sequences that belong together, numbers that come with them, and the place of the record."""
+    """Sequences that belong together, their numbers (such as a margin), and the place of their record."""
 
     sequences: Sequence[TokenSequence]
     place: str
@@ -87,8 +87,8 @@ class Encoder:
             after = after + self.end
             return TokenSequence(before + after, [False] * len(before) + [True] * len(after))
         if not isinstance(prompt, list | tuple) or not isinstance(completion, list | tuple):
-            kinds = " and ".join(type(value).__name__ for value in (prompt, completion))
-            raise UserError(f"prompt and answer are {kinds}: give both as texts, or both as lists of messages")
+            types = " and ".join(type(value).__name__ for value in (prompt, completion))
+            raise UserError(f"prompt and answer are {types}: give both as texts, or both as lists of messages")
         return self.conversation([*prompt, *completion], len(prompt))
 
     def prompt(self, prompt: str | Sequence[Message]) -> list[int]:
@@ -121,7 +121,8 @@ def check_text(text: str, name: str) -> None:
 
 
 def check_roles(messages: Any) -> None:
-    """A UserError unless user and assistant take turns, after messages of the system and between those of tools."""
+    """Raise a UserError unless user and assistant alternate; system messages may come first, and tool messages
+    between."""
     if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
         raise UserError("messages are not a list of {'role': ..., 'content': ...}: write them so")
     roles = [message["role"] for message in messages]

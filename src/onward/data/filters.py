@@ -1,6 +1,5 @@
-"""Quality filters for documents: those of Gopher (Rae et al. 2021, section A1), also used by RefinedWeb (Penedo et al.
-2023). Words are separated by white space.
-"""
+"""Quality filters for documents, from Gopher (Rae et al. 2021, section A1); RefinedWeb (Penedo et al. 2023) also uses
+them. Words are separated by white space."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -45,14 +44,17 @@ class Document:
 
     @cached_property
     def words(self) -> list[str]:
+        """The words, separated by white space."""
         return self.text.split()
 
     @cached_property
     def lines(self) -> list[str]:
+        """The lines that are not blank, without white space around them."""
         return [line for part in self.text.split("\n") if (line := part.strip())]
 
     @cached_property
     def paragraphs(self) -> list[str]:
+        """The paragraphs, separated by blank lines."""
         return [paragraph for part in re.split(r"\n\s*\n", self.text) if (paragraph := part.strip())]
 
     @cached_property
@@ -94,6 +96,7 @@ class Document:
 
 
 def fraction(part: float, whole: float) -> float:
+    """`part / whole`; 0 if `whole` is 0."""
     return part / whole if whole else 0.0
 
 

@@ -79,6 +79,7 @@ class Piece:
 
 
 def as_text(utf8: bytes) -> str:
+    """The text in UTF-8 bytes, in which surrogates are allowed."""
     return utf8.decode("utf-8", "surrogatepass")
 
 
@@ -191,7 +192,7 @@ def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iter
 
 
 class NotText(UserError):
-    """Bytes that are no text in an encoding: `what` says where, and the advice is for commands with --encoding."""
+    """Bytes that an encoding cannot decode: `what` gives the place, and the advice is for commands with --encoding."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}: {advice}")
@@ -242,7 +243,7 @@ def record_text(name: str, number: int, line: str, field: str) -> str:
 
 
 def pyarrow(name: str) -> Any:
-    """The library, with which .parquet and .zst are read."""
+    """The library pyarrow, which reads .parquet and .zst."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -285,4 +286,5 @@ def table_pieces(
 
 
 def one_line(error: Exception) -> str:
+    """The message of an error on one line; the name of its class if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__

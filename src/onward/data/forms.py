@@ -1,4 +1,4 @@
-"""The forms of examples: what a method of fine-tuning makes of the records of a table."""
+"""The forms of examples: each method of fine-tuning makes examples of one form from the records of a table."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def answer_text(value: Any) -> str:
-    """The answer of a record as a text: a text, a number, or nothing."""
+    """The answer of a record as a text; the record has a text, a number, or no answer."""
     if not isinstance(value, str | int | float | None) or isinstance(value, bool):
         raise UserError(f"answer is {shown(value)}: give a text or a number")
     return "" if value is None else str(value)
@@ -80,13 +80,13 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """A prompt, and its chosen and rejected answer. Where both are conversations, what they have in common at their
-    beginning is the prompt."""
+    """A prompt, its chosen answer and its rejected answer. If both answers are whole conversations, the prompt is their
+    common beginning."""
     if "chosen" not in values or "rejected" not in values:
         raise missing(values, "chosen and rejected, with a prompt")
     prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
     if chosen == rejected:
-        raise UserError("chosen and rejected are equal, so that there is nothing to prefer: remove it")
+        raise UserError("chosen and rejected are equal: remove this record")
     if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
         same = [one == other for one, other in zip(chosen, rejected)]
         first = (*same, False).index(False)
@@ -95,7 +95,7 @@ def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def margin(values: Mapping[str, Any]) -> dict[str, float]:
-    """The margin of a pair, where it has one."""
+    """The margin of a pair, if its record has one."""
     if values.get("margin") is None:
         return {}
     return {"margin": number(values["margin"], "margin")}
@@ -112,7 +112,7 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     """A prompt, a completion and a `label`, whether it is wanted; of a pair, both answers with their labels. The second
     sequence of an example is its prompt with the completion of the nearest example before, around the end of the table,
     that has another prompt."""
-    found: list[tuple[Any, Any, TokenSequence, float, str]] = []
+    rows: list[tuple[Any, Any, TokenSequence, float, str]] = []
     for record in records:
         with placed(record):
             values = record.values
@@ -125,49 +125,49 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
             else:
                 raise missing(values, "completion and label, or chosen and rejected, with a prompt")
             for answer, label in answers:
-                found.append((prompt, answer, said(encoder, prompt, answer), label, record.place))
-    partners = other_prompts([prompt for prompt, *_ in found])
-    for (prompt, _, sequence, label, place), partner in zip(found, partners):
+                rows.append((prompt, answer, said(encoder, prompt, answer), label, record.place))
+    partners = other_prompts([prompt for prompt, *_ in rows])
+    for (prompt, _, sequence, label, place), partner in zip(rows, partners):
         with placed(Record({}, place)):
             if partner is None:
                 raise UserError("no other example has another prompt, whose answer estimates the divergence: add some")
-            yield Example([sequence, encoder.answer(prompt, found[partner][1])], place, {"label": label})
+            yield Example([sequence, encoder.answer(prompt, rows[partner][1])], place, {"label": label})
 
 
 def wanted(label: Any) -> float:
-    """The label of an answer: 1 where it is wanted, else 0."""
+    """The label of an answer: 1 if it is wanted, else 0."""
     if not isinstance(label, int | float) or label not in (0, 1):
         raise UserError(f"label is {shown(label)}: it is 1 or true for a wanted answer, 0 or false for another")
     return float(label)
 
 
 def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
-    """For each prompt the index of the nearest one before it, around the end, that is another prompt of its kind (a
-    text, or messages); None where there is none."""
-    found: list[int | None] = [None] * len(prompts)
+    """For each prompt, the index of the nearest earlier prompt that differs from it and is of the same kind (a text, or
+    messages), with wrap-around; None if there is none."""
+    partners: list[int | None] = [None] * len(prompts)
     for texts in (True, False):
         indices = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) == texts]
         for before, i in zip(indices[-1:] + indices, indices):
             if before == indices[-1]:  # the first one: search from the end
-                found[i] = next((j for j in reversed(indices) if prompts[j] != prompts[i]), None)
+                partners[i] = next((j for j in reversed(indices) if prompts[j] != prompts[i]), None)
             else:  # an equal prompt shares the one that was found
-                found[i] = before if prompts[before] != prompts[i] else found[before]
-    return found
+                partners[i] = before if prompts[before] != prompts[i] else partners[before]
+    return partners
 
 
 def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     """A `text`, perhaps a second one as `pair`, and their `label`, a text or a whole number. The labels of the first
     table are the classes, in the order of the alphabet or of the numbers."""
-    found: list[tuple[TokenSequence, Any, str]] = []
+    rows: list[tuple[TokenSequence, Any, str]] = []
     for record in records:
         with placed(record):
             text, pair, label = (record.values.get(name) for name in ("text", "pair", "label"))
             if not isinstance(text, str) or not isinstance(pair, str | None) or type(label) not in (str, int, bool):
                 raise missing(record.values, "text and label, and perhaps pair: texts, and a text or a whole number")
-            found.append((encoder.texts(text, *([] if pair is None else [pair])), label, record.place))
-    named = {str(label): label for _, label, _ in found}
+            rows.append((encoder.texts(text, *([] if pair is None else [pair])), label, record.place))
+    named = {str(label): label for _, label, _ in rows}
     encoder.labels = encoder.labels or tuple(sorted(named, key=lambda name: order_of(named[name])))
-    for sequence, label, place in found:
+    for sequence, label, place in rows:
         with placed(Record({}, place)):
             if str(label) not in encoder.labels:
                 raise UserError(f"label is {label!r}: {nearest(str(label), encoder.labels)}")
@@ -189,5 +189,5 @@ def placed(record: Record) -> Iterator[None]:
 
 
 def missing(values: Mapping[str, Any], wanted: str) -> UserError:
-    """The error of a record that lacks what a method trains on."""
+    """The error for a record that lacks a field which the method needs."""
     return UserError(f"it has {', '.join(map(repr, values)) or 'no fields'}, and needs {wanted}")

@@ -22,7 +22,7 @@ from onward.device import known_device
 @named
 @dataclass(frozen=True)
 class ExampleBatch(Batch):
-    """Rows of packed examples. Sequences are numbered in the batch; those of an example follow each other."""
+    """Rows of packed examples. Sequences are numbered within the batch; the sequences of an example are consecutive."""
 
     sequences: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # (B, T), of each token
     num_sequences: int = 0  # S
@@ -33,9 +33,11 @@ class ExampleBatch(Batch):
 
     @property
     def divisor(self) -> int:
+        """The number by which a summed loss is divided: of examples or of targets."""
         return self.num_examples if self.by_example else self.num_targets
 
     def to(self, device: torch.device | str) -> Self:
+        """The batch on another device."""
         device = known_device(device)
         return super().to(device).changed(numbers={name: v.to(device) for name, v in self.numbers.items()})
 
@@ -110,7 +112,7 @@ def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool
 
 
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Rows of the indices of lengths, each of which fits into the fullest row that has room for it, longest first."""
+    """Pack lengths into rows, longest first: each goes into the fullest row that has room for it. Rows of indices."""
     rows: list[list[int]] = []
     by_room: dict[int, list[int]] = defaultdict(list)  # rows by the room that is left in them
     rooms: list[int] = []  # ascending, those of which there are rows

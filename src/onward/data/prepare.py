@@ -58,14 +58,17 @@ class Unit:
 
     @property
     def begins(self) -> bool:
+        """Whether the unit starts with the start of a document."""
         return self.pieces[0].begins
 
     @property
     def ends(self) -> bool:
+        """Whether the unit ends with the end of a document."""
         return self.pieces[-1].ends
 
     @property
     def size(self) -> int:
+        """The size of all pieces, in the unit of `Piece.size`."""
         return sum(piece.size for piece in self.pieces)
 
 
@@ -82,13 +85,16 @@ class Preparation:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer, from the prepared folder."""
         return Tokenizer.load(self.folder)
 
     @cached_property
     def encoder(self) -> tuple[str, Encoder]:
+        """The name of the encoding library and its encoder."""
         return named_encoder(self.tokenizer)
 
     def part(self, unit: Unit, suffix: str) -> Path:
+        """The path of a file that a worker writes for a unit."""
         return self.folder / "parts" / f"{unit.number:05}{suffix}"
 
     def units(self) -> Iterator[Unit]:
@@ -293,7 +299,7 @@ def open_work_folder(work: Path, settings: dict[str, Any]) -> None:
 
 
 def remove_all_leftovers(work: Path) -> None:
-    """Remove what killed processes have left half-written in a preparation."""
+    """Remove the partial files of killed processes from a preparation."""
     for folder in work, work / "parts":
         remove_leftovers(folder)
 
@@ -375,4 +381,5 @@ def check_settings(earlier: Mapping[str, Any], settings: Mapping[str, Any], fold
 
 
 def digest(tokenizer: Tokenizer) -> str:
+    """The SHA-256 of a tokenizer and the names of its control tokens, in hexadecimal."""
     return hashlib.sha256((tokenizer.inner.to_str() + str(tokenizer.names)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""How work on data reports its progress, by calling a function of the caller's, and what it took in the end."""
+"""Progress reports of work on data, by calls of a function of the caller, and the figures of a finished preparation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ def silent(task: str, done: int, total: int) -> None:
 
 @dataclass
 class Measured:
-    """What a preparation from its beginning to its end took; empty for one that was resumed or was there already."""
+    """Figures of a preparation: its times and its speed. Empty if the preparation was resumed or existed already."""
 
     seconds: dict[str, float] = field(default_factory=dict)  # by task
     bytes: int = 0  # of text that was encoded
@@ -21,4 +21,5 @@ class Measured:
 
     @property
     def megabytes_per_second(self) -> float:
+        """Megabytes of text per second over all tasks."""
         return self.bytes / 1e6 / sum(self.seconds.values())

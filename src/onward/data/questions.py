@@ -1,4 +1,4 @@
-"""Questions and answers made of Python's own documentation: "What does str.split do?", and the first sentence of its
+"""Questions and answers from Python's own documentation: "What does str.split do?", and the first sentence of its
 docstring. Imports nothing heavy."""
 
 import ast
@@ -21,19 +21,20 @@ NAME = re.compile(r"[A-Za-z][\w.]*")
 
 
 def question(name: str) -> str:
+    """The question that asks for the purpose of a function."""
     return f"What does {name} do?"
 
 
 @cache
 def answers() -> dict[str, str]:
-    """What functions and methods do, by their names, in the order of the names."""
-    found = dict(documented())
-    return {name: found[name] for name in sorted(found)}
+    """The first sentence of the documentation of functions and methods, by their names, in alphabetical order."""
+    documentation = dict(documented())
+    return {name: documentation[name] for name in sorted(documentation)}
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """The name and the first sentence of the documentation of each public function: those of modules, by which a method
-    is named after its class, then the built-in ones."""
+    """The name and the first sentence of the documentation of each public function, first in modules, then built-in;
+    the name of a method includes its class."""
     for module, tree in parsed_modules(Path(sysconfig.get_path("stdlib"))):
         yield from functions(tree, module)
     for owner in (value for value in vars(builtins).values() if isinstance(value, type)):
@@ -56,9 +57,9 @@ def functions(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
 def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
     """A public name with the first sentence of its documentation, where this is one plain sentence."""
     paragraph = inspect.cleandoc(text or "").partition("\n\n")[0]
-    found = SENTENCE.match(" ".join(paragraph.split()))
-    if NAME.fullmatch(name) and "._" not in name and found and len(found[0]) in LENGTHS and found[0].isascii():
-        yield name, found[0]
+    sentence = SENTENCE.match(" ".join(paragraph.split()))
+    if NAME.fullmatch(name) and "._" not in name and sentence and len(sentence[0]) in LENGTHS and sentence[0].isascii():
+        yield name, sentence[0]
 
 
 def conversations(known: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -78,10 +79,12 @@ def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def asked(name: str) -> list[dict[str, str]]:
+    """The prompt with the question about a function, as a list of messages."""
     return [{"role": "user", "content": question(name)}]
 
 
 def said(answer: str) -> dict[str, str]:
+    """An answer as a message of the assistant."""
     return {"role": "assistant", "content": answer}
 
 

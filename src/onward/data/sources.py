@@ -1,6 +1,6 @@
 """Documents from files, folders, globs, datasets, standard input, pipes and corpora by name.
 
-Sources are read in pieces, so that none has to fit into memory. Imports nothing heavy.
+Sources are read in pieces, so a source may be larger than memory. Imports nothing heavy.
 """
 
 import glob
@@ -103,6 +103,7 @@ def texts(sources: Sequence[Source], field: str, encoding: str, sizes: Sizes) ->
 
 
 def check_named(sources: Sequence[Source]) -> None:
+    """Raise a UserError if no source is given."""
     if not sources:
         raise UserError("no text is named: give files, folders, globs, - or the name of a corpus")
 
@@ -113,11 +114,12 @@ def is_blank(text: str) -> bool:
 
 
 def no_text(source: Source) -> str:
+    """The message for a source whose documents are all empty."""
     return f"{stream_name(source)} has no text, since all its documents are empty: name texts"
 
 
 def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
-    """Download the corpora that are named among the sources, so that reading them later needs no progress bar."""
+    """Download the corpora among the sources. Reading them later needs no progress bar."""
     for source in sources:
         if isinstance(source, str) and source in corpora.DOWNLOADS and not os.path.exists(source):
             corpora.get(source, progress=progress)
@@ -147,7 +149,7 @@ def is_stream(source: Source) -> bool:
 
 
 def is_pipe(source: str) -> bool:
-    """Whether a source is a pipe with a name, such as `mkfifo` and `<(...)` make. Never raises."""
+    """Whether a source is a named pipe, such as `mkfifo` and `<(...)` make. Never raises."""
     try:
         return stat.S_ISFIFO(os.stat(source).st_mode)
     except (OSError, ValueError):
@@ -243,7 +245,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
-    """The files of a folder, recursively, that are read, sorted by name; and what is skipped, by the reason."""
+    """The readable files of a folder, recursively, sorted by name; and the skipped files, by the reason."""
     files: list[Path] = []
     skipped: dict[str, list[Path]] = defaultdict(list)
     with reading(str(folder)):
@@ -264,6 +266,7 @@ def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
 
 
 def raise_error(error: OSError) -> None:
+    """Raise an error; for `os.walk`, which ignores errors by default."""
     raise error
 
 

@@ -149,7 +149,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Report:
-    """Figures of a preparation, in data.json; those of all sources together."""
+    """Figures of a preparation over all sources, as stored in data.json."""
 
     documents: Annotated[int, Range(0, MOST)]
     tokens: Annotated[int, Range(0, MOST)]
@@ -243,7 +243,7 @@ def load_tokens(folder: Path, verify: Literal["size", "sha256"] = "size") -> Tok
 
 
 def known_fields(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """A dataclass from those of the values that are its fields."""
+    """A dataclass from a table of values; values that are not among its fields are ignored."""
     return fields.build(cls, {name: values[name] for name in fields.hints(cls) if name in values}, where)
 
 

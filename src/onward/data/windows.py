@@ -64,17 +64,19 @@ class Batch:
 
 
 class TrainingWindows(Protocol):
-    """Windows, or rows of examples, to train on."""
+    """Windows of tokens, or rows of examples, for training."""
 
     def __len__(self) -> int: ...  # in an epoch
-    def read(self, numbers: Sequence[int]) -> Batch: ...  # from 0 on without end
+    def read(self, numbers: Sequence[int]) -> Batch:
+        """The windows of these numbers as a batch; numbers start at 0 and continue beyond the first epoch."""
 
 
 class HeldOutWindows(TrainingWindows, Protocol):
-    """Windows, or rows of examples, to validate on."""
+    """Windows of tokens, or rows of examples, for validation."""
 
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        """The number of tokens of the held-out text or examples."""
 
 
 class Windows:
@@ -165,18 +167,19 @@ class ValidationWindows:
         return (self.read(range(first, min(first + size, len(self)))) for first in range(0, len(self), size))
 
 
-def cut(places: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
-    """The windows that begin at these places, padded after the end of a text with token 0 and IGNORE_INDEX."""
-    tokens = np.zeros((len(places), length), np.int64)
-    targets = np.full((len(places), length), IGNORE_INDEX)
-    for row, (text, start) in enumerate(places):
+def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
+    """The windows that begin at these places, (text, start). Past the end of a text they are padded, with token 0 and
+    IGNORE_INDEX."""
+    tokens = np.zeros((len(segments), length), np.int64)
+    targets = np.full((len(segments), length), IGNORE_INDEX)
+    for row, (text, start) in enumerate(segments):
         window = text[start : start + length + 1]
         tokens[row, : len(window)] = window[:length]
         targets[row, : len(window) - 1] = window[1:]
     if pack == "stream":
         return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))
-    begins = np.zeros((len(places), length + 1), np.int64)  # the index in the window where a document begins, else 0
-    for row, (text, start) in enumerate(places):
+    begins = np.zeros((len(segments), length + 1), np.int64)  # the index in the window where a document begins, else 0
+    for row, (text, start) in enumerate(segments):
         documents = text.starts(start, min(start + length + 1, len(text)))
         begins[row, documents] = documents
     targets[begins[:, 1:] > 0] = IGNORE_INDEX

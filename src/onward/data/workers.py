@@ -96,7 +96,7 @@ def serve() -> None:
 
 
 def exit_with_parent(parent: int) -> None:
-    """Exit when the parent process has, even in the middle of a task, so that no task is done twice."""
+    """Exit as soon as the parent process has exited, even in the middle of a task, so no task is done twice."""
     while os.getppid() == parent:
         time.sleep(0.1)
     os._exit(1)

@@ -57,31 +57,39 @@ Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | lis
 
 
 class Names(Protocol):
-    """How tensors are named."""
+    """The names of a decoder's tensors in the files of a format."""
 
     @property
-    def BASE(self) -> str: ...
+    def BASE(self) -> str:
+        """A prefix of names that files may leave out; "" for none."""
+
     @property
-    def IGNORED(self) -> str: ...
-    def names(self, config: DecoderConfig) -> Iterator[Row]: ...
+    def IGNORED(self) -> str:
+        """A regular expression for the names of tensors that are not read; "" for none."""
+
+    def names(self, config: DecoderConfig) -> Iterator[Row]:
+        """Rows of (their name or names, our name or names), with functions to ours and to theirs if values differ."""
 
 
 class Family(Names, Protocol):
-    """The definitions of a family file."""
+    """A published family of decoders, defined by a file in this folder."""
 
-    ARCHITECTURES: dict[str, str]
-    PRESETS: dict[str, HF | DecoderConfig]
-    ANCESTORS: dict[str, str]
+    ARCHITECTURES: dict[str, str]  # model_type -> the name of the class in transformers
+    PRESETS: dict[str, HF | DecoderConfig]  # by the name of the release
+    ANCESTORS: dict[str, str]  # the beginning of a release's name -> the preset that it is derived from
 
-    def config(self, hf: HF) -> DecoderConfig: ...
-    def to_hf(self, config: DecoderConfig) -> dict[str, Any]: ...
+    def config(self, hf: HF) -> DecoderConfig:
+        """The decoder that a config.json describes; missing keys get the defaults of transformers."""
+
+    def to_hf(self, config: DecoderConfig) -> dict[str, Any]:
+        """The keys of config.json for a decoder; Inexpressible if the family cannot describe it."""
 
 
 @cache
 def modules() -> dict[str, Any]:
     """Every file of this folder by its name, in the order in which `express` tries them: the most widely supported
     formats first and `onward`, which expresses every decoder, last."""
-    names = [found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")]
+    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     order = {name: place for place, name in enumerate((*FIRST, *sorted({*names} - {*FIRST, "onward"}), "onward"))}
     return {name: importlib.import_module(f"{__name__}.{name}") for name in sorted(names, key=order.__getitem__)}
 
@@ -112,13 +120,13 @@ class Preset:
 @cache
 def presets() -> dict[str, Preset]:
     """Every known release, by name."""
-    found = {}
+    result = {}
     for family, module in modules().items():
         for name, published in module.PRESETS.items():
             beginnings = [beginning for beginning in module.ANCESTORS if name.startswith(beginning)]
             ancestor = module.ANCESTORS[max(beginnings, key=len)] if beginnings else ""
-            found[name] = Preset(name, family, published, ancestor)
-    return found
+            result[name] = Preset(name, family, published, ancestor)
+    return result
 
 
 def preset(name: str, others: Iterable[str] = ()) -> Preset:
@@ -198,9 +206,9 @@ def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
                 changed[path] = value
     if cured:
         changed = {key: value for key, value in changed.items() if mentions(message, value)}
-    found = cured | changed
-    inner = [key for key in found if not any(other.startswith(f"{key}.") for other in found)]
-    return {key: found[key] for key in inner[:3]}
+    causes = cured | changed
+    inner = [key for key in causes if not any(other.startswith(f"{key}.") for other in causes)]
+    return {key: causes[key] for key in inner[:3]}
 
 
 def mentions(message: str, value: Any) -> bool:
@@ -219,7 +227,7 @@ def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
 
 
 def only(hf: HF, **known: Any) -> None:
-    """Raise a UserError if one of these keys has another value than the one that Onward supports."""
+    """Raise a UserError if one of these keys has a value that Onward does not support."""
     for key, value in known.items():
         if hf.get(key, value) != value:
             raise UserError(f"config.json has {key} {hf[key]!r}: Onward supports only {value!r}")
@@ -270,7 +278,7 @@ def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda fa
 
 
 def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
-    """The rows for a layer's weight and, where there is one, its bias."""
+    """The rows for a linear layer's weight and its bias, if it has one."""
     for leaf in ("weight", "bias"):
         ours = [f"{o}.{leaf}" for o in our] if isinstance(our, list) else f"{our}.{leaf}"
         yield (f"{their}.{leaf}", ours, fix[0]) if fix else (f"{their}.{leaf}", ours)

@@ -9,7 +9,7 @@ FUSED = {"gate": ("gate_up_proj", "gate", "up"), "down": ("down_proj", "down")} 
 
 
 def stack_module(matrices: list[str]) -> str:
-    """The module in which transformers 5 keeps these matrices of experts as stacks."""
+    """The module in which transformers 5 stacks these matrices of experts."""
     return matrices[0].partition(".experts.")[0].replace(".block_sparse_moe", ".mlp") + ".experts"
 
 

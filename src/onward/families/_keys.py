@@ -1,4 +1,4 @@
-"""The keys of a config.json that were read, and those that need not be. Does not import torch."""
+"""The keys of a config.json that a family has read, and the keys that are harmless. Does not import torch."""
 
 import re
 import warnings

@@ -20,7 +20,8 @@ def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
 
 def windows(hf: HF, layers: int, window: int | None, local: Callable[[int], bool]) -> list[int]:
     """The window of each layer, 0 for none; `local` says which layers have one by default."""
-    return [window or 0 if found else 0 for found in windowed_layers(hf, [local(layer) for layer in range(layers)])]
+    has_window = windowed_layers(hf, [local(layer) for layer in range(layers)])
+    return [window or 0 if one else 0 for one in has_window]
 
 
 def layer_types(c: DecoderConfig) -> dict[str, Any]:

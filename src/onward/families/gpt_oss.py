@@ -65,12 +65,12 @@ def config(hf: HF) -> DecoderConfig:
         hf = with_defaults({"rope_parameters": YARN}, hf)
     c = llama.config(hf)
     bias = hf.get("attention_bias", True)
-    whole = SelfAttention(sinks=True, bias=bias, out_bias=bias)
-    local = replace(whole, window=hf["sliding_window"] or 0)
+    full = SelfAttention(sinks=True, bias=bias, out_bias=bias)
+    local = replace(full, window=hf["sliding_window"] or 0)
     near = windowed_layers(hf, [layer % 2 == 0 for layer in range(c.n_layers)])
     return replace(
         c,
-        attention=tuple(local if windowed else whole for windowed in near),
+        attention=tuple(local if windowed else full for windowed in near),
         mlp=ClampedExperts(**sizes(hf, EXPERTS), router=SoftmaxRouting(bias=True), bias=True),
     )
 

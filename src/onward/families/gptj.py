@@ -26,10 +26,10 @@ SIZES = {
 def config(hf: HF) -> DecoderConfig:
     only(hf, rotary=True, scale_attn_weights=True)
     act: Any = hf.get("activation_function", "gelu_new")
-    found = sizes(hf, SIZES)
+    shape = sizes(hf, SIZES)
     return DecoderConfig(
-        **found,
-        position=Rotary(fraction=hf.get("rotary_dim", 64) / (found["d_model"] // found["n_heads"])),
+        **shape,
+        position=Rotary(fraction=hf.get("rotary_dim", 64) / (shape["d_model"] // shape["n_heads"])),
         mlp=Plain(act=ACTIVATIONS.get(act, act), bias=True),
         norm=LayerNorm(eps=hf.get("layer_norm_epsilon", 1e-5)),
         block=SharedNorm(),

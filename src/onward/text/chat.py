@@ -12,9 +12,9 @@ import jinja2
 import tokenizers
 
 from onward.errors import UserError
+from onward.text.masked_string import FROM_TEMPLATE, TRAINED, MaskedString, from_template, mask_of, trained
 from onward.text.template import environment, render
 from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer
-from onward.text.written import TRAINED, WRITTEN, Written, mask_of, trained, written
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}, and other keys that a template reads
 
@@ -97,7 +97,7 @@ class Chat:
         waiting = closed = False  # in the assistant's turn; after its end, in a block that the template marks
         for i, start, end in self.tokens(text):
             bits = mask_of(text)[start:end]
-            of_template, marked = all(bit & WRITTEN for bit in bits), any(bit & TRAINED for bit in bits)
+            of_template, marked = all(bit & FROM_TEMPLATE for bit in bits), any(bit & TRAINED for bit in bits)
             if waiting and not marked and not of_template:
                 break
             closed = closed and marked and of_template
@@ -108,7 +108,7 @@ class Chat:
             raise UserError("the chat template never closes the assistant's turn with a control token: use another")
         return ids, mask, str.__getitem__(text, slice(None))
 
-    def text(self, given: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> Written:
+    def text(self, given: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> MaskedString:
         """The text that the template makes of messages."""
         if not isinstance(given, Sequence):
             raise UserError(f"messages are {given!r}: give a text or a list of messages")
@@ -124,15 +124,15 @@ class Chat:
             raise UserError("the messages contain themselves or nest too deep: give plain lists and tables") from None
         for message in values["messages"]:
             if message["role"] in ROLES:
-                message["role"] = written(message["role"])
-        names = {name: written(token) for name, token in self.tokenizer.names.items()}
+                message["role"] = from_template(message["role"])
+        names = {name: from_template(token) for name, token in self.tokenizer.names.items()}
         try:
             text = render(self.template, names | values | {"add_generation_prompt": add_generation_prompt})
         except Exception as error:  # a template may raise anything
             raise template_error(error) from None
-        return Written(SURROGATE.sub(UNKNOWN, text), mask_of(text))
+        return MaskedString(SURROGATE.sub(UNKNOWN, text), mask_of(text))
 
-    def tokens(self, text: Written) -> list[Span]:
+    def tokens(self, text: MaskedString) -> list[Span]:
         """The tokens of a text; only control tokens that the template wrote as a whole become control tokens."""
         runs = [
             (run.start(), self.inner.encode(text[slice(*run.span())], add_special_tokens=False))
@@ -158,9 +158,9 @@ class Chat:
                 ends.append(end)
             position = end
         joined, waiting, result = "".join(pieces), iter(marked), list[Span]()
-        found = self.plain.encode(joined, add_special_tokens=False)
-        controls = {(a, b) for _, a, b in self.spans(joined, found)}
-        for i, (start, end) in zip(found.ids, found.offsets):
+        encoding = self.plain.encode(joined, add_special_tokens=False)
+        controls = {(a, b) for _, a, b in self.spans(joined, encoding)}
+        for i, (start, end) in zip(encoding.ids, encoding.offsets):
             if i in self.mark_ids:
                 mark = next(waiting)
                 ids = self.spell(mark) if isinstance(mark, str) else [mark]
@@ -171,7 +171,7 @@ class Chat:
         return result
 
     def spell(self, text: str) -> list[int]:
-        """The ids of a text without control tokens: where its encoding has one, each half is encoded by itself."""
+        """The ids of a text without control tokens. If its encoding contains one, the text is encoded in two halves."""
         ids = self.tokenizer.encode(text, special=False)
         if not any(i in self.marks and i != self.tokenizer.unknown_id for i in ids):
             return ids
@@ -190,7 +190,8 @@ class Chat:
 
 
 def trained_message(message: Message) -> Message:
-    """A message whose texts a model is trained to write, where it is one of the assistant."""
+    """A message whose texts a model is trained to write, if it is a message of the assistant; any other message
+    unchanged."""
     if not isinstance(message, Mapping) or message.get("role") not in ASSISTANT:
         return message
     return {name: value if name == "role" else with_texts(value, trained) for name, value in message.items()}

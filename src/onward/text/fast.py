@@ -1,4 +1,4 @@
-"""Fast encoding of many texts: by `tiktoken` where it is installed and gives the same ids, else by `tokenizers`.
+"""Fast encoding of many texts, by `tiktoken` if it is installed and gives the same ids, else by `tokenizers`.
 
 Does not import torch. Encoders cannot be pickled: worker processes build theirs from the tokenizer's folder.
 """
@@ -76,10 +76,10 @@ def text_groups(tokenizer: Tokenizer, texts: Sequence[str], group_size: int) -> 
 
 
 def by_tiktoken(tokenizer: Tokenizer) -> Encoder | None:
-    """An encoder by `tiktoken`, on one core; None where it is not installed or would not give the same ids.
+    """An encoder by `tiktoken`, on one core; None if it is not installed or would give other ids.
 
-    Long pieces without a word boundary, and surrogates, are encoded by `tokenizers`: `tiktoken` overflows its stack on
-    the former and refuses the latter.
+    `tokenizers` encodes surrogates, which `tiktoken` refuses, and long pieces without a word boundary, for which it
+    overflows its stack.
     """
     try:
         import tiktoken
@@ -115,7 +115,7 @@ def samples() -> dict[str, dict[str, str]]:
 
 
 def split_pattern(table: dict[str, Any]) -> str:
-    """The regular expression by which the byte-level tokenizer of a tokenizer.json splits texts; "" if it does more."""
+    """The regular expression with which a byte-level tokenizer.json splits texts; "" if it has further steps."""
     if table["normalizer"] or not all(token["special"] for token in table["added_tokens"]):
         return ""  # added tokens other than control tokens are matched in texts
     patterns = patterns_of(table["pre_tokenizer"])
@@ -140,9 +140,9 @@ def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
         if not known or order.setdefault(left + right, len(order)) != len(order) - 1:
             return {}
     plain = tokenizers.Tokenizer(models.BPE(vocab, list(map(tuple, merges))))
-    found = plain.encode_batch_fast(list(order))
+    encodings = plain.encode_batch_fast(list(order))
     unmade = vocab.keys() - order.keys() - {token["content"] for token in table["added_tokens"]}
-    if unmade or any(one.ids != [vocab.get(token)] for one, token in zip(found, order)):
+    if unmade or any(one.ids != [vocab.get(token)] for one, token in zip(encodings, order)):
         return {}
     return {bytes(map(BYTE_OF.__getitem__, token)): vocab[token] for token in order}
 
@@ -155,8 +155,8 @@ def same_characters(characters: str = NEW) -> bool:
     for kind in r"\p{L}", r"\p{N}", r"\s":
         core = tiktoken.Encoding("", pat_str=kind, mergeable_ranks=every, special_tokens={})
         split = pre_tokenizers.Split(Regex(kind), "removed", invert=True)
-        found = "".join(part for part, _ in split.pre_tokenize_str(characters))
-        if bytes(core.encode_ordinary(characters)).decode() != found:
+        expected = "".join(part for part, _ in split.pre_tokenize_str(characters))
+        if bytes(core.encode_ordinary(characters)).decode() != expected:
             return False
     return True
 

@@ -1,5 +1,5 @@
-"""Learns byte-level BPE from texts: by `ffbpe` where it is installed, else by `tokenizers`, which finds the same merges
-in several times as long. Does not import torch."""
+"""Training of byte-level BPE, by `ffbpe` if it is installed, else by `tokenizers`, which finds the same merges and
+takes several times as long. Does not import torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def by_tokenizers(texts: Iterable[str], size: int, control: str, alphabet: list[
 
 
 def interruptible(work: Callable[[], object]) -> None:
-    """Run a function of a library that ignores signals in a thread, so that Ctrl-C does not wait for its end."""
+    """Run a function of a library that ignores signals in a thread, so Ctrl-C takes effect at once."""
     done = Future[None]()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The regular expressions by which byte-level tokenizers split texts before merging. Does not import torch."""
+"""The regular expressions with which byte-level tokenizers split texts before merging. Does not import torch."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def byte_level_bpe(model: models.BPE, patterns: Sequence[str]) -> tokenizers.Tok
 
 
 def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
-    """The patterns of the pre_tokenizer of a tokenizer.json that is byte-level, () if it splits nothing; None if it is
-    another or does more."""
+    """The split patterns of the byte-level pre_tokenizer in a tokenizer.json; () if it does not split; None for any
+    other pre_tokenizer."""
     inner = pre_tokenizer.get("pretokenizers") if isinstance(pre_tokenizer, dict) else None
-    found: list[str] = []
+    patterns: list[str] = []
     for part in [pre_tokenizer] if inner is None else inner:
         match part:
             case {"type": "Digits", "individual_digits": True}:
-                found.append(DIGIT)
+                patterns.append(DIGIT)
             case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
-                found.append(pattern)
+                patterns.append(pattern)
             case {"type": "ByteLevel", "add_prefix_space": False, **rest}:
-                return (*found, GPT2) if rest.get("use_regex", True) else tuple(found)
+                return (*patterns, GPT2) if rest.get("use_regex", True) else tuple(patterns)
             case _:
                 return None
     return None

@@ -32,16 +32,16 @@ def formations(text: str, pieces: Set[str]) -> Iterator[tuple[str, str]]:
 
 
 def merges_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """The merges by which BPE forms the pieces: each split into two pieces, by score and then by id."""
+    """The merges with which BPE forms the pieces: each piece as two others, by score and then by id."""
     ids = {piece.text: i for i, piece in enumerate(pieces)}
-    found = []
+    merges = []
     for piece in pieces:
         if piece.type == NORMAL:
             for cut in range(1, len(piece.text)):
                 left, right = ids.get(piece.text[:cut]), ids.get(piece.text[cut:])
                 if left is not None and right is not None:
-                    found.append((-piece.score, left, right))
-    return [(pieces[left].text, pieces[right].text) for _, left, right in sorted(found)]
+                    merges.append((-piece.score, left, right))
+    return [(pieces[left].text, pieces[right].text) for _, left, right in sorted(merges)]
 
 
 def bpe_of_pieces(

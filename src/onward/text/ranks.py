@@ -29,7 +29,8 @@ TEKKEN_SPECIALS = (
 
 @dataclass(frozen=True)
 class Published:
-    """What a file of ranks leaves out: the pattern, the control tokens with their ids, and those that begin and end."""
+    """The published settings that a file of ranks lacks: the pattern, the control tokens with their ids, and the tokens
+    that begin and end a text."""
 
     pattern: str
     specials: Mapping[str, int]
@@ -38,6 +39,7 @@ class Published:
 
 
 def numbered(names: Sequence[str], first: int) -> dict[str, int]:
+    """Consecutive ids for tokens, from `first` on."""
     return {name: first + number for number, name in enumerate(names)}
 
 
@@ -60,15 +62,15 @@ PUBLISHED = {  # by the number of ranks
 
 def read_ranks(path: Path) -> dict[bytes, int]:
     """The ranks of a tiktoken file: a line for each token, its bytes in base64 and its rank."""
-    found: dict[bytes, int] = {}
+    ranks: dict[bytes, int] = {}
     try:
         for line in path.read_bytes().splitlines():
             if line.strip():
                 token, rank = line.split()
-                found[base64.b64decode(token, validate=True)] = int(rank)
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
     except ValueError as error:
         raise UserError(f"{path} is not a file of ranks as tiktoken has ({error}): copy or download it again") from None
-    return found
+    return ranks
 
 
 def is_ranks(path: Path) -> bool:
@@ -96,7 +98,8 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
 
 
 def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int = 0) -> tokenizers.Tokenizer:
-    """The tokenizer that merges by rank; ids are ranks plus `first`. A token that no two others form is found whole."""
+    """A BPE tokenizer that merges by rank; an id is the rank plus `first`. A token that no two others form is matched
+    directly."""
     if not all(bytes([byte]) in ranks for byte in range(256)) or sorted(ranks.values()) != list(range(len(ranks))):
         raise UserError(f"{path} does not have every byte and every rank: copy or download it again")
     order = sorted(ranks, key=ranks.__getitem__)
@@ -137,9 +140,9 @@ def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | Non
         raise UserError(f"{path} has {count} control tokens of {size}: copy or download it again")
     inner = ranked_bpe(ranks, pattern, path, count)
     specials = [listed.get(i, f"<SPECIAL_{i}>") for i in range(count)]
-    whole = json.loads(inner.to_str())  # the library gives new tokens ids after all others
-    whole["model"]["vocab"] |= {name: i for i, name in enumerate(specials)}
-    inner = tokenizers.Tokenizer.from_str(json.dumps(whole))
+    state = json.loads(inner.to_str())  # the library gives new tokens ids after all others
+    state["model"]["vocab"] |= {name: i for i, name in enumerate(specials)}
+    inner = tokenizers.Tokenizer.from_str(json.dumps(state))
     inner.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in specials])
     bos, eos, pad = (name if name in specials else None for name in ("<s>", "</s>", "<pad>"))
     return inner, bos, eos, pad

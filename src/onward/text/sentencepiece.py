@@ -1,7 +1,7 @@
 """SentencePiece's model files (sentencepiece_model.proto), read without the library. Does not import torch.
 
-A file is read only if its tokens are those of the library for every text: each field is used, or is of the training
-alone, or the file is refused by the name of the field.
+A file is read only if the library's tokens can be reproduced for every text: each field is either used or concerns only
+training; for any other field the file is refused by the field's name.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class UnknownField(Exception):
 
 
 def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list[Any]]:
-    """The values of the known fields of a message, which may come in parts, by name; texts are decoded."""
+    """The values of the known fields of a message, by name; a field may occur several times. Texts are decoded."""
     found: dict[str, list[Any]] = {}
     for number, kind, value in (field for part in parts for field in fields_of(part)):
         name, wanted = known.get(number, ("", kind))
@@ -116,9 +116,9 @@ def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list
 
 
 def read_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """The tokenizer in a SentencePiece file, and its tokens that begin and end a text and that pad.
+    """The tokenizer in a SentencePiece file, and its tokens that begin a text, end a text and pad.
 
-    A UserError if it is none, or one whose tokens would not be those of the library.
+    A UserError if the file is not SentencePiece's, or if the tokens would differ from the library's.
     """
     try:
         model = message([path.read_bytes()], MODEL, "the model")
@@ -161,20 +161,22 @@ def read_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, str | None, st
 NAMED = {"bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
-def last(found: Mapping[str, Sequence[Any]], name: str, default: Any) -> Any:
-    """The value of a field, of which the last holds."""
-    return found[name][-1] if name in found else default
+def last(values: Mapping[str, Sequence[Any]], name: str, default: Any) -> Any:
+    """The value of a field; the last occurrence counts."""
+    return values[name][-1] if name in values else default
 
 
-def piece_of(found: Mapping[str, Sequence[Any]]) -> Piece:
-    piece = Piece(last(found, "piece", b"").decode(), last(found, "score", 0.0), last(found, "type", NORMAL))
+def piece_of(values: Mapping[str, Sequence[Any]]) -> Piece:
+    """The piece in the fields of a message; a ValueError if they are impossible."""
+    piece = Piece(last(values, "piece", b"").decode(), last(values, "score", 0.0), last(values, "type", NORMAL))
     if not piece.text or not NORMAL <= piece.type <= BYTE or not math.isfinite(piece.score):
         raise ValueError(f"the piece {piece.text!r:.40} has type {piece.type} and score {piece.score}")
     return piece
 
 
 def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormalizer: Mapping[str, Any]) -> str:
-    """The field of the specifications for which tokens would not be those of the library, in words; "" if none."""
+    """The setting in the specifications that would give other tokens than the library, in words; "" if there is
+    none."""
     kind = KINDS.get(last(trainer, "model_type", 1), "unknown")
     if kind != "bpe":
         return f"is of kind {kind}, and Onward reads bpe"
@@ -192,7 +194,7 @@ def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormal
 
 
 def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
-    """The property of the pieces for which tokens would not be those of the library, in words; "" if none."""
+    """The property of the pieces that would give other tokens than the library, in words; "" if there is none."""
     of_type = {kind: [piece.text for piece in pieces if piece.type == kind] for kind in range(NORMAL, BYTE + 1)}
     if len(of_type[UNKNOWN]) != 1:
         return f"has {len(of_type[UNKNOWN])} unknown pieces in place of one"
@@ -231,8 +233,8 @@ def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tup
 
 
 def split_at(inner: tokenizers.Tokenizer, symbols: Sequence[str]) -> bool:
-    """Have a tokenizer find symbols in the normalized text, as SentencePiece does: added tokens would be found before a
-    space is put in front of the text, or get that space too. False if this is not possible.
+    """Make a tokenizer match symbols in the normalized text, as SentencePiece does; False if this is not possible.
+    Added tokens would be matched before a space is put in front of the text, or would get that space too.
 
     Texts are split at the symbols, and the model takes each part that is a token as this token. A part that is a token
     without being formed by merges, such as a control token that is written in the text, is split again, so that it

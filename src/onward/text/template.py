@@ -1,7 +1,7 @@
-"""Chat templates, which run in Jinja's sandbox within bounds. Does not import torch.
+"""Chat templates, rendered in Jinja's sandbox within limits. Does not import torch.
 
-The text that a template writes is told from the text of its variables as Jinja's autoescape does: literals of the
-template are `Written`, and whatever a variable supplies, through whatever filter, is not.
+Text that the template wrote is distinguished from the text of its variables, as Jinja's autoescape does: literals of
+the template are marked in a `MaskedString`, and text from a variable is not, whatever filters it passes.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
-from onward.text.written import (
+from onward.text.masked_string import (
+    FROM_TEMPLATE,
     MAX_LENGTH,
     MAX_WIDTH,
-    WRITTEN,
+    MaskedString,
     TooLarge,
-    Written,
     as_text,
     check_length,
     check_size,
     concat,
+    from_template,
     is_trained,
     mask_of,
     percent,
     replace,
     trained,
-    written,
 )
 
 MAX_STEPS = 1_000_000  # iterations of loops and calls of functions
@@ -65,7 +65,7 @@ class Budget:
 BUDGET: ContextVar[Budget] = ContextVar("BUDGET")
 
 
-def render(template: jinja2.Template, values: Mapping[str, Any]) -> Written:
+def render(template: jinja2.Template, values: Mapping[str, Any]) -> MaskedString:
     """The text of a template."""
     token, pieces, length = BUDGET.set(Budget()), list[str](), 0
     try:
@@ -76,7 +76,7 @@ def render(template: jinja2.Template, values: Mapping[str, Any]) -> Written:
     finally:
         BUDGET.reset(token)
     text = concat(pieces)
-    return Written(text, mask_of(text))
+    return MaskedString(text, mask_of(text))
 
 
 def counted(values: Iterable[Any]) -> Iterator[Any]:
@@ -87,11 +87,11 @@ def counted(values: Iterable[Any]) -> Iterator[Any]:
 
 
 class Generator(CodeGenerator):
-    """Compiles literals to Written strings, and `str` to `as_text`."""
+    """Compiles literals of a template to `MaskedString`, and `str` to `as_text`."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         if isinstance(node.value, str):
-            self.write(f"environment.written({node.value!r})")
+            self.write(f"environment.from_template({node.value!r})")
         else:
             super().visit_Const(node, frame)
 
@@ -103,7 +103,7 @@ class Generator(CodeGenerator):
         self.write("))")
 
     def _output_const_repr(self, group: Iterable[Any]) -> str:
-        return f"environment.written({''.join(map(str, group))!r})"
+        return f"environment.from_template({''.join(map(str, group))!r})"
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
         self.write("environment.as_text(")
@@ -115,7 +115,7 @@ class Environment(ImmutableSandboxedEnvironment):
     code_generator_class = Generator
     intercepted_binops = frozenset(["+", "*", "**", "%"])
     concat = staticmethod(concat)  # type: ignore[assignment]
-    written = staticmethod(written)
+    from_template = staticmethod(from_template)
     as_text = staticmethod(as_text)
 
     def _generate(self, source: nodes.Template, *arguments: Any, **more: Any) -> str:
@@ -126,7 +126,7 @@ class Environment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         BUDGET.get().spend()
         text, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        if isinstance(text, str) and not isinstance(text, Written) and name in METHODS:
+        if isinstance(text, str) and not isinstance(text, MaskedString) and name in METHODS:
             return METHODS[name](text, *args, **kwargs)
         if isinstance(text, str) and any(isinstance(value, int) and value > MAX_WIDTH for value in args):
             raise TooLarge
@@ -156,14 +156,14 @@ class Environment(ImmutableSandboxedEnvironment):
 
 METHODS: dict[str, Callable[..., str]] = {
     "replace": replace,
-    "join": lambda text, parts: Written(text).join(parts),
+    "join": lambda text, parts: MaskedString(text).join(parts),
 }  # of strings, as plain functions
 
 
 def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[str, Any]) -> str:
     """`text.format(*args, **kwargs)`; fields that are neither padded nor converted keep who wrote them."""
     formatter, pieces, count = SandboxedFormatter(environment), list[str](), 0
-    form = written if all(byte & WRITTEN for byte in mask_of(text)) else Written
+    form = from_template if all(byte & FROM_TEMPLATE for byte in mask_of(text)) else MaskedString
     for literal, name, spec, conversion in Formatter().parse(text):
         pieces.append(form(literal))
         if name is None:
@@ -179,7 +179,7 @@ def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[st
 
 
 class Generation(Extension):
-    """`{% generation %}` marks what the assistant writes: where a text in it is trained, all of it is."""
+    """`{% generation %}` marks the text of the assistant: if any text in the block is trained, the whole block is."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -207,7 +207,7 @@ def environment() -> Environment:
 
     def join(value: Iterable[Any], separator: str = "", attribute: str | int | None = None) -> str:
         parts = value if attribute is None else map(make_attrgetter(result, attribute), value)
-        return Written(as_text(separator), mask_of(as_text(separator))).join(map(as_text, parts))
+        return MaskedString(as_text(separator), mask_of(as_text(separator))).join(map(as_text, parts))
 
     def form(value: Any, *args: Any, **kwargs: Any) -> str:
         return percent(as_text(value), kwargs or args)

@@ -1,4 +1,4 @@
-"""Chat templates by name, for models that come without one. Does not import torch."""
+"""Chat templates by name, for models without a template. Does not import torch."""
 
 from dataclasses import dataclass
 from pathlib import Path

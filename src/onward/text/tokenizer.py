@@ -119,9 +119,9 @@ class Tokenizer:
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of each text, computed on all cores, without control tokens."""
         cut = [self.pieces(utf8(text)) for text in texts]
-        whole = [piece for pieces in cut for piece in pieces]
-        found = iter(self.encoded(self.inner.encode_batch_fast, whole, add_special_tokens=False))
-        return [[i for _ in pieces for i in next(found).ids] for pieces in cut]
+        pieces_of_all = [piece for pieces in cut for piece in pieces]
+        encodings = iter(self.encoded(self.inner.encode_batch_fast, pieces_of_all, add_special_tokens=False))
+        return [[i for _ in pieces for i in next(encodings).ids] for pieces in cut]
 
     def encoded(self, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of an encoding function of the library; a UserError where it fails."""
@@ -134,8 +134,8 @@ class Tokenizer:
             raise UserError(f"the tokenizer cannot encode this text: {' '.join(str(error).split())}") from None
 
     def pieces(self, text: str, size: int = PIECE) -> list[str]:
-        """A long text, cut where no token can cross: after a line break that no white space follows. A piece is cut at
-        the first such place after `size` characters."""
+        """The pieces of a long text, cut where no token can cross: after a line break that no white space follows. Each
+        piece is cut at the first such place after `size` characters."""
         if len(text) <= size or not self.cuttable:
             return [text]
         result, start = [], 0
@@ -268,7 +268,7 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: tokenizers.Tokenizer) -> str | None:
-    """The control token of a key such as `bos_token`, given by its text or by its id; None if there is none."""
+    """The control token under a key such as `bos_token`, whose value is its text or its id; None if there is none."""
     for table in tables.values():
         value = table.get(key)
         value = value.get("content") if isinstance(value, dict) else value
@@ -289,14 +289,14 @@ def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dic
     """The chat templates of a folder by name; a single one is named `default`."""
     value = tables.get("tokenizer_config.json", {}).get("chat_template")
     named = value if isinstance(value, list) else [{"name": "default", "template": value}]
-    found = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
+    templates = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
     for file in folder / "chat_template.jinja", *folder.glob("additional_chat_templates/*.jinja"):
         if file.is_file():
             try:
-                found["default" if file.parent == folder else file.stem] = file.read_text(encoding="utf-8")
+                templates["default" if file.parent == folder else file.stem] = file.read_text(encoding="utf-8")
             except ValueError:
                 raise UserError(f"{file} is not UTF-8 text: save it as that") from None
-    return {name: t for name, t in found.items() if isinstance(name, str) and isinstance(t, str)}
+    return {name: t for name, t in templates.items() if isinstance(name, str) and isinstance(t, str)}
 
 
 def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:

@@ -46,8 +46,8 @@ LAYER = {  # their name of each linear layer and norm -> ours
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture: `parts` are the fields of DecoderConfig that a file describes beside the sizes, `keys` the keys
-    for those of a decoder. The other fields say how its tensors are stored."""
+    """An architecture of llama.cpp. `parts` reads the fields of DecoderConfig that are not sizes from the keys of a
+    file; `keys` returns these keys for a decoder. The other fields describe how tensors are stored."""
 
     name: str
     families: tuple[str, ...]  # the model_types of the published models that are converted to it
@@ -81,7 +81,7 @@ class Architecture:
             raise UserError(f"{header.path} has keys that do not fit together ({error}): get the file again") from None
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
-        """The rows of tensor names, as those of a family."""
+        """Rows of tensor names, in the form of `onward.families.Names`."""
         yield "token_embd.weight", "embed.weight"
         yield "position_embd.weight", "position.weight"
         yield from linear("token_embd_norm", "embed_norm")
@@ -106,7 +106,8 @@ class Architecture:
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
 
     def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a file from those of a decoder, one by one. Works on the meta device, for shapes."""
+        """The tensors of a file, one by one, from the parameters of a decoder. On the meta device it gives their
+        shapes."""
         yield from to_theirs(self, c, ours)
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -165,10 +166,12 @@ def sizes_of(keys: Keys) -> Parts:
 
 
 def rms(keys: Keys, offset: float = 0.0) -> Parts:
+    """An RMSNorm in all layers, as a field of DecoderConfig."""
     return {"norm": RMSNorm(eps=keys.number("attention.layer_norm_rms_epsilon"), offset=offset)}
 
 
 def layer_norm(keys: Keys, bias: bool = True) -> Parts:
+    """A LayerNorm in all layers, as a field of DecoderConfig."""
     return {"norm": LayerNorm(keys.number("attention.layer_norm_epsilon"), bias)}
 
 
@@ -178,6 +181,7 @@ def self_attention(keys: Keys, **changes: Any) -> SelfAttention:
 
 
 def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
+    """A mixture of experts with softmax routing; `changes` are its other fields."""
     router = SoftmaxRouting(renormalize=renormalize, scale=keys.number("expert_weights_scale", 1.0) or 1.0)
     count, used = keys.number("expert_count"), keys.number("expert_used_count")
     width = keys.number("expert_feed_forward_length", 0)
@@ -185,12 +189,13 @@ def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
 
 
 def expert_keys(c: DecoderConfig) -> dict[str, Any]:
+    """The keys of a file for a mixture of experts; {} if the decoder has none."""
     part = at(c.mlp, 0)
     if not isinstance(part, Experts):
         return {}
-    found = {"expert_count": part.count, "expert_used_count": part.top_k}
-    found |= {"expert_feed_forward_length": part.d_ff or c.d_ff}
-    return found | ({"expert_shared_feed_forward_length": part.d_shared} if part.d_shared else {})
+    counts = {"expert_count": part.count, "expert_used_count": part.top_k}
+    counts |= {"expert_feed_forward_length": part.d_ff or c.d_ff}
+    return counts | ({"expert_shared_feed_forward_length": part.d_shared} if part.d_shared else {})
 
 
 def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window: int) -> tuple[SelfAttention, ...]:
@@ -205,6 +210,7 @@ def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window
 
 
 def window_keys(c: DecoderConfig) -> dict[str, Any]:
+    """The keys of a file for sliding windows; {} if the decoder has none."""
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
     if not any(windows):
         return {}

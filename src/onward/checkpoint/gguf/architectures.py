@@ -293,5 +293,5 @@ def architecture(header: Header) -> Architecture:
         raise UserError(
             f"{header.path} is of architecture {name!r:.60}, which Onward does not read: {nearest(name, ARCHITECTURES)}"
         )
-    found = ARCHITECTURES[name]
-    return replace(found, fused=True) if "blk.0.attn_qkv.weight" in header.tensors else found
+    kind = ARCHITECTURES[name]
+    return replace(kind, fused=True) if "blk.0.attn_qkv.weight" in header.tensors else kind

@@ -1,4 +1,4 @@
-"""The types of GGUF's tensors: how many numbers and bytes a block has, and what numbers its bytes stand for.
+"""The tensor types of GGUF: the numbers and the bytes in a block, and functions between them.
 
 Source: ggml-common.h and ggml-quants.c of llama.cpp. Shapes: N blocks, W numbers in a block.
 """

@@ -66,11 +66,11 @@ def plan(
     family: str = "",
     accept: Collection[Accept] = (),
 ) -> Plan:
-    """What a GGUF file of a model is made of. `dtype` is a name of FILE_TYPES, by default that of the model's weights;
-    `accept` are differences of ACCEPTABLE with which llama.cpp may compute.
+    """The plan of a GGUF file of a model. `dtype` is a name in FILE_TYPES, by default the dtype of the model's weights;
+    `accept` names differences in ACCEPTABLE that llama.cpp's computation may have.
 
-    Raises a UserError if no architecture of llama.cpp computes what the model does, or if llama.cpp has no tokenizer
-    of this kind.
+    A UserError if no architecture of llama.cpp computes the same as the model, or if llama.cpp does not support its
+    tokenizer.
     """
     if is_quantized(model):
         raise UserError("this model has quantized layers, which GGUF does not have: convert its original")
@@ -78,36 +78,36 @@ def plan(
         raise UserError(f"this model has the adapter {names[0]}: merge it first with onward merge or merge_lora")
     dtype = dtype or DTYPE_NAMES[model.embed.weight.dtype]
     if dtype not in FILE_TYPES:
-        raise UserError(f"the model is {dtype}, which GGUF has not: name another dtype, such as f32")
+        raise UserError(f"the model is {dtype}, which GGUF does not have: name another dtype, such as f32")
     meta = {name: tensor.to("meta") for name, tensor in model.named_parameters()}
-    found = matching(model.config, meta, name, family, accept)
-    head = "output.weight" if "output.weight" in found.outlines else "token_embd.weight"
+    matched = matching(model.config, meta, name, family, accept)
+    head = "output.weight" if "output.weight" in matched.outlines else "token_embd.weight"
     finer = {head: "Q8_0"} if dtype == "Q4_0" else {}  # llama-quantize has Q6_K there, which halves the divergence
     outlines = {
         name: replace(own, type=type_of(name, own.shape, finer.get(name, dtype)))
-        for name, own in found.outlines.items()
+        for name, own in matched.outlines.items()
     }
-    keys = {**found.keys, "general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
+    keys = {**matched.keys, "general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
     keys["general.size_label"] = size_label(outlines)
     if tokenizer:
         keys["general.name"] = general_name(name, tokenizer)
     keys |= tokenizer_keys(tokenizer, model.config.vocab_size) if tokenizer else {"tokenizer.ggml.model": "none"}
-    return replace(found, keys=keys, outlines=outlines)
+    return replace(matched, keys=keys, outlines=outlines)
 
 
 def matching(
     c: DecoderConfig, ours: Mapping[str, Tensor], name: str, family: str, accept: Collection[Accept] = ()
 ) -> Plan:
-    """The first architecture of llama.cpp that computes the same as a decoder with these parameters, in fp32, but for
-    what is accepted; that of its family, a model_type, is tried before the others.
+    """The plan, in fp32, for the first architecture of llama.cpp that computes the same as a decoder with these
+    parameters, except for accepted differences. The architecture of `family`, a model_type, is tried first.
 
-    A UserError names the fields of the decoder that stand in the way of the nearest one.
+    A UserError names the fields of the decoder that differ from the nearest architecture.
     """
-    kinds = sorted(ARCHITECTURES.values(), key=lambda kind: family not in kind.families)
+    candidates = sorted(ARCHITECTURES.values(), key=lambda kind: family not in kind.families)
     tried: list[tuple[int, int, str, list[str]]] = []
-    for number, kind in enumerate(kinds):
-        found = outlined(kind, c, ours, name)
-        header = Header(Path(name), found.keys, infos(found), found.constants)
+    for number, kind in enumerate(candidates):
+        candidate = outlined(kind, c, ours, name)
+        header = Header(Path(name), candidate.keys, infos(candidate), candidate.constants)
         try:
             theirs = kind.config(header)
         except UserError as error:
@@ -115,9 +115,9 @@ def matching(
             continue
         tied = {"required": c.tied, "absent": True}.get(kind.head, theirs.tied)
         differ = differences(comparable(c), comparable(replace(theirs, tied=tied)))
-        differ += [f"{name} (no such tensor there)" for name in found.outlines if name in ours]
+        differ += [f"{name} (no such tensor there)" for name in candidate.outlines if name in ours]
         if not [line for line in differ if not accepted(line) & {*accept}]:
-            return replace(found, differences=tuple(differ))
+            return replace(candidate, differences=tuple(differ))
         of_kinds = sum(line.split()[0] in PARTS for line in differ)  # another part differs more than a field of one
         tried.append((len(differ) + 3 * of_kinds, number, kind.name, differ))
     _, _, nearest, differ = min(tried)
@@ -149,9 +149,9 @@ def parameters(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor])
     return {**ours, **copied}
 
 
-def infos(found: Plan) -> dict[str, TensorInfo]:
-    """The tensors of a plan as those of a header."""
-    return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in found.outlines.items()}
+def infos(plan: Plan) -> dict[str, TensorInfo]:
+    """The tensors of a plan, in the form in which a header lists them."""
+    return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in plan.outlines.items()}
 
 
 def size_label(outlines: Mapping[str, Outline]) -> str:
@@ -171,7 +171,7 @@ def is_expert(name: str, outline: Outline) -> bool:
 
 
 def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
-    """The keys of a file but those of its tokenizer and type."""
+    """The keys of a file, except those of its tokenizer and its type."""
     norm = at(c.norm, 0)
     own: dict[str, Any] = {
         "context_length": c.context_length,
@@ -194,8 +194,8 @@ def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def comparable(c: DecoderConfig) -> DecoderConfig:
-    """A decoder without what does not change what it computes in its context: dropout, a window as long as the
-    context, a scale that is the default, how experts are computed."""
+    """A decoder without the differences that do not change its output within its context: dropout, a window as long as
+    the context, a scale equal to the default, the backend of experts."""
 
     def scale(value: float | None, width: int) -> float | None:
         return None if value and abs(value * width**0.5 - 1) < TOLERANCE else value
@@ -254,27 +254,27 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
     return list(dict.fromkeys(line for name, one, other in pairs for line in differences(one, other, name)))
 
 
-def losses(model: Decoder, tokenizer: Tokenizer | None, found: Plan) -> list[str]:
-    """What a model loses in a file of this plan, in words."""
+def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]:
+    """Descriptions of the information that a model loses in the file of this plan."""
     source = DTYPE_NAMES[model.embed.weight.dtype]
-    rounded = Counter(own.type.name for own in found.outlines.values() if own.type.name not in (source, "F32"))
+    rounded = Counter(own.type.name for own in plan.outlines.values() if own.type.name not in (source, "F32"))
     lost = [f"{counted(number, 'tensor')} rounded from {source} to {kind}" for kind, number in rounded.items()]
-    lost += [f"llama.cpp computes otherwise: {line}" for line in found.differences]
+    lost += [f"llama.cpp computes otherwise: {line}" for line in plan.differences]
     lost += [f"dropout of {model.config.dropout}, for training further"] if model.config.dropout else []
     return lost + ([] if tokenizer else ["there is no tokenizer: programs take token ids alone"])
 
 
-def write_model(model: Decoder, found: Plan, path: Path, progress: Callable[[int], object] = lambda done: None) -> None:
+def write_model(model: Decoder, plan: Plan, path: Path, progress: Callable[[int], object] = lambda done: None) -> None:
     """Write the model of a plan; `progress` is called with the number of bytes written so far."""
-    ours = parameters(found.architecture, found.config, dict(model.named_parameters()))
-    write_gguf(path, found.keys, found.outlines, numbers(found, ours), progress)
+    ours = parameters(plan.architecture, plan.config, dict(model.named_parameters()))
+    write_gguf(path, plan.keys, plan.outlines, numbers(plan, ours), progress)
 
 
-def numbers(found: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a file, one by one."""
-    yield from found.constants.items()
-    shift = found.architecture.shift
-    for name, tensor in found.architecture.tensors(found.config, ours):
+    yield from plan.constants.items()
+    shift = plan.architecture.shift
+    for name, tensor in plan.architecture.tensors(plan.config, ours):
         yield name, tensor.float() + shift if shift and is_norm(name) else tensor
 
 

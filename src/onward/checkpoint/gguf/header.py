@@ -1,5 +1,5 @@
-"""The header of a GGUF file: its keys, and where its tensors are. Every count is checked against the size of the file
-before anything is allocated. Source: ggml/include/gguf.h of llama.cpp."""
+"""The header of a GGUF file: its keys and the locations of its tensors. Every count is checked against the size of the
+file before anything is allocated. Source: ggml/include/gguf.h of llama.cpp."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the tensor in its file."""
         return math.prod(self.shape) // self.type.numbers * self.type.bytes
 
 
@@ -58,9 +59,10 @@ class Header:
 
     @cached_property
     def architecture(self) -> str:
+        """The name of the architecture in llama.cpp; a UserError if the file has none."""
         name = self.keys.get("general.architecture")
         if not isinstance(name, str):
-            raise UserError(f"{self.path} has no general.architecture, which says what decoder it is: get it again")
+            raise UserError(f"{self.path} has no general.architecture, the name of its kind of decoder: get it again")
         return name
 
 
@@ -73,20 +75,20 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a GGUF file; the first file of a split one stands for all.
+    """The header of a GGUF file; for a split file, `path` is its first part.
 
-    Raises a UserError if the file is not GGUF, is cut off, or has counts, types or offsets that cannot be.
+    A UserError if the file is not GGUF, is cut off, or has impossible counts, types or offsets.
     """
     header = read_one(path)
     count = header.keys.get("split.count", 1)
     if not isinstance(count, int) or count < 2:
         return header
-    found = SPLIT.fullmatch(path.name)
-    if not found or int(found[2]) != 1 or int(found[3]) != count:
+    match = SPLIT.fullmatch(path.name)
+    if not match or int(match[2]) != 1 or int(match[3]) != count:
         raise UserError(f"{path} is one of {count} parts: name the first, which ends in -00001-of-{count:05}.gguf")
     tensors = dict(header.tensors)
     for number in range(2, count + 1):
-        part = path.with_name(f"{found[1]}-{number:05}-of-{count:05}.gguf")
+        part = path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf")
         if not part.exists():
             raise UserError(f"there is no {part.name} beside {path.name}, which is the first of {count} parts")
         for name, info in read_one(part).tensors.items():
@@ -116,10 +118,12 @@ class Reader:
         self.path, self.data, self.at, self.size = path, data, 4, len(data)
 
     def broken(self, what: str) -> UserError:
+        """The error for a damaged file; `what` is the reason in parentheses."""
         what = what.encode("unicode_escape").decode()  # damaged names hold anything
         return UserError(f"{self.path} is cut off or not a GGUF file ({what}): copy or download it again")
 
     def header(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+        """The keys and the tensors of the file."""
         if self.data[:4] != MAGIC:
             raise self.broken(f"it begins with {bytes(self.data[:4])!r}")
         version = self.number("I")
@@ -182,9 +186,11 @@ class Reader:
             raise self.broken(f"it announces {count:,} {what}")
 
     def number(self, kind: str) -> int:
+        """The next integer, of a type of `struct`."""
         return int(self.scalar(kind))
 
     def scalar(self, kind: str) -> Any:
+        """The next value, of a type of `struct`."""
         size = struct.calcsize(f"<{kind}")
         self.room(1, size, "value")
         (value,) = struct.unpack_from(f"<{kind}", self.data, self.at)
@@ -192,6 +198,7 @@ class Reader:
         return value
 
     def text(self) -> str:
+        """The next text; bytes that are not UTF-8 become U+FFFD."""
         length = self.number("Q")
         self.room(length, 1, "bytes of a text")
         self.at += length
@@ -209,6 +216,7 @@ class Reader:
         return float(str(np.float32(value))) if SCALARS[kind] == "f" else value
 
     def array(self, name: str) -> list[Any]:
+        """The next array, which is the value of the key `name`."""
         kind, count = self.number("I"), self.number("Q")
         if kind == STRING:
             return self.texts(count)
@@ -224,17 +232,17 @@ class Reader:
         self.room(count, 8, "texts")
         data, at, size = self.data, self.at, self.size
         length_of: Callable[[Any, int], tuple[int]] = struct.Struct("<Q").unpack_from
-        found = []
+        result = []
         for _ in range(count):
             if at + 8 > size:
                 raise self.broken("a text is cut off")
             end = at + 8 + length_of(data, at)[0]
             if end > size:
                 raise self.broken("a text is cut off")
-            found.append(data[at + 8 : end].decode("utf-8", "replace"))
+            result.append(data[at + 8 : end].decode("utf-8", "replace"))
             at = end
         self.at = at
-        return found
+        return result
 
 
 class Keys(Mapping[str, Any]):
@@ -253,7 +261,8 @@ class Keys(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def number(self, key: str, default: Any = None) -> Any:
-        """A number; one for all layers where there is one for each. A UserError names the key if it is missing."""
+        """The number under a key; a list with a value for each layer counts if all its values are equal. A UserError
+        names a key that is missing or not a number."""
         value = self.get(key, default)
         if isinstance(value, list) and value and all(one == value[0] for one in value):
             value = value[0]
@@ -264,4 +273,5 @@ class Keys(Mapping[str, Any]):
         return value
 
     def has(self, name: str) -> bool:
+        """Whether the file has a tensor of this name."""
         return name in self.header.tensors

@@ -1,7 +1,7 @@
-"""DeepSeek V2 and V3 in GGUF: latent attention, and experts beside one that all tokens use.
+"""DeepSeek V2 and V3 in GGUF: latent attention, and experts next to a shared one.
 
-The projection from the latent is two tensors there: that to keys, transposed (H, L, N), and that to values (H, V, L);
-H heads, L width of the latent, N of the elements of a key that are not rotated, V of a value.
+A GGUF file stores the projection from the latent as two tensors: to keys, transposed (H, L, N), and to values (H, V,
+L). Shapes: H heads, L width of the latent, N elements of a key without rotary positions, V elements of a value.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class LatentArchitecture(Architecture):
                 yield name, tensor
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        found = dict(tensors)
+        result = dict(tensors)
         for name in tensors:
-            if name.endswith("attn_k_b.weight") and (values := name.replace("k_b", "v_b")) in found:
-                found[name.replace("k_b", "kv_b")] = joined(found.pop(name), found.pop(values))
-        return found
+            if name.endswith("attn_k_b.weight") and (values := name.replace("k_b", "v_b")) in result:
+                result[name.replace("k_b", "kv_b")] = joined(result.pop(name), result.pop(values))
+        return result
 
 
 def joined(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
@@ -74,10 +74,12 @@ def joined(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
 
 
 def latent_layer(c: DecoderConfig) -> dict[str, str]:
+    """The names of the linear layers and norms of a latent block, as in `LAYER`."""
     return {"attn_q_norm": "", "attn_q_a_norm": "attn.q_norm"}
 
 
 def deepseek2(keys: Keys, sizes: Parts) -> Parts:
+    """The parts of a DeepSeek-V2 or V3 decoder."""
     layers, rope_dim = sizes["n_layers"], keys.number("rope.dimension_count")
     lite = layers in (26, 27) or (layers == 48 and sizes["vocab_size"] == 128_256)
     part = LatentAttention(
@@ -119,6 +121,7 @@ def routed(keys: Keys) -> Experts:
 
 
 def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
+    """The keys of a file for the parts that `deepseek2` reads."""
     part, many = at(c.attention, 0), at(c.mlp, c.n_layers - 1)
     if not isinstance(part, LatentAttention):
         return {}

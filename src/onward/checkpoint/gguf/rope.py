@@ -54,20 +54,21 @@ def factors(keys: Keys, name: str) -> tuple[float, ...]:
     return tuple((rows(info, 0.0, 0, info.shape[0]) if values is None else values).tolist())
 
 
-def llama3(found: tuple[float, ...], theta: float, context: int, rope_dim: int) -> Scaling:
-    """The scaling whose divisors these are: Llama 3's where one with its usual constants has them, else a list."""
-    factor = max(found)
+def llama3(factors: tuple[float, ...], theta: float, context: int, rope_dim: int) -> Scaling:
+    """The scaling that has these divisors: Llama 3's scaling with its usual constants if it matches, else LongRoPE's
+    list of factors."""
+    factor = max(factors)
     for original in (8192, context // max(1, round(factor)), context, 2048, 4096, 16_384):
         guess = Llama3Scaling(factor, 1.0, 4.0, max(1, original))
-        if len(found) * 2 == rope_dim and torch.allclose(
-            divisors(guess, theta, rope_dim), torch.tensor(found), rtol=1e-6
+        if len(factors) * 2 == rope_dim and torch.allclose(
+            divisors(guess, theta, rope_dim), torch.tensor(factors), rtol=1e-6
         ):
             return guess
-    return LongRoPEScaling(found, found, context, 1.0)
+    return LongRoPEScaling(factors, factors, context, 1.0)
 
 
 def divisors(part: Llama3Scaling, theta: float, rope_dim: int) -> torch.Tensor:
-    """The numbers by which a scaling divides the frequencies, fp32 (rope_dim / 2,)."""
+    """The divisors that a scaling applies to the rotary frequencies, fp32 (rope_dim / 2,)."""
     plain = theta ** -(torch.arange(rope_dim // 2, dtype=torch.float64) * 2 / rope_dim)
     return (plain / scaled_frequencies(part, plain, theta, torch.tensor(0))).float()
 
@@ -75,24 +76,26 @@ def divisors(part: Llama3Scaling, theta: float, rope_dim: int) -> torch.Tensor:
 def rope_keys(c: DecoderConfig) -> dict[str, Any]:
     """The keys of the rotary positions of the layers without a window, or of all."""
     parts = [at(c.position, layer) for layer in range(c.n_layers)]
-    whole = [p for layer, p in enumerate(parts) if isinstance(p, Rotary) and not at(c.attention, layer).window]
-    position = next(iter(whole or [p for p in parts if isinstance(p, Rotary)]), None)
+    global_positions = [
+        p for layer, p in enumerate(parts) if isinstance(p, Rotary) and not at(c.attention, layer).window
+    ]
+    position = next(iter(global_positions or [p for p in parts if isinstance(p, Rotary)]), None)
     if position is None:
         return {}
-    found: dict[str, Any] = {"rope.dimension_count": position.rope_dim(c.d_head), "rope.freq_base": position.theta}
+    keys: dict[str, Any] = {"rope.dimension_count": position.rope_dim(c.d_head), "rope.freq_base": position.theta}
     match position.scaling:
         case LinearScaling(factor):
-            found |= {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
+            keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
         case YaRNScaling(factor=factor, original=original, attention_factor=weight, beta_fast=fast, beta_slow=slow):
-            found |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
-            found |= {"rope.scaling.yarn_beta_fast": fast, "rope.scaling.yarn_beta_slow": slow}
-            found |= {"rope.scaling.original_context_length": original}
+            keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
+            keys |= {"rope.scaling.yarn_beta_fast": fast, "rope.scaling.yarn_beta_slow": slow}
+            keys |= {"rope.scaling.original_context_length": original}
             if weight is not None and not math.isclose(weight, yarn_magnitude(factor), rel_tol=1e-6):
-                found["rope.scaling.attn_factor"] = weight / yarn_magnitude(factor)
+                keys["rope.scaling.attn_factor"] = weight / yarn_magnitude(factor)
         case LongRoPEScaling(original=original, attention_factor=weight):
-            found |= {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": original}
-            found["rope.scaling.attn_factor"] = weight
-    return found
+            keys |= {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": original}
+            keys["rope.scaling.attn_factor"] = weight
+    return keys
 
 
 def rope_tensors(c: DecoderConfig) -> dict[str, torch.Tensor]:

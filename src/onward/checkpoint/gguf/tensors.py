@@ -1,5 +1,5 @@
-"""The tensors of a GGUF file as stored tensors: memory-mapped where nothing has to be computed, else dequantized in
-pieces while they are copied."""
+"""The tensors of a GGUF file as stored tensors. Tensors that need no computation are memory-mapped; others are
+dequantized in pieces while they are copied."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ QUANTIZED = torch.bfloat16  # the dtype of dequantized weights, unless another i
 def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dict[str, StoredTensor]:
     """The stored tensors of a file, by name. `shift` is added to the weights of norms, in fp32.
 
-    All have one dtype, that of most numbers of matrices: GGUF keeps norms and biases in fp32, whatever the others are.
-    Raises a UserError if one has a type that Onward does not read.
+    All get the dtype of most elements of matrices, since GGUF keeps norms and biases in fp32 in every file. A UserError
+    if a tensor has a type that Onward does not read.
     """
     counts = Counter[torch.dtype]()
     for name, info in tensors.items():
@@ -40,8 +40,8 @@ def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dic
     result = {}
     for name, info in tensors.items():
         add = shift if is_norm(name) else 0.0
-        whole = partial(mapped, info, map_of) if info.type.plain == main and not add else None
-        result[name] = StoredTensor(list(info.shape), DTYPE_NAMES[main], partial(rows, info, add), whole)
+        view = partial(mapped, info, map_of) if info.type.plain == main and not add else None
+        result[name] = StoredTensor(list(info.shape), DTYPE_NAMES[main], partial(rows, info, add), view)
     return result
 
 
@@ -51,7 +51,7 @@ def is_norm(name: str) -> bool:
 
 
 def open_map(path: Path) -> mmap.mmap:
-    """A private map of a file: what is written to it never reaches the file."""
+    """A private memory map of a file: writes to it never reach the file."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 

@@ -139,16 +139,16 @@ def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, i
 
 
 def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """The ids of characters, if a vocabulary has nothing but characters and control tokens; else {}."""
-    found = {}
+    """The ids of characters, if a vocabulary consists of characters and control tokens only; else {}."""
+    ids = {}
     for i, (token, kind) in enumerate(typed):
         if kind in (NORMAL, UNKNOWN):
             raw = bytes(BYTE_OF.get(symbol, 0xFF) for symbol in token)
             text = raw.decode("utf-8", "replace")
             if len(text) != 1 or text.encode() != raw:
                 return {}
-            found[text] = i
-    return found if UNKNOWN_CHARACTER in found else {}
+            ids[text] = i
+    return ids if UNKNOWN_CHARACTER in ids else {}
 
 
 def special(keys: Mapping[str, Any], name: str, tokens: list[str]) -> str | None:
@@ -165,7 +165,8 @@ class TokenizerNotice(UserWarning):
 
 
 def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
-    """The keys of a tokenizer for a vocabulary of `rows` embeddings. A UserError if llama.cpp has no such kind."""
+    """The keys of a tokenizer for a vocabulary of `rows` embeddings. A UserError if llama.cpp does not support the
+    tokenizer."""
     table = json.loads(tokenizer.inner.to_str())
     if tokenizer.vocab_size > rows:
         raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} ids, and the model {rows:,} rows of embeddings")
@@ -196,12 +197,12 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     front = around[: len(around) - len(plain)] if around[-len(plain) :] == plain else None
     if front not in ([], [tokenizer.bos_id]):
         raise UserError("the tokenizer adds other control tokens around a text than one at its beginning")
-    found = {"model": kind, **spelled.keys, "tokens": tokens, "token_type": types}
-    if "scores" in found:
-        found["scores"] = [found["scores"].get(i, OUT_OF_REACH) for i in range(rows)]
-    found |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
-    found |= {"add_bos_token": bool(front), "add_eos_token": False}
-    keys = {f"tokenizer.ggml.{name}": value for name, value in found.items()}
+    values = {"model": kind, **spelled.keys, "tokens": tokens, "token_type": types}
+    if "scores" in values:
+        values["scores"] = [values["scores"].get(i, OUT_OF_REACH) for i in range(rows)]
+    values |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
+    values |= {"add_bos_token": bool(front), "add_eos_token": False}
+    keys = {f"tokenizer.ggml.{name}": value for name, value in values.items()}
     for name, template in tokenizer.templates.items():
         keys[f"tokenizer.chat_template{'' if name == 'default' else '.' + name}"] = template
     return keys

@@ -1,4 +1,4 @@
-"""Writes a GGUF file, tensor by tensor, whole or not at all."""
+"""Writes a GGUF file atomically, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Outline:
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the tensor in the file."""
         return math.prod(self.shape) // self.type.numbers * self.type.bytes
 
 
@@ -89,10 +90,12 @@ def encoded(piece: Tensor, kind: BlockType, name: str) -> np.ndarray:
 
 
 def pad(file: BinaryIO) -> None:
+    """Write zeros up to the next multiple of ALIGNMENT."""
     file.write(bytes(-file.tell() % ALIGNMENT))
 
 
 def text(value: str) -> bytes:
+    """The bytes of a text in a header: its length, then UTF-8."""
     raw = value.encode("utf-8", "replace")
     return struct.pack("<Q", len(raw)) + raw
 
@@ -111,7 +114,7 @@ def typed(value: Any) -> bytes:
 
 
 def type_of(name: str, shape: tuple[int, ...], wanted: str) -> BlockType:
-    """The type in which llama.cpp keeps a tensor of a file of the `wanted` type (F32, F16, BF16, Q8_0, Q4_0)."""
+    """The type that llama.cpp gives a tensor in a file of the type `wanted` (F32, F16, BF16, Q8_0, Q4_0)."""
     small = "ffn_gate_inp.", "ffn_gate_inp_shexp.", "position_embd.", "rope_f", "attn_sinks."
     plain = len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight")
     if plain or any(part in name for part in small):

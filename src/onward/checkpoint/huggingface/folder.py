@@ -22,10 +22,11 @@ class ModelFolder(ModelSource):
     """A Hugging Face folder."""
 
     def outline(self) -> Outline:
-        """The decoder, without weights, and its stored tensors, dequantized where Onward has no such weights.
+        """The decoder without weights, and its stored tensors; formats that Onward does not compute with are
+        dequantized.
 
         A UserError if the files have far fewer parameters than config.json asks for, before anything large is
-        allocated. A head that config.json ties to the embedding is untied if the files hold another one.
+        allocated. A head that config.json ties to the embedding is untied if the files hold another head.
         """
         hf = read_config(self.path)
         stored = dequantized(hf, self.stored())
@@ -57,7 +58,7 @@ class ModelFolder(ModelSource):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a model's folder; a UserError if it is no such folder."""
+    """The config.json of a model's folder; a UserError if the path is not the folder of a model."""
     refuse_pickles(folder)
     if folder.is_dir():
         if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():

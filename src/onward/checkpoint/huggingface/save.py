@@ -29,7 +29,8 @@ class OwnLayout(UserWarning):
 
 
 def label_keys(model: Decoder) -> dict[str, Any]:
-    """The keys of config.json for the head of outputs, as transformers writes them; {} where there is none."""
+    """The keys of config.json for the labels of an output head, as transformers writes them; {} if the model has
+    none."""
     labels = head_labels(model)
     if not labels:
         return {}
@@ -40,9 +41,9 @@ def label_keys(model: Decoder) -> dict[str, Any]:
 
 
 def save_model(model: Decoder, folder: Path, extra: HF | None = None, shard_bytes: float = math.inf) -> None:
-    """Write config.json and the weights of a model, see `save_weights`; quantized layers as `packed.py` says.
+    """Write config.json and the weights of a model, see `save_weights`; quantized layers in the format of `packed.py`.
 
-    A quantized head is a weight of its own, so that the saved config.json does not tie it to the embedding.
+    A quantized head is a separate weight, so the saved config.json does not tie it to the embedding.
     """
     layers = {f"{n}.weight": m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     config = replace(model.config, tied=False) if "head.weight" in layers else model.config
@@ -57,11 +58,11 @@ def save_weights(
     extra: HF,
     shard_bytes: float = math.inf,
 ) -> None:
-    """Write config.json and the weights, given under our names, as shards where they exceed `shard_bytes`.
+    """Write config.json and the weights, given under our names, as shards if they exceed `shard_bytes`.
 
-    All files are written under other names and flushed before any is put in place. `extra` are keys for config.json
-    beside those of the architecture, such as token ids, or the config.json that was loaded: it is kept where it still
-    describes the model.
+    All files are written under temporary names and flushed before the first is renamed. `extra` holds more keys for
+    config.json, such as token ids, or the config.json of the loaded model, which is kept as far as it still describes
+    the model.
     """
     layers = {name: layer for name, layer in ours.items() if isinstance(layer, QuantizedLinear)}
     plain = {name: tensor for name, tensor in ours.items() if isinstance(tensor, Tensor)}
@@ -80,22 +81,22 @@ def save_weights(
     files = split(outlines, shard_bytes)
     texts = {"config.json": hf}
     if len(files) > 1:
-        places = {name: file for file, names in files.items() for name in names}
-        texts[INDEX] = {"metadata": {"total_size": sum(t.nbytes for t in outlines.values())}, "weight_map": places}
+        file_of = {name: file for file, names in files.items() for name in names}
+        texts[INDEX] = {"metadata": {"total_size": sum(t.nbytes for t in outlines.values())}, "weight_map": file_of}
     with ExitStack() as stack:  # the first file entered is put in place last
-        beside = {name: stack.enter_context(written_whole(folder / name)) for name in (*texts, *files)}
+        temporary = {name: stack.enter_context(written_whole(folder / name)) for name in (*texts, *files)}
         tensors = to_theirs(kind, config, ours)
         for file, names in files.items():
-            fill(beside[file], {name: outlines[name] for name in names}, islice(tensors, len(names)))
+            fill(temporary[file], {name: outlines[name] for name in names}, islice(tensors, len(names)))
         for name, value in texts.items():
-            beside[name].write_text(json.dumps(value, indent=2) + "\n")
-        for new in beside.values():
+            temporary[name].write_text(json.dumps(value, indent=2) + "\n")
+        for new in temporary.values():
             flush(new)
-        place = folder / "config.json"
-        unchanged = place.exists() and place.read_bytes() == beside[place.name].read_bytes()
-        stale = [old for old in folder.iterdir() if WEIGHTS.fullmatch(old.name) and old.name not in beside]
+        config_path = folder / "config.json"
+        unchanged = config_path.exists() and config_path.read_bytes() == temporary[config_path.name].read_bytes()
+        stale = [old for old in folder.iterdir() if WEIGHTS.fullmatch(old.name) and old.name not in temporary]
         if stale or len(files) > 1 or not unchanged:
-            place.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
+            config_path.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
             for old in stale:
                 old.unlink()
 
@@ -103,9 +104,9 @@ def save_weights(
 def describe(
     config: DecoderConfig, original: HF, accepts: Callable[[Family], bool] = lambda family: True
 ) -> dict[str, Any]:
-    """The config.json of a decoder: the original where it still describes the decoder, else the original with its
-    family's keys for this decoder, else the keys of the first family that can express it, with the original's token
-    ids. Only of families that are accepted."""
+    """The config.json of a decoder, in a family that `accepts` allows. It is the first of these that describes the
+    decoder: the original; the original with its family's keys for this decoder; the keys of the first family that can
+    express it, with the original's token ids and labels."""
     original = {key: value for key, value in original.items() if key != "quantization_config"}
     unpadded = {"pad_token_id": None}  # the default of transformers may be outside of this vocabulary
     if "model_type" not in original:

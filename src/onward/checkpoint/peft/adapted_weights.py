@@ -45,8 +45,8 @@ class AdaptedWeight:
 
 
 def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target]) -> Iterator[AdaptedWeight]:
-    """The weights of the family that hold those of a model, by the family's table; others keep our names. Parameters of
-    one module are in the order in which the module has them."""
+    """The weights in the family's files that hold the weights of a model, by the family's table; weights without a row
+    keep our names. Parameters of one module keep the order of the module."""
     known = {name if target.weight.ndim == 3 else f"{name}.weight": name for name, target in targets.items()}
     named, table = set(), list(kind.names(model.config))
     mixtures = any(isinstance(their, list) for their, *_ in table)
@@ -87,8 +87,8 @@ def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target])
 
 
 def tensor_names(chosen: Sequence[AdaptedWeight]) -> dict[str, AdaptedWeight]:
-    """Places that have adapters by the module in the names of their tensors: where a module has several parameters,
-    PEFT wraps the layer of each around those before it."""
+    """Adapted weights by the module name in their tensors. PEFT wraps the layers of several parameters of a module
+    around each other, so each adds `.base_layer` to the name."""
     found, around = dict[str, AdaptedWeight](), Counter[str]()
     for place in reversed(chosen):
         found[place.module + ".base_layer" * around[place.module]] = place
@@ -107,21 +107,22 @@ class Joined:
     alpha: float
 
 
-def joined(place: AdaptedWeight, found: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
-    """The adapter of a place from those of our weights that it joins. Parts with different A have the sum of their
-    ranks: A is theirs one after the other, B has the blocks of theirs on its diagonal."""
-    present = [found[one] for one in place.ours if one in found]
+def joined(place: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
+    """The adapter of a weight that joins several of ours, from their adapters. If these have different A, the ranks add
+    up: A holds theirs one after the other, and B is block-diagonal."""
+    present = [adapters[one] for one in place.ours if one in adapters]
     scaling, shared = present[0].scaling, all(torch.equal(one.a, present[0].a) for one in present)
     a = present[0].a.detach() if shared else torch.cat([one.a.detach() for one in present], -2)
     rank, rows, magnitudes, start = a.size(-2), [], [], 0
     for one in place.ours:
         b = a.new_zeros(*targets[one].weight.shape[:-1], rank)
-        if one in found:
-            columns = slice(0, rank) if shared else slice(start, start := start + found[one].rank)
-            b[..., columns] = found[one].b.detach() * (found[one].scaling / scaling)
+        if one in adapters:
+            columns = slice(0, rank) if shared else slice(start, start := start + adapters[one].rank)
+            b[..., columns] = adapters[one].b.detach() * (adapters[one].scaling / scaling)
         rows.append(b)
         if present[0].magnitude is not None:
-            magnitudes.append(found[one].magnitude if one in found else targets[one].weight.to(a.dtype).norm(dim=1))
+            weight = targets[one].weight
+            magnitudes.append(adapters[one].magnitude if one in adapters else weight.to(a.dtype).norm(dim=1))
     magnitude = torch.cat([m.detach() for m in magnitudes])[place.order] if magnitudes else None  # type: ignore[union-attr]
     b = torch.cat(rows, -2)[..., place.order, :]
     if place.stack:
@@ -132,7 +133,8 @@ def joined(place: AdaptedWeight, found: Mapping[str, Adapter], targets: Mapping[
 def split(
     place: AdaptedWeight, given: Mapping[str, Tensor], config: LoraConfig, targets: Mapping[str, Target]
 ) -> list[Adapter]:
-    """The adapters of our weights that a place joins, from its tensors. A ValueError says what does not fit."""
+    """The adapters of our weights that one weight joins, from the tensors of its adapter. A ValueError names a tensor
+    that does not fit."""
     first = targets[place.ours[0]]
     leaves = EMBEDDING if isinstance(first.module, nn.Embedding) else LAYER
     a, b = (given[leaf.removesuffix(".weight")] for leaf in leaves)
@@ -195,7 +197,7 @@ def initial_factors(
 
 
 def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
-    """The adapter of a stack (X, O, I) from those of its matrices, some of which may have none."""
+    """The adapter of a stack (X, O, I) from the adapters of its matrices; matrices without an adapter get zeros."""
     first = next(iter(by_expert.values()))
     if any((one.rank, one.scaling) != (first.rank, first.scaling) for one in by_expert.values()):
         raise ValueError("their ranks or factors differ, and those of a stack are the same")

@@ -106,26 +106,27 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
     check_adapter(name, adapter_names(model))
     kind = family(describe(model.config, hf)["model_type"])
     targets = weights(model)
-    found = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
+    adapters = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
     chosen = [
-        place
-        for place in adapted_weights(kind, model, targets)
-        if place.expert is None and any(one in found for one in place.ours)
+        target
+        for target in adapted_weights(kind, model, targets)
+        if target.expert is None and any(one in adapters for one in target.ours)
     ]
-    if left := found.keys() - {one for place in chosen for one in place.ours}:
+    if left := adapters.keys() - {one for target in chosen for one in target.ours}:
         raise UserError(f"PEFT has no names for adapters of {min(left)} in this family: merge them instead")
     tensors, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
-    for module, place in tensor_names(chosen).items():
-        kept = joined(place, found, targets)
-        ranks[place.key], alphas[place.key] = kept.rank, kept.alpha
-        leaves = EMBEDDING if isinstance(targets[place.ours[0]].module, nn.Embedding) else LAYER
+    for module, target in tensor_names(chosen).items():
+        kept = joined(target, adapters, targets)
+        ranks[target.key], alphas[target.key] = kept.rank, kept.alpha
+        leaves = EMBEDDING if isinstance(targets[target.ours[0]].module, nn.Embedding) else LAYER
         tensors |= {f"{PREFIX}{module}.{leaf}": t for leaf, t in zip(leaves, (kept.a, kept.b))}
         if kept.magnitude is not None:
             tensors[f"{PREFIX}{module}.{MAGNITUDE}"] = kept.magnitude
-    whole = dict(whole_modules(kind, model))
-    tensors |= {PREFIX + one: t for one, t in whole.items()}
-    modules = {place.key for place in chosen if place.key == place.module}
-    config = peft_config(found, ranks, alphas, modules, sorted({one.rpartition(".")[0] for one in whole}), base.folder)
+    full = dict(whole_modules(kind, model))
+    tensors |= {PREFIX + one: t for one, t in full.items()}
+    modules = {target.key for target in chosen if target.key == target.module}
+    full_modules = sorted({one.rpartition(".")[0] for one in full})
+    config = peft_config(adapters, ranks, alphas, modules, full_modules, base.folder)
     return AdapterFiles(tensors, config, replace(base, labels=head_labels(model)))
 
 
@@ -142,11 +143,11 @@ def whole_modules(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def peft_config(
-    found: Mapping[str, Adapter],
+    adapters: Mapping[str, Adapter],
     ranks: Mapping[str, int],
     alphas: Mapping[str, float],
     modules: Set[str],
-    whole: list[str],
+    full: list[str],
     base: str,
 ) -> dict[str, Any]:
     """The content of adapter_config.json; ranks and alphas are by the names of modules and of other parameters. With
@@ -154,10 +155,10 @@ def peft_config(
     parameters = sorted(ranks.keys() - modules)
     rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 8
     alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 8
-    first = next(iter(found.values()), None)
+    first = next(iter(adapters.values()), None)
     return {
         "peft_type": "LORA",
-        "task_type": "SEQ_CLS" if NAME in whole else "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if NAME in full else "CAUSAL_LM",
         "inference_mode": True,
         "base_model_name_or_path": base,
         "r": rank,
@@ -169,7 +170,7 @@ def peft_config(
         "bias": "none",
         "target_modules": sorted(modules),
         "target_parameters": parameters or None,
-        "modules_to_save": whole or None,
+        "modules_to_save": full or None,
         "rank_pattern": {one: r for one, r in ranks.items() if r != rank},
         "alpha_pattern": {one: a for one, a in alphas.items() if a != alpha},
     }
@@ -178,18 +179,18 @@ def peft_config(
 def write_adapter(folder: Path, files: AdapterFiles) -> None:
     """Write the files of an adapter; all are flushed before any is put in place."""
     with ExitStack() as stack:
-        beside = {name: stack.enter_context(written_whole(folder / name)) for name in ADAPTER_FILES}
-        fill(beside[TENSORS], files.tensors, files.tensors.items())
-        beside[CONFIG].write_text(json.dumps(files.config, indent=2) + "\n")
-        beside[BASE].write_text(json.dumps(asdict(files.base), indent=2) + "\n")
-        for new in beside.values():
+        temporary = {name: stack.enter_context(written_whole(folder / name)) for name in ADAPTER_FILES}
+        fill(temporary[TENSORS], files.tensors, files.tensors.items())
+        temporary[CONFIG].write_text(json.dumps(files.config, indent=2) + "\n")
+        temporary[BASE].write_text(json.dumps(asdict(files.base), indent=2) + "\n")
+        for new in temporary.values():
             flush(new)
 
 
 def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") -> None:
-    """Add the adapters in a PEFT folder to a model, in place, and use them; everything else is frozen.
+    """Add the adapters in a PEFT folder to a model, in place, and use them; all other parameters are frozen.
 
-    A UserError names what does not fit the model, and options of PEFT that Onward does not have.
+    A UserError names a tensor that does not fit the model, or an option of PEFT that Onward does not support.
     """
     check_adapter_folder(folder)
     config = lora_config(read_json(folder / CONFIG), folder / CONFIG)
@@ -231,8 +232,8 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
 
 
 def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of an adapter's file: those of adapters by module and kind, those of whole modules by name, and the
-    weights of the base, which PEFT writes where embeddings are adapted."""
+    """The tensors in an adapter's file, in three tables: of adapters, by module and kind; of fully trained modules, by
+    name; and of the base, which PEFT includes if embeddings are adapted."""
     parts: dict[str, dict[str, Tensor]] = {}
     whole, bases = {}, {}
     leaves = (*LAYER, *EMBEDDING, MAGNITUDE, f"{MAGNITUDE}.weight")
@@ -259,8 +260,7 @@ def check_alone(model: Decoder, whole: Mapping[str, Tensor], folder: Path) -> No
 
 
 def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], folder: Path) -> None:
-    """Raise a UserError where weights of the base in an adapter's file are, but for rounding, not those of the
-    model."""
+    """Raise a UserError if weights of the base in an adapter's file differ from the model's by more than rounding."""
     for their, one, part in by_our_names(model, kind, bases, folder):
         weight = model.get_parameter(one).detach().float()
         if not torch.allclose(part.float(), weight, rtol=1e-2, atol=1e-2 * weight.abs().mean().item()):
@@ -270,8 +270,8 @@ def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], fo
 def by_our_names(
     model: Decoder, kind: Family, tensors: dict[str, Tensor], folder: Path
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """Takes the tensors that hold parameters of a model: the family's name, ours, and the parameter's tensor. A
-    UserError names one of another shape."""
+    """Remove the tensors that hold parameters of a model from `tensors`; yield for each parameter the family's name,
+    our name and its tensor. A UserError names a tensor of another shape."""
     own = dict(model.named_parameters(remove_duplicate=False))
     rows = [(their, [our] if isinstance(our, str) else our, fix) for their, our, *fix in kind.names(model.config)]
     rows += [(name, [name], []) for name in own]

@@ -1,6 +1,6 @@
-"""The base of an adapter: where it is, and whether it is the model that the adapter was made for.
+"""The base of an adapter: its location, and the check that it is the model for which the adapter was trained.
 
-base.json beside an adapter names the base by its folder and a checksum of its weights; PEFT ignores this file.
+base.json in an adapter's folder names the base by its folder and a checksum of its weights; PEFT ignores this file.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ class BaseModel:
 
 
 def weights_checksum(folder: Path) -> str:
-    """A checksum of the weights in a model's folder, whatever the files they are spread over."""
+    """A checksum of the weights of a model, independent of the files that hold them."""
     integers = {"F64": torch.int64, "F32": torch.int32, "F16": torch.int16, "BF16": torch.int16}
     facts = []
     for name, tensor in sorted(open_source(folder).stored().items()):
@@ -39,7 +39,7 @@ def weights_checksum(folder: Path) -> str:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter in place of a model."""
+    """Whether a folder holds an adapter and no model."""
     return (folder / CONFIG).exists() and not (folder / "config.json").exists()
 
 
@@ -54,7 +54,7 @@ def base_of(folder: Path) -> BaseModel:
 
 
 def base_folder(adapter: Path) -> Path:
-    """The folder of the base that an adapter names; a UserError where it is not there."""
+    """The folder of the base that an adapter names; a UserError if it does not exist."""
     base = base_of(adapter).folder
     try:
         return locate(base, "")
@@ -72,10 +72,10 @@ def check_adapter_folder(folder: Path) -> None:
 
 
 def check_base(adapter: Path, base: Path) -> None:
-    """Raise a UserError where an adapter was made for other weights than those in the folder `base`."""
+    """Raise a UserError if an adapter was trained for other weights than those in the folder `base`."""
     wanted = base_of(adapter)
-    if wanted.checksum and (found := weights_checksum(base)) != wanted.checksum:
+    if wanted.checksum and (actual := weights_checksum(base)) != wanted.checksum:
         raise UserError(
             f"{adapter} was made for another base: {wanted.folder} with checksum {wanted.checksum}, "
-            f"and {base} has checksum {found}; load it with its own base"
+            f"and {base} has checksum {actual}; load it with its own base"
         )

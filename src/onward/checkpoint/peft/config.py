@@ -58,11 +58,11 @@ def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
         try:
             re.compile(key)
         except re.error as error:
-            raise UserError(f"{path} has the pattern {key!r}, which is no regular expression: {error}") from None
+            raise UserError(f"{path} has the pattern {key!r}, which is not a regular expression: {error}") from None
     if config.init_lora_weights not in (*PLAIN, *CHANGED_BASE):
         raise UserError(
-            f"{path} has init_lora_weights {config.init_lora_weights!r}, by which PEFT changed the base in a way that "
-            "does not follow from it: save the adapter with path_initial_model_for_weight_conversion, or merge it"
+            f"{path} has init_lora_weights {config.init_lora_weights!r}, with which PEFT changes the base "
+            "irreproducibly: save the adapter with path_initial_model_for_weight_conversion, or merge it"
         )
     return config
 

@@ -27,6 +27,7 @@ def saves(run: Path) -> list[Path]:
 
 
 def step_of(save: Path) -> int:
+    """The step of a save, from the name of its folder."""
     return int(save.name.removeprefix("step-"))
 
 
@@ -38,7 +39,7 @@ def write_save(
     progress: dict[str, Any],
     hf: Mapping[str, Any],
 ) -> None:
-    """Write a save, whole or not at all, from the tensors of a TrainerState and the frozen parameters."""
+    """Write a save atomically, from the tensors of a TrainerState and the frozen parameters."""
     own, average = ({n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)} for kind in KINDS)
     dtypes = {tensor.dtype for tensor in average.values()}  # averages are finer; files have one dtype
     weights = {**{name: t.to(next(iter(dtypes), t.dtype)) for name, t in frozen.items()}, **own, **average}
@@ -53,7 +54,7 @@ def write_save(
 def write_adapter_save(
     folder: Path, adapter: AdapterFiles, tensors: Mapping[str, Tensor], progress: dict[str, Any]
 ) -> None:
-    """Write a save of a model with adapters, whole or not at all."""
+    """Write a save of a model with adapters, atomically."""
     with written_whole(folder) as new:
         new.mkdir()
         write_adapter(new, adapter)
@@ -61,7 +62,7 @@ def write_adapter_save(
 
 
 def write_state(new: Path, state: Mapping[str, Tensor], progress: dict[str, Any]) -> None:
-    """Write the state of a trainer beside its model, and the checksums of all files."""
+    """Write the state of a trainer into the folder of a save, and then the checksums of all its files."""
     fill(new / STATE, state, state.items())
     (new / PROGRESS).write_text(json.dumps(progress))
     sums = {path.name: file_sha256(path) for path in sorted(new.iterdir())}

@@ -1,14 +1,15 @@
-"""The state of a training run on disk, written in a thread beside the training, and exact to the bit.
+"""Writes the saves of a training run in a separate thread; a run resumes from a save bit for bit.
 
 RUN/                    a model folder: config.json and model.safetensors are those of the newest save
   checkpoints/
-    best.json           the step of the save that predicts best
-    step-0000100/       a save, there whole or not at all
-      config.json, model.safetensors    the whole model for use: averaged weights where the run averages them; of a run
-                                        of adapters, the files of an adapter instead, and all its tensors in the state
-      state.safetensors                 the other tensors of the trainer, of trainable parameters only
-      progress.json                     the step, the position in the data, and the other numbers
-      checksums.json                    the sha256 of each of these files
+    best.json           the step of the save with the lowest validation loss
+    step-0000100/       a save; its folder exists only when it is complete
+      config.json, model.safetensors    the model for use, with averaged weights if the run averages them; a run that
+                                        trains adapters has the files of an adapter instead, and state.safetensors holds
+                                        every tensor of the trainer
+      state.safetensors                 the other tensors of the trainer, for trainable parameters only
+      progress.json                     the step, the position in the data, and other numbers
+      checksums.json                    the SHA-256 of each of these files
 """
 
 import math
@@ -40,14 +41,14 @@ class Best:
 
 
 class Saver:
-    """Writes the saves of a run in a thread of its own; keeps the last `keep` (at least 1) and the best of them.
+    """Writes the saves of a run in its own thread; keeps the last `keep` saves (at least 1) and the best one.
 
-    Errors of the disk are never raised, and leave no half-written file: `pop_failure` returns them, and the next save
-    tries again. The run folder must exist and have one Saver, which removes what killed writers left in it.
+    Disk errors are never raised and leave no partial file: `pop_failure` returns them, and the next save tries again.
+    The run folder must exist and have one Saver, which removes the temporary files of killed processes.
     """
 
     def __init__(self, run: Path, keep: int, base: BaseModel | None = None) -> None:
-        """`base` is that of a model with adapters, of which only these and what else is trained are written."""
+        """`base` is the base of a model with adapters, whose saves hold only the adapters and other trained modules."""
         self.run, self.keep, self.base = run, keep, base
         self.failure: UserError | None = None
         self.thread = ThreadPoolExecutor(1, "saver")
@@ -59,11 +60,12 @@ class Saver:
         state: TrainerState,
         hf: Mapping[str, Any],
     ) -> None:
-        """Copy the state of step `state.progress["step"]` to the CPU, and write it while the caller goes on.
+        """Copy the state of step `state.progress["step"]` to the CPU, and write it while the caller continues.
 
-        Waits for the write under way first. `hf` are keys for config.json besides the architecture's. The averages,
-        or the weights where there are none, and the model's frozen parameters make model.safetensors; the rest goes
-        into state.safetensors. A step that is saved already is not written again, but shown in the run folder.
+        Waits for the previous write first. `hf` holds keys for config.json besides those of the architecture.
+        model.safetensors gets the averages (the weights, if there are no averages) and the frozen parameters;
+        state.safetensors gets the other tensors. A step that is already saved is not written again; the run folder then
+        gets its model.
         """
         self.finish()
         for folder in self.run, self.run / "checkpoints":
@@ -89,7 +91,7 @@ class Saver:
         self.submit(task, f"saving step {step}")
 
     def best(self, step: int, loss: float) -> None:
-        """Record a step and its validation loss as the best, if it is saved and better than the best so far."""
+        """Record a step and its validation loss as the best, if the step is saved and its loss is the lowest so far."""
 
         def task() -> None:
             known = self.known_best()
@@ -99,7 +101,7 @@ class Saver:
         self.submit(task, f"recording step {step} as the best")
 
     def known_best(self) -> dict[str, Any]:
-        """The step and validation loss of the best save that is still there; {} if there is none."""
+        """The step and validation loss of the best save; {} if none is recorded or its folder is gone."""
         try:
             best = fields.build(Best, read_json(self.run / "checkpoints" / "best.json"))
             return fields.plain(best) if self.folder(best.step).exists() else {}
@@ -107,16 +109,17 @@ class Saver:
             return {}
 
     def finish(self) -> None:
-        """Wait until the last save is written."""
+        """Wait until the last write has finished."""
         if self.pending:
             self.pending.result()
 
     def pop_failure(self) -> UserError | None:
-        """The error of the last failed write since the last call, if any."""
+        """The first error since the previous call, which clears it; None if every write succeeded."""
         failure, self.failure = self.failure, None
         return failure
 
     def folder(self, step: int) -> Path:
+        """The folder of the save of a step."""
         return self.run / "checkpoints" / f"step-{step:07d}"
 
     def submit(self, task: Callable[[], None], what: str) -> None:
@@ -137,7 +140,7 @@ class Saver:
         self.pending = self.thread.submit(attempt)
 
     def fail(self, sentence: str) -> None:
-        """Note a failure, of which the first is the cause of those that follow."""
+        """Keep the first failure: later ones follow from it."""
         self.failure = self.failure or UserError(sentence)
 
     def drop(self) -> None:

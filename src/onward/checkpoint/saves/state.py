@@ -17,7 +17,7 @@ LOSS = "loss/"
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Everything that a trainer needs to go on exactly.
+    """The state from which a trainer continues with the same results, bit for bit.
 
     `tensors` are named after the trainable parameters; frozen parameters have none:
       weight/PARAMETER         the parameter
@@ -45,8 +45,8 @@ def training_tensors(
 
 
 def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[Optimizer]) -> None:
-    """Put the tensors of a TrainerState into a model, compiled or not, and its optimizers, in place; gradients are
-    dropped. The optimizers must have been made as those that were saved."""
+    """Copy the tensors of a TrainerState into a model, compiled or not, and into its optimizers; drop the gradients.
+    The optimizers must have been constructed like the saved ones."""
     model.zero_grad()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -73,8 +73,8 @@ def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[
 
 
 def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """The tensors and numbers that optimizers keep, named as in TrainerState. A UserError where an optimizer keeps
-    anything else."""
+    """The state of optimizers, named as in TrainerState. A UserError if an optimizer keeps a value that is neither a
+    tensor nor a number."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     for i, optimizer in enumerate(optimizers):

@@ -1,4 +1,5 @@
-"""Strings that know of each character who wrote it, and whether a model is trained on it. Does not import torch."""
+"""Strings with a mask: for each character, whether a template or a variable supplied it, and whether a model is trained
+on it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any, SupportsIndex
 MAX_LENGTH = 10_000_000  # characters of a text that a template makes
 ITEM = 20  # characters that an item of a list counts as
 MAX_WIDTH = 9_999  # characters to which a template pads a field
-WRITTEN, TRAINED = 1, 2  # bits of a mask: the template wrote the character; a model is trained to write it
+FROM_TEMPLATE, TRAINED = 1, 2  # bits of a mask: the template wrote the character; a model is trained to write it
 DIRECTIVE = re.compile(r"%(?:\((?P<name>.*?)\))?[-#0 +]*(?P<width>\*|\d*)(?:\.(?P<digits>\*|\d*))?[hlL]?.", re.DOTALL)
 
 
@@ -20,16 +21,16 @@ class TooLarge(ValueError):
         super().__init__("it makes texts or lists that are too large")
 
 
-class Written(str):
-    """A string that remembers, for each character, whether the template wrote it or a variable supplied it, and whether
-    it is trained.
+class MaskedString(str):
+    """A string with a mask: for each character, whether the template wrote it or a variable supplied it, and whether a
+    model is trained on it.
 
-    Operations that keep characters keep this too; the result of any other operation counts as supplied by a variable.
+    Operations that keep characters keep their mask; the result of any other operation counts as supplied by a variable.
     """
 
-    _mask: bytes  # a byte per character, of WRITTEN and TRAINED; templates cannot read private attributes
+    _mask: bytes  # a byte per character, of FROM_TEMPLATE and TRAINED; templates cannot read private attributes
 
-    def __new__(cls, text: str, mask: bytes | None = None) -> Written:
+    def __new__(cls, text: str, mask: bytes | None = None) -> MaskedString:
         self = super().__new__(cls, text)
         self._mask = bytes(len(text)) if mask is None else mask
         return self
@@ -37,11 +38,11 @@ class Written(str):
     def __str__(self) -> str:
         return self
 
-    def __getitem__(self, key: SupportsIndex | slice) -> Written:
+    def __getitem__(self, key: SupportsIndex | slice) -> MaskedString:
         if not isinstance(key, slice):
             index = range(len(self))[key]
             key = slice(index, index + 1)
-        return Written(super().__getitem__(key), self._mask[key])
+        return MaskedString(super().__getitem__(key), self._mask[key])
 
     def __iter__(self) -> Iterator[str]:  # type: ignore[override]
         return (self[i] for i in range(len(self)))
@@ -52,9 +53,9 @@ class Written(str):
     def __radd__(self, other: str) -> str:
         return concat((other, self)) if isinstance(other, str) else NotImplemented
 
-    def __mul__(self, count: SupportsIndex) -> Written:
+    def __mul__(self, count: SupportsIndex) -> MaskedString:
         check_length(len(self) * max(0, int(count)))
-        return Written(super().__mul__(count), self._mask * int(count))
+        return MaskedString(super().__mul__(count), self._mask * int(count))
 
     __rmul__ = __mul__
 
@@ -65,19 +66,19 @@ class Written(str):
         separated = [piece for part in parts for piece in (self, part)]
         return concat(separated[1:])
 
-    def lstrip(self, chars: str | None = None, /) -> Written:
+    def lstrip(self, chars: str | None = None, /) -> MaskedString:
         return self[len(self) - len(super().lstrip(chars)) :]
 
-    def rstrip(self, chars: str | None = None, /) -> Written:
+    def rstrip(self, chars: str | None = None, /) -> MaskedString:
         return self[: len(super().rstrip(chars))]
 
-    def strip(self, chars: str | None = None, /) -> Written:
+    def strip(self, chars: str | None = None, /) -> MaskedString:
         return self.lstrip(chars).rstrip(chars)
 
-    def removeprefix(self, prefix: str, /) -> Written:
+    def removeprefix(self, prefix: str, /) -> MaskedString:
         return self[len(prefix) :] if prefix and self.startswith(prefix) else self
 
-    def removesuffix(self, suffix: str, /) -> Written:
+    def removesuffix(self, suffix: str, /) -> MaskedString:
         return self[: -len(suffix)] if suffix and self.endswith(suffix) else self
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:  # type: ignore[override]
@@ -99,7 +100,8 @@ class Written(str):
         return before, found, after
 
     def located(self, parts: Iterable[str], separator: str | None) -> list[str]:
-        """Consecutive parts of this string, between which the separator stands; None: white space."""
+        """Consecutive parts of this string with their masks; `separator` lies between them, white space if it is
+        None."""
         result: list[str] = []
         position = 0
         for part in parts:
@@ -124,22 +126,22 @@ class Written(str):
         return self.cased(super().title())
 
     def cased(self, text: str) -> str:
-        """This string in another case; a change of the length leaves no character to the template."""
-        return Written(text, self._mask) if len(text) == len(self) else text
+        """This string in another case, with its mask; without a mask if the length changes."""
+        return MaskedString(text, self._mask) if len(text) == len(self) else text
 
 
-def written(text: str) -> Written:
+def from_template(text: str) -> MaskedString:
     """A string that the template wrote."""
-    return Written(text, bytes([WRITTEN]) * len(text))
+    return MaskedString(text, bytes([FROM_TEMPLATE]) * len(text))
 
 
-def trained(text: str) -> Written:
-    """A string that a model is trained to write, whoever supplied it."""
-    return Written(text, bytes(byte | TRAINED for byte in mask_of(text)))
+def trained(text: str) -> MaskedString:
+    """A string that a model is trained to write, from the template or from a variable."""
+    return MaskedString(text, bytes(byte | TRAINED for byte in mask_of(text)))
 
 
 def is_trained(value: Any) -> bool:
-    """Whether a model is trained to write a part of a text, or of a text in a list or table."""
+    """Whether a model is trained on any character of a text, or of the texts in a list or table."""
     if isinstance(value, str):
         return any(byte & TRAINED for byte in mask_of(value))
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
@@ -147,31 +149,32 @@ def is_trained(value: Any) -> bool:
 
 
 def mask_of(text: str) -> bytes:
-    """A byte per character, of WRITTEN and TRAINED."""
-    return text._mask if isinstance(text, Written) else bytes(len(text))
+    """The mask of a string: a byte per character, of the bits FROM_TEMPLATE and TRAINED."""
+    return text._mask if isinstance(text, MaskedString) else bytes(len(text))
 
 
 def concat(parts: Iterable[Any]) -> str:
     """The texts of several values, joined."""
     texts = [as_text(part) for part in parts]
     check_length(sum(map(len, texts)))
-    return Written("".join(texts), b"".join(map(mask_of, texts)))
+    return MaskedString("".join(texts), b"".join(map(mask_of, texts)))
 
 
 def as_text(value: Any) -> str:
-    """The text of a value; a TooLarge error where lists and tables in it spell too much of it."""
+    """The text of a value; raises TooLarge if its lists and tables are too large to print."""
     if not isinstance(value, str | int | float | None):
         check_size(value)
     return str(value)
 
 
 def check_length(length: int) -> None:
+    """Raise TooLarge if a text is longer than MAX_LENGTH."""
     if length > MAX_LENGTH:
         raise TooLarge
 
 
 def check_size(value: Any) -> None:
-    """A TooLarge error where the texts and items within a value are too many; a list counts each time it occurs."""
+    """Raise TooLarge if the texts and items within a value are too many; a list counts each time it occurs."""
     waiting, total = [value], 0
     while waiting:
         one = waiting.pop()
@@ -184,22 +187,22 @@ def check_size(value: Any) -> None:
 
 
 def replace(text: str, old: str, new: str, count: int = -1) -> str:
-    """`str.replace`; all of its arguments may be Written."""
+    """`str.replace`; each argument may be a MaskedString."""
     times = text.count(old) if count < 0 else min(count, text.count(old))
     check_length(len(text) + times * len(new))
-    kept = Written(text, mask_of(text))
+    kept = MaskedString(text, mask_of(text))
     parts = kept.located(str.split(kept, old, count), old) if old else spread(kept, times)
-    return Written(new, mask_of(new)).join(parts)
+    return MaskedString(new, mask_of(new)).join(parts)
 
 
-def spread(text: Written, times: int) -> list[str]:
+def spread(text: MaskedString, times: int) -> list[str]:
     """The parts of a text between which `str.replace` inserts a text, `times` times, for an empty one."""
     return ["", *text[: times - 1], text[times - 1 :]] if times else [text]
 
 
 def percent(text: str, values: Any) -> str:
-    """`text % values`; fields that are neither padded nor converted keep who wrote them."""
-    form, pieces, position = Written(text, mask_of(text)), list[str](), 0
+    """`text % values`; fields without padding or conversion keep their mask."""
+    form, pieces, position = MaskedString(text, mask_of(text)), list[str](), 0
     waiting = list(values) if isinstance(values, tuple) else [values]
     for found in DIRECTIVE.finditer(form):
         pieces.append(form[position : found.start()])
