@@ -105,3 +105,22 @@ def test_config_never_imports_torch() -> None:
 def test_functions_of_the_lowest_folders_import_nothing(folder: str) -> None:
     lazy = {name for name, path in FILES.items() if rank(name) == ORDER.index(folder) and imports_in_functions(path)}
     assert lazy <= {*LAZY}
+
+
+def test_rooms_of_generation_form_no_circle() -> None:
+    rooms = {
+        ".".join(name.split(".")[:3]) for name in FILES if name.startswith("onward.generation.") and name.count(".") > 2
+    }
+    graph = {
+        room: {
+            other
+            for name in GRAPH
+            if name.startswith(f"{room}.")
+            for m in GRAPH[name]
+            for other in rooms - {room}
+            if m.startswith(f"{other}.")
+        }
+        for room in rooms
+    }
+    assert len(rooms) > 3
+    assert circles(graph) == []

@@ -23,11 +23,12 @@ from onward.evaluation.score import Evaluation
 from onward.evaluation.text import Score, documents_of, evaluate_texts, evaluate_tokens, score_text
 from onward.files import check_text
 from onward.generation.answer import Answer
-from onward.generation.engine.cache_manager import CacheManager
-from onward.generation.engine.drafts import Draft, LookupDraft, ModelDraft
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.prefix_files import PrefixFiles
+from onward.generation.drafts.lookup import LookupDraft
+from onward.generation.drafts.model_draft import ModelDraft
+from onward.generation.drafts.proposal import Draft
 from onward.generation.engine.engine import ROWS, Engine
-from onward.generation.engine.prefix_files import PrefixFiles
-from onward.generation.engine.request import Request
 from onward.generation.keywords import (
     BeamKeywords,
     BeamSearchKeywords,
@@ -37,6 +38,7 @@ from onward.generation.keywords import (
 )
 from onward.generation.options import GenerationOptions, OptionKeywords
 from onward.generation.prompts import Prompt, continued, default_new_tokens, prompt_tokens, prompts_of, submit
+from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.generation.search.beam import beam_search
 from onward.generation.search.contrastive import contrastive_search
@@ -249,8 +251,8 @@ class LanguageModel:
     ) -> list[list[SearchResult]]:
         """The n likeliest continuations of each prompt that beam search finds, best first.
 
-        Keyword arguments as of `generation.beam.beam_search` (beams, length_penalty, ...), and the fields of Sampling,
-        whose temperature is 1 by default.
+        Keyword arguments as of `generation.search.beam.beam_search` (beams, length_penalty, ...), and the fields of
+        Sampling, with a temperature of 1 by default.
         """
         options, own = split({**keywords, "max_new_tokens": max_new_tokens}, BeamKeywords, UNCHANGED)
         prompts, shared = self.search_arguments(prompt, options)
@@ -269,8 +271,8 @@ class LanguageModel:
     ) -> list[SearchResult]:
         """The continuation of each prompt that contrastive search finds.
 
-        Keyword arguments as of `generation.contrastive.contrastive_search` (alpha, k), and the fields of Sampling,
-        whose temperature is 1 by default.
+        Keyword arguments as of `generation.search.contrastive.contrastive_search` (alpha, k), and the fields of
+        Sampling, with a temperature of 1 by default.
         """
         options, own = split({**keywords, "max_new_tokens": max_new_tokens}, ContrastiveKeywords, UNCHANGED)
         if options.n > 1:

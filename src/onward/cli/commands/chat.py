@@ -16,7 +16,7 @@ from onward.errors import UserError
 from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:
-    from onward.generation.engine.cache_manager import ConversationCache
+    from onward.generation.cache.conversation import ConversationCache
     from onward.language_model import LanguageModel
     from onward.text.chat import Message
 
@@ -116,8 +116,8 @@ class Conversation:
 
     def empty_cache(self) -> "ConversationCache":
         """A cache that grows with the conversation."""
-        from onward.generation.engine.cache_manager import ConversationCache
-        from onward.generation.engine.engine import CHUNK, STEP
+        from onward.generation.cache.conversation import ConversationCache
+        from onward.generation.cache.growing import CHUNK, STEP
         from onward.model.cache import KVCache
 
         model, chunk = self.lm.model, min(CHUNK, self.length)

@@ -24,7 +24,8 @@ from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:
     from onward.generation.engine.engine import Engine
-    from onward.generation.engine.request import Request, TokenLogprob
+    from onward.generation.logprobs import TokenLogprob
+    from onward.generation.request import Request
     from onward.generation.results import SearchResult
     from onward.language_model import LanguageModel
     from onward.text.tokenizer import Tokenizer
@@ -245,7 +246,7 @@ def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
 
 def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
     """Print how many of the drafted tokens were accepted, and whether speculation pays."""
-    from onward.generation.engine.speculation import expected_tokens
+    from onward.generation.drafts.times import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)
     drafted, steps, tokens = total("num_drafted"), total("steps"), sum(len(request.tokens) for request in requests)

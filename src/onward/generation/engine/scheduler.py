@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onward.errors import UserError
-from onward.generation.engine.cache_manager import CacheManager
-from onward.generation.engine.prefix_cache import PrefixCache
-from onward.generation.engine.request import Request
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.prefix_cache import PrefixCache
+from onward.generation.request import Request
 
 PADDING = 1.25  # prompts are prefilled together where padding makes the call at most this much larger
 

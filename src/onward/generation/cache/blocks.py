@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onward.arguments import checked
 from onward.errors import UserError
-from onward.generation.engine.cache_manager import CacheManager, rope_key
+from onward.generation.cache.manager import CacheManager, rope_key
 from onward.model.paged import NULL_BLOCK, PagedKVCache, max_blocks
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 from onward.compiled.fingerprint import ModelState
 from onward.errors import UserError
-from onward.generation.engine.cache_manager import CacheManager, common_prefix, rope_key
-from onward.generation.engine.prefix_files import PrefixFiles
+from onward.generation.cache.manager import CacheManager, common_prefix, rope_key
+from onward.generation.cache.prefix_files import PrefixFiles
 
 
 class PrefixCache:

@@ -7,24 +7,15 @@ Shapes: B requests, N places in all requests, K proposed tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from onward.device import tensor_on
+from onward.generation.drafts.proposal import Proposal
 from onward.kernels.draws import draw, uniform
 
-LEAST = 8  # steps without proposals whose mean time is believed
 DRAW, ACCEPT, RESIDUAL, DRAFT = range(4)  # the purposes of random numbers, see `uniform`
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Proposed tokens, and the distributions (K, V) they were drawn from; None: each had probability 1."""
-
-    tokens: list[int] = field(default_factory=list)
-    distributions: Tensor | None = None
 
 
 def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,41 +68,3 @@ def residual(p: Tensor, proposal: Proposal, kept: Tensor) -> Tensor:
     rest = (p - q).clamp(min=0)
     refused = (kept < len(proposal.tokens)) & rest.any()  # rounding may leave nothing
     return torch.where(refused, rest, p)
-
-
-@dataclass
-class SpeculationTimes:
-    """The seconds of decoding steps with and without proposals, which tell whether speculation pays."""
-
-    seconds: float = 0.0  # of steps with proposals, drafting included
-    drafting: float = 0.0  # of these
-    tokens_per_row: float = 0.0  # new tokens of a request in all of these steps
-    steps: int = 0
-    plain_seconds: float = 0.0  # of steps without proposals
-    plain_steps: int = 0
-
-    def add(self, seconds: float, drafting: float, tokens_per_row: float, speculated: bool) -> None:
-        """Count a step."""
-        if speculated:
-            self.seconds, self.drafting = self.seconds + seconds, self.drafting + drafting
-            self.tokens_per_row, self.steps = self.tokens_per_row + tokens_per_row, self.steps + 1
-        else:
-            self.plain_seconds, self.plain_steps = self.plain_seconds + seconds, self.plain_steps + 1
-
-    def speed_up(self) -> float | None:
-        """How many times as fast as without proposals; None if no step had any.
-
-        The time without is that of the steps in which nothing was proposed, if there were LEAST of them; else that of
-        verifying, which is not less, so that the result is an upper bound.
-        """
-        if not self.steps:
-            return None
-        verifying = (self.seconds - self.drafting) / self.steps
-        plain = self.plain_seconds / self.plain_steps if self.plain_steps >= LEAST else verifying
-        return self.tokens_per_row * plain / self.seconds
-
-
-def expected_tokens(rate: float, num_draft_tokens: int) -> float:
-    """Expected tokens per step where each of K = `num_draft_tokens` proposals is accepted with probability a = `rate`:
-    (1 - a ** (K + 1)) / (1 - a) (Leviathan et al. 2023, equation 1)."""
-    return num_draft_tokens + 1 if rate == 1 else (1 - rate ** (num_draft_tokens + 1)) / (1 - rate)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onward.device import tensor_on
 from onward.generation.distribution import History, counts
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 
 
 class NgramIndex:
