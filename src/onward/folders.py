@@ -42,7 +42,7 @@ def load(
     *,
     revision: str = "",
     quantize: Literal["int8", "int4"] | None = None,
-    adapter: str | Path | Sequence[str | Path] = (),
+    adapter_folder: str | Path | Sequence[str | Path] = (),
     rope: str | None = None,
     allow_nonfinite: bool = False,
 ) -> LanguageModel:
@@ -55,9 +55,9 @@ def load(
     layers that cannot be kept so. A folder that was saved from such a model stays quantized. Weights that are NaN or
     infinite are a UserError unless `allow_nonfinite`.
 
-    `adapter` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or several of them; each
-    is named after its folder, and the first is used unless a request chooses another. A `model` that is itself an
-    adapter is loaded on the base that it names. An adapter of another base is a UserError.
+    `adapter_folder` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or a list of them.
+    Each adapter is named after its folder; the first is used unless a request chooses another. A `model` that is itself
+    an adapter is loaded on the base that it names. An adapter of another base is a UserError.
 
     `rope` extends the context of a model with rotary positions by a scaling and a factor: "yarn:2", "linear:2",
     "dynamic:2", "llama3:8".
@@ -66,9 +66,10 @@ def load(
         raise UserError(f"dtype is {dtype!r}: give a floating-point dtype such as torch.float32, or None")
     device = choose_device(device)
     folder = locate(model, revision)
-    adapters = [Path(adapter)] if isinstance(adapter, str | Path) else list(map(Path, adapter))
+    one_folder = isinstance(adapter_folder, str | Path)
+    adapter_folders = [Path(adapter_folder)] if one_folder else list(map(Path, adapter_folder))
     decoder, hf, source = load_with_adapters(
-        folder, adapters, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize
+        folder, adapter_folders, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize
     )
     if rope is not None:
         decoder.config = extended(decoder.config, rope)
@@ -123,7 +124,7 @@ def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, nam
 
 @checked
 def merge(
-    adapter: str | Path,
+    adapter_folder: str | Path,
     out: str | Path,
     base: str | Path | None = None,
     *,
@@ -135,10 +136,10 @@ def merge(
     `base` is the folder of the model, by default the one that the adapter names; `dtype` that of the result, by default
     that of the base.
     """
-    base = Path(base) if base else base_folder(Path(adapter))
+    base = Path(base) if base else base_folder(Path(adapter_folder))
     if Path(out).exists() and base.exists() and os.path.samefile(out, base):
         raise UserError(f"out is {out}, the folder of the base: choose another")
-    lm = load(base, torch.float32, "cpu", adapter=adapter)
+    lm = load(base, torch.float32, "cpu", adapter_folder=adapter_folder)
     merge_lora(lm.model, adapter_names(lm.model)[0])
     stored = Counter(tensor.dtype for tensor in stored_weights(base).values())
     lm.model.to(dtype or FLOATS.get(stored.most_common(1)[0][0], torch.bfloat16))

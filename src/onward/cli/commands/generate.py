@@ -71,6 +71,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
     """The model, the prompts and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
+    fixed: ClassVar[tuple[str, ...]] = ("adapter",)  # the adapter of --adapter is the one in use
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "sampling": (
             *("seed", "stop", "logprobs", "regex", "json_schema", "compile"),
@@ -80,7 +81,6 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
         "alpha": ("k",),
         "prompts": ("field",),
     }
-    adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
     model: str  # folder of the model, or its name on the hub
     prompt: tuple[str, ...] = ()  # texts to continue; -, or none where text is piped in: the text on standard input
     prompts: str = ""  # a file of prompts: one per line, or .jsonl; -: the lines of standard input
@@ -110,7 +110,6 @@ def main(argv: Sequence[str]) -> None:
     if not prompts:
         prompts = ["" if isinstance(sys.stdin, ClosedInput) or sys.stdin.isatty() else read_text()]
     lm = load(options.model, options)
-    options = replace(options, adapter=None)  # the one that was loaded
     warn_of_unknown(lm.tokenizer, prompts)
     if searching:
         search(lm, prompts, options)
