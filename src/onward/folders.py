@@ -49,10 +49,10 @@ def load(
     """The model in a Hugging Face folder, or of this name on the Hugging Face hub (org/name, org/name@revision,
     hf://org/name), by default in the dtype of its files and on the fastest device there is.
 
-    What exists as a path is taken from there. Else the model's files are downloaded to the cache of `huggingface_hub`,
-    unless they are in it; `revision` is a branch, a tag or a commit, by default main.
-    `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning names the number of
-    layers that cannot be kept so. A folder that was saved from such a model stays quantized. Weights that are NaN or
+    An existing path is read. For a name, the model's files are downloaded to the cache of `huggingface_hub`, unless they
+    are in it; `revision` is a branch, a tag or a commit, by default main.
+    `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning gives the number of
+    layers that cannot be quantized. A folder saved from such a model stays quantized. Weights that are NaN or
     infinite are a UserError unless `allow_nonfinite`.
 
     `adapter_folder` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or a list of them.
@@ -89,17 +89,18 @@ def save(
     path that ends in .gguf, as a GGUF file.
 
     Quantized layers are written in the format pack-quantized of compressed-tensors, and loaded as they were.
-    `dtype` is that of the weights in a GGUF file, by default that of the model. A UserError, before anything is
-    written, if llama.cpp has no architecture that computes what the model does. `accept` names differences with which a
-    GGUF file is written all the same: gelu (its tanh form in place of the exact one), ramp (YaRN's, in whole pairs),
-    window (none).
+    `dtype` is that of the weights in a GGUF file, by default that of the model. A UserError, before any file is
+    written, if no architecture of llama.cpp computes this model. `accept` names differences that a GGUF file may have:
+    gelu (its tanh form in place of the exact one), ramp (YaRN's, in whole pairs), window (none).
     """
     if names := adapter_names(lm.model):
         raise UserError(f"this model has the adapter {names[0]}: call merge_lora first, or save_adapter")
     path, hf = Path(path), lm.hf
     if path.suffix == ".gguf":
-        found = plan(lm.model, lm.tokenizer, (dtype or "").upper(), path.stem, str(hf.get("model_type", "")), accept)
-        return write_model(lm.model, found, path)
+        gguf_plan = plan(
+            lm.model, lm.tokenizer, (dtype or "").upper(), path.stem, str(hf.get("model_type", "")), accept
+        )
+        return write_model(lm.model, gguf_plan, path)
     if dtype is not None:
         raise UserError(f"dtype is {dtype!r}, which is for files that end in .gguf: load the model in another dtype")
     if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
@@ -112,7 +113,7 @@ def save(
 
 @checked
 def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, name: str = "default") -> None:
-    """Write the adapters of a name, and modules that are trained whole, as a PEFT folder.
+    """Write the adapters with this name, and fully trained modules, as a PEFT folder.
 
     `base` is the folder that the model was loaded from; its checksum is kept with the adapter.
     """

@@ -224,10 +224,10 @@ class LanguageModel(TextModel):
         """
         options, own = split({**keywords, "max_new_tokens": max_new_tokens}, BeamKeywords, UNCHANGED)
         prompts, shared = self.search_arguments(prompt, options)
-        found = beam_search(self.model, prompts, n=options.n, **shared, **own)
+        hypotheses_of_prompts = beam_search(self.model, prompts, n=options.n, **shared, **own)
         return [
             [self.search_result(tokens, h.tokens, h.finished, h.score, h.logprob) for h in hypotheses]
-            for tokens, hypotheses in zip(prompts, found)
+            for tokens, hypotheses in zip(prompts, hypotheses_of_prompts)
         ]
 
     @checked
@@ -246,9 +246,9 @@ class LanguageModel(TextModel):
         if options.n > 1:
             raise UserError(f"n is {options.n}: contrastive search finds one answer, so leave it out")
         prompts, shared = self.search_arguments(prompt, options)
-        found = contrastive_search(self.model, prompts, **shared, **own)
+        answers = contrastive_search(self.model, prompts, **shared, **own)
         most = shared["max_new_tokens"]
-        return [self.search_result(tokens, new, len(new) < most) for tokens, new in zip(prompts, found)]
+        return [self.search_result(tokens, new, len(new) < most) for tokens, new in zip(prompts, answers)]
 
     @checked
     def engine(
@@ -314,6 +314,6 @@ class LanguageModel(TextModel):
         }
 
     def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
-        """The result of a search that found tokens to follow those before; `finished` by a stop token."""
+        """The result of a search: the new `tokens` after the tokens `before`; `finished` if a stop token ended them."""
         text = continued(self.text(), before, tokens)
         return SearchResult(text, tokens, "stop" if finished else "length", *scores)

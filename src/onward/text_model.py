@@ -52,7 +52,7 @@ class TextModel:
 
     @checked
     def score(self, text: str) -> Score:
-        """The log-probability of each token of a text, and of the whole; see `evaluation.text`. A text that names a
+        """The log-probability of each token of a text, and of the whole text; see `evaluation.text`. A text that names a
         file is a UserError."""
         check_text(text, "text", READ)
         return score_text(self.model, self.text(), text)
@@ -83,8 +83,8 @@ class TextModel:
         pairs = [(one,) if isinstance(one, str) else one for one in texts]
         for one in (text for pair in pairs for text in pair):
             check_text(one, "a text", READ)
-        found = outputs(self.model, [encoder.texts(*pair).tokens for pair in pairs]).softmax(-1)
-        return [dict(zip(head_labels(self.model), row)) for row in found.tolist()]
+        probabilities = outputs(self.model, [encoder.texts(*pair).tokens for pair in pairs]).softmax(-1)
+        return [dict(zip(head_labels(self.model), row)) for row in probabilities.tolist()]
 
     @checked
     def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:

@@ -36,13 +36,13 @@ def nan_error(model: Decoder, tokens: Sequence[int]) -> UserError:
 
 def first_nan(model: Decoder, tokens: Tensor) -> str:
     """The name of the first activation of a decoder that holds NaN."""
-    found: list[str] = []
+    names: list[str] = []
 
     def note(name: str, activation: Tensor) -> None:
-        if not found and bool(activation.isnan().any()):
-            found.append(name)
+        if not names and bool(activation.isnan().any()):
+            names.append(name)
 
     large = "scores", "attn.weights"  # the output of the heads shows their NaN
     with trace(model, *(name for name in activation_names(model) if not name.endswith(large)), keep=note):
         model(tokens)
-    return found[0] if found else "a call that could not be repeated"
+    return names[0] if names else "a call that could not be repeated"

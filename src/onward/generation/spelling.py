@@ -29,17 +29,17 @@ class Spelling:
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         pieces = {piece for piece in pieces if piece}
-        found = {piece for piece in pieces if len(piece) == 1}
-        single = b"".join(found)
+        spelled_pieces = {piece for piece in pieces if len(piece) == 1}
+        single = b"".join(spelled_pieces)
         for piece in sorted({p for p in pieces if p.translate(None, single)}, key=len):
             ends = [0]  # where a sequence of generators may end
             for end in range(1, len(piece) + 1):
-                if any(piece[start:end] in found for start in ends):
+                if any(piece[start:end] in spelled_pieces for start in ends):
                     ends.append(end)
             if ends[-1] < len(piece):
-                found.add(piece)
-        self.generators = frozenset(found)
-        self.complete = found >= BYTES_OF_TEXT  # whether tokens can spell every text
+                spelled_pieces.add(piece)
+        self.generators = frozenset(spelled_pieces)
+        self.complete = spelled_pieces >= BYTES_OF_TEXT  # whether tokens can spell every text
 
     @cached_property
     def prefix_free(self) -> bool:
@@ -78,7 +78,7 @@ class Search:
     """
 
     def __init__(self, ids: Mapping[bytes, int], hint: str, text: str, end: int) -> None:
-        def place(piece: bytes) -> tuple[int, bool, bytes]:
+        def sort_key(piece: bytes) -> tuple[int, bool, bytes]:
             word = piece.decode(errors="replace")
             early, late = FIRST.find(word), LAST.find(word)
             if word in hint:
@@ -89,7 +89,7 @@ class Search:
                 order = len(FIRST) + (2 + late if late >= 0 else word not in text)
             return order, not word.isalnum(), piece
 
-        pieces = sorted(ids, key=place)
+        pieces = sorted(ids, key=sort_key)
         self.tokens, self.end = np.array([ids[piece] for piece in pieces], np.int64), end
         self.weights = np.array([SPACE_COST if piece.isspace() else 1 for piece in pieces])
 

@@ -23,6 +23,7 @@ class ConversationCache(CacheManager):
         self.kind: tuple[str, bytes] = "", b""  # key and rotations with which they were computed
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
+        """Assign the row to a request, and keep the common first tokens; as `CacheManager.allocate`."""
         kind = key, rope_key(self.cache.config, rope_length)
         length = min(common_prefix(tokens, self.tokens), len(tokens) - 1) if kind == self.kind else 0
         if not self.can_continue(row, length):
@@ -37,7 +38,8 @@ class ConversationCache(CacheManager):
         return length
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
+        """Note the tokens that the row holds."""
         self.tokens = list(tokens)
 
     def free(self, row: int) -> None:
-        """Nothing: the tokens are kept until the next request."""
+        """Keep the tokens until the next request."""

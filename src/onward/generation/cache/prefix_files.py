@@ -1,4 +1,4 @@
-"""Prefilled prompts on disk: one file per prompt, found by a hash of its tokens."""
+"""Prefilled prompts on disk: one file per prompt, named by a hash of its tokens."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ class LookupDraft:
         """A look-up needs no preparation."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        """The tokens after the last occurrence of each request's last n-gram, at most `room` of them."""
         proposals = []
         for request, most in zip(requests, room):
             index = self.indices.setdefault(request, LookupIndex(self.ngram))

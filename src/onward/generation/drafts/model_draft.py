@@ -40,6 +40,7 @@ class ModelDraft:
         self.runner: Runner | None = None
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        """Make a cache for the rows of an engine; a UserError if the draft has fewer positions than `length`."""
         model, limit = self.model, at(self.model.config.position, 0).limit(self.model.config)
         if limit < length:
             raise UserError(f"the draft has {limit} positions and the model {length}: take one with as many")
@@ -51,6 +52,7 @@ class ModelDraft:
         self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        """At most `room` tokens for each request, sampled from the draft with the request's own Sampling."""
         seeds, room = torch.tensor([r.seed for r in requests]), list(room)
         tokens: list[list[int]] = [[] for _ in requests]
         distributions: list[Tensor] = []  # of each step, (B, V)

@@ -1,7 +1,7 @@
 """Speculative decoding: tokens that a draft proposes are verified together (Leviathan et al. 2023; Chen et al. 2023).
 
 Rejection sampling gives exactly the distribution of the model; without proposals this is plain sampling.
-Shapes: B requests, N places in all requests, K proposed tokens, V vocabulary.
+Shapes: B requests, N rows of p (after each request's last token and each of its proposals), K proposed tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tenso
     `seeds` (B,) and `index` (B,), the number of tokens of each answer, determine all draws.
     """
     lengths = tensor_on(p.device, [len(proposal.tokens) for proposal in proposals])
-    first = torch.cumsum(lengths + 1, 0) - lengths - 1  # the place after a request's last token
+    first = torch.cumsum(lengths + 1, 0) - lengths - 1  # the row after a request's last token
     if not any(proposal.tokens for proposal in proposals):
         return lengths, draw(p, seeds, index, DRAW), first
     kept = accepted(p, proposals, first, seeds, index)
-    place, index = first + kept, index + kept
-    rest = p[place]
-    rest = torch.stack([residual(row, proposal, k) for row, proposal, k in zip(rest, proposals, kept)])
-    return kept, draw(rest, seeds, index, torch.where(kept == lengths, DRAW, RESIDUAL)), place
+    row, index = first + kept, index + kept
+    rest = p[row]
+    rest = torch.stack([residual(p_row, proposal, k) for p_row, proposal, k in zip(rest, proposals, kept)])
+    return kept, draw(rest, seeds, index, torch.where(kept == lengths, DRAW, RESIDUAL)), row
 
 
 def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
@@ -45,13 +45,13 @@ def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Ten
     padded = [[*proposal.tokens, *[0] * (width - len(proposal.tokens))] for proposal in proposals]
     tokens, column = tensor_on(p.device, padded), torch.arange(width, device=p.device)
     valid = tensor_on(p.device, [[j < len(proposal.tokens) for j in range(width)] for proposal in proposals])
-    place = (first[:, None] + column).clamp(max=len(p) - 1)
-    p_of = p[place].gather(2, tokens[:, :, None])[:, :, 0].double()  # (B, K)
+    rows = (first[:, None] + column).clamp(max=len(p) - 1)
+    p_of = p[rows].gather(2, tokens[:, :, None])[:, :, 0].double()  # (B, K)
     q_of = torch.ones_like(p_of)
     for row, proposal in enumerate(proposals):
         if proposal.distributions is not None and (k := len(proposal.tokens)):
             q_of[row, :k] = proposal.distributions.to(p.device).gather(1, tokens[row, :k, None])[:, 0].double()
-    at = uniform(seeds[:, None].expand_as(place), index[:, None] + column, ACCEPT)
+    at = uniform(seeds[:, None].expand_as(rows), index[:, None] + column, ACCEPT)
     return ((at * q_of < p_of) & valid).long().cumprod(1).sum(1)
 
 

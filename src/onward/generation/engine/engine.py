@@ -187,12 +187,12 @@ class Engine:
             with labeled([row_of(r, len(piece)) for r, piece in schedule.prefill]):
                 hidden = self.runner.forward_rows(first, pieces, starts, adapters)
             sampling = self.scheduler.prefilled(schedule)
-            requests += [schedule.prefill[place][0] for place in sampling]
+            requests += [schedule.prefill[index][0] for index in sampling]
             proposals += [Proposal() for _ in sampling]
             if sampling:
-                last = [hidden[place, len(pieces[place]) - 1] for place in sampling]
+                last = [hidden[index, len(pieces[index]) - 1] for index in sampling]
                 with labeled([row_of(request, 1) for request in requests[-len(sampling) :]]):
-                    logits.append(self.runner.logits(torch.stack(last), [adapters[place] for place in sampling]))
+                    logits.append(self.runner.logits(torch.stack(last), [adapters[index] for index in sampling]))
         return requests, proposals, logits[0] if len(logits) == 1 else torch.cat(logits) if logits else torch.empty(0)
 
     def distribute(

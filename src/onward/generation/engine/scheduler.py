@@ -140,20 +140,20 @@ class Scheduler:
         their first token.
         """
         first, sampling = self.num_decoding, list[int]()
-        for place, (request, piece) in enumerate(schedule.prefill):
+        for index, (request, piece) in enumerate(schedule.prefill):
             request.num_cached += len(piece)
             known = request.context[: request.num_cached]
             if request.computed_by is not None:
-                self.prefixes.register(first + place, known)
+                self.prefixes.register(first + index, known)
             if tokens_to_prefill(request):
                 continue
             self.num_decoding += 1  # of several pieces, all complete their prompt
             if request.tokens:
                 continue
             if request.computed_by is not None:
-                self.prefixes.keep(first + place, known, request.computed_by)
+                self.prefixes.keep(first + index, known, request.computed_by)
             request.num_cached -= 1  # as after a decoding step, before its token is counted
-            sampling.append(place)
+            sampling.append(index)
         return sampling
 
     def release(self, requests: Sequence[Request]) -> None:
@@ -199,6 +199,7 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def too_large(self, request: Request) -> UserError:
+        """The error of a request that needs more memory than the cache has."""
         return UserError(
             f"the cache has no room for {request.num_context_tokens} tokens of one request: make it larger"
         )
