@@ -49,8 +49,8 @@ def load(
     """The model in a Hugging Face folder, or of this name on the Hugging Face hub (org/name, org/name@revision,
     hf://org/name), by default in the dtype of its files and on the fastest device there is.
 
-    An existing path is read. For a name, the model's files are downloaded to the cache of `huggingface_hub`, unless they
-    are in it; `revision` is a branch, a tag or a commit, by default main.
+    An existing path is read. Else the model's files are downloaded to the cache of `huggingface_hub`, unless they are
+    in it; `revision` is a branch, a tag or a commit, by default main.
     `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning gives the number of
     layers that cannot be quantized. A folder saved from such a model stays quantized. Weights that are NaN or
     infinite are a UserError unless `allow_nonfinite`.
@@ -66,8 +66,8 @@ def load(
         raise UserError(f"dtype is {dtype!r}: give a floating-point dtype such as torch.float32, or None")
     device = choose_device(device)
     folder = locate(model, revision)
-    one_folder = isinstance(adapter_folder, str | Path)
-    adapter_folders = [Path(adapter_folder)] if one_folder else list(map(Path, adapter_folder))
+    folders = [adapter_folder] if isinstance(adapter_folder, str | Path) else adapter_folder
+    adapter_folders = [Path(one) for one in folders]
     decoder, hf, source = load_with_adapters(
         folder, adapter_folders, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize
     )

@@ -52,8 +52,8 @@ class TextModel:
 
     @checked
     def score(self, text: str) -> Score:
-        """The log-probability of each token of a text, and of the whole text; see `evaluation.text`. A text that names a
-        file is a UserError."""
+        """The log-probability of each token of a text, and of the whole text; see `evaluation.text`. A text that names
+        a file is a UserError."""
         check_text(text, "text", READ)
         return score_text(self.model, self.text(), text)
 

@@ -1,7 +1,7 @@
 """The prefix cache: requests with a common prefix prefill it once. It has three backends, tried in this order.
 
-Blocks of a paged cache are looked up by their hash (`BlockManager.allocate`), rows of other requests by comparing tokens
-(`fork`), and prompts on disk by a hash in the name of their file (`PrefixFiles`). Keys and values belong to the
+Blocks of a paged cache are looked up by their hash (`BlockManager.allocate`), rows of other requests by comparing
+tokens (`fork`), and prompts on disk by a hash in the name of their file (`PrefixFiles`). Keys and values belong to the
 fingerprint of the model that computed them (`fingerprint.py`) and to an adapter; while a model has hooks or edits, none
 are read and none are kept.
 """

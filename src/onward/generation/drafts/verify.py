@@ -1,7 +1,7 @@
 """Speculative decoding: tokens that a draft proposes are verified together (Leviathan et al. 2023; Chen et al. 2023).
 
 Rejection sampling gives exactly the distribution of the model; without proposals this is plain sampling.
-Shapes: B requests, N rows of p (after each request's last token and each of its proposals), K proposed tokens, V vocabulary.
+Shapes: B requests, N rows of p (after each request's last token and each proposal), K proposed tokens, V vocabulary.
 """
 
 from __future__ import annotations
