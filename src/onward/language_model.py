@@ -59,9 +59,8 @@ class GenerationKeywords(OptionKeywords, EngineKeywords, total=False):
 class LanguageModel(TextModel):
     """A model and its tokenizer, as `onward.load` returns them: generates text.
 
-    The methods that generate take the fields of GenerationOptions as keyword arguments, or all of them as `options`,
-    of which keyword arguments replace single fields. Wrong types, values out of range and unknown names are a
-    UserError.
+    The methods that generate take the fields of GenerationOptions as keyword arguments, or a GenerationOptions as
+    `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names are a UserError.
     """
 
     @overload
@@ -217,7 +216,7 @@ class LanguageModel(TextModel):
         max_new_tokens: int | None = None,
         **keywords: Unpack[BeamSearchKeywords],
     ) -> list[list[SearchResult]]:
-        """The n likeliest continuations of each prompt that beam search finds, best first.
+        """The n likeliest continuations of each prompt by beam search, best first.
 
         Keyword arguments as of `generation.search.beam.beam_search` (beams, length_penalty, ...), and the fields of
         Sampling, with a temperature of 1 by default.
@@ -237,7 +236,7 @@ class LanguageModel(TextModel):
         max_new_tokens: int | None = None,
         **keywords: Unpack[ContrastiveSearchKeywords],
     ) -> list[SearchResult]:
-        """The continuation of each prompt that contrastive search finds.
+        """The continuation of each prompt by contrastive search.
 
         Keyword arguments as of `generation.search.contrastive.contrastive_search` (alpha, k), and the fields of
         Sampling, with a temperature of 1 by default.

@@ -77,8 +77,8 @@ class TextModel:
 
     @checked
     def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, float]]:
-        """The probability of each class, by its label, of each text or pair of texts; of a model that
-        `--method classify` trained."""
+        """The probabilities of each text or pair of texts, by the label of the class. The model must have been
+        trained with `--method classify`."""
         encoder = Encoder(self.text())
         pairs = [(one,) if isinstance(one, str) else one for one in texts]
         for one in (text for pair in pairs for text in pair):
@@ -88,10 +88,11 @@ class TextModel:
 
     @checked
     def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
-        """The reward of each answer to a prompt, a text or messages; of a model that `--method reward` trained."""
+        """The reward of each answer to a prompt, a text or messages. The model must have been trained with
+        `--method reward`."""
         encoder = Encoder(self.text())
-        said = answers if isinstance(prompt, str) else [[{"role": "assistant", "content": one}] for one in answers]
-        sequences = [encoder.answer(prompt, one).until_trained() for one in said]
+        replies = answers if isinstance(prompt, str) else [[{"role": "assistant", "content": one}] for one in answers]
+        sequences = [encoder.answer(prompt, one).until_trained() for one in replies]
         return outputs(self.model, sequences)[:, 0].tolist()
 
     @property

@@ -218,9 +218,9 @@ class TextConstraint:
 
 
 class Vocabulary:
-    """Tokens for llguidance, given by their bytes; those without any are never allowed.
+    """Tokens for llguidance, given by their bytes; tokens without bytes are never allowed.
 
-    Those in `spaced` lose their first space at the beginning of a text.
+    The tokens in `spaced` lose their first space at the beginning of a text.
     """
 
     def __init__(self, pieces: Sequence[bytes], spaced: Collection[int] = ()) -> None:

@@ -49,14 +49,14 @@ class Spelling:
 
     @cached_property
     def expression(self) -> str:
-        """The regular expression of all texts that can be spelled, for a grammar with `allow_invalid_utf8`."""
+        """The regular expression of all texts that tokens can spell, for a grammar with `allow_invalid_utf8`."""
         characters = {piece: character(piece) for piece in sorted(self.generators)}
         classes = "".join(f"\\x{{{ord(c):x}}}" for c in characters.values() if c)
         rest = "|".join("".join(f"\\x{b:02x}" for b in piece) for piece, c in characters.items() if not c)
         return f"({'|'.join([f'(?u:[{classes}])'] * bool(classes) + [f'(?-u:{rest})'] * bool(rest))})*"
 
     def covers(self, schema: str) -> bool:
-        """Whether tokens can surely spell the rest of every beginning of JSON that conforms to a schema."""
+        """Whether tokens can spell the rest of every prefix of JSON that conforms to a schema; False if in doubt."""
         spelled = lambda c: c in self.generators or all(bytes([b]) in self.generators for b in c)
         parts = [piece for piece in self.generators if character(piece) is None]
         whole = not parts or (self.generators >= CONTINUATION and max(map(len, parts)) == 1)
@@ -65,7 +65,7 @@ class Spelling:
 
 
 def character(piece: bytes) -> str | None:
-    """The character that a piece is; None if it is part of one, or several."""
+    """The character that a piece spells; None if it spells a part of a character, or more than one character."""
     text = piece.decode(errors="ignore")
     return text if len(text) == 1 and text.encode() == piece else None
 
@@ -95,7 +95,7 @@ class Search:
 
     def after(self, matcher: LLMatcher, token: int, known: Sequence[int]) -> Sequence[int] | None:
         """Tokens that complete the answer after a token; `known` complete it without that token."""
-        for guess in (known[1:], known):  # the token is the first of them, or it is one of any number of such tokens
+        for guess in (known[1:], known):  # the token is the first known one, or one of a run of equal tokens
             if matcher.validate_tokens([token, *guess, self.end]) == len(guess) + 2:
                 return guess
         following = matcher.deep_copy()

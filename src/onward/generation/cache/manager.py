@@ -1,4 +1,5 @@
-"""Assigns rows of a cache and their memory to requests; vectors of the cache are copied, never computed.
+"""The manager of a contiguous cache: assigns rows and their memory to requests; copies keys and values, never computes
+them.
 
 Shapes: T tokens.
 """
@@ -40,10 +41,10 @@ class CacheManager:
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
         """Assign a row to a request with these tokens, which will have at most `rope_length` tokens. The `key`
-        names the model and the adapter: only what was computed with an equal one is shared.
+        names the model and the adapter: rows share keys and values only where their keys are equal.
 
-        Returns the number of first tokens that the row holds already, always fewer than all, or None where there is not
-        enough memory now.
+        Returns the number of first tokens that the row already holds, always fewer than all, or None if memory is short
+        now.
         """
         self.starts[row] = 0
         self.cache.rope_length[row] = rope_length
@@ -52,7 +53,7 @@ class CacheManager:
     def reserve(self, row: int, start: int, end: int) -> bool:
         """Make positions start to end - 1 of a row writable, at most a chunk; the row holds the positions before them.
 
-        Returns False, and changes nothing, where there is not enough memory.
+        Returns False, and changes nothing, if memory is short.
         """
         if end > self.cache.capacity:
             self.cache.grow(end)
@@ -123,7 +124,7 @@ class CacheManager:
 
 @lru_cache(maxsize=256)
 def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
-    """A key that is equal for rows with equal rotations: cosines and sines at position 1 for this `rope_length`."""
+    """Cosines and sines at position 1 for this `rope_length`: a key that is equal for rows with equal rotations."""
     one, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
     widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
     rotations = [rotation(position, width, one, length) for position, width in dict.fromkeys(widths)]

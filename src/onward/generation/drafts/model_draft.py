@@ -1,4 +1,4 @@
-"""Drafts, which propose tokens for speculative decoding.
+"""A draft that is a smaller model, for speculative decoding.
 
 Shapes: B requests, K proposed tokens, D d_model, V vocabulary.
 """

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LEAST = 8  # steps without proposals whose mean time is believed
+LEAST = 8  # the fewest steps without proposals whose mean time is used
 
 
 @dataclass
 class SpeculationTimes:
-    """The seconds of decoding steps with and without proposals, which tell whether speculation pays."""
+    """The seconds of decoding steps with and without proposals, to measure whether speculation pays."""
 
     seconds: float = 0.0  # of steps with proposals, drafting included
-    drafting: float = 0.0  # of these
+    drafting: float = 0.0  # the part of `seconds` that the draft took
     tokens_per_row: float = 0.0  # new tokens of a request in all of these steps
     steps: int = 0
     plain_seconds: float = 0.0  # of steps without proposals
@@ -29,8 +29,8 @@ class SpeculationTimes:
     def speed_up(self) -> float | None:
         """How many times as fast as without proposals; None if no step had any.
 
-        The time without is that of the steps in which nothing was proposed, if there were LEAST of them; else that of
-        verifying, which is not less, so that the result is an upper bound.
+        The time without proposals is the mean of the steps without them, if there were at least LEAST; else the mean time
+        of verification, which is not less: the result is then an upper bound.
         """
         if not self.steps:
             return None

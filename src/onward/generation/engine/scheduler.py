@@ -90,7 +90,7 @@ class Scheduler:
                 return  # wait until that prompt is prefilled, to share it
             rope_length = min(self.length, len(context) + request.remaining)
             computed_by = self.prefixes.key(request.adapter or "")
-            cached = (shareable(other, computed_by) for other in self.active)  # made only where there is memory
+            cached = (shareable(other, computed_by) for other in self.active)  # evaluated once memory is allocated
             num_cached = self.prefixes.allocate(row, context, rope_length, cached, computed_by)
             if num_cached is not None:
                 request.num_cached, request.computed_by = num_cached, computed_by
@@ -117,7 +117,7 @@ class Scheduler:
     def prefill(self) -> list[tuple[Request, list[int]]]:
         """A chunk of the first prompt that is not prefilled, or several whole prompts of about the same length."""
         while self.num_decoding < len(self.active) and not tokens_to_prefill(self.active[self.num_decoding]):
-            self.num_decoding += 1  # it continues where it was preempted
+            self.num_decoding += 1  # a preempted request continues
         start, chunk = self.num_decoding, self.manager.cache.chunk
         pieces: list[tuple[Request, list[int]]] = []
         for row, request in enumerate(self.active[start:], start):
@@ -213,12 +213,13 @@ def is_prefilling(request: Request, other: Request) -> bool:
 
 
 def shareable(request: Request, key: str | None) -> list[int]:
-    """The tokens of a request whose keys and values a request of the key can use: none of another model or adapter."""
+    """The tokens of a request whose keys and values a request with this key can share; none if the
+    model or the adapter differs."""
     return request.context[: request.num_cached] if key is not None and request.computed_by == key else []
 
 
 def tokens_to_prefill(request: Request) -> list[int]:
-    """The tokens to prefill before the next token is sampled: the rest of the context. Where the answer has begun, its
-    last token is left out, which is fed in decoding, together with draft tokens."""
+    """The tokens to prefill before the next token is sampled: the rest of the context. Once the answer has begun,
+    its last token is left out: the next decoding step feeds it, together with draft tokens."""
     rest = request.context_from(request.num_cached)
     return rest[:-1] if request.tokens else rest

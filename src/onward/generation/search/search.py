@@ -1,4 +1,4 @@
-"""Shared by beam search and contrastive search: checks of arguments, and prefill into the rows of a cache.
+"""The parts that beam search and contrastive search share: checks of arguments, and prefill into the rows of a cache.
 
 Shapes: T tokens, D d_model.
 """
