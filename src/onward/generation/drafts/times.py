@@ -29,8 +29,8 @@ class SpeculationTimes:
     def speed_up(self) -> float | None:
         """How many times as fast as without proposals; None if no step had any.
 
-        The time without proposals is the mean of the steps without them, if there were at least LEAST; else the mean time
-        of verification, which is not less: the result is then an upper bound.
+        The time without proposals is the mean of the steps without them, if there were at least LEAST; else the mean
+        time of verification, which is not less: the result is then an upper bound.
         """
         if not self.steps:
             return None
