@@ -14,8 +14,8 @@ import torch
 
 import onward
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.generation.engine.engine import generate
-from onward.generation.engine.request import Request
+from onward.generation.engine.generate import generate
+from onward.generation.request import Request
 from onward.reports.pictures.panels import curves
 from onward.reports.pictures.picture import Picture
 from onward.text.tokenizer import train_tokenizer

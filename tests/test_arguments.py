@@ -67,7 +67,7 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     return {
         "load": (onward.load, {"model": "no/such"}),
         "add_lora": (onward.add_lora, {"model": adapted, "lora": onward.LoRA()}),
-        "merge": (onward.merge, {"adapter": "no/such", "out": "merged"}),
+        "merge": (onward.merge, {"adapter_folder": "no/such", "out": "merged"}),
         "merge_lora": (onward.merge_lora, {"model": model}),
         "remove_lora": (onward.remove_lora, {"model": model}),
         "save_adapter": (onward.save_adapter, {"lm": lm, "folder": "saved", "base": "no/such"}),

@@ -51,12 +51,13 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.evaluation.text import Score
     from onward.folders import finetune, load, merge, save, save_adapter, train
     from onward.generation.answer import Answer
+    from onward.generation.cache.blocks import BlockManager
+    from onward.generation.cache.manager import CacheManager
     from onward.generation.distribution import next_token_distribution
-    from onward.generation.engine.blocks import BlockManager
-    from onward.generation.engine.cache_manager import CacheManager
     from onward.generation.engine.engine import Engine
-    from onward.generation.engine.request import Request, TokenLogprob
+    from onward.generation.logprobs import TokenLogprob
     from onward.generation.options import GenerationOptions
+    from onward.generation.request import Request
     from onward.generation.results import Completion, SearchResult
     from onward.generation.sampling import Sampling
     from onward.inspection.doctor.checks import doctor

@@ -22,7 +22,8 @@ from onward.errors import UserError
 from onward.suggestions import nearest
 
 T = TypeVar("T")
-FLAGS = {"imports": "--import", "base": "--from"}  # of the fields whose option has another name
+# of the fields whose option has another name
+FLAGS = {"imports": "--import", "base": "--from", "adapter_folder": "--adapter"}
 HUGE = 1e15  # from here on, numbers are written with a power of ten
 FAMILIES = "onward.families"  # the package whose modules define further parts; imported when a kind is unknown
 

@@ -43,22 +43,22 @@ def load(
     *,
     revision: str = "",
     quantize: Literal["int8", "int4"] | None = None,
-    adapter: str | Path | Sequence[str | Path] = (),
+    adapter_folder: str | Path | Sequence[str | Path] = (),
     rope: str | None = None,
     allow_nonfinite: bool = False,
 ) -> LanguageModel:
     """The model in a Hugging Face folder, or of this name on the Hugging Face hub (org/name, org/name@revision,
     hf://org/name), by default in the dtype of its files and on the fastest device there is.
 
-    What exists as a path is taken from there. Else the model's files are downloaded to the cache of `huggingface_hub`,
-    unless they are in it; `revision` is a branch, a tag or a commit, by default main.
-    `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning names the number of
-    layers that cannot be kept so. A folder that was saved from such a model stays quantized. Weights that are NaN or
+    An existing path is read. Else the model's files are downloaded to the cache of `huggingface_hub`, unless they are
+    in it; `revision` is a branch, a tag or a commit, by default main.
+    `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning gives the number of
+    layers that cannot be quantized. A folder saved from such a model stays quantized. Weights that are NaN or
     infinite are a UserError unless `allow_nonfinite`.
 
-    `adapter` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or several of them; each
-    is named after its folder, and the first is used unless a request chooses another. A `model` that is itself an
-    adapter is loaded on the base that it names. An adapter of another base is a UserError.
+    `adapter_folder` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or a list of them.
+    Each adapter is named after its folder; the first is used unless a request chooses another. A `model` that is itself
+    an adapter is loaded on the base that it names. An adapter of another base is a UserError.
 
     `rope` extends the context of a model with rotary positions by a scaling and a factor: "yarn:2", "linear:2",
     "dynamic:2", "llama3:8".
@@ -67,9 +67,10 @@ def load(
         raise UserError(f"dtype is {dtype!r}: give a floating-point dtype such as torch.float32, or None")
     device = choose_device(device)
     folder = locate(model, revision)
-    adapters = [Path(adapter)] if isinstance(adapter, str | Path) else list(map(Path, adapter))
+    folders = [adapter_folder] if isinstance(adapter_folder, str | Path) else adapter_folder
+    adapter_folders = [Path(one) for one in folders]
     decoder, hf, source = load_with_adapters(
-        folder, adapters, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize
+        folder, adapter_folders, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize
     )
     if rope is not None:
         decoder.config = extended(decoder.config, rope)
@@ -89,17 +90,18 @@ def save(
     path that ends in .gguf, as a GGUF file.
 
     Quantized layers are written in the format pack-quantized of compressed-tensors, and loaded as they were.
-    `dtype` is that of the weights in a GGUF file, by default that of the model. A UserError, before anything is
-    written, if llama.cpp has no architecture that computes what the model does. `accept` names differences with which a
-    GGUF file is written all the same: gelu (its tanh form in place of the exact one), ramp (YaRN's, in whole pairs),
-    window (none).
+    `dtype` is that of the weights in a GGUF file, by default that of the model. A UserError, before any file is
+    written, if no architecture of llama.cpp computes this model. `accept` names differences that a GGUF file may have:
+    gelu (its tanh form in place of the exact one), ramp (YaRN's, in whole pairs), window (none).
     """
     if names := adapter_names(lm.model):
         raise UserError(f"this model has the adapter {names[0]}: call merge_lora first, or save_adapter")
     path, hf = Path(path), lm.hf
     if path.suffix == ".gguf":
-        planned = plan(lm.model, lm.tokenizer, (dtype or "").upper(), path.stem, str(hf.get("model_type", "")), accept)
-        return write_model(lm.model, planned, path)
+        gguf_plan = plan(
+            lm.model, lm.tokenizer, (dtype or "").upper(), path.stem, str(hf.get("model_type", "")), accept
+        )
+        return write_model(lm.model, gguf_plan, path)
     if dtype is not None:
         raise UserError(f"dtype is {dtype!r}, which is for files that end in .gguf: load the model in another dtype")
     if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
@@ -112,7 +114,7 @@ def save(
 
 @checked
 def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, name: str = "default") -> None:
-    """Write the adapters of a name, and modules that are trained whole, as a PEFT folder.
+    """Write the adapters with this name, and fully trained modules, as a PEFT folder.
 
     `base` is the folder that the model was loaded from; its checksum is kept with the adapter.
     """
@@ -124,7 +126,7 @@ def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, nam
 
 @checked
 def merge(
-    adapter: str | Path,
+    adapter_folder: str | Path,
     out: str | Path,
     base: str | Path | None = None,
     *,
@@ -136,10 +138,10 @@ def merge(
     `base` is the folder of the model, by default the one that the adapter names; `dtype` that of the result, by default
     that of the base.
     """
-    base = Path(base) if base else base_folder(Path(adapter))
+    base = Path(base) if base else base_folder(Path(adapter_folder))
     if Path(out).exists() and base.exists() and os.path.samefile(out, base):
         raise UserError(f"out is {out}, the folder of the base: choose another")
-    lm = load(base, torch.float32, "cpu", adapter=adapter)
+    lm = load(base, torch.float32, "cpu", adapter_folder=adapter_folder)
     merge_lora(lm.model, adapter_names(lm.model)[0])
     stored = Counter(tensor.dtype for tensor in open_source(base).stored().values())
     lm.model.to(dtype or FLOATS.get(stored.most_common(1)[0][0], torch.bfloat16))

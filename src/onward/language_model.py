@@ -1,33 +1,22 @@
-"""A decoder with its tokenizer: text in, text out."""
+"""A decoder with its tokenizer: generates text."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from os import PathLike
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from onward.arguments import check_fields, checked, named
-from onward.config.decoder import DecoderConfig
+from onward.arguments import checked, named
 from onward.config.part_types import SizeOrZero
-from onward.data.examples import Encoder
-from onward.data.tokens import Tokens
 from onward.errors import UserError
-from onward.evaluation.outputs import outputs
-from onward.evaluation.score import Evaluation
-from onward.evaluation.text import Score, documents_of, evaluate_texts, evaluate_tokens, score_text
-from onward.files import check_text
 from onward.generation.answer import Answer
-from onward.generation.engine.cache_manager import CacheManager
-from onward.generation.engine.drafts import Draft, LookupDraft, ModelDraft
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.prefix_files import PrefixFiles
+from onward.generation.drafts.lookup import LookupDraft
+from onward.generation.drafts.model_draft import ModelDraft
+from onward.generation.drafts.proposal import Draft
 from onward.generation.engine.engine import ROWS, Engine
-from onward.generation.engine.prefix_files import PrefixFiles
-from onward.generation.engine.request import Request
 from onward.generation.keywords import (
     BeamKeywords,
     BeamSearchKeywords,
@@ -37,16 +26,14 @@ from onward.generation.keywords import (
 )
 from onward.generation.options import GenerationOptions, OptionKeywords
 from onward.generation.prompts import Prompt, continued, default_new_tokens, prompt_tokens, prompts_of, submit
+from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.generation.search.beam import beam_search
 from onward.generation.search.contrastive import contrastive_search
-from onward.model.decoder import Decoder
 from onward.text.chat import Message, chat_of
-from onward.text.tokenizer import Tokenizer
-from onward.transforms.heads import head_labels
+from onward.text_model import TextModel
 
 DEFAULT = GenerationOptions()
-READ = "give Path({!r}).read_text()"
 UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 
 
@@ -69,30 +56,12 @@ class GenerationKeywords(OptionKeywords, EngineKeywords, total=False):
 
 @named
 @dataclass
-class LanguageModel:
-    """A model and its tokenizer, as `onward.load` returns them.
+class LanguageModel(TextModel):
+    """A model and its tokenizer, as `onward.load` returns them: generates text.
 
-    The methods that generate take the fields of GenerationOptions as keyword arguments, or all of them as `options`,
-    of which keyword arguments replace single fields. Wrong types, values out of range and unknown names are a
-    UserError.
+    The methods that generate take the fields of GenerationOptions as keyword arguments, or a GenerationOptions as
+    `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names are a UserError.
     """
-
-    model: Decoder
-    tokenizer: Tokenizer | None = None
-    hf: Mapping[str, Any] = field(default_factory=dict)  # the config.json that it was loaded from
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def _repr_html_(self) -> str | None:
-        from onward.reports.runs.notebook import of_model  # draws, and is needed in a notebook alone
-
-        return of_model(self.model, self.tokenizer)
-
-    @property
-    def config(self) -> DecoderConfig:
-        """The sizes and parts of the model."""
-        return self.model.config
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
@@ -247,17 +216,17 @@ class LanguageModel:
         max_new_tokens: int | None = None,
         **keywords: Unpack[BeamSearchKeywords],
     ) -> list[list[SearchResult]]:
-        """The n likeliest continuations of each prompt that beam search finds, best first.
+        """The n likeliest continuations of each prompt by beam search, best first.
 
-        Keyword arguments as of `generation.beam.beam_search` (beams, length_penalty, ...), and the fields of Sampling,
-        whose temperature is 1 by default.
+        Keyword arguments as of `generation.search.beam.beam_search` (beams, length_penalty, ...), and the fields of
+        Sampling, with a temperature of 1 by default.
         """
         options, own = split({**keywords, "max_new_tokens": max_new_tokens}, BeamKeywords, UNCHANGED)
         prompts, shared = self.search_arguments(prompt, options)
-        found = beam_search(self.model, prompts, n=options.n, **shared, **own)
+        hypotheses_of_prompts = beam_search(self.model, prompts, n=options.n, **shared, **own)
         return [
             [self.search_result(tokens, h.tokens, h.finished, h.score, h.logprob) for h in hypotheses]
-            for tokens, hypotheses in zip(prompts, found)
+            for tokens, hypotheses in zip(prompts, hypotheses_of_prompts)
         ]
 
     @checked
@@ -267,62 +236,18 @@ class LanguageModel:
         max_new_tokens: int | None = None,
         **keywords: Unpack[ContrastiveSearchKeywords],
     ) -> list[SearchResult]:
-        """The continuation of each prompt that contrastive search finds.
+        """The continuation of each prompt by contrastive search.
 
-        Keyword arguments as of `generation.contrastive.contrastive_search` (alpha, k), and the fields of Sampling,
-        whose temperature is 1 by default.
+        Keyword arguments as of `generation.search.contrastive.contrastive_search` (alpha, k), and the fields of
+        Sampling, with a temperature of 1 by default.
         """
         options, own = split({**keywords, "max_new_tokens": max_new_tokens}, ContrastiveKeywords, UNCHANGED)
         if options.n > 1:
             raise UserError(f"n is {options.n}: contrastive search finds one answer, so leave it out")
         prompts, shared = self.search_arguments(prompt, options)
-        found = contrastive_search(self.model, prompts, **shared, **own)
+        answers = contrastive_search(self.model, prompts, **shared, **own)
         most = shared["max_new_tokens"]
-        return [self.search_result(tokens, new, len(new) < most) for tokens, new in zip(prompts, found)]
-
-    @checked
-    def score(self, text: str) -> Score:
-        """The log-probability of each token of a text, and of the whole; see `evaluation.text`. A text that names a
-        file is a UserError."""
-        check_text(text, "text", READ)
-        return score_text(self.model, self.text(), text)
-
-    @checked
-    def evaluate(
-        self,
-        text: str | PathLike[str] | Sequence[str | PathLike[str]] | np.ndarray | Tokens,
-        stride: int = 0,
-        *,
-        n_bytes: int | None = None,
-    ) -> Evaluation:
-        """Loss, perplexity and bits per byte over documents, or over token ids (T,), of any length.
-
-        A Path stands for the documents of a file or folder, as in `onward.train`; a str is a document itself, and a
-        UserError if it names a file. The window moves on by `stride` tokens, by default the context length; see
-        `evaluation.score`. `n_bytes` is the length of the text of token ids, by default counted from them.
-        """
-        if isinstance(text, np.ndarray | Tokens):
-            return evaluate_tokens(self.model, self.text(), text, stride, n_bytes)
-        return evaluate_texts(self.model, self.text(), documents_of(text), stride)
-
-    @checked
-    def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, float]]:
-        """The probability of each class, by its label, of each text or pair of texts; of a model that
-        `--method classify` trained."""
-        encoder = Encoder(self.text())
-        pairs = [(one,) if isinstance(one, str) else one for one in texts]
-        for one in (text for pair in pairs for text in pair):
-            check_text(one, "a text", READ)
-        found = outputs(self.model, [encoder.texts(*pair).tokens for pair in pairs]).softmax(-1)
-        return [dict(zip(head_labels(self.model), row)) for row in found.tolist()]
-
-    @checked
-    def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
-        """The reward of each answer to a prompt, a text or messages; of a model that `--method reward` trained."""
-        encoder = Encoder(self.text())
-        said = answers if isinstance(prompt, str) else [[{"role": "assistant", "content": one}] for one in answers]
-        sequences = [encoder.answer(prompt, one).until_trained() for one in said]
-        return outputs(self.model, sequences)[:, 0].tolist()
+        return [self.search_result(tokens, new, len(new) < most) for tokens, new in zip(prompts, answers)]
 
     @checked
     def engine(
@@ -388,23 +313,6 @@ class LanguageModel:
         }
 
     def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
-        """The result of a search that found tokens to follow those before; `finished` by a stop token."""
+        """The result of a search: the new `tokens` after the tokens `before`; `finished` if a stop token ended them."""
         text = continued(self.text(), before, tokens)
         return SearchResult(text, tokens, "stop" if finished else "length", *scores)
-
-    @property
-    def stop_token_ids(self) -> list[int]:
-        """The token ids that end an answer: the tokenizer's end tokens that the model has."""
-        return [i for i in self.text().end_ids if i < self.config.vocab_size]
-
-    def allowed(self) -> Tensor:
-        """False for padding and holes of the vocabulary, (V,)."""
-        allowed = torch.ones(self.config.vocab_size, dtype=torch.bool, device=self.model.device)
-        allowed[self.text().textless(self.config.vocab_size)] = False
-        return allowed
-
-    def text(self) -> Tokenizer:
-        """The tokenizer; a UserError where there is none."""
-        if self.tokenizer is None:
-            raise UserError("this model came without a tokenizer.json, which text needs: put one into its folder")
-        return self.tokenizer

@@ -15,7 +15,7 @@ import onward
 from onward.cli import main
 from onward.cli.commands.generate import Options, sample
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.language_model import LanguageModel
 
 SEEDED = ["--seed", "1", "--max-new-tokens", "9"]

@@ -164,7 +164,8 @@ VALUES = {  # by option, where one of its type would be refused
     "name": "me/x",
     "rope": "linear:2",
 }
-SLOW = {"compile", "imports", "adapter", "revision", "tuned", "near", "gopher"}  # seconds each, or files that lack
+# seconds each, or files that lack
+SLOW = {"compile", "imports", "adapter_folder", "revision", "tuned", "near", "gopher"}
 
 
 @dataclass

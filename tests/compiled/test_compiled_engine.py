@@ -27,10 +27,10 @@ from onward.config.decoder import (
     SharedNorm,
     Sinusoidal,
 )
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.drafts import LookupDraft
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache

@@ -17,11 +17,11 @@ from torch import nn
 
 import onward
 from onward.compiled.fingerprint import Snapshot, checksum, fingerprint
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.cache_manager import ConversationCache
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.conversation import ConversationCache
+from onward.generation.cache.prefix_files import PrefixFiles
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.prefix_files import PrefixFiles
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder

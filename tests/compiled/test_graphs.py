@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onward.compiled.graphs import GraphStep, Replay, captured
 from onward.compiled.interface import decoding_step
 from onward.config.decoder import DecoderConfig
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.manager import CacheManager
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder

@@ -31,8 +31,8 @@ from onward.config.decoder import (
 from onward.config.routing import SigmoidRouting, SoftmaxRouting
 from onward.errors import UserError
 from onward.families import express, families, read
-from onward.generation.engine.engine import generate
-from onward.generation.engine.request import Request
+from onward.generation.engine.generate import generate
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.attention import Attend
 from onward.model.backends import reference

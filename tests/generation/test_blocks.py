@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from onward.config.decoder import DecoderConfig, SelfAttention
 from onward.errors import UserError
-from onward.generation.engine.blocks import BlockManager, BlockPool
-from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.cache.blocks import BlockManager, BlockPool
+from onward.generation.cache.manager import CacheManager
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.paged import NULL_BLOCK, PagedKVCache
@@ -105,11 +105,11 @@ def run_many() -> None:
 @torch.inference_mode()
 def test_random_programs_notice_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place, broken = MUTANTS[mutant]
-    monkeypatch.setattr(f"onward.generation.engine.blocks.{place}", broken)
+    monkeypatch.setattr(f"onward.generation.cache.blocks.{place}", broken)
     if broken is first_run:  # and does not mind what is missing
-        found = "onward.generation.engine.blocks.BlockPool.prefix_blocks"
+        found = "onward.generation.cache.blocks.BlockPool.prefix_blocks"
         monkeypatch.setattr(found, lambda self, hashes: [self.hash_to_block.get(h, NULL_BLOCK) for h in hashes])
-        monkeypatch.setattr("onward.generation.engine.blocks.BlockPool.can_continue", lambda self, row, start: True)
+        monkeypatch.setattr("onward.generation.cache.blocks.BlockPool.can_continue", lambda self, row, start: True)
     with pytest.raises(AssertionError):
         run_many()
 

@@ -14,15 +14,18 @@ import torch
 
 from onward.config.decoder import Alibi, DecoderConfig, Learned, SelfAttention
 from onward.errors import UserError
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.prefix_files import PrefixFiles
 from onward.generation.distribution import next_token_distribution
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.cache_manager import CacheManager
-from onward.generation.engine.drafts import Draft, LookupDraft, ModelDraft
-from onward.generation.engine.engine import Engine, generate
-from onward.generation.engine.prefix_files import PrefixFiles
-from onward.generation.engine.request import Request
-from onward.generation.engine.runner import Runner
-from onward.generation.engine.speculation import DRAW
+from onward.generation.drafts.lookup import LookupDraft
+from onward.generation.drafts.model_draft import ModelDraft
+from onward.generation.drafts.proposal import Draft
+from onward.generation.drafts.verify import DRAW
+from onward.generation.engine.engine import Engine
+from onward.generation.engine.generate import generate
+from onward.generation.request import Request
+from onward.generation.runner import Runner
 from onward.generation.sampling import Sampling
 from onward.kernels.draws import draw
 from onward.model.cache import KVCache
@@ -555,7 +558,7 @@ def test_a_row_never_continues_with_a_token_that_was_sampled_for_another() -> No
     model = Decoder(DecoderConfig(vocab_size=16, d_model=16, n_layers=1, n_heads=2, context_length=16)).eval()
     runner = Runner(model, KVCache(model.config, 1, 16), None)
     alone, other = (Request([token], Sampling(temperature=0), 5) for token in (1, 2))
-    runner.decode([alone], [()])
+    runner.decode([alone])
     alone.tokens.append(3)
     alone.num_cached += 1
     runner.keep([other], torch.tensor([7]))

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from onward.errors import UserError
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.cache_manager import CacheManager
-from onward.generation.engine.prefix_files import PrefixFiles
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.prefix_files import PrefixFiles
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache

@@ -4,11 +4,11 @@ import pytest
 from transforms.test_lora import stirred
 
 from onward.errors import UserError
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.prefix_files import PrefixFiles
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.prefix_files import PrefixFiles
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from onward.generation.engine.request import Request
-from onward.generation.engine.sampler import NotANumber, Sampler
-from onward.generation.engine.speculation import Proposal
+from onward.generation.drafts.proposal import Proposal
+from onward.generation.engine.sampler import Sampler
+from onward.generation.failures import NotANumber
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 
 V = 12

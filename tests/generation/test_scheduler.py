@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.generation.engine.cache_manager import CacheManager
-from onward.generation.engine.prefix_cache import PrefixCache
-from onward.generation.engine.request import Request
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.prefix_cache import PrefixCache
 from onward.generation.engine.scheduler import Schedule, Scheduler
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 
 from support.decoders import config

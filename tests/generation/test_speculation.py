@@ -12,12 +12,15 @@ from torch import Tensor
 
 from onward.compiled.steps import POOLS
 from onward.generation.distribution import next_token_distribution
-from onward.generation.engine import speculation
-from onward.generation.engine.drafts import LookupDraft, LookupIndex, ModelDraft
+from onward.generation.drafts import verify as verification
+from onward.generation.drafts.lookup import LookupDraft, LookupIndex
+from onward.generation.drafts.model_draft import ModelDraft
+from onward.generation.drafts.proposal import Proposal
+from onward.generation.drafts.times import LEAST, SpeculationTimes, expected_tokens
+from onward.generation.drafts.verify import DRAFT
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.request import Request
 from onward.generation.engine.sampler import Sampler
-from onward.generation.engine.speculation import DRAFT, LEAST, Proposal, SpeculationTimes, expected_tokens
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels.draws import draw
 from onward.model.decoder import Decoder
@@ -111,7 +114,7 @@ def greedy_acceptance(p: Tensor, proposals: Any, first: Tensor, seeds: Tensor, i
     return right_accepted(p, proposals, first, torch.zeros_like(seeds), torch.zeros_like(index))
 
 
-right_accepted = speculation.accepted
+right_accepted = verification.accepted
 MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "too much is accepted": ("accepted", wrong_acceptance),
     "a coin is not thrown": ("accepted", greedy_acceptance),
@@ -131,7 +134,7 @@ MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_distribution_proof_notices_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation, *MUTANTS[mutant])
+    monkeypatch.setattr(verification, *MUTANTS[mutant])
     with pytest.raises(AssertionError):
         assert_follows_the_model("plain", "drawn")
 
@@ -164,7 +167,7 @@ def test_expected_tokens_per_step_follow_the_formula(rate: float, expected: floa
 def test_verify_reads_no_value_from_the_device(certain: bool) -> None:
     p, seeds = torch.empty(4, V, device="meta"), torch.empty(2, dtype=torch.long, device="meta")  # without values
     drawn = Proposal([1, 2], None if certain else torch.empty(2, V, device="meta"))
-    kept, token, row = speculation.verify(p, [drawn, Proposal()], seeds, seeds)
+    kept, token, row = verification.verify(p, [drawn, Proposal()], seeds, seeds)
     assert kept.shape == token.shape == row.shape == (2,)
 
 

@@ -15,7 +15,7 @@ from onward.compiled import linking, lowering
 from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import compile_step
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels import available
 from onward.kernels import draws as draws_of

@@ -26,7 +26,7 @@ from onward.cli.shared.loading import code_folder
 from onward.compiled import linking
 from onward.compiled.graphs import GraphStep
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels.llvm import kept
 from onward.kernels.llvm.code import INT

@@ -21,9 +21,9 @@ import onward
 from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import compile_step
 from onward.config.decoder import DecoderConfig, SelfAttention
-from onward.generation.engine.request import Request
+from onward.generation.drafts.proposal import Proposal
 from onward.generation.engine.sampler import Sampler
-from onward.generation.engine.speculation import Proposal
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels.linear import linear
 from onward.kernels.quantized import quantized_linear
@@ -273,7 +273,7 @@ SOURCE = Path(onward.__file__).parent
 IDENTITY = {  # files that compare the addresses of tensors, and read nothing there
     "checkpoint/names.py",
     "checkpoint/peft/adapted_weights.py",
-    "generation/engine/prefix_files.py",
+    "generation/cache/prefix_files.py",
     "inspection/doctor/caching.py",
     "inspection/doctor/learning.py",
     "inspection/doctor/operations.py",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import DecoderConfig, SelfAttention, at
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.manager import CacheManager
 from onward.kernels import attention
 from onward.model import backends
 from onward.model.cache import KVCache

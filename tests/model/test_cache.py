@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.config.decoder import LatentAttention, Learned, SelfAttention
-from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.cache.manager import CacheManager
 from onward.model.cache import KVCache, quantize
 from onward.model.paged import PagedKVCache
 

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onward.compiled.steps import compile_step
 from onward.config.decoder import DecoderConfig, NoPosition, SelfAttention
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.cache_manager import CacheManager
-from onward.generation.engine.request import Request
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.manager import CacheManager
+from onward.generation.drafts.proposal import Proposal
 from onward.generation.engine.sampler import Sampler
-from onward.generation.engine.speculation import Proposal
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels.attention import plain_attend
 from onward.kernels.cross_entropy import cross_entropy

@@ -6,8 +6,8 @@ from random import Random
 
 import torch
 
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.manager import CacheManager
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.paged import NULL_BLOCK

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import DecoderConfig
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.manager import CacheManager
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import onward
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
 from onward.tracing.edit import add, scale, zero

@@ -11,11 +11,12 @@ from torch import Tensor
 import onward
 from onward.errors import UserError
 from onward.families import read
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.cache_manager import CacheManager
-from onward.generation.engine.drafts import LookupDraft, ModelDraft
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.manager import CacheManager
+from onward.generation.drafts.lookup import LookupDraft
+from onward.generation.drafts.model_draft import ModelDraft
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder

@@ -12,10 +12,10 @@ import onward
 from onward.config.decoder import DecoderConfig
 from onward.data.windows import Batch
 from onward.errors import UserError
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.cache_manager import CacheManager
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.manager import CacheManager
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.activations import Activation, ContextVectors, Declarations, Output, Scores, attention
 from onward.model.attention import Attend

@@ -169,6 +169,7 @@ class State:
         self.matcher.consume_token(token)
 
     def copy(self) -> State:
+        """A copy with a grammar of its own."""
         result = copy(self)
         result.matcher = self.matcher.deep_copy()
         return result
@@ -189,9 +190,11 @@ class TextConstraint:
         self.mask[self.end] = self.state.complete
 
     def allowed(self) -> Tensor:
+        """The mask (V,) of the tokens that are allowed next."""
         return self.mask
 
     def accept(self, token: int) -> bool:
+        """Advance by a token; False if the token was not allowed, or if no token may follow it."""
         if token in self.end or not self.mask[token]:
             return False
         self.state.consume(token)
@@ -199,6 +202,7 @@ class TextConstraint:
         return not self.full
 
     def copy(self) -> TextConstraint:
+        """A copy, which can be advanced by drafted tokens."""
         result = copy(self)
         result.state = self.state.copy()
         return result
@@ -214,9 +218,9 @@ class TextConstraint:
 
 
 class Vocabulary:
-    """Tokens for llguidance, given by their bytes; those without any are never allowed.
+    """Tokens for llguidance, given by their bytes; tokens without bytes are never allowed.
 
-    Those in `spaced` lose their first space at the beginning of a text.
+    The tokens in `spaced` lose their first space at the beginning of a text.
     """
 
     def __init__(self, pieces: Sequence[bytes], spaced: Collection[int] = ()) -> None:
@@ -253,8 +257,8 @@ def read_schema(text: str) -> Any:
 
 def reason(message: str) -> str:
     """One sentence of an llguidance message, without the excerpt of its grammar."""
-    found = re.search(r"^error: (.*)", message, re.MULTILINE)
+    match = re.search(r"^error: (.*)", message, re.MULTILINE)
     first = message.partition("\n")[0]
     if first.startswith("panic"):  # a mistake of the library
         return "llguidance fails on it"
-    return found[1] if found else re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", first)
+    return match[1] if match else re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", first)

@@ -56,7 +56,7 @@ def check_mask(allowed: Tensor | None, *shapes: Sequence[int]) -> None:
 
 
 class History:
-    """The tokens before each row's next token, of which the first `prompt_lengths` are its prompt, by default all."""
+    """The tokens before each row's next token, the first `prompt_lengths` of them from its prompt, by default all."""
 
     def __init__(self, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int] | None = None) -> None:
         self.texts = texts

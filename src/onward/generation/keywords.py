@@ -23,7 +23,7 @@ class SearchKeywords(SamplingKeywords, total=False):
 
 
 class BeamKeywords(TypedDict, total=False):
-    """The parameters that only `generation.beam.beam_search` has."""
+    """The parameters that only `generation.search.beam.beam_search` has."""
 
     beams: int
     groups: int
@@ -39,7 +39,7 @@ class BeamSearchKeywords(SearchKeywords, BeamKeywords, total=False):
 
 
 class ContrastiveKeywords(TypedDict, total=False):
-    """The parameters that only `generation.contrastive.contrastive_search` has."""
+    """The parameters that only `generation.search.contrastive.contrastive_search` has."""
 
     alpha: float
     k: int

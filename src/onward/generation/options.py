@@ -20,7 +20,7 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 @named
 @dataclass(frozen=True)
 class GenerationOptions(Sampling):
-    """Length, end, form and number of the answers to a prompt, beside the sampling."""
+    """Length, end, form and number of the answers to a prompt, in addition to the sampling."""
 
     max_new_tokens: SizeOrZero | None = None  # the most tokens of an answer; none: 256, or as many as the context holds
     min_new_tokens: SizeOrZero = 0  # no stop token is generated before this many new tokens
@@ -59,7 +59,7 @@ def schema_text(schema: Mapping[str, Any]) -> str:
 
 
 class OptionKeywords(SamplingKeywords, total=False):
-    """The fields of GenerationOptions as keyword arguments, beside `max_new_tokens` and `n`."""
+    """The fields of GenerationOptions as keyword arguments, except `max_new_tokens` and `n`."""
 
     min_new_tokens: int
     stop: str | Sequence[str]

@@ -45,8 +45,8 @@ def ban(logits: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
     """Logits with -inf for these tokens of each row."""
     rows = [row for row, ids in enumerate(tokens) for _ in ids]
     logits = logits.clone()
-    places = tensor_on(logits.device, [rows, [i for ids in tokens for i in ids]], torch.long)
-    return logits.index_put_(tuple(places), logits.new_full((), -math.inf))
+    indices = tensor_on(logits.device, [rows, [i for ids in tokens for i in ids]], torch.long)
+    return logits.index_put_(tuple(indices), logits.new_full((), -math.inf))
 
 
 def force(logits: Tensor, token: Sequence[int | None]) -> Tensor:
@@ -59,8 +59,8 @@ def force(logits: Tensor, token: Sequence[int | None]) -> Tensor:
 def apply_temperature(logits: Tensor, temperature: Sequence[float]) -> Tensor:
     """Logits divided by the temperature; at 0 the likeliest token, the first of equals, gets probability 1."""
     greedy = column([t < MIN_TEMPERATURE for t in temperature], logits, torch.bool)
-    top, place = logits.max(-1, keepdim=True)
-    best = torch.full_like(logits, -math.inf).scatter_(1, place, torch.where(top > -math.inf, 0.0, top))
+    top, best_token = logits.max(-1, keepdim=True)
+    best = torch.full_like(logits, -math.inf).scatter_(1, best_token, torch.where(top > -math.inf, 0.0, top))
     return torch.where(greedy, best, logits / column([max(t, MIN_TEMPERATURE) for t in temperature], logits))
 
 

@@ -8,8 +8,8 @@ from onward.errors import UserError
 from onward.generation.answer import Answer
 from onward.generation.constraint import constraint
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.request import Request, random_seed
 from onward.generation.options import GenerationOptions
+from onward.generation.request import Request, random_seed
 from onward.text.stream import LOOK_BACK
 from onward.text.tokenizer import Tokenizer
 

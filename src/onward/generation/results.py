@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onward.generation.engine.request import TokenLogprob
+from onward.generation.logprobs import TokenLogprob
 
 
 @dataclass(frozen=True)

@@ -29,17 +29,17 @@ class Spelling:
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         pieces = {piece for piece in pieces if piece}
-        found = {piece for piece in pieces if len(piece) == 1}
-        single = b"".join(found)
+        spelled_pieces = {piece for piece in pieces if len(piece) == 1}
+        single = b"".join(spelled_pieces)
         for piece in sorted({p for p in pieces if p.translate(None, single)}, key=len):
             ends = [0]  # where a sequence of generators may end
             for end in range(1, len(piece) + 1):
-                if any(piece[start:end] in found for start in ends):
+                if any(piece[start:end] in spelled_pieces for start in ends):
                     ends.append(end)
             if ends[-1] < len(piece):
-                found.add(piece)
-        self.generators = frozenset(found)
-        self.complete = found >= BYTES_OF_TEXT  # whether tokens can spell every text
+                spelled_pieces.add(piece)
+        self.generators = frozenset(spelled_pieces)
+        self.complete = spelled_pieces >= BYTES_OF_TEXT  # whether tokens can spell every text
 
     @cached_property
     def prefix_free(self) -> bool:
@@ -49,14 +49,14 @@ class Spelling:
 
     @cached_property
     def expression(self) -> str:
-        """The regular expression of all texts that can be spelled, for a grammar with `allow_invalid_utf8`."""
+        """The regular expression of all texts that tokens can spell, for a grammar with `allow_invalid_utf8`."""
         characters = {piece: character(piece) for piece in sorted(self.generators)}
         classes = "".join(f"\\x{{{ord(c):x}}}" for c in characters.values() if c)
         rest = "|".join("".join(f"\\x{b:02x}" for b in piece) for piece, c in characters.items() if not c)
         return f"({'|'.join([f'(?u:[{classes}])'] * bool(classes) + [f'(?-u:{rest})'] * bool(rest))})*"
 
     def covers(self, schema: str) -> bool:
-        """Whether tokens can surely spell the rest of every beginning of JSON that conforms to a schema."""
+        """Whether tokens can spell the rest of every prefix of JSON that conforms to a schema; False if in doubt."""
         spelled = lambda c: c in self.generators or all(bytes([b]) in self.generators for b in c)
         parts = [piece for piece in self.generators if character(piece) is None]
         whole = not parts or (self.generators >= CONTINUATION and max(map(len, parts)) == 1)
@@ -65,7 +65,7 @@ class Spelling:
 
 
 def character(piece: bytes) -> str | None:
-    """The character that a piece is; None if it is part of one, or several."""
+    """The character that a piece spells; None if it spells a part of a character, or more than one character."""
     text = piece.decode(errors="ignore")
     return text if len(text) == 1 and text.encode() == piece else None
 
@@ -78,7 +78,7 @@ class Search:
     """
 
     def __init__(self, ids: Mapping[bytes, int], hint: str, text: str, end: int) -> None:
-        def place(piece: bytes) -> tuple[int, bool, bytes]:
+        def sort_key(piece: bytes) -> tuple[int, bool, bytes]:
             word = piece.decode(errors="replace")
             early, late = FIRST.find(word), LAST.find(word)
             if word in hint:
@@ -89,13 +89,13 @@ class Search:
                 order = len(FIRST) + (2 + late if late >= 0 else word not in text)
             return order, not word.isalnum(), piece
 
-        pieces = sorted(ids, key=place)
+        pieces = sorted(ids, key=sort_key)
         self.tokens, self.end = np.array([ids[piece] for piece in pieces], np.int64), end
         self.weights = np.array([SPACE_COST if piece.isspace() else 1 for piece in pieces])
 
     def after(self, matcher: LLMatcher, token: int, known: Sequence[int]) -> Sequence[int] | None:
         """Tokens that complete the answer after a token; `known` complete it without that token."""
-        for guess in (known[1:], known):  # the token is the first of them, or it is one of any number of such tokens
+        for guess in (known[1:], known):  # the token is the first known one, or one of a run of equal tokens
             if matcher.validate_tokens([token, *guess, self.end]) == len(guess) + 2:
                 return guess
         following = matcher.deep_copy()

@@ -18,11 +18,11 @@ from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
 from onward.errors import UserError
 from onward.generation.answer import Answer
-from onward.generation.engine.blocks import BlockManager
-from onward.generation.engine.cache_manager import CacheManager
-from onward.generation.engine.drafts import ModelDraft
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.manager import CacheManager
+from onward.generation.drafts.model_draft import ModelDraft
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.inspection.lens import residuals
 from onward.inspection.references import Reference

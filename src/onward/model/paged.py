@@ -1,6 +1,6 @@
 """The paged KV cache: blocks of slots, and block tables of the rows (PagedAttention, Kwon et al. 2023).
 
-The BlockManager in `generation/engine/blocks.py` assigns blocks to rows.
+The BlockManager in `generation/cache/blocks.py` assigns blocks to rows.
 
 Shapes: B rows, T tokens in this call, S slots, P blocks of a row.
 """

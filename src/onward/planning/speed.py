@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from onward.config.decoder import DecoderConfig
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels.linear import linear
 from onward.model.decoder import Decoder

@@ -58,7 +58,7 @@ PREFIX = "base_model.model."
 
 def load_with_adapters(
     folder: Path,
-    adapters: Sequence[Path] = (),
+    adapter_folders: Sequence[Path] = (),
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     *,
@@ -71,17 +71,17 @@ def load_with_adapters(
     Arguments as of `load_model`. A UserError for an adapter of another base.
     """
     if is_adapter(folder):
-        adapters, folder = [folder, *adapters], base_folder(folder)
+        adapter_folders, folder = [folder, *adapter_folders], base_folder(folder)
     source = open_source(folder)
     model, hf = load_source(source, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
-    names = [adapter.resolve().name for adapter in adapters]
-    for name, adapter in zip(names, adapters):
-        check_base(adapter, folder)
-        load_adapter(model, adapter, hf, name)
+    names = [adapter_folder.resolve().name for adapter_folder in adapter_folders]
+    for name, adapter_folder in zip(names, adapter_folders):
+        check_base(adapter_folder, folder)
+        load_adapter(model, adapter_folder, hf, name)
     if names:
         selection(model).name = names[0]
-    trained = adapters and (adapters[0] / "tokenizer.json").exists()  # perhaps with another chat template
-    return model, hf, open_source(adapters[0]) if trained else source
+    trained = adapter_folders and (adapter_folders[0] / "tokenizer.json").exists()  # perhaps with another chat template
+    return model, hf, open_source(adapter_folders[0]) if trained else source
 
 
 @dataclass(frozen=True)

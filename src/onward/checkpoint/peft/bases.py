@@ -53,15 +53,15 @@ def base_of(folder: Path) -> BaseModel:
     return BaseModel(str(read_json(folder / CONFIG).get("base_model_name_or_path") or ""), "")
 
 
-def base_folder(adapter: Path) -> Path:
+def base_folder(adapter_folder: Path) -> Path:
     """The folder of the base that an adapter names; a UserError if it does not exist."""
-    base = base_of(adapter).folder
+    base = base_of(adapter_folder).folder
     try:
         return locate(base, "")
     except UserError:
         raise UserError(
-            f"{adapter} is an adapter of {base or 'an unknown base'}, and there is no model there: name its base as "
-            "the model, and give this folder as adapter"
+            f"{adapter_folder} is an adapter of {base or 'an unknown base'}, and there is no model there: name "
+            "its base as the model, and give this folder as adapter_folder, or --adapter"
         ) from None
 
 
@@ -71,11 +71,11 @@ def check_adapter_folder(folder: Path) -> None:
         raise UserError(f"there is no {CONFIG} in {folder}: name the folder of an adapter")
 
 
-def check_base(adapter: Path, base: Path) -> None:
+def check_base(adapter_folder: Path, base: Path) -> None:
     """Raise a UserError if an adapter was trained for other weights than those in the folder `base`."""
-    wanted = base_of(adapter)
+    wanted = base_of(adapter_folder)
     if wanted.checksum and (actual := weights_checksum(base)) != wanted.checksum:
         raise UserError(
-            f"{adapter} was made for another base: {wanted.folder} with checksum {wanted.checksum}, "
+            f"{adapter_folder} was made for another base: {wanted.folder} with checksum {wanted.checksum}, "
             f"and {base} has checksum {actual}; load it with its own base"
         )

@@ -16,7 +16,7 @@ from onward.errors import UserError
 from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:
-    from onward.generation.engine.cache_manager import ConversationCache
+    from onward.generation.cache.conversation import ConversationCache
     from onward.language_model import LanguageModel
     from onward.text.chat import Message
 
@@ -55,8 +55,7 @@ class Options(Settings, Compiling, Loading):
     """The model, the conversation and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
-    fixed: ClassVar[tuple[str, ...]] = OF_TEXTS
-    adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
+    fixed: ClassVar[tuple[str, ...]] = (*OF_TEXTS, "adapter")  # the adapter of --adapter is the one in use
     model: str  # folder of the model, or its name on the hub
     system: str = ""  # the system prompt: a first message that tells the model how to answer
     context: int = 8192  # the most tokens of the conversation that the model sees; at most its own context
@@ -69,7 +68,6 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"context is {options.context}: it must be at least 2")
     warn_of_temperature(options.temperature)
     lm = load(options.model, options)
-    options = replace(options, adapter=None)  # the one that was loaded
     conversation, typed = Conversation(lm, options), sys.stdin.isatty()
     if options.compile:
         compile_steps(lm.engine(rows=1, cache=conversation.empty_cache()), 1)
@@ -116,8 +114,8 @@ class Conversation:
 
     def empty_cache(self) -> "ConversationCache":
         """A cache that grows with the conversation."""
-        from onward.generation.engine.cache_manager import ConversationCache
-        from onward.generation.engine.engine import CHUNK, STEP
+        from onward.generation.cache.conversation import ConversationCache
+        from onward.generation.cache.growing import CHUNK, STEP
         from onward.model.cache import KVCache
 
         model, chunk = self.lm.model, min(CHUNK, self.length)

@@ -24,7 +24,8 @@ from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:
     from onward.generation.engine.engine import Engine
-    from onward.generation.engine.request import Request, TokenLogprob
+    from onward.generation.logprobs import TokenLogprob
+    from onward.generation.request import Request
     from onward.generation.results import SearchResult
     from onward.language_model import LanguageModel
     from onward.text.tokenizer import Tokenizer
@@ -70,6 +71,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
     """The model, the prompts and the output."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
+    fixed: ClassVar[tuple[str, ...]] = ("adapter",)  # the adapter of --adapter is the one in use
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "sampling": (
             *("seed", "stop", "logprobs", "regex", "json_schema", "compile"),
@@ -79,7 +81,6 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
         "alpha": ("k",),
         "prompts": ("field",),
     }
-    adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
     model: str  # folder of the model, or its name on the hub
     prompt: tuple[str, ...] = ()  # texts to continue; -, or none where text is piped in: the text on standard input
     prompts: str = ""  # a file of prompts: one per line, or .jsonl; -: the lines of standard input
@@ -109,7 +110,6 @@ def main(argv: Sequence[str]) -> None:
     if not prompts:
         prompts = ["" if isinstance(sys.stdin, ClosedInput) or sys.stdin.isatty() else read_text()]
     lm = load(options.model, options)
-    options = replace(options, adapter=None)  # the one that was loaded
     warn_of_unknown(lm.tokenizer, prompts)
     if searching:
         search(lm, prompts, options)
@@ -245,7 +245,7 @@ def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
 
 def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
     """Print how many of the drafted tokens were accepted, and whether speculation pays."""
-    from onward.generation.engine.speculation import expected_tokens
+    from onward.generation.drafts.times import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)
     drafted, steps, tokens = total("num_drafted"), total("steps"), sum(len(request.tokens) for request in requests)

@@ -23,8 +23,8 @@ examples:
 class Options:
     """The adapter, its base and the result."""
 
-    positional: ClassVar[tuple[str, ...]] = ("adapter", "out")
-    adapter: str  # folder of the adapter
+    positional: ClassVar[tuple[str, ...]] = ("adapter_folder", "out")
+    adapter_folder: str  # folder of the adapter
     out: str  # folder to write the model to
     base: str = ""  # folder of the base; by default the one that the adapter names
     dtype: Literal["", "float32", "bfloat16"] = ""  # of the result; by default that of the base
@@ -37,5 +37,5 @@ def main(argv: Sequence[str]) -> None:
     import onward
 
     dtype = getattr(torch, options.dtype) if options.dtype else None
-    onward.merge(options.adapter, options.out, options.base or None, dtype=dtype)
+    onward.merge(options.adapter_folder, options.out, options.base or None, dtype=dtype)
     console.print(f"merged: {quote(options.out)}", markup=False, soft_wrap=True)

@@ -21,7 +21,7 @@ class Loading:
     device: str = "auto"  # auto, cpu, cuda, mps
     dtype: Literal["", "float32", "bfloat16"] = ""  # of the weights; by default that of the files
     quantize: Literal["", "int8", "int4"] = ""  # keep the weights as integers: less memory, faster, less exact
-    adapter: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
+    adapter_folder: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
     rope: str | None = None  # extend the context of rotary positions: yarn:2, linear:2, dynamic:2 or llama3:8
     allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
     revision: str = ""  # of a model on the hub: a branch, a tag or a commit; by default main
@@ -69,7 +69,7 @@ def load(model: str, options: Loading) -> LanguageModel:
         options.device,
         quantize=options.quantize or None,
         revision=options.revision,
-        adapter=options.adapter or (),
+        adapter_folder=options.adapter_folder or (),
         rope=options.rope,
         allow_nonfinite=options.allow_nonfinite,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, TypedDict, Unpack
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -17,22 +17,24 @@ from onward.arguments import Range, checked
 from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import COMPILE_AFTER
 from onward.errors import UserError
+from onward.generation.cache.growing import CHUNK, growing_cache
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.prefix_cache import PrefixCache
+from onward.generation.cache.prefix_files import PrefixFiles
+from onward.generation.check_request import check_request
 from onward.generation.distribution import check_mask
-from onward.generation.engine.cache_manager import CacheManager
-from onward.generation.engine.drafts import Draft
-from onward.generation.engine.prefix_cache import PrefixCache
-from onward.generation.engine.prefix_files import PrefixFiles
-from onward.generation.engine.request import Request, check_request
-from onward.generation.engine.runner import Runner
-from onward.generation.engine.sampler import NotANumber, Sampler, nan_error, token_logprobs
+from onward.generation.drafts.forward import decode_drafted
+from onward.generation.drafts.proposal import Draft, Proposal
+from onward.generation.drafts.times import SpeculationTimes
+from onward.generation.engine.sampler import Sampler
 from onward.generation.engine.scheduler import Schedule, Scheduler
-from onward.generation.engine.speculation import Proposal, SpeculationTimes
-from onward.model.cache import KVCache
+from onward.generation.failures import NotANumber, nan_error
+from onward.generation.logprobs import token_logprobs
+from onward.generation.request import Request
+from onward.generation.runner import Runner
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.calls import Row, labeled
 
-CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
-STEP = 256  # slots by which a cache grows
 ROWS = 16  # the most requests that are active at a time, unless another number is given
 
 
@@ -173,7 +175,11 @@ class Engine:
         requests, logits = list(schedule.decode), list[Tensor]()
         if requests:
             with labeled([row_of(r, 1 + len(p.tokens)) for r, p in zip(requests, proposals)]):
-                logits.append(self.runner.decode(requests, [proposal.tokens for proposal in proposals]))
+                drafted = [proposal.tokens for proposal in proposals]
+                if any(drafted):
+                    logits.append(decode_drafted(self.runner, requests, drafted))
+                else:
+                    logits.append(self.runner.decode(requests))
         if schedule.prefill:
             pieces, first = [piece for _, piece in schedule.prefill], self.scheduler.num_decoding
             starts = [request.num_cached for request, _ in schedule.prefill]
@@ -181,12 +187,12 @@ class Engine:
             with labeled([row_of(r, len(piece)) for r, piece in schedule.prefill]):
                 hidden = self.runner.forward_rows(first, pieces, starts, adapters)
             sampling = self.scheduler.prefilled(schedule)
-            requests += [schedule.prefill[place][0] for place in sampling]
+            requests += [schedule.prefill[index][0] for index in sampling]
             proposals += [Proposal() for _ in sampling]
             if sampling:
-                last = [hidden[place, len(pieces[place]) - 1] for place in sampling]
+                last = [hidden[index, len(pieces[index]) - 1] for index in sampling]
                 with labeled([row_of(request, 1) for request in requests[-len(sampling) :]]):
-                    logits.append(self.runner.logits(torch.stack(last), [adapters[place] for place in sampling]))
+                    logits.append(self.runner.logits(torch.stack(last), [adapters[index] for index in sampling]))
         return requests, proposals, logits[0] if len(logits) == 1 else torch.cat(logits) if logits else torch.empty(0)
 
     def distribute(
@@ -222,11 +228,12 @@ def receive(
     request: Request, proposal: Proposal, tokens: Sequence[int], logits: Tensor
 ) -> Iterator[tuple[Request, int]]:
     """Append tokens, sampled from logits (T, V), to a request up to the end of its answer; yields appended tokens."""
-    logprobs = token_logprobs(logits[: len(tokens)], tokens, request.num_logprobs)
+    if request.num_logprobs is not None:
+        logprobs = token_logprobs(logits[: len(tokens)], tokens, request.num_logprobs)
     request.steps += 1
     request.num_accepted += len(tokens) - 1
     request.num_drafted += min(len(tokens), len(proposal.tokens))
-    for token, logprob in zip(tokens, logprobs):
+    for index, token in enumerate(tokens):
         if request.constraint is not None and not request.constraint.allowed()[token]:
             raise UserError(
                 f"token {token}, which is forced, breaks the constraint of this request: leave out one of them"
@@ -236,7 +243,8 @@ def receive(
             request.finish_reason = "stop"
             return
         request.tokens.append(token)
-        request.logprobs += logprob
+        if request.num_logprobs is not None:
+            request.logprobs.append(logprobs[index])
         yield request, token
         stopped = bool(request.stop and request.stop(token))
         if stopped or (request.constraint is not None and not request.constraint.accept(token)):
@@ -245,36 +253,3 @@ def receive(
             request.finish_reason = "length"
         if request.done:
             return
-
-
-def growing_cache(model: Decoder, rows: int, length: int, chunk: int) -> CacheManager:
-    """A contiguous cache in the model's dtype that grows with its rows."""
-    return CacheManager(KVCache(model.config, rows, length, chunk, step=STEP, device=model.device, dtype=model.dtype))
-
-
-class EngineOptions(TypedDict, total=False):
-    """The parameters of an Engine but for its model and rows."""
-
-    cache: CacheManager | None
-    stop_token_ids: Collection[int]
-    allowed: Tensor | None
-    slide: bool
-    draft: Draft | None
-    files: PrefixFiles | None
-    compile_after: int | None
-
-
-def generate(
-    model: Decoder, requests: Sequence[Request], **options: Unpack[EngineOptions]
-) -> Iterator[tuple[Request, int]]:
-    """Continue requests by an Engine with these options; yields (request, token) for each token.
-
-    Raises the error of a request that failed once all others are done.
-    """
-    engine = Engine(model, rows=max(1, min(len(requests), ROWS)), **options)
-    for request in requests:
-        engine.add(request)
-    yield from engine.run()
-    for request in requests:
-        if request.error:
-            raise request.error

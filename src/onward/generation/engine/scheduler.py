@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onward.errors import UserError
-from onward.generation.engine.cache_manager import CacheManager
-from onward.generation.engine.prefix_cache import PrefixCache
-from onward.generation.engine.request import Request
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.prefix_cache import PrefixCache
+from onward.generation.request import Request
 
 PADDING = 1.25  # prompts are prefilled together where padding makes the call at most this much larger
 
@@ -90,7 +90,7 @@ class Scheduler:
                 return  # wait until that prompt is prefilled, to share it
             rope_length = min(self.length, len(context) + request.remaining)
             computed_by = self.prefixes.key(request.adapter or "")
-            cached = (shareable(other, computed_by) for other in self.active)  # made only where there is memory
+            cached = (shareable(other, computed_by) for other in self.active)  # evaluated once memory is allocated
             num_cached = self.prefixes.allocate(row, context, rope_length, cached, computed_by)
             if num_cached is not None:
                 request.num_cached, request.computed_by = num_cached, computed_by
@@ -117,7 +117,7 @@ class Scheduler:
     def prefill(self) -> list[tuple[Request, list[int]]]:
         """A chunk of the first prompt that is not prefilled, or several whole prompts of about the same length."""
         while self.num_decoding < len(self.active) and not tokens_to_prefill(self.active[self.num_decoding]):
-            self.num_decoding += 1  # it continues where it was preempted
+            self.num_decoding += 1  # a preempted request continues
         start, chunk = self.num_decoding, self.manager.cache.chunk
         pieces: list[tuple[Request, list[int]]] = []
         for row, request in enumerate(self.active[start:], start):
@@ -140,20 +140,20 @@ class Scheduler:
         their first token.
         """
         first, sampling = self.num_decoding, list[int]()
-        for place, (request, piece) in enumerate(schedule.prefill):
+        for index, (request, piece) in enumerate(schedule.prefill):
             request.num_cached += len(piece)
             known = request.context[: request.num_cached]
             if request.computed_by is not None:
-                self.prefixes.register(first + place, known)
+                self.prefixes.register(first + index, known)
             if tokens_to_prefill(request):
                 continue
             self.num_decoding += 1  # of several pieces, all complete their prompt
             if request.tokens:
                 continue
             if request.computed_by is not None:
-                self.prefixes.keep(first + place, known, request.computed_by)
+                self.prefixes.keep(first + index, known, request.computed_by)
             request.num_cached -= 1  # as after a decoding step, before its token is counted
-            sampling.append(place)
+            sampling.append(index)
         return sampling
 
     def release(self, requests: Sequence[Request]) -> None:
@@ -199,6 +199,7 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def too_large(self, request: Request) -> UserError:
+        """The error of a request that needs more memory than the cache has."""
         return UserError(
             f"the cache has no room for {request.num_context_tokens} tokens of one request: make it larger"
         )
@@ -212,12 +213,13 @@ def is_prefilling(request: Request, other: Request) -> bool:
 
 
 def shareable(request: Request, key: str | None) -> list[int]:
-    """The tokens of a request whose keys and values a request of the key can use: none of another model or adapter."""
+    """The tokens of a request whose keys and values a request with this key can share; none if the
+    model or the adapter differs."""
     return request.context[: request.num_cached] if key is not None and request.computed_by == key else []
 
 
 def tokens_to_prefill(request: Request) -> list[int]:
-    """The tokens to prefill before the next token is sampled: the rest of the context. Where the answer has begun, its
-    last token is left out, which is fed in decoding, together with draft tokens."""
+    """The tokens to prefill before the next token is sampled: the rest of the context. Once the answer has begun,
+    its last token is left out: the next decoding step feeds it, together with draft tokens."""
     rest = request.context_from(request.num_cached)
     return rest[:-1] if request.tokens else rest

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onward.errors import UserError
 from onward.generation.distribution import History, process_logits
-from onward.generation.engine.sampler import no_distribution_error
+from onward.generation.failures import no_distribution_error
 from onward.generation.options import MAX_ANSWERS
 from onward.generation.sampling import Sampling
 from onward.generation.search.search import UNCHANGED, check_prompts, mask_without, prefill

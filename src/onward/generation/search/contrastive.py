@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from onward.errors import UserError
 from onward.generation.distribution import History, process_logits
-from onward.generation.engine.sampler import no_distribution_error
+from onward.generation.failures import no_distribution_error
 from onward.generation.sampling import Sampling
 from onward.generation.search.search import UNCHANGED, check_prompts, mask_without, prefill
 from onward.model.decoder import Decoder, without_dropout
@@ -80,13 +80,13 @@ def contrastive_search(
             last = hidden[batch, best]
             past[batch, size] = F.normalize(last.float(), dim=-1)
             continuing = []
-            for place, token in enumerate(tokens[batch, best].tolist()):
-                answer = answers[live[place]]
+            for index, token in enumerate(tokens[batch, best].tolist()):
+                answer = answers[live[index]]
                 if token not in stop_token_ids:
                     answer.append(token)
                     if len(answer) < max_new_tokens:
-                        continuing.append(place)
+                        continuing.append(index)
             if 0 < len(continuing) < len(live):
-                search_rows.manager.reorder([place * k + i for place in continuing for i in range(k)])
-            live, last, past = [live[place] for place in continuing], last[continuing], past[continuing]
+                search_rows.manager.reorder([index * k + i for index in continuing for i in range(k)])
+            live, last, past = [live[index] for index in continuing], last[continuing], past[continuing]
     return answers

@@ -1,4 +1,4 @@
-"""Shared by beam search and contrastive search: checks of arguments, and prefill into the rows of a cache.
+"""The parts that beam search and contrastive search share: checks of arguments, and prefill into the rows of a cache.
 
 Shapes: T tokens, D d_model.
 """
@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from onward.generation.engine.engine import CHUNK, growing_cache
-from onward.generation.engine.request import Request, check_request
-from onward.generation.engine.runner import Runner
+from onward.generation.cache.growing import CHUNK, growing_cache
+from onward.generation.check_request import check_request
+from onward.generation.request import Request
+from onward.generation.runner import Runner
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
 

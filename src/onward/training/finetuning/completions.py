@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.generation.engine.engine import Engine, growing_cache
-from onward.generation.engine.request import Request
+from onward.generation.cache.growing import growing_cache
+from onward.generation.engine.engine import Engine
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
 

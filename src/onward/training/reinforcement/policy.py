@@ -20,7 +20,7 @@ from onward.arguments import Range, check_fields, named
 from onward.config.part_types import Size
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.errors import UserError
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder, without_dropout
 from onward.text.tokenizer import Tokenizer

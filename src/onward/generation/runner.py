@@ -14,7 +14,7 @@ from torch import Tensor
 from onward.compiled.fingerprint import ModelState
 from onward.compiled.steps import COMPILE_AFTER, Steps
 from onward.device import tensor_on
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 from onward.model.adapters import Selection
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
@@ -22,7 +22,6 @@ from onward.transforms.lora import adapter_names, check_adapter, selection
 
 BUCKET = 64  # cache lengths are rounded up to a multiple of it, so that the same view serves many steps
 MAX_VIEWS = 64  # views that are kept
-MAX_COMPILED = 16  # the most tokens of a row in a compiled step
 
 
 class Runner:
@@ -86,32 +85,13 @@ class Runner:
             tokens.size(1), device=tokens.device
         )
 
-    def compiled(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor | None:
-        """The logits (B, T, V) after each token of pieces in the rows from 0 on, by a compiled step; None where there
-        is none, as for pieces of several lengths."""
-        width = len(pieces[0])
-        if width > MAX_COMPILED or any(len(piece) != width for piece in pieces):
-            return None
-        return self.steps.run(*self.inputs(pieces, starts), max(starts) + width)
-
     def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
         """A context in which each row uses its adapter; none given: the one in use."""
         return self.selection.use(adapters) if adapters else nullcontext()
 
-    def decode(self, requests: Sequence[Request], proposals: Sequence[Sequence[int]]) -> Tensor:
-        """The logits (N, V) after each row's last token and after each of the tokens proposed to follow it.
-
-        Request i is in row i.
-        """
+    def decode(self, requests: Sequence[Request]) -> Tensor:
+        """The logits (B, V) after each request's last token. Request i is in row i."""
         starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
-        if any(proposals):
-            self.decoding = []
-            pieces = [[r.last_token, *p] for r, p in zip(requests, proposals)]
-            if (logits := self.compiled(pieces, starts)) is not None:
-                return logits.flatten(0, 1)
-            hidden = self.forward_rows(0, pieces, starts, adapters)
-            places = [adapter for adapter, p in zip(adapters, proposals) for _ in range(1 + len(p))]
-            return self.logits(torch.cat([row[: 1 + len(p)] for row, p in zip(hidden, proposals)]), places)
         if not self.follows(requests, starts):
             device = self.model.device
             self.sampled = tensor_on(device, [request.last_token for request in requests])
@@ -127,6 +107,10 @@ class Runner:
     def keep(self, requests: Sequence[Request], sampled: Tensor) -> None:
         """Keep the tokens (B,) that were sampled for requests, on the device, for the next call."""
         self.sampled_for, self.sampled = list(requests), sampled
+
+    def forget(self) -> None:
+        """Discard the tokens and positions on the device: the next decoding step copies those of its requests."""
+        self.decoding = []
 
     def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
         """The logits (N, V) of hidden states (N, D), each by its adapter."""

@@ -1,6 +1,6 @@
 """Counts and n-grams of earlier tokens for penalties, updated token by token instead of recomputed in each step.
 
-Shapes: N places (after the last token of a request, and after each proposed token), B rows, V vocabulary.
+Shapes: N rows of logits (after the last token of a request, and after each proposed token), B rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onward.device import tensor_on
 from onward.generation.distribution import History, counts
-from onward.generation.engine.request import Request
+from onward.generation.request import Request
 
 
 class NgramIndex:
@@ -70,43 +70,48 @@ class TokenCounts:
 
 
 class RequestHistory(History):
-    """The history of each place: the tokens of a request, and the proposed tokens before the place."""
+    """The history of each row of logits: the tokens of a request, and the proposed tokens before the row."""
 
     def __init__(
         self,
         requests: Sequence[Request],
-        places: Sequence[tuple[int, Sequence[int]]],
+        prefixes: Sequence[tuple[int, Sequence[int]]],
         counts: TokenCounts,
         ngrams: WeakKeyDictionary[Request, NgramIndex],
     ) -> None:
-        self.requests, self.places = requests, places  # of each place: index of the request, proposed tokens before it
+        self.requests, self.prefixes = requests, prefixes  # of each row: index of the request, its proposed tokens
         self.counts, self.ngrams = counts, ngrams
 
     def num_generated(self) -> list[int]:
-        return [len(self.requests[i].tokens) + len(proposed) for i, proposed in self.places]
+        """The number of generated and proposed tokens before each row of logits."""
+        return [len(self.requests[i].tokens) + len(proposed) for i, proposed in self.prefixes]
 
     def text(self, row: int) -> Sequence[int]:
-        i, proposed = self.places[row]
+        """The prompt, the answer and the proposed tokens before a row of logits."""
+        i, proposed = self.prefixes[row]
         return [*self.requests[i].prompt, *self.requests[i].tokens, *proposed]
 
     def seen(self, like: Tensor) -> Tensor:
+        """Whether each token occurs before a row of logits, (N, V) of bool."""
         generated = self.generated(like)
         return self.counts.prompts[self.rows(like)] | (generated > 0)
 
     def generated(self, like: Tensor) -> Tensor:
+        """The number of times that each token was generated or proposed before a row of logits, (N, V)."""
         self.counts.update(self.requests, like)
         generated = self.counts.generated[self.rows(like)]
-        proposed = [proposed for _, proposed in self.places]
+        proposed = [proposed for _, proposed in self.prefixes]
         return generated + counts(like, proposed) if any(proposed) else generated
 
     def rows(self, like: Tensor) -> Tensor:
-        """The row of each place's request, (N,)."""
-        return tensor_on(like.device, [i for i, _ in self.places])
+        """The index of the request of each row of logits, (N,)."""
+        return tensor_on(like.device, [i for i, _ in self.prefixes])
 
     def repeats(self, row: int, size: int) -> Iterable[int]:
+        """The tokens that would complete a sequence of `size` tokens for the second time."""
         if not size:
             return ()
-        i, proposed = self.places[row]
+        i, proposed = self.prefixes[row]
         request = self.requests[i]
         index = self.ngrams.get(request)
         if index is None or index.size != size:

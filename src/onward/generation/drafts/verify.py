@@ -1,30 +1,21 @@
 """Speculative decoding: tokens that a draft proposes are verified together (Leviathan et al. 2023; Chen et al. 2023).
 
 Rejection sampling gives exactly the distribution of the model; without proposals this is plain sampling.
-Shapes: B requests, N places in all requests, K proposed tokens, V vocabulary.
+Shapes: B requests, N rows of p (after each request's last token and each proposal), K proposed tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from onward.device import tensor_on
+from onward.generation.drafts.proposal import Proposal
 from onward.kernels.draws import draw, uniform
 
-LEAST = 8  # steps without proposals whose mean time is believed
 DRAW, ACCEPT, RESIDUAL, DRAFT = range(4)  # the purposes of random numbers, see `uniform`
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Proposed tokens, and the distributions (K, V) they were drawn from; None: each had probability 1."""
-
-    tokens: list[int] = field(default_factory=list)
-    distributions: Tensor | None = None
 
 
 def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,14 +28,14 @@ def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tenso
     `seeds` (B,) and `index` (B,), the number of tokens of each answer, determine all draws.
     """
     lengths = tensor_on(p.device, [len(proposal.tokens) for proposal in proposals])
-    first = torch.cumsum(lengths + 1, 0) - lengths - 1  # the place after a request's last token
+    first = torch.cumsum(lengths + 1, 0) - lengths - 1  # the row after a request's last token
     if not any(proposal.tokens for proposal in proposals):
         return lengths, draw(p, seeds, index, DRAW), first
     kept = accepted(p, proposals, first, seeds, index)
-    place, index = first + kept, index + kept
-    rest = p[place]
-    rest = torch.stack([residual(row, proposal, k) for row, proposal, k in zip(rest, proposals, kept)])
-    return kept, draw(rest, seeds, index, torch.where(kept == lengths, DRAW, RESIDUAL)), place
+    row, index = first + kept, index + kept
+    rest = p[row]
+    rest = torch.stack([residual(p_row, proposal, k) for p_row, proposal, k in zip(rest, proposals, kept)])
+    return kept, draw(rest, seeds, index, torch.where(kept == lengths, DRAW, RESIDUAL)), row
 
 
 def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
@@ -54,13 +45,13 @@ def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Ten
     padded = [[*proposal.tokens, *[0] * (width - len(proposal.tokens))] for proposal in proposals]
     tokens, column = tensor_on(p.device, padded), torch.arange(width, device=p.device)
     valid = tensor_on(p.device, [[j < len(proposal.tokens) for j in range(width)] for proposal in proposals])
-    place = (first[:, None] + column).clamp(max=len(p) - 1)
-    p_of = p[place].gather(2, tokens[:, :, None])[:, :, 0].double()  # (B, K)
+    rows = (first[:, None] + column).clamp(max=len(p) - 1)
+    p_of = p[rows].gather(2, tokens[:, :, None])[:, :, 0].double()  # (B, K)
     q_of = torch.ones_like(p_of)
     for row, proposal in enumerate(proposals):
         if proposal.distributions is not None and (k := len(proposal.tokens)):
             q_of[row, :k] = proposal.distributions.to(p.device).gather(1, tokens[row, :k, None])[:, 0].double()
-    at = uniform(seeds[:, None].expand_as(place), index[:, None] + column, ACCEPT)
+    at = uniform(seeds[:, None].expand_as(rows), index[:, None] + column, ACCEPT)
     return ((at * q_of < p_of) & valid).long().cumprod(1).sum(1)
 
 
@@ -77,41 +68,3 @@ def residual(p: Tensor, proposal: Proposal, kept: Tensor) -> Tensor:
     rest = (p - q).clamp(min=0)
     refused = (kept < len(proposal.tokens)) & rest.any()  # rounding may leave nothing
     return torch.where(refused, rest, p)
-
-
-@dataclass
-class SpeculationTimes:
-    """The seconds of decoding steps with and without proposals, which tell whether speculation pays."""
-
-    seconds: float = 0.0  # of steps with proposals, drafting included
-    drafting: float = 0.0  # of these
-    tokens_per_row: float = 0.0  # new tokens of a request in all of these steps
-    steps: int = 0
-    plain_seconds: float = 0.0  # of steps without proposals
-    plain_steps: int = 0
-
-    def add(self, seconds: float, drafting: float, tokens_per_row: float, speculated: bool) -> None:
-        """Count a step."""
-        if speculated:
-            self.seconds, self.drafting = self.seconds + seconds, self.drafting + drafting
-            self.tokens_per_row, self.steps = self.tokens_per_row + tokens_per_row, self.steps + 1
-        else:
-            self.plain_seconds, self.plain_steps = self.plain_seconds + seconds, self.plain_steps + 1
-
-    def speed_up(self) -> float | None:
-        """How many times as fast as without proposals; None if no step had any.
-
-        The time without is that of the steps in which nothing was proposed, if there were LEAST of them; else that of
-        verifying, which is not less, so that the result is an upper bound.
-        """
-        if not self.steps:
-            return None
-        verifying = (self.seconds - self.drafting) / self.steps
-        plain = self.plain_seconds / self.plain_steps if self.plain_steps >= LEAST else verifying
-        return self.tokens_per_row * plain / self.seconds
-
-
-def expected_tokens(rate: float, num_draft_tokens: int) -> float:
-    """Expected tokens per step where each of K = `num_draft_tokens` proposals is accepted with probability a = `rate`:
-    (1 - a ** (K + 1)) / (1 - a) (Leviathan et al. 2023, equation 1)."""
-    return num_draft_tokens + 1 if rate == 1 else (1 - rate ** (num_draft_tokens + 1)) / (1 - rate)

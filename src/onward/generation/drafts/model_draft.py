@@ -1,4 +1,4 @@
-"""Drafts, which propose tokens for speculative decoding.
+"""A draft that is a smaller model, for speculative decoding.
 
 Shapes: B requests, K proposed tokens, D d_model, V vocabulary.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,79 +15,18 @@ from torch.nn import functional as F
 
 from onward.config.decoder import at
 from onward.errors import UserError
+from onward.generation.cache.manager import CacheManager
 from onward.generation.distribution import process_logits
-from onward.generation.engine.cache_manager import CacheManager
-from onward.generation.engine.history import NgramIndex, RequestHistory, TokenCounts
-from onward.generation.engine.request import Request
-from onward.generation.engine.runner import Runner
-from onward.generation.engine.speculation import DRAFT, Proposal
+from onward.generation.drafts.forward import compiled_logits
+from onward.generation.drafts.proposal import Proposal
+from onward.generation.drafts.verify import DRAFT
+from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
+from onward.generation.request import Request
+from onward.generation.runner import Runner
 from onward.kernels.draws import draw
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.calls import Row, labeled
-
-
-@runtime_checkable
-class Draft(Protocol):
-    """Proposes tokens that the model then verifies. A draft serves one engine at a time."""
-
-    num_draft_tokens: int  # the most tokens it proposes
-    manager: CacheManager | None  # of the draft's own cache, whose row i belongs to row i of the engine
-
-    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        """Prepare for an engine: its rows, their length, the most tokens per call, and the size of the vocabulary."""
-
-    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """At most `room` tokens for each request; request i is in row i."""
-        ...
-
-
-class LookupDraft:
-    """Proposes the tokens that followed the last occurrence of the last n-gram of the text (prompt lookup decoding,
-    Saxena 2023)."""
-
-    manager: CacheManager | None = None
-
-    def __init__(self, num_draft_tokens: int = 8, ngram: int = 3) -> None:
-        if num_draft_tokens < 1 or ngram < 1:
-            raise UserError(f"a look-up of {num_draft_tokens} tokens by runs of {ngram}: both must be at least 1")
-        self.num_draft_tokens, self.ngram = num_draft_tokens, ngram
-        self.indices: WeakKeyDictionary[Request, LookupIndex] = WeakKeyDictionary()
-
-    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        """A look-up needs no preparation."""
-
-    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        proposals = []
-        for request, most in zip(requests, room):
-            index = self.indices.setdefault(request, LookupIndex(self.ngram))
-            index.extend(request.prompt[len(index.tokens) :])
-            index.extend(request.tokens[len(index.tokens) - len(request.prompt) :])
-            proposals.append(Proposal(index.find(self.num_draft_tokens)[:most]))
-        return proposals
-
-
-class LookupIndex:
-    """The end of the last occurrence of each n-gram of at most `ngram` tokens of a text; a new token costs O(ngram)."""
-
-    def __init__(self, ngram: int) -> None:
-        self.ngram, self.tokens, self.ends = ngram, list[int](), dict[tuple[int, ...], int]()
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
-        for token in tokens:
-            end = len(self.tokens)
-            for size in range(1, min(self.ngram, end) + 1):
-                self.ends[tuple(self.tokens[end - size :])] = end
-            self.tokens.append(token)
-
-    def find(self, most: int) -> list[int]:
-        """At most `most` tokens that followed the last occurrence of the longest n-gram that ends the text; or none."""
-        for size in range(min(self.ngram, len(self.tokens) - 1), 0, -1):
-            end = self.ends.get(tuple(self.tokens[-size:]))
-            if end is not None:
-                return self.tokens[end : end + most]
-        return []
 
 
 class ModelDraft:
@@ -102,6 +40,7 @@ class ModelDraft:
         self.runner: Runner | None = None
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        """Make a cache for the rows of an engine; a UserError if the draft has fewer positions than `length`."""
         model, limit = self.model, at(self.model.config.position, 0).limit(self.model.config)
         if limit < length:
             raise UserError(f"the draft has {limit} positions and the model {length}: take one with as many")
@@ -113,6 +52,7 @@ class ModelDraft:
         self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        """At most `room` tokens for each request, sampled from the draft with the request's own Sampling."""
         seeds, room = torch.tensor([r.seed for r in requests]), list(room)
         tokens: list[list[int]] = [[] for _ in requests]
         distributions: list[Tensor] = []  # of each step, (B, V)
@@ -173,7 +113,7 @@ class ModelDraft:
         for row, (piece, start) in enumerate(zip(pieces, starts)):
             self.manager.reserve(row, start, start + len(piece))
         pieces = [[min(token, last_id) for token in piece] for piece in pieces]
-        if (logits := self.runner.compiled(pieces, starts)) is not None:
+        if (logits := compiled_logits(self.runner, pieces, starts)) is not None:
             return logits[:, -1]
         rows = [Row(None, len(piece), 0, r.start + start) for r, piece, start in zip(requests, pieces, starts)]
         with labeled(rows):

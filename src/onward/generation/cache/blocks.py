@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onward.arguments import checked
 from onward.errors import UserError
-from onward.generation.engine.cache_manager import CacheManager, rope_key
+from onward.generation.cache.manager import CacheManager, rope_key
 from onward.model.paged import NULL_BLOCK, PagedKVCache, max_blocks
 
 
@@ -172,6 +172,7 @@ class BlockManager(CacheManager):
         self.hashes = [[root] for _ in range(cache.rows)]  # of each row: its rope_key, hashes of registered blocks
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
+        """Assign a row to a request, with the registered blocks of its longest prefix; as `CacheManager.allocate`."""
         self.free(row)
         hashes = self.chain([rope_key(self.cache.config, rope_length) + key.encode()], tokens[:-1])
         num_shared, pools = self.longest_prefix(hashes[1:]), self.pools.values()
@@ -198,6 +199,7 @@ class BlockManager(CacheManager):
         return num_shared
 
     def reserve(self, row: int, start: int, end: int) -> bool:
+        """Allocate unshared blocks for positions start to end - 1 of a row; as `CacheManager.reserve`."""
         if not all(pool.has_capacity(row, start, end) for pool in self.pools.values()):
             return False
         for window, pool in self.pools.items():
@@ -211,6 +213,7 @@ class BlockManager(CacheManager):
         return True
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
+        """Register the full blocks of a row that holds these tokens, so that other rows may share them."""
         known = len(self.hashes[row])
         self.hashes[row] = self.chain(self.hashes[row], tokens)
         for pool in self.pools.values():
@@ -225,14 +228,17 @@ class BlockManager(CacheManager):
         return hashes
 
     def free(self, row: int) -> None:
+        """Release the blocks of a row; registered blocks keep their hash until they are allocated again."""
         for pool in self.pools.values():
             pool.assign(row, [])
         del self.hashes[row][1:]
 
     def can_continue(self, row: int, position: int) -> bool:
+        """Whether a row has all blocks that queries from `position` on attend to."""
         return all(pool.can_continue(row, position) for pool in self.pools.values())
 
     def fork(self, source: int, target: int, length: int) -> None:
+        """Share the blocks of the first `length` positions of row `source`, and its rope_length, with row `target`."""
         for pool in self.pools.values():
             blocks = pool.row_blocks[source][: -(-length // self.block_size)]
             pool.assign(target, [pool.acquire(block) for block in blocks])
@@ -240,10 +246,12 @@ class BlockManager(CacheManager):
         self.cache.rope_length[target] = self.cache.rope_length[source]
 
     def move(self, source: int, target: int) -> None:
+        """Move row `source` to row `target`, which is free."""
         self.fork(source, target, self.cache.length + self.cache.chunk)
         self.free(source)
 
     def reorder(self, index: Sequence[int]) -> None:
+        """Give row i the blocks of row index[i] for every i; rows may be left out or repeated."""
         for pool in self.pools.values():
             rows = [[pool.acquire(block) for block in pool.row_blocks[i]] for i in index]
             for row, blocks in enumerate(rows):
@@ -252,6 +260,7 @@ class BlockManager(CacheManager):
         self.cache.rope_length[: len(index)] = self.cache.rope_length[torch.tensor(index)]
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
+        """The entries of a row, as `CacheManager.dump`; a UserError where a block that they need was freed."""
         if not self.can_continue(row, (length - 1) // self.block_size * self.block_size):
             raise UserError(f"a row no longer has the blocks of its first {length} tokens: they cannot be saved")
         return super().dump(row, length)

@@ -1,4 +1,4 @@
-"""Prefilled prompts on disk: one file per prompt, found by a hash of its tokens."""
+"""Prefilled prompts on disk: one file per prompt, named by a hash of its tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from onward.compiled.fingerprint import fingerprint
 from onward.errors import UserError
 from onward.files import written_whole
-from onward.generation.engine.cache_manager import CacheManager, rope_key
+from onward.generation.cache.manager import CacheManager, rope_key
 from onward.model.decoder import Decoder
 
 

@@ -1,4 +1,5 @@
-"""Assigns rows of a cache and their memory to requests; vectors of the cache are copied, never computed.
+"""The manager of a contiguous cache: assigns rows and their memory to requests; copies keys and values, never computes
+them.
 
 Shapes: T tokens.
 """
@@ -40,10 +41,10 @@ class CacheManager:
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
         """Assign a row to a request with these tokens, which will have at most `rope_length` tokens. The `key`
-        names the model and the adapter: only what was computed with an equal one is shared.
+        names the model and the adapter: rows share keys and values only where their keys are equal.
 
-        Returns the number of first tokens that the row holds already, always fewer than all, or None where there is not
-        enough memory now.
+        Returns the number of first tokens that the row already holds, always fewer than all, or None if memory is short
+        now.
         """
         self.starts[row] = 0
         self.cache.rope_length[row] = rope_length
@@ -52,7 +53,7 @@ class CacheManager:
     def reserve(self, row: int, start: int, end: int) -> bool:
         """Make positions start to end - 1 of a row writable, at most a chunk; the row holds the positions before them.
 
-        Returns False, and changes nothing, where there is not enough memory.
+        Returns False, and changes nothing, if memory is short.
         """
         if end > self.cache.capacity:
             self.cache.grow(end)
@@ -121,42 +122,9 @@ class CacheManager:
             yield layer, cache, cache.locate(positions)
 
 
-class ConversationCache(CacheManager):
-    """A cache of one row that keeps its tokens when a request leaves: the next request, such as the next turn of a
-    conversation, continues after the tokens that both begin with."""
-
-    @checked
-    def __init__(self, cache: KVCache) -> None:
-        super().__init__(cache)
-        if cache.rows != 1:
-            raise UserError(f"the cache has {cache.rows} rows: a conversation takes one")
-        self.tokens: Sequence[int] = ()  # the tokens in the row
-        self.kind: tuple[str, bytes] = "", b""  # key and rotations with which they were computed
-
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
-        kind = key, rope_key(self.cache.config, rope_length)
-        length = min(common_prefix(tokens, self.tokens), len(tokens) - 1) if kind == self.kind else 0
-        if not self.can_continue(row, length):
-            length = 0
-        kept = self.dump(row, length) if length else {}
-        super().free(row)  # NaN in slots that are not kept would reach the next request
-        super().allocate(row, tokens, rope_length, key)
-        self.tokens, self.kind = tokens[:length], kind
-        if length:
-            self.reserve(row, length - 1, length)
-            self.load(row, length, kept)
-        return length
-
-    def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        self.tokens = list(tokens)
-
-    def free(self, row: int) -> None:
-        """Nothing: the tokens are kept until the next request."""
-
-
 @lru_cache(maxsize=256)
 def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
-    """A key that is equal for rows with equal rotations: cosines and sines at position 1 for this `rope_length`."""
+    """Cosines and sines at position 1 for this `rope_length`: a key that is equal for rows with equal rotations."""
     one, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
     widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
     rotations = [rotation(position, width, one, length) for position, width in dict.fromkeys(widths)]

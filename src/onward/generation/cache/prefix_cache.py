@@ -1,7 +1,7 @@
 """The prefix cache: requests with a common prefix prefill it once. It has three backends, tried in this order.
 
-Blocks of a paged cache are found by their hash (`BlockManager.allocate`), rows of other requests by comparing tokens
-(`fork`), and prompts on disk by a hash in the name of their file (`PrefixFiles`). Keys and values belong to the
+Blocks of a paged cache are looked up by their hash (`BlockManager.allocate`), rows of other requests by comparing
+tokens (`fork`), and prompts on disk by a hash in the name of their file (`PrefixFiles`). Keys and values belong to the
 fingerprint of the model that computed them (`fingerprint.py`) and to an adapter; while a model has hooks or edits, none
 are read and none are kept.
 """
@@ -14,25 +14,25 @@ from collections.abc import Iterable, Sequence
 
 from onward.compiled.fingerprint import ModelState
 from onward.errors import UserError
-from onward.generation.engine.cache_manager import CacheManager, common_prefix, rope_key
-from onward.generation.engine.prefix_files import PrefixFiles
+from onward.generation.cache.manager import CacheManager, common_prefix, rope_key
+from onward.generation.cache.prefix_files import PrefixFiles
 
 
 class PrefixCache:
     """Allocates rows that hold the longest cached prefix of their tokens.
 
-    `state` follows the model; without it, the model is known to stay as it is.
+    `state` follows the model; None: the model never changes.
     """
 
     def __init__(
         self, manager: CacheManager, files: PrefixFiles | None = None, state: ModelState | None = None
     ) -> None:
         self.manager, self.files, self.state = manager, files, state
-        self.changes = 0  # of the state when it was last asked for
-        self.model: str | None = ""  # the name of the model when a request was last admitted; none: nothing is shared
+        self.changes = 0  # `state.changes` at the last call of `model_changed`
+        self.model: str | None = ""  # name of the model at the last admission; None: nothing is shared
 
     def model_changed(self, admitting: bool) -> bool:
-        """Whether the model is another than at the last call. All weights are read, but only where `admitting`: PyTorch
+        """Whether the model has changed since the last call. All weights are read, but only where `admitting`: PyTorch
         does not count changes through `data`, such as `p.data.mul_(2)`."""
         if self.state is None:
             return False
@@ -50,14 +50,14 @@ class PrefixCache:
         return self.state.current().fingerprint()
 
     def key(self, adapter: str) -> str | None:
-        """The key of what the model computes now with an adapter; None where it is not shared."""
+        """The key of the keys and values that the model now computes with an adapter; None if they are not shared."""
         return None if self.model is None else f"{self.model} {adapter}"
 
     def allocate(
         self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], key: str | None = ""
     ) -> int | None:
         """As `CacheManager.allocate`; `rows` are the cached tokens of each row in use that may be shared."""
-        if key is None:  # nothing has this one
+        if key is None:  # a key that nothing else has
             return self.manager.allocate(row, tokens, rope_length, secrets.token_hex())
         cached = self.manager.allocate(row, tokens, rope_length, key)
         if cached is None:

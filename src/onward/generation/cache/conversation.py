@@ -1,0 +1,45 @@
+"""A cache of one row that keeps the tokens of the last request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onward.arguments import checked
+from onward.errors import UserError
+from onward.generation.cache.manager import CacheManager, common_prefix, rope_key
+from onward.model.cache import KVCache
+
+
+class ConversationCache(CacheManager):
+    """A cache of one row that keeps its tokens when a request leaves: the next request, such as the next turn of a
+    conversation, continues after the tokens that both begin with."""
+
+    @checked
+    def __init__(self, cache: KVCache) -> None:
+        super().__init__(cache)
+        if cache.rows != 1:
+            raise UserError(f"the cache has {cache.rows} rows: a conversation takes one")
+        self.tokens: Sequence[int] = ()  # the tokens in the row
+        self.kind: tuple[str, bytes] = "", b""  # key and rotations with which they were computed
+
+    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
+        """Assign the row to a request, and keep the common first tokens; as `CacheManager.allocate`."""
+        kind = key, rope_key(self.cache.config, rope_length)
+        length = min(common_prefix(tokens, self.tokens), len(tokens) - 1) if kind == self.kind else 0
+        if not self.can_continue(row, length):
+            length = 0
+        kept = self.dump(row, length) if length else {}
+        super().free(row)  # NaN in slots that are not kept would reach the next request
+        super().allocate(row, tokens, rope_length, key)
+        self.tokens, self.kind = tokens[:length], kind
+        if length:
+            self.reserve(row, length - 1, length)
+            self.load(row, length, kept)
+        return length
+
+    def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
+        """Note the tokens that the row holds."""
+        self.tokens = list(tokens)
+
+    def free(self, row: int) -> None:
+        """Keep the tokens until the next request."""

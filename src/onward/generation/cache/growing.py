@@ -1,0 +1,15 @@
+"""The default cache of an engine or a search."""
+
+from __future__ import annotations
+
+from onward.generation.cache.manager import CacheManager
+from onward.model.cache import KVCache
+from onward.model.decoder import Decoder
+
+CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
+STEP = 256  # slots by which a cache grows
+
+
+def growing_cache(model: Decoder, rows: int, length: int, chunk: int) -> CacheManager:
+    """A contiguous cache in the model's dtype that grows with its rows."""
+    return CacheManager(KVCache(model.config, rows, length, chunk, step=STEP, device=model.device, dtype=model.dtype))

@@ -1,0 +1,38 @@
+"""Calls of a model with several tokens of each decoding request: the last token and its draft tokens.
+
+Shapes: B rows, T tokens of each, N rows of logits (after each request's last token, and after each draft token), V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from onward.generation.request import Request
+from onward.generation.runner import Runner
+
+MAX_COMPILED = 16  # the most tokens of a row in a compiled step
+
+
+def decode_drafted(runner: Runner, requests: Sequence[Request], drafted: Sequence[Sequence[int]]) -> Tensor:
+    """The logits (N, V) after each request's last token and after each of its draft tokens. Request i is in row i."""
+    runner.forget()
+    pieces = [[request.last_token, *tokens] for request, tokens in zip(requests, drafted)]
+    starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
+    if (logits := compiled_logits(runner, pieces, starts)) is not None:
+        return logits.flatten(0, 1)
+    hidden = runner.forward_rows(0, pieces, starts, adapters)
+    repeated = [adapter for adapter, piece in zip(adapters, pieces) for _ in piece]
+    return runner.logits(torch.cat([row[: len(piece)] for row, piece in zip(hidden, pieces)]), repeated)
+
+
+def compiled_logits(runner: Runner, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor | None:
+    """The logits (B, T, V) after each token of pieces in the rows from 0 on, by a compiled step; None where no compiled
+    step exists, as for pieces of several lengths."""
+    width = len(pieces[0])
+    if width > MAX_COMPILED or any(len(piece) != width for piece in pieces):
+        return None
+    return runner.steps.run(*runner.inputs(pieces, starts), max(starts) + width)

@@ -1,0 +1,60 @@
+"""A draft that looks up earlier occurrences of the last tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from onward.errors import UserError
+from onward.generation.cache.manager import CacheManager
+from onward.generation.drafts.proposal import Proposal
+from onward.generation.request import Request
+
+
+class LookupDraft:
+    """Proposes the tokens that followed the last occurrence of the last n-gram of the text (prompt lookup decoding,
+    Saxena 2023)."""
+
+    manager: CacheManager | None = None
+
+    def __init__(self, num_draft_tokens: int = 8, ngram: int = 3) -> None:
+        if num_draft_tokens < 1 or ngram < 1:
+            raise UserError(f"a look-up of {num_draft_tokens} tokens by runs of {ngram}: both must be at least 1")
+        self.num_draft_tokens, self.ngram = num_draft_tokens, ngram
+        self.indices: WeakKeyDictionary[Request, LookupIndex] = WeakKeyDictionary()
+
+    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        """A look-up needs no preparation."""
+
+    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        """The tokens after the last occurrence of each request's last n-gram, at most `room` of them."""
+        proposals = []
+        for request, most in zip(requests, room):
+            index = self.indices.setdefault(request, LookupIndex(self.ngram))
+            index.extend(request.prompt[len(index.tokens) :])
+            index.extend(request.tokens[len(index.tokens) - len(request.prompt) :])
+            proposals.append(Proposal(index.find(self.num_draft_tokens)[:most]))
+        return proposals
+
+
+class LookupIndex:
+    """The end of the last occurrence of each n-gram of at most `ngram` tokens of a text; a new token costs O(ngram)."""
+
+    def __init__(self, ngram: int) -> None:
+        self.ngram, self.tokens, self.ends = ngram, list[int](), dict[tuple[int, ...], int]()
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        for token in tokens:
+            end = len(self.tokens)
+            for size in range(1, min(self.ngram, end) + 1):
+                self.ends[tuple(self.tokens[end - size :])] = end
+            self.tokens.append(token)
+
+    def find(self, most: int) -> list[int]:
+        """At most `most` tokens that followed the last occurrence of the longest n-gram that ends the text; or none."""
+        for size in range(min(self.ngram, len(self.tokens) - 1), 0, -1):
+            end = self.ends.get(tuple(self.tokens[-size:]))
+            if end is not None:
+                return self.tokens[end : end + most]
+        return []

@@ -1,0 +1,94 @@
+"""The sampler of distributions that more than a temperature shapes: processors, masks of constraints, draft tokens.
+
+Shapes: B requests, N rows of logits (after each request's last token, and after each draft token), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from onward.device import tensor_on
+from onward.errors import UserError
+from onward.generation.distribution import process_logits
+from onward.generation.drafts.proposal import Proposal
+from onward.generation.drafts.verify import verify
+from onward.generation.failures import NOTHING_ALLOWED, NotANumber
+from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
+from onward.generation.request import Request
+
+
+class ShapedSampler:
+    """Samples from the full distributions (N, V), and verifies draft tokens.
+
+    `allowed` (V,) is False for tokens that are never sampled.
+    """
+
+    def __init__(self, allowed: Tensor | None = None) -> None:
+        self.allowed = allowed
+        self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
+
+    def sample(
+        self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
+    ) -> tuple[list[list[int] | Exception], Tensor]:
+        """Arguments and results as of `Sampler.sample`."""
+        prefixes = [(i, p.tokens[:j]) for i, p in enumerate(proposals) for j in range(1 + len(p.tokens))]
+        history = RequestHistory(requests, prefixes, self.counts, self.ngrams)
+        errors: dict[int, Exception] = {}
+        allowed = masks(requests, proposals, self.allowed, logits, errors)
+        p = process_logits(logits, [requests[i].sampling for i, _ in prefixes], history, allowed, errors).softmax(-1)
+        p = p.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)  # bans may have replaced NaN
+        device = torch.device("cpu") if p.device.type == "mps" else p.device  # fp64, of random numbers, is not on mps
+        p = p.to(device)
+        seeds, index = tensor_on(device, [[r.seed, len(r.tokens)] for r in requests]).unbind(1)
+        kept, last, rows = verify(p, proposals, seeds, index)
+        finite = p[rows].isfinite().all(-1)
+        result: list[list[int] | Exception] = []
+        for i, (n, token, row, ok) in enumerate(torch.stack([kept, last, rows, finite.long()], 1).tolist()):
+            first, tokens = row - n, proposals[i].tokens
+            failed = next((at for at in range(first, row + 1) if at in errors), None if ok else row)
+            if failed is None:
+                result.append([*tokens[:n], token])
+            elif failed > first:  # the next step fails at once
+                result.append(tokens[: failed - first])
+            elif failed in errors:
+                result.append(errors[failed])
+            else:
+                nan = bool(logits[failed].isnan().any())
+                result.append(NotANumber() if nan else UserError(NOTHING_ALLOWED))
+        return result, last.to(logits.device)
+
+
+def masks(
+    requests: Sequence[Request],
+    proposals: Sequence[Proposal],
+    allowed: Tensor | None,
+    like: Tensor,
+    errors: dict[int, Exception],
+) -> Tensor | None:
+    """The mask of allowed tokens of each row of logits, (N, V), or one mask (V,) of all rows; V and the device are
+    those of `like`.
+
+    The exception of a constraint is stored in `errors` under the row.
+    """
+    if all(r.constraint is None and len(r.tokens) >= r.min_new_tokens for r in requests):
+        return allowed
+    result: list[Tensor] = []
+    for request, proposal in zip(requests, proposals):
+        state = request.constraint and request.constraint.copy()
+        for index, token in enumerate((*proposal.tokens, None), len(request.tokens)):
+            mask = like.new_ones(like.size(-1), dtype=torch.bool) if allowed is None else allowed.clone()
+            try:
+                if state is not None:
+                    mask &= state.allowed().to(mask.device)
+                    if token is not None and not state.accept(token):
+                        state = None  # this proposal has probability 0: later rows are not used
+            except Exception as error:
+                errors[len(result)], state = error, None
+            if index < request.min_new_tokens:
+                mask[list(request.stop_token_ids)] = False
+            result.append(mask)
+    return torch.stack(result)

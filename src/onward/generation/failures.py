@@ -1,0 +1,48 @@
+"""The errors of requests whose logits have no distribution.
+
+Shapes: N rows of logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+from onward.tracing.names import activation_names
+from onward.tracing.trace import trace
+
+NOTHING_ALLOWED = "no token may come next: the constraint, bans and processors of this request leave none"
+
+
+class NotANumber(Exception):
+    """The logits of a request are NaN; `nan_error` names the activation."""
+
+
+def no_distribution_error(logits: Tensor, contexts: Sequence[Sequence[int]], model: Decoder) -> UserError:
+    """The error for logits (N, V) of which a row has no distribution: NaN, or no token is allowed."""
+    nan = logits.isnan().any(-1)
+    return nan_error(model, contexts[int(nan.int().argmax())]) if bool(nan.any()) else UserError(NOTHING_ALLOWED)
+
+
+def nan_error(model: Decoder, tokens: Sequence[int]) -> UserError:
+    """The error that names the first activation that is NaN for these tokens."""
+    name = first_nan(model, torch.tensor([list(tokens)], device=model.device))
+    return UserError(f"the logits are not numbers: {name} made the first NaN")
+
+
+def first_nan(model: Decoder, tokens: Tensor) -> str:
+    """The name of the first activation of a decoder that holds NaN."""
+    names: list[str] = []
+
+    def note(name: str, activation: Tensor) -> None:
+        if not names and bool(activation.isnan().any()):
+            names.append(name)
+
+    large = "scores", "attn.weights"  # the output of the heads shows their NaN
+    with trace(model, *(name for name in activation_names(model) if not name.endswith(large)), keep=note):
+        model(tokens)
+    return names[0] if names else "a call that could not be repeated"

@@ -1,0 +1,113 @@
+"""A decoder with its tokenizer: measures texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onward.arguments import check_fields, checked, named
+from onward.config.decoder import DecoderConfig
+from onward.data.examples import Encoder
+from onward.data.tokens import Tokens
+from onward.errors import UserError
+from onward.evaluation.outputs import outputs
+from onward.evaluation.score import Evaluation
+from onward.evaluation.text import Score, documents_of, evaluate_texts, evaluate_tokens, score_text
+from onward.files import check_text
+from onward.model.decoder import Decoder
+from onward.text.chat import Message
+from onward.text.tokenizer import Tokenizer
+from onward.transforms.heads import head_labels
+
+READ = "give Path({!r}).read_text()"
+
+
+@named
+@dataclass
+class TextModel:
+    """A model and its tokenizer: scores, evaluates and classifies texts."""
+
+    model: Decoder
+    tokenizer: Tokenizer | None = None
+    hf: Mapping[str, Any] = field(default_factory=dict)  # the config.json that it was loaded from
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def _repr_html_(self) -> str | None:
+        from onward.reports.runs.notebook import of_model  # draws, and is needed in a notebook alone
+
+        return of_model(self.model, self.tokenizer)
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The sizes and parts of the model."""
+        return self.model.config
+
+    @checked
+    def score(self, text: str) -> Score:
+        """The log-probability of each token of a text, and of the whole text; see `evaluation.text`. A text that names
+        a file is a UserError."""
+        check_text(text, "text", READ)
+        return score_text(self.model, self.text(), text)
+
+    @checked
+    def evaluate(
+        self,
+        text: str | PathLike[str] | Sequence[str | PathLike[str]] | np.ndarray | Tokens,
+        stride: int = 0,
+        *,
+        n_bytes: int | None = None,
+    ) -> Evaluation:
+        """Loss, perplexity and bits per byte over documents, or over token ids (T,), of any length.
+
+        A Path stands for the documents of a file or folder, as in `onward.train`; a str is a document itself, and a
+        UserError if it names a file. The window moves on by `stride` tokens, by default the context length; see
+        `evaluation.score`. `n_bytes` is the length of the text of token ids, by default counted from them.
+        """
+        if isinstance(text, np.ndarray | Tokens):
+            return evaluate_tokens(self.model, self.text(), text, stride, n_bytes)
+        return evaluate_texts(self.model, self.text(), documents_of(text), stride)
+
+    @checked
+    def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, float]]:
+        """The probabilities of each text or pair of texts, by the label of the class. The model must have been
+        trained with `--method classify`."""
+        encoder = Encoder(self.text())
+        pairs = [(one,) if isinstance(one, str) else one for one in texts]
+        for one in (text for pair in pairs for text in pair):
+            check_text(one, "a text", READ)
+        probabilities = outputs(self.model, [encoder.texts(*pair).tokens for pair in pairs]).softmax(-1)
+        return [dict(zip(head_labels(self.model), row)) for row in probabilities.tolist()]
+
+    @checked
+    def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
+        """The reward of each answer to a prompt, a text or messages. The model must have been trained with
+        `--method reward`."""
+        encoder = Encoder(self.text())
+        replies = answers if isinstance(prompt, str) else [[{"role": "assistant", "content": one}] for one in answers]
+        sequences = [encoder.answer(prompt, one).until_trained() for one in replies]
+        return outputs(self.model, sequences)[:, 0].tolist()
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        """The token ids that end an answer: the tokenizer's end tokens that the model has."""
+        return [i for i in self.text().end_ids if i < self.config.vocab_size]
+
+    def allowed(self) -> Tensor:
+        """False for padding and holes of the vocabulary, (V,)."""
+        allowed = torch.ones(self.config.vocab_size, dtype=torch.bool, device=self.model.device)
+        allowed[self.text().textless(self.config.vocab_size)] = False
+        return allowed
+
+    def text(self) -> Tokenizer:
+        """The tokenizer; a UserError where there is none."""
+        if self.tokenizer is None:
+            raise UserError("this model came without a tokenizer.json, which text needs: put one into its folder")
+        return self.tokenizer
