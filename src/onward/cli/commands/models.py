@@ -7,7 +7,7 @@ from shutil import get_terminal_size
 from typing import Any, ClassVar
 
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import print_json, print_next, print_table
+from onward.cli.shared.output import human, print_json, print_next, print_table
 from onward.errors import UserError
 from onward.hub import cached_models, size_of
 
@@ -129,10 +129,3 @@ def show_rows(rows: list[dict[str, Any]], narrow: bool = False) -> None:
         print_table([{k: text(v) for k, v in row.items() if not (narrow and k == "meaning")} for row in rows])
     else:
         print("nothing")
-
-
-def human(number: int) -> str:
-    """A number with three significant digits: 7.24 B."""
-    digits, power = f"{number:.2e}".split("e")
-    thousands, tens = divmod(int(power), 3)
-    return f"{float(digits) * 10**tens:.{2 - tens}f} {' KMBT'[thousands]}"

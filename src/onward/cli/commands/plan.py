@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from onward.arguments import Range
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.cli.shared.output import console, human, print_json, print_next, print_table
 from onward.config.part_types import Size
 from onward.errors import UserError
 
@@ -187,7 +187,6 @@ def machine(options: Options, config: "DecoderConfig", context: int) -> "Machine
 
 def show(planned: "Planned", lines: "Sequence[Line]") -> None:
     """Tables: the parts, then each section."""
-    from onward.cli.commands.models import human
     from onward.planning.flops import part_sizes
 
     parts = part_sizes(planned.config)

@@ -8,7 +8,8 @@ from shlex import quote
 from typing import Any
 
 from onward import fields
-from onward.cli.shared.options import Argument, arguments, nest
+from onward.cli.shared.arguments import Argument, arguments
+from onward.cli.shared.options import nest
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.variants import VariantOptions, folder_of, read_values, take, train_all, variant
 from onward.errors import UserError

@@ -83,3 +83,10 @@ def print_next(*commands: str) -> None:
     console.print("\nNext:", style="bold")
     for command in commands:
         console.print(f"  {command}", markup=False, soft_wrap=True)
+
+
+def human(number: int) -> str:
+    """A number with three significant digits: 7.24 B."""
+    digits, power = f"{number:.2e}".split("e")
+    thousands, tens = divmod(int(power), 3)
+    return f"{float(digits) * 10**tens:.{2 - tens}f} {' KMBT'[thousands]}"

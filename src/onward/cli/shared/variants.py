@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from rich.progress import BarColumn, Progress, TextColumn
 
 from onward import fields
-from onward.cli.commands.train import Requests, default_name, from_toml, join_duration, signals
 from onward.cli.shared.options import read
 from onward.cli.shared.output import console
+from onward.cli.shared.run_options import default_name, from_toml, join_duration
+from onward.cli.shared.signals import Requests, signals
 from onward.cli.shared.sources import check_texts
 from onward.config.part_types import Size
 from onward.errors import UserError
