@@ -14,7 +14,7 @@ ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
     *("errors", "suggestions", "arguments", "fields", "files", "limits", "timing", "splitmix", "device", "hub_cache"),
     *("hub", "notebook", "config", "kernels", "model", "transforms", "tracing", "compiled", "families", "text", "data"),
     *("checkpoint", "generation", "evaluation", "planning", "training", "inspection", "reports", "language_model"),
-    *("folders", "serving", "cli"),
+    *("folders", "measuring", "quickstart", "serving", "cli"),
 ]
 LAZY = {  # modules of the three lowest folders with imports inside functions
     "onward.kernels.available": "torch, so that --help answers at once",
@@ -80,6 +80,19 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
 def test_a_module_imports_only_folders_before_its_own(name: str) -> None:
     upward = {module for module in GRAPH[name] if rank(module) > rank(name)}
     assert not upward
+
+
+COMMANDS = "onward.cli.commands."
+
+
+def commands_of(modules: set[str]) -> set[str]:
+    """The commands that a set of modules belongs to; a command of several files is a folder."""
+    return {module.removeprefix(COMMANDS).split(".")[0] for module in modules if module.startswith(COMMANDS)}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("onward.cli.")])
+def test_a_command_is_imported_by_no_other_file(name: str) -> None:
+    assert commands_of(GRAPH[name]) <= commands_of({name})
 
 
 def test_every_folder_has_a_place_in_the_order() -> None:
