@@ -1,4 +1,4 @@
-"""The runs of a quickstart: pre-training on the built-in text, then answers to questions about Python, then preferences.
+"""The runs of a quickstart: pre-training on the built-in text, answers to questions about Python, then preferences.
 
 FOLDER/        the pre-training, and the questions of the other runs
 FOLDER-sft/    answers to questions

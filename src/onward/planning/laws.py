@@ -27,6 +27,7 @@ class Loss:
     beta: float
 
     def loss(self, parameters: float, tokens: float) -> float:
+        """The loss of a model after its tokens, in nats per token."""
         return self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta
 
     def optimum(self, flops: float) -> tuple[float, float]:
@@ -49,6 +50,7 @@ class Frontier:
     exponent: float
 
     def optimum(self, flops: float) -> tuple[float, float]:
+        """The best parameters and tokens for C = 6 N D operations."""
         parameters = self.scale * flops**self.exponent
         return parameters, flops / (6 * parameters)
 
@@ -63,6 +65,7 @@ class Law:
     exponents: tuple[float, float] | None = None
 
     def optimum(self, flops: float) -> tuple[float, float]:
+        """The best parameters and tokens for an amount of operations."""
         return self.law.optimum(flops)
 
     def range(self, flops: float) -> tuple[float, float] | None:

@@ -60,7 +60,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """What is measured."""
+        """Training or decoding, the measured use of the model."""
         return "training" if self.train else "decoding"
 
 

@@ -58,6 +58,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward completion`."""
     shell = parse(Options, argv, prog="onward completion", about=ABOUT).shell
     print(fish() if shell == "fish" else script(*SHELLS[shell]))
 

@@ -70,6 +70,7 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run `onward finetune`; returns the exit status."""
     return in_processes(lambda: run(*configure(argv)))
 
 

@@ -129,6 +129,7 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward inspect`."""
     options = parse(Options, argv, prog="onward inspect", about=ABOUT)
     check(options)
     if options.view == "names":
@@ -140,7 +141,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def check(options: Options) -> None:
-    """A UserError for what would else be found after the work."""
+    """Raise a UserError for mistakes in options that are read only after the work."""
     from onward.reports.pictures.picture import format_of
     from onward.training.config import seconds
 

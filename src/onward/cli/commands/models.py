@@ -35,6 +35,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward models`."""
     options = parse(Options, argv, prog="onward models", about=ABOUT)
     from onward.planning.releases import catalog, step
 
@@ -92,6 +93,7 @@ def cached() -> list[dict[str, Any]]:
 
 
 def show_cached(models: list[dict[str, Any]]) -> None:
+    """Print the models of the hub that are on this machine."""
     if models:
         print_table([{**model, "bytes": size_of(model["bytes"])} for model in models])
     else:
@@ -99,6 +101,7 @@ def show_cached(models: list[dict[str, Any]]) -> None:
 
 
 def show_all(families: list[dict[str, Any]]) -> None:
+    """Print all families and their releases."""
     width = max(len(preset["name"]) for family in families for preset in family["presets"])
     for family in families:
         print(f"{family['family']}: {family['about']}")
@@ -109,6 +112,7 @@ def show_all(families: list[dict[str, Any]]) -> None:
 
 
 def show_one(found: dict[str, Any]) -> None:
+    """Print a release, its parts and the steps since its first ancestor."""
     print(f"{found['name']}: {found['family']}")
     show_rows(found["facts"])
     for step in found["steps"]:
@@ -117,6 +121,7 @@ def show_one(found: dict[str, Any]) -> None:
 
 
 def show_step(found: dict[str, Any]) -> None:
+    """Print the differences between two decoders."""
     print(f"{found['before']} -> {found['after']}")
     show_rows(found["changes"], narrow=get_terminal_size().columns < WIDE)
 

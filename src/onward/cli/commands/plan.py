@@ -71,6 +71,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward plan`."""
     options = parse(Options, argv, prog="onward plan", about=ABOUT)
     from onward.planning.flops import part_sizes
     from onward.planning.parameters import active_parameters, parameters

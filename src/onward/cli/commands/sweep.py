@@ -41,6 +41,7 @@ class Options(VariantOptions):
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run `onward sweep`; returns the exit status."""
     values = read_values(Options, argv, "onward sweep", ABOUT)
     own, length = take(values, Options)
     axes = swept(values, own.get("sweep", ()))
@@ -56,16 +57,12 @@ def main(argv: Sequence[str]) -> int:
     outcomes = train_all(variants, seeds, length)
     if isinstance(outcomes, int):
         return outcomes
-    from onward.reports.runs.variants import Measure, Valley, plain, results, row, valley_picture
+    from onward.reports.runs.variants import Valley, plain, results, row, valley_picture
+    from onward.training.studies.variants import common_measure
 
-    measure: Measure = "bits_per_byte" if {"tokenizer", "sources"} & {*axes} else "loss"
+    measure = common_measure(variants)
     found = results(outcomes, measure)
-    first, *second = axes
-    lines = {
-        line: {point[first]: one for point, one in zip(grid, found) if not second or point[second[0]] == line}
-        for line in (axes[second[0]] if second else [""])
-    }
-    valley = Valley(first, {f"{second[0]} {line}" if second else "": values for line, values in lines.items()})
+    valley = Valley.of(grid, found)
     _, _, best = valley.best()
     out = Path(values["out"])
     valley_picture(valley, measure, str(length)).write(out / "sweep.svg")

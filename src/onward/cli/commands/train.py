@@ -53,6 +53,7 @@ class Options(RunConfig):
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run `onward train`; returns the exit status."""
     return in_processes(lambda: run_command(*configure(argv)))
 
 

@@ -28,6 +28,7 @@ class Argument:
 
     @property
     def flag(self) -> str:
+        """The option as it is typed, such as --batch-size."""
         return fields.flag(self.name)
 
     @property

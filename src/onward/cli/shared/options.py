@@ -64,7 +64,7 @@ def is_model(path: str) -> bool:
 
 
 def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[str], prog: str, view: str) -> str:
-    """What is wrong with a value that only other cases read."""
+    """The message for a value that only other cases read."""
     known, positional = fields.hints(cls), getattr(cls, "positional", ())
     if name in positional:
         word = value if isinstance(value, str) else value[0]
@@ -104,7 +104,7 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
 
 
 def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
-    """What is wrong with a word that is neither an option nor an argument that the command takes."""
+    """The message for a word that is neither an option nor an argument of the command."""
     name, flags = word.split("=")[0], [argument.flag for argument in table if not argument.positional]
     if not word.startswith("-"):
         places = " ".join(argument.name for argument in table if argument.positional) or "options only"

@@ -18,6 +18,7 @@ class Requests:
         self.signal, self.saving = 0, False
 
     def note(self, number: int, _: object) -> None:
+        """Note a signal; handles it as `signal.signal` expects."""
         if number == signal.SIGUSR1:
             self.saving = True
             return
@@ -30,9 +31,11 @@ class Requests:
         self.signal = number
 
     def stop(self) -> bool:
+        """Whether a signal asked to save and stop."""
         return self.signal > 0
 
     def save(self) -> bool:
+        """Whether a signal asked to save; the request is then over."""
         wanted, self.saving = self.saving, False
         return wanted
 

@@ -74,7 +74,7 @@ def next_commands(run: "Run") -> list[str]:
 
 
 def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
-    """Do what the display does at each validation, to time it."""
+    """Generate the sample of a validation, as the display does, to time it."""
     from onward.cli.shared.display import sample_text
     from onward.language_model import LanguageModel
 
@@ -118,7 +118,7 @@ def in_words(result: dict[str, Any]) -> list[str]:
 
 
 def describe(run: "Run", say: Say) -> None:
-    """Say what is trained on what, and the results of the checks."""
+    """Print the sizes of the model and the data, and the results of the checks."""
     folder, inputs = run.folder, run.inputs
     if unknown := inputs.unknown_characters:
         say(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
@@ -145,8 +145,8 @@ def describe(run: "Run", say: Say) -> None:
 
 
 def examine(run: "Run", say: Say) -> None:
-    """Before the first step, say what the cheap half of the doctor's checks finds in the model. A failure does not stop
-    the run."""
+    """Before the first step, run the cheap half of the doctor's checks and print its failures, which do not stop the
+    run."""
     if run.step:
         return
     import torch

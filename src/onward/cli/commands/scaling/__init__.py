@@ -59,6 +59,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int | None:
+    """Run `onward scaling`; returns the exit status."""
     if argv[:1] == ["run"]:
         from onward.cli.commands.scaling import run
 
