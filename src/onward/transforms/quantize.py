@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from onward.errors import UserError
 from onward.kernels.quantized import GROUP, dequantize_weight
+from onward.model.decoder import Decoder
 from onward.model.linear import Linear
 
 Precision = Literal["int8", "int4"]

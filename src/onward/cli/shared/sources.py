@@ -40,7 +40,7 @@ def known(source: str) -> bool:
 
 
 def skipped_in(source: str, out: Path) -> str:
-    """A sentence about the skipped files of a folder, except `out`, with an example of each kind; "" if there are none."""
+    """A sentence on the skipped files of a folder, except `out`, with an example of each kind; "" if there are none."""
     if not Path(source).is_dir():
         return ""
     kinds = []
