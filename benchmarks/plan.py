@@ -14,7 +14,7 @@ from typing import get_args
 
 import torch
 
-from onward.cli.commands.plan import decoder_of
+from onward.measuring.decoders import decoder_of
 from onward.model.decoder import Decoder
 from onward.planning.machine import Machine, measured_machine
 from onward.planning.speed import Limits, Precision, measure, step_seconds

@@ -3,7 +3,7 @@
 import pytest
 
 from onward.cli.commands.train import Options
-from onward.cli.shared.options import arguments
+from onward.cli.shared.arguments import arguments
 from onward.config.decoder import DecoderConfig
 from onward.config.part_types import FeedForward, Position
 from onward.fields import hints

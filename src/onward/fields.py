@@ -309,3 +309,9 @@ def describe(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Part):
         return "|".join(kind.choices())
     return {int: "a whole number", float: "a number", str: "text", bool: "true|false"}.get(kind, "a table of fields")
+
+
+def time_in_words(seconds: float) -> str:
+    """A time as 0:05 or 1:02:03."""
+    minutes, hours = int(seconds) // 60 % 60, int(seconds) // 3600
+    return f"{hours}:{minutes:02}:{int(seconds) % 60:02}" if hours else f"{minutes}:{int(seconds) % 60:02}"

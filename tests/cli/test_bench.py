@@ -8,7 +8,7 @@ import torch
 
 import onward
 from onward.cli import main
-from onward.cli.commands import bench
+from onward.measuring.decoders import models_in
 from onward.planning import speed
 from onward.planning.parameters import parameters
 from onward.reports.pictures.roofline import roofline
@@ -99,7 +99,6 @@ def test_mistakes_are_one_sentence(words: str, tiny_run: Path, capsys) -> None:
 
 
 def test_a_published_release_gets_random_weights() -> None:
-    options = bench.Options(model="pythia-14m")
-    ((precision, model),) = bench.models(options, ["int8"], torch.device("cpu"))
+    ((precision, model),) = models_in(["int8"], "pythia-14m", torch.device("cpu"), 0)
     assert precision == "int8"
     assert model.config.n_layers == 6

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from onward.cli import COMMANDS, GROUPS, MEANT, main
-from onward.cli.commands.train import configure, in_words
+from onward.cli.commands.train import configure
 from onward.cli.shared.output import print_table
+from onward.cli.shared.training import in_words
 from onward.config.decoder import Alibi, Rotary
 from onward.fields import text
 from onward.training.config import RunConfig, seconds
@@ -261,7 +262,7 @@ def test_tokens_of_standard_input_are_stored_in_the_run_so_that_it_can_be_resume
     ],
 )
 def test_a_run_is_named_after_its_first_source(source: str, name: str) -> None:
-    from onward.cli.commands.train import default_name
+    from onward.cli.shared.run_options import default_name
 
     assert default_name(source) == name
 
@@ -295,7 +296,7 @@ def test_train_in_a_folder_skips_its_own_runs_and_says_so(
 
 @pytest.mark.parametrize("words", ["--time 2 seconds", "--time 2 sec", "--time 2s"])
 def test_a_duration_is_read_in_one_word_or_two(words: str) -> None:
-    from onward.cli.commands.train import join_duration
+    from onward.cli.shared.run_options import join_duration
 
     assert seconds(join_duration(["a.txt", *words.split(), "--steps"])[2]) == 2
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from onward.cli.commands.train import Requests, train
+from onward.cli.shared.signals import Requests
+from onward.cli.shared.training import train
 from onward.training.run.run import Run
 
 from support.runs import config

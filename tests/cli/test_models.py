@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from onward.cli import main
-from onward.cli.commands.models import human
+from onward.cli.shared.output import human
 from onward.config.decoder import DecoderConfig
 from onward.families import modules, presets
 from onward.fields import build

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from onward.cli import main
-from onward.cli.shared.options import Argument, arguments
+from onward.cli.shared.arguments import Argument, arguments
 
 from support.limits import limited
 

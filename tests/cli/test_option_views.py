@@ -15,7 +15,7 @@ import pytest
 
 from onward import fields as typed
 from onward.cli import COMMANDS, main
-from onward.cli.shared.options import Argument, arguments
+from onward.cli.shared.arguments import Argument, arguments
 from onward.reports.pictures import views
 
 REFUSED = {

@@ -11,7 +11,9 @@ import pytest
 
 from onward.cli import COMMANDS, main
 from onward.cli.commands import completion
-from onward.cli.shared.options import COMMON, ESCAPED, arguments, make_parser, parse, read, with_flags
+from onward.cli.shared.arguments import arguments
+from onward.cli.shared.options import parse, read, with_flags
+from onward.cli.shared.parser import COMMON, ESCAPED, make_parser
 from onward.errors import UserError
 
 

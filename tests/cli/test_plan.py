@@ -9,8 +9,9 @@ import torch
 
 import onward
 from onward.cli import main
-from onward.cli.commands.plan import Options, decoder_of, machine
 from onward.families import presets
+from onward.measuring.decoders import decoder_of
+from onward.measuring.machine import machine_for
 from onward.planning.devices import DEVICES
 from onward.planning.flops import training_flops
 from onward.planning.machine import Machine, same_flops
@@ -77,7 +78,7 @@ def test_plan_of_a_run_is_the_same_by_each_of_its_names(tiny_run: Path, tmp_path
 
 
 def test_a_device_without_tf32_multiplies_in_fp32_by_its_data_sheet() -> None:
-    peaks = {name: machine(Options(model="gpt2", device=name), TINY, 64).peak("fp32") for name in ("v100", "a100")}
+    peaks = {name: machine_for(TINY, name, context=64).peak("fp32") for name in ("v100", "a100")}
     assert peaks == {"v100": 15.7e12, "a100": 156e12}
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from onward.cli.shared.options import metavar
+from onward.cli.shared.arguments import metavar
 from onward.config.decoder import DecoderConfig
 from onward.config.part_types import Attention, FeedForward, Position
 from onward.errors import UserError

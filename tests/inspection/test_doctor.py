@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import onward
-from onward.cli.commands.train import examine as examine_run
+from onward.cli.shared.training import examine as examine_run
 from onward.errors import UserError
 from onward.inspection.doctor import doctor
 from onward.inspection.doctor.checks import CHEAP

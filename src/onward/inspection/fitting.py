@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 
 import torch
@@ -12,7 +12,10 @@ from torch import nn
 from onward.data.tokens import Tokens
 from onward.data.windows import Windows
 from onward.errors import UserError
+from onward.inspection.features import ReconstructionLoss, SparseAutoencoder, autoencoder_of
+from onward.inspection.lens import LensLoss, TunedLens
 from onward.model.decoder import Decoder
+from onward.tracing.names import full_name
 from onward.training.step.loss import Loss
 from onward.training.step.trainer import Step, StepPlan, Trainer
 
@@ -54,3 +57,34 @@ def fit(
     for step in range(steps):
         if step == 0 or done(step) < 1:
             yield trainer.train_step(StepPlan([windows.read(range(ROWS * step, ROWS * (step + 1)))]))
+
+
+def silent(step: Step) -> None:
+    """Ignore a step."""
+
+
+def fit_lens(
+    model: Decoder, tokens: Tokens, *, seconds: float = math.inf, watch: Callable[[Step], None] = silent
+) -> TunedLens:
+    """A tuned lens of a model, trained on a text by `fit`; `watch` is called after each step."""
+    lens = TunedLens(model)
+    for step in fit(lens, LensLoss(model), windows_of(model, tokens), seconds=seconds):
+        watch(step)
+    return lens
+
+
+def fit_features(
+    model: Decoder,
+    tokens: Tokens,
+    activation: str = "",
+    *,
+    seconds: float = math.inf,
+    watch: Callable[[Step], None] = silent,
+) -> tuple[SparseAutoencoder, str]:
+    """A sparse autoencoder of an activation ("": the residual stream after the middle block), trained on a text by
+    `fit`, and the full name of the activation; `watch` is called after each step."""
+    name = full_name(activation or f"blocks.{model.config.n_layers // 2}")
+    autoencoder = autoencoder_of(model, name)
+    for step in fit(autoencoder, ReconstructionLoss(model, name), windows_of(model, tokens), seconds=seconds):
+        watch(step)
+    return autoencoder, name

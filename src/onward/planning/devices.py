@@ -7,6 +7,9 @@ and t4 with tables of dealers; the two GeForce cards with cards of the same chip
 
 from dataclasses import dataclass
 
+from onward.errors import UserError
+from onward.fields import nearest
+
 
 @dataclass(frozen=True)
 class Device:
@@ -32,3 +35,10 @@ DEVICES = {
     "rtx3090": Device(24e9, 936e9, 71e12),
 }
 FLOPS = {name: device.flops for name, device in DEVICES.items()}
+
+
+def device_flops(device: str, count: int = 1, share: float = 1.0) -> float:
+    """Operations per second of devices that reach a share of their peak. Raises a UserError for an unknown device."""
+    if device not in FLOPS:
+        raise UserError(f"device is {device!r}: {nearest(device, FLOPS)}")
+    return count * share * FLOPS[device]

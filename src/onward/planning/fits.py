@@ -40,6 +40,7 @@ class Run(NamedTuple):
 
     @property
     def flops(self) -> float:
+        """6 N D."""
         return 6 * self.parameters * self.tokens
 
 
@@ -102,6 +103,7 @@ class PowerFit:
     intervals: dict[str, tuple[float, float]]
 
     def loss(self, flops: float) -> float:
+        """The loss of the best run of a budget, in nats per token."""
         return float(self.scale * flops**-self.exponent + self.floor)
 
 
@@ -201,10 +203,12 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
 
 
 def law_of(x: Array) -> Loss:
+    """The law of a candidate x (5,), see `objective`."""
     return Loss(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
 
 
 def constants(x: Array) -> dict[str, float]:
+    """The constants of the law of a candidate x (5,), and its exponent a of the best N in C."""
     law = law_of(x)
     return {**vars(law), "a": law.beta / (law.alpha + law.beta)}
 

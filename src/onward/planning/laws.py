@@ -27,6 +27,7 @@ class Loss:
     beta: float
 
     def loss(self, parameters: float, tokens: float) -> float:
+        """The loss of a model after its tokens, in nats per token."""
         return self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta
 
     def optimum(self, flops: float) -> tuple[float, float]:
@@ -49,6 +50,7 @@ class Frontier:
     exponent: float
 
     def optimum(self, flops: float) -> tuple[float, float]:
+        """The best parameters and tokens for C = 6 N D operations."""
         parameters = self.scale * flops**self.exponent
         return parameters, flops / (6 * parameters)
 
@@ -63,6 +65,7 @@ class Law:
     exponents: tuple[float, float] | None = None
 
     def optimum(self, flops: float) -> tuple[float, float]:
+        """The best parameters and tokens for an amount of operations."""
         return self.law.optimum(flops)
 
     def range(self, flops: float) -> tuple[float, float] | None:
@@ -78,11 +81,12 @@ class Law:
 # The constants of approach 3 are those of the paper's source, since the two digits that it prints give other optima.
 CHINCHILLA = Loss(math.exp(0.5267228), math.exp(6.0073404), math.exp(6.0179186), 0.33917084, 0.2849083)
 REFIT = Loss(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
+NEWEST = Law("re-fit of 2024", "fit of L(N, D) to the same runs", REFIT, (0.487, 0.539))
 LAWS = (
     Law("Chinchilla 1", "training curves (through the rows of table 3)", Frontier(0.09916, 0.49810), (0.488, 0.502)),
     Law("Chinchilla 2", "IsoFLOP profiles (through the rows of table A3)", Frontier(0.14488, 0.48994), (0.462, 0.534)),
     Law("Chinchilla 3", "fit of L(N, D)", CHINCHILLA, (0.454, 0.455)),
-    Law("re-fit of 2024", "fit of L(N, D) to the same runs", REFIT, (0.487, 0.539)),
+    NEWEST,
     Law("Kaplan", "without embeddings, and one learning rate schedule", Frontier(1.3e9 / PF_DAY**0.73, 0.73)),
 )
 
@@ -102,6 +106,30 @@ def flops_for(law: Law, *, parameters: float | None = None, tokens: float | None
 
 
 @dataclass(frozen=True)
+class Optimum:
+    """The best model by a law for an amount of computation."""
+
+    law: str
+    flops: float
+    parameters: float
+    range: tuple[float, float] | None  # of parameters; see Law.range
+    tokens: float
+    tokens_per_parameter: float
+    loss: float | None  # in nats per token; None by a law of sizes alone
+    source: str
+    extrapolated: bool  # whether flops lies outside the runs to which the laws were fitted
+
+
+def optimum(law: Law, flops: float) -> Optimum:
+    """The best model by a law for `flops` operations."""
+    parameters, tokens = law.optimum(flops)
+    loss = law.law.loss(parameters, tokens) if isinstance(law.law, Loss) else None
+    outside = not FITTED[0] <= flops <= FITTED[1]
+    sizes = law.range(flops)
+    return Optimum(law.name, flops, parameters, sizes, tokens, tokens / parameters, loss, law.source, outside)
+
+
+@dataclass(frozen=True)
 class Smaller:
     """A model below the best size, trained on more tokens to the same loss."""
 
@@ -112,6 +140,7 @@ class Smaller:
 
     @property
     def total(self) -> float:
+        """The operations of training and of use, FLOPs."""
         return self.training + self.answering
 
 

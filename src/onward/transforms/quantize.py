@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from onward.errors import UserError
 from onward.kernels.quantized import GROUP, dequantize_weight
+from onward.model.decoder import Decoder
 from onward.model.linear import Linear
 
 Precision = Literal["int8", "int4"]
@@ -181,3 +182,12 @@ def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
 def is_quantized(model: nn.Module) -> bool:
     """Whether a model has quantized layers."""
     return any(isinstance(module, QuantizedLinear) for module in model.modules())
+
+
+def quantized_bytes(model: Decoder) -> tuple[int, int]:
+    """The bytes of all weights of a quantized model, and of the same weights as they were before."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
+    own = [layer for name, layer in layers.items() if not (model.config.tied and name == "head")]
+    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    plain = sum(layer.in_features * layer.out_features for layer in own) * model.dtype.itemsize
+    return size, size - sum(layer.codes.nbytes + layer.scales.nbytes for layer in layers.values()) + plain

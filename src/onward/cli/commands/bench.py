@@ -1,21 +1,21 @@
 """onward bench: how fast a model generates or is trained, and how near this machine's limits that is."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from onward.arguments import Range
-from onward.cli.commands.plan import check_context
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.config.part_types import Size
 from onward.errors import UserError
 
 if TYPE_CHECKING:
-    from onward.model.decoder import Decoder
-    from onward.planning.speed import Precision
+    import torch
+
+    from onward.planning.speed import Limits, Speed
 
 ABOUT = """\
 Measure how fast a model reads prompts and decodes, for numbers of rows and precisions: tokens per second, the bytes
@@ -32,8 +32,6 @@ examples:
   onward bench small --train --batch 4,12          a preset of onward train, with 4,096 tokens in its vocabulary
 """
 MILLION, BILLION = 1e6, 1e9
-TRAINED = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes in which training computes products
-VOCABULARY = 4096  # tokens of a preset of training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,37 +60,40 @@ class Options:
 
     @property
     def view(self) -> str:
-        """What is measured."""
+        """Training or decoding, the measured use of the model."""
         return "training" if self.train else "decoding"
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward bench`."""
     options = parse(Options, argv, prog="onward bench", about=ABOUT)
     batches = numbers(options.batch or ("8" if options.train else "1,16"))
-    if options.revision and without_weights(options.model):
-        raise UserError(f"revision is {options.revision!r}, and {options.model} gets random weights: leave it out")
-    if options.train:
-        train(options, batches)
-        return
     import torch
 
-    from onward.cli.commands.plan import decoder_of
+    from onward.measuring.decoders import has_random_weights
+
+    if options.revision and has_random_weights(options.model):
+        raise UserError(f"revision is {options.revision!r}, and {options.model} gets random weights: leave it out")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    (train if options.train else generate)(options, batches)
+
+
+def generate(options: Options, batches: Sequence[int]) -> None:
+    """Measure generation, and print its speed."""
+    import torch
+
     from onward.device import choose_device
-    from onward.planning.machine import peak_flops, read_bandwidth
-    from onward.planning.speed import Limits, Precision, measure
+    from onward.measuring.speeds import generation_lengths, generation_speeds
+    from onward.planning.speed import Precision
     from onward.reports.pictures.picture import FORMATS
     from onward.reports.pictures.roofline import roofline
 
     precisions = words(options.precision or ",".join(get_args(Precision)), get_args(Precision), "precision")
     if options.out and Path(options.out).suffix not in FORMATS:
         raise UserError(f"out is {options.out}: name a file that ends in {', '.join(FORMATS)}")
-    if options.threads:
-        torch.set_num_threads(options.threads)
     device = choose_device(options.device)
-    room = decoder_of(options.model, VOCABULARY).context_length
-    prompt, new = options.prompt or min(128, room // 2), options.new or min(128, room // 2)
-    if prompt + new > room:
-        raise UserError(f"prompt is {prompt} and new {new}: together at most the context, {room} tokens")
+    prompt, new = generation_lengths(options.model, options.prompt, options.new)
     cases = len(batches) * len(precisions)
     console.print(
         f"{cases} cases of about {options.seconds:g} s, and longer where one run takes longer: some "
@@ -100,23 +101,17 @@ def main(argv: Sequence[str]) -> None:
         soft_wrap=True,
     )
     with console.status("bandwidth and arithmetic of this machine") as status:
-        dtypes = {torch.float32 if precision == "float32" else torch.bfloat16 for precision in precisions}
-        limits = Limits(read_bandwidth(device), {dtype: peak_flops(dtype, device) for dtype in dtypes})
-        found = []
-        for precision, model in models(options, precisions, device):
-            for batch in batches:
-                status.update(f"{precision}, batch {batch}")
-                found.append(
-                    measure(
-                        model,
-                        precision,
-                        batch,
-                        prompt=prompt,
-                        new=new,
-                        seconds=options.seconds,
-                        limits=limits,
-                    )
-                )
+        found, limits = generation_speeds(
+            options.model,
+            precisions,
+            batches,
+            device,
+            prompt=prompt,
+            new=new,
+            seconds=options.seconds,
+            revision=options.revision,
+            watch=status.update,
+        )
     if options.out:
         roofline(options.model, found, limits).write(Path(options.out))
     peaks = {str(dtype).removeprefix("torch."): flops for dtype, flops in limits.flops.items()}
@@ -124,6 +119,15 @@ def main(argv: Sequence[str]) -> None:
         machine = {"device": str(device), "threads": torch.get_num_threads(), "bandwidth": limits.bandwidth}
         print_json({"model": options.model, **machine, "flops": peaks, "speeds": [asdict(speed) for speed in found]})
         return
+    show_generation(options, found, limits, device)
+
+
+def show_generation(options: Options, found: "Sequence[Speed]", limits: "Limits", device: "torch.device") -> None:
+    """Print the speed of generation, and the limits of the machine."""
+    import torch
+
+    from onward.measuring.speeds import plain_cases
+
     print_table(
         [
             {
@@ -138,7 +142,8 @@ def main(argv: Sequence[str]) -> None:
             for speed in found
         ]
     )
-    arithmetic = ", ".join(f"{flops / BILLION:,.0f} GFLOP/s in {name}" for name, flops in peaks.items())
+    names = {str(dtype).removeprefix("torch."): flops for dtype, flops in limits.flops.items()}
+    arithmetic = ", ".join(f"{flops / BILLION:,.0f} GFLOP/s in {name}" for name, flops in names.items())
     console.print(
         f"\nthis machine, measured: reads {limits.bandwidth / BILLION:.1f} GB/s; {arithmetic}; device {device}, "
         f"{torch.get_num_threads()} threads",
@@ -152,30 +157,29 @@ def main(argv: Sequence[str]) -> None:
 
 
 def train(options: Options, batches: Sequence[int]) -> None:
-    """Measure training."""
+    """Measure training, and print its speed."""
     import torch
 
     from onward.device import choose_device
-    from onward.planning.machine import peak_flops
-    from onward.training.step.speed import measure_training
+    from onward.measuring.speeds import TRAINED, training_speeds
 
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device, found, peaks = choose_device(options.device), [], {}
+    device = choose_device(options.device)
     precisions = [name.strip() for name in (options.precision or "float32,bfloat16").split(",")]
     for name in precisions:
         if name not in TRAINED:
             raise UserError(f"precision has {name!r}, which is not trained: choose {' or '.join(TRAINED)}")
     with console.status("arithmetic of this machine") as status:
-        for name in precisions:
-            peaks[name] = peak_flops(getattr(torch, name), device)
-            for batch in batches:
-                status.update(f"{name}, batch {batch}")
-                model = next(models(options, ["float32"], device))[1]
-                context = options.context or model.config.context_length
-                check_context(model.config, context)
-                keys = {"peak": peaks[name], "seconds": options.seconds, "optimizer": options.optimizer}
-                found.append(measure_training(model, TRAINED[name], batch, context, **keys))  # type: ignore[arg-type]
+        found, peaks = training_speeds(
+            options.model,
+            precisions,
+            batches,
+            device,
+            context=options.context,
+            optimizer=options.optimizer,
+            seconds=options.seconds,
+            revision=options.revision,
+            watch=status.update,
+        )
     if options.json:
         machine = {"device": str(device), "threads": torch.get_num_threads(), "flops": peaks}
         print_json({"model": options.model, **machine, "training": [asdict(speed) for speed in found]})
@@ -197,48 +201,6 @@ def train(options: Options, batches: Sequence[int]) -> None:
     arithmetic = ", ".join(f"{flops / BILLION:,.0f} GFLOP/s in {name}" for name, flops in peaks.items())
     console.print(f"\nthis machine, measured: {arithmetic}; device {device}, {torch.get_num_threads()} threads")
     print_next(f"onward plan {quote(options.model)}")
-
-
-def plain_cases(found: Sequence[Any]) -> dict[str, str]:
-    """The cases whose steps are not compiled, by the reason."""
-    cases: dict[str, list[str]] = {}
-    for speed in found:
-        if speed.plain:
-            cases.setdefault(speed.plain, []).append(f"{speed.precision}, batch {speed.batch}")
-    return {reason: "; ".join(where) for reason, where in cases.items()}
-
-
-def without_weights(model: str) -> bool:
-    """Whether a model is a release or a preset of training, whose weights are made at random."""
-    from onward.families import presets
-    from onward.training.presets import PRESETS
-
-    return model in presets() or model in PRESETS
-
-
-def models(options: Options, precisions: "Sequence[Precision]", device: Any) -> "Iterator[tuple[Precision, Decoder]]":
-    """The model in each precision; only one is in memory."""
-    import torch
-
-    import onward
-    from onward.families import preset
-    from onward.training.presets import PRESETS, decoder
-    from onward.transforms.quantize import quantize_model
-
-    for precision in precisions:
-        dtype = torch.float32 if precision == "float32" else torch.bfloat16
-        quantize = precision if precision in ("int8", "int4") else None
-        if without_weights(options.model):
-            torch.manual_seed(0)
-            config = (
-                decoder(options.model, VOCABULARY, {}) if options.model in PRESETS else preset(options.model).config
-            )
-            model = onward.Decoder(config).to(device, dtype).eval()
-            if quantize is not None:
-                quantize_model(model, quantize)
-        else:
-            model = onward.load(options.model, dtype, device, quantize=quantize, revision=options.revision).model
-        yield precision, model
 
 
 def words(text: str, known: Sequence[str], name: str) -> list[Any]:

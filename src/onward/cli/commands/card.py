@@ -34,6 +34,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward card`."""
     options = parse(Options, argv, prog="onward card", about=ABOUT)
     folder = Path(options.folder)
     out = Path(options.out) if options.out else folder / CARD

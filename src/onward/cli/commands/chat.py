@@ -63,6 +63,7 @@ class Options(Settings, Compiling, Loading):
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward chat`."""
     options = parse(Options, argv, prog="onward chat", about=ABOUT)
     if options.context < 2:
         raise UserError(f"context is {options.context}: it must be at least 2")

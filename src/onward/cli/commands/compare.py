@@ -8,9 +8,9 @@ from shlex import quote
 from typing import Any
 
 from onward import fields
-from onward.cli.commands.train import from_toml
 from onward.cli.shared.options import nest
 from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.cli.shared.run_options import from_toml
 from onward.cli.shared.variants import VariantOptions, folder_of, no_length, read_values, take, train_all, variant
 from onward.config.part_types import Size
 from onward.errors import UserError
@@ -45,6 +45,7 @@ class Options(VariantOptions):
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run `onward compare`; returns the exit status."""
     values = read_values(Options, argv, "onward compare", ABOUT)
     given = values.pop("sources", [])
     files, sources = [name for name in given if name.endswith(".toml")], [n for n in given if not n.endswith(".toml")]
@@ -71,10 +72,10 @@ def main(argv: Sequence[str]) -> int:
     outcomes = train_all(variants, seeds, length)
     if isinstance(outcomes, int):
         return outcomes
-    from onward.reports.runs.variants import LEVEL, Measure, comparison_picture, plain, results, row
+    from onward.reports.runs.variants import LEVEL, comparison_picture, plain, results, row
+    from onward.training.studies.variants import common_measure
 
-    same = len({(one.config.tokenizer, one.config.sources) for one in variants}) == 1
-    measure: Measure = "loss" if same else "bits_per_byte"
+    measure = common_measure(variants)
     found = results(outcomes, measure)
     out = Path(values["out"])
     axis = "seconds" if length.time else "tokens"

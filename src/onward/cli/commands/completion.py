@@ -7,7 +7,8 @@ from shlex import quote
 from typing import ClassVar, Literal
 
 from onward.cli import COMMANDS
-from onward.cli.shared.options import Argument, arguments, parse
+from onward.cli.shared.arguments import Argument, arguments
+from onward.cli.shared.options import parse
 
 ABOUT = """\
 Print a script that lets the shell complete commands, options and their values.
@@ -57,6 +58,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward completion`."""
     shell = parse(Options, argv, prog="onward completion", about=ABOUT).shell
     print(fish() if shell == "fish" else script(*SHELLS[shell]))
 

@@ -58,6 +58,7 @@ class Options(Cleaning):
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward data`."""
     options = parse(Options, argv, prog="onward data", about=ABOUT)
     {"prepare": prepare, "list": list_corpora, "get": get}[options.action](options)
 
@@ -122,6 +123,7 @@ COUNTS = "name", "documents", "tokens", "bytes"
 
 
 def density(row: Mapping[str, Any]) -> dict[str, float]:
+    """The bytes per token of a row."""
     return {"bytes_per_token": row["bytes"] / max(1, row["tokens"])}
 
 

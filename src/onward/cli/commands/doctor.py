@@ -65,7 +65,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """What the target is."""
+        """The kind of the target."""
         from onward.data.tokens import is_prepared
 
         path = Path(self.target)
@@ -80,6 +80,7 @@ LIMITS = "seconds", "gigabytes", "html", "json"
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run `onward doctor`; returns the exit status."""
     options = parse(Options, argv, prog="onward doctor", about=ABOUT)
     if options.text and options.batches:
         raise UserError("text and batches are both given, and either is what a trained model predicts: choose one")

@@ -45,6 +45,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward draw`."""
     options = parse(Options, argv, prog="onward draw", about=ABOUT)
     from onward.planning.descriptions import sentence
     from onward.planning.releases import find

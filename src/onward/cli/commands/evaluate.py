@@ -45,6 +45,7 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward evaluate`."""
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT)
     from onward.evaluation.heads import judges
 
@@ -69,7 +70,7 @@ Measure = Callable[["LanguageModel"], Any]
 
 
 def of_text(options: Options, lm: "LanguageModel") -> Measure:
-    """What evaluates a language model on the texts that are named, or on the validation text of its run."""
+    """The evaluation of a language model on the given texts, or on the validation text of its run."""
     from onward.cli.shared.sources import announce
     from onward.data.sources import documents
     from onward.evaluation.text import evaluate_texts
@@ -87,7 +88,7 @@ def of_text(options: Options, lm: "LanguageModel") -> Measure:
 
 
 def of_examples(options: Options, lm: "LanguageModel") -> Measure:
-    """What evaluates a classifier or a reward model on the examples that are named, or on those its run held out."""
+    """The evaluation of a classifier or a reward model on the given examples, or on the held-out ones of its run."""
     from onward.data.records import read_records
     from onward.evaluation.heads import evaluate_head, examples_of
 

@@ -38,6 +38,7 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward explain`."""
     options = parse(Options, argv, prog="onward explain", about=ABOUT)
     from onward.reports.explain.page import explain
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from onward import fields
-from onward.cli.commands.train import given_options, in_processes, join_duration, run_command
 from onward.cli.shared.options import read
+from onward.cli.shared.run_options import given_options, join_duration
+from onward.cli.shared.training import in_processes, run_command
 from onward.errors import UserError
 from onward.training.finetuning.config import FinetuneConfig
 
@@ -69,6 +70,7 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run `onward finetune`; returns the exit status."""
     return in_processes(lambda: run(*configure(argv)))
 
 

@@ -96,6 +96,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward generate`."""
     given = read(Options, argv, prog="onward generate", about=ABOUT)
     options = made(Options, given | schema(given), "onward generate")
     for one, other in ("beams", "alpha"), ("draft", "lookup"):
@@ -198,16 +199,18 @@ class Printed:
             self.waiting = f"[{number + 1}/{count}]\n{prompt}"
 
     def add(self, piece: str) -> None:
+        """Print a piece of the answer, if it is not empty."""
         if piece:
             print(self.show(self.waiting + piece), end="", flush=True)
             self.waiting = ""
 
     def finish(self, piece: str) -> None:
+        """Print the last piece of the answer and end its line."""
         print(self.show(self.waiting + piece), flush=True)
 
 
 def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
-    """All there is to say of an answer, but for its text."""
+    """The tokens, finish reason and figures of an answer, without its text."""
     found: dict[str, Any] = {
         "tokens": request.tokens,
         "finish_reason": request.finish_reason,

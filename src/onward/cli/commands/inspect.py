@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from inspect import signature
@@ -25,15 +26,13 @@ from onward.errors import UserError
 from onward.fields import nearest
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from onward.data.windows import Windows
+    from onward.data.tokens import Tokens
     from onward.inspection.lens import TunedLens
     from onward.language_model import LanguageModel
     from onward.model.decoder import Decoder
     from onward.reports.pictures.picture import Picture
     from onward.text.tokenizer import Tokenizer
-    from onward.training.step.loss import Loss
+    from onward.training.step.trainer import Step
 
 FEATURE_TEXTS = 64  # windows in which features are looked for
 VIEWS: dict[str, tuple[str, ...]] = {  # the options that each reads, beside those that all read
@@ -131,6 +130,7 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward inspect`."""
     options = parse(Options, argv, prog="onward inspect", about=ABOUT)
     check(options)
     if options.view == "names":
@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def check(options: Options) -> None:
-    """A UserError for what would else be found after the work."""
+    """Raise a UserError for mistakes in options that are read only after the work."""
     from onward.reports.pictures.picture import format_of
     from onward.training.config import seconds
 
@@ -204,47 +204,56 @@ def tokenizer_of(options: Options, lm: LanguageModel) -> Tokenizer:
 
 def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens | None:
     """A tuned lens that is trained on --tuned."""
-    from onward.inspection.lens import LensLoss, TunedLens
+    from onward.inspection.fitting import fit_lens
+    from onward.training.config import seconds
 
     if not options.tuned:
         return None
-    lens = TunedLens(model)
-    train(options, lens, LensLoss(model), windows(model, tokenizer, options.tuned))
-    return lens
+    tokens = tokens_of(tokenizer, options.tuned)
+    with shown_steps() as watch:
+        return fit_lens(model, tokens, seconds=seconds(options.time), watch=watch)
 
 
 def features(options: Options, source: str) -> Picture:
     """The features of a sparse autoencoder that is trained on a text."""
-    from onward.inspection.features import ReconstructionLoss, autoencoder_of
+    from onward.inspection.fitting import fit_features, windows_of
     from onward.reports.pictures.features import features
-    from onward.tracing.names import full_name
+    from onward.training.config import seconds
 
     lm = load(options.model, options)
     tokenizer = tokenizer_of(options, lm)
-    name = full_name(options.activation or f"blocks.{lm.config.n_layers // 2}")
-    autoencoder, text = autoencoder_of(lm.model, name), windows(lm.model, tokenizer, source)
-    train(options, autoencoder, ReconstructionLoss(lm.model, name), text)
-    return features(lm.model, tokenizer, autoencoder, name, text.read(range(FEATURE_TEXTS)).tokens.tolist())
+    tokens = tokens_of(tokenizer, source)
+    with shown_steps() as watch:
+        autoencoder, name = fit_features(
+            lm.model, tokens, options.activation, seconds=seconds(options.time), watch=watch
+        )
+    texts = windows_of(lm.model, tokens).read(range(FEATURE_TEXTS)).tokens.tolist()
+    return features(lm.model, tokenizer, autoencoder, name, texts)
 
 
-def windows(model: Decoder, tokenizer: Tokenizer, source: str) -> Windows:
-    """The windows of a text to train on."""
+def tokens_of(tokenizer: Tokenizer, source: str) -> Tokens:
+    """The tokens of a text to train on."""
     from onward.cli.shared.sources import announce
     from onward.inspection.doctor.target import text_tokens
-    from onward.inspection.fitting import windows_of
 
     announce([source])
-    return windows_of(model, text_tokens(source, tokenizer))
+    return text_tokens(source, tokenizer)
 
 
-def train(options: Options, module: nn.Module, loss: Loss, windows: Windows) -> None:
-    """Train for at most --time, with a progress bar on a terminal."""
-    from rich.progress import track
+@contextmanager
+def shown_steps() -> Iterator[Callable[[Step], None]]:
+    """A function that shows steps of training in a progress bar on a terminal; the losses are printed at the end."""
+    from rich.progress import Progress
 
-    from onward.inspection.fitting import STEPS, fit
-    from onward.training.config import seconds
+    from onward.inspection.fitting import STEPS
 
-    steps = fit(module, loss, windows, seconds=seconds(options.time))
-    bar = track(steps, "training", STEPS, console=console, transient=True, disable=not console.is_terminal)
-    losses = [step.loss for step in bar]
+    losses: list[float] = []
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("training", total=STEPS)
+
+        def show(step: Step) -> None:
+            losses.append(step.loss)
+            bar.update(task, advance=1)
+
+        yield show
     console.print(f"trained {len(losses)} steps: the loss fell from {losses[0]:.3g} to {losses[-1]:.3g}")

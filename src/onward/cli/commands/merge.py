@@ -31,6 +31,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward merge`."""
     options = parse(Options, argv, prog="onward merge", about=ABOUT)
     import torch
 

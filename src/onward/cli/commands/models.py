@@ -7,7 +7,7 @@ from shutil import get_terminal_size
 from typing import Any, ClassVar
 
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import print_json, print_next, print_table
+from onward.cli.shared.output import human, print_json, print_next, print_table
 from onward.errors import UserError
 from onward.hub import cached_models, size_of
 
@@ -35,6 +35,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward models`."""
     options = parse(Options, argv, prog="onward models", about=ABOUT)
     from onward.planning.releases import catalog, step
 
@@ -92,6 +93,7 @@ def cached() -> list[dict[str, Any]]:
 
 
 def show_cached(models: list[dict[str, Any]]) -> None:
+    """Print the models of the hub that are on this machine."""
     if models:
         print_table([{**model, "bytes": size_of(model["bytes"])} for model in models])
     else:
@@ -99,6 +101,7 @@ def show_cached(models: list[dict[str, Any]]) -> None:
 
 
 def show_all(families: list[dict[str, Any]]) -> None:
+    """Print all families and their releases."""
     width = max(len(preset["name"]) for family in families for preset in family["presets"])
     for family in families:
         print(f"{family['family']}: {family['about']}")
@@ -109,6 +112,7 @@ def show_all(families: list[dict[str, Any]]) -> None:
 
 
 def show_one(found: dict[str, Any]) -> None:
+    """Print a release, its parts and the steps since its first ancestor."""
     print(f"{found['name']}: {found['family']}")
     show_rows(found["facts"])
     for step in found["steps"]:
@@ -117,6 +121,7 @@ def show_one(found: dict[str, Any]) -> None:
 
 
 def show_step(found: dict[str, Any]) -> None:
+    """Print the differences between two decoders."""
     print(f"{found['before']} -> {found['after']}")
     show_rows(found["changes"], narrow=get_terminal_size().columns < WIDE)
 
@@ -129,10 +134,3 @@ def show_rows(rows: list[dict[str, Any]], narrow: bool = False) -> None:
         print_table([{k: text(v) for k, v in row.items() if not (narrow and k == "meaning")} for row in rows])
     else:
         print("nothing")
-
-
-def human(number: int) -> str:
-    """A number with three significant digits: 7.24 B."""
-    digits, power = f"{number:.2e}".split("e")
-    thousands, tens = divmod(int(power), 3)
-    return f"{float(digits) * 10**tens:.{2 - tens}f} {' KMBT'[thousands]}"

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from onward.arguments import Range
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.cli.shared.output import console, human, print_json, print_next, print_table
 from onward.config.part_types import Size
 from onward.errors import UserError
 
 if TYPE_CHECKING:
-    from onward.config.decoder import DecoderConfig
-    from onward.planning.machine import Machine
     from onward.reports.plan import Line, Planned
 
 ABOUT = """\
@@ -30,7 +28,6 @@ examples:
   onward plan small --vocab 4096 --batch 12                   a preset of onward train
   onward plan runs/mybook --json                              a run, a folder, a config.json or a GGUF file
 """
-HERE = "auto", "cpu", "cuda", "mps"  # devices that are measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +71,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward plan`."""
     options = parse(Options, argv, prog="onward plan", about=ABOUT)
     from onward.planning.flops import part_sizes
     from onward.planning.parameters import active_parameters, parameters
@@ -91,9 +89,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def plan(options: Options) -> "Planned":
-    """What the options ask for."""
+    """The plan that the options ask for."""
+    from onward.measuring.decoders import check_context, decoder_of
+    from onward.measuring.machine import machine_for
     from onward.planning.mesh import Mesh, divided
-    from onward.planning.tables import amount
+    from onward.planning.tables import amount, byte_count, operations
     from onward.reports.plan import Planned
 
     config = decoder_of(options.model, options.vocab)
@@ -106,13 +106,28 @@ def plan(options: Options) -> "Planned":
         raise UserError(
             f"count and mesh both say how many devices train: the mesh has {mesh.count:,}, leave out --count"
         )
+    quantize = None if options.quantize == "none" else options.quantize
+    with console.status("speed of this machine"):
+        machine = machine_for(
+            config,
+            options.device,
+            context=context,
+            batch=options.batch,
+            weights=quantize or options.dtype,
+            dtype=options.dtype,
+            precision=options.precision,
+            memory=byte_count(options.memory, "memory") if options.memory else 0.0,
+            bandwidth=byte_count(options.bandwidth, "bandwidth") if options.bandwidth else 0.0,
+            flops=operations(options.flops, "flops") if options.flops else 0.0,
+            share=options.share,
+        )
     return Planned(
         config,
-        machine(options, config, context),
+        machine,
         context,
         options.batch,
         options.dtype,
-        None if options.quantize == "none" else options.quantize,
+        quantize,
         options.quantized_cache,
         options.precision,
         options.optimizer,
@@ -124,70 +139,8 @@ def plan(options: Options) -> "Planned":
     )
 
 
-def decoder_of(model: str, vocab_size: int) -> "DecoderConfig":
-    """The decoder of a model by any name; of a preset of training, with a vocabulary."""
-    from onward.planning import releases
-    from onward.training import presets
-
-    if model in presets.PRESETS:
-        return presets.decoder(model, vocab_size, {})
-    return releases.decoder_of(model, presets.PRESETS)
-
-
-def check_context(config: "DecoderConfig", context: int) -> None:
-    """A UserError for a context that the model does not have."""
-    if context > config.context_length:
-        raise UserError(f"context is {context:,}, and the model's is {config.context_length:,} tokens: lower it")
-
-
-def machine(options: Options, config: "DecoderConfig", context: int) -> "Machine":
-    """The device of the options, or this machine, as measured; with those of its figures that are given."""
-    from dataclasses import replace
-
-    from onward.device import choose_device
-    from onward.fields import nearest
-    from onward.planning.devices import DEVICES
-    from onward.planning.machine import Machine, measured_machine, same_flops
-    from onward.planning.speed import step_seconds
-    from onward.planning.tables import byte_count, operations
-    from onward.training.step.speed import trial_share
-
-    memory = byte_count(options.memory, "memory") if options.memory else 0.0
-    bandwidth = byte_count(options.bandwidth, "bandwidth") if options.bandwidth else 0.0
-    flops = operations(options.flops, "flops") if options.flops else 0.0
-    if options.device in DEVICES:
-        known = DEVICES[options.device]
-        sheet = same_flops(known.flops, known.fp32 or known.flops / 2)
-        found = Machine(options.device, "data sheet", known.memory, known.bandwidth, sheet)
-    elif options.device not in HERE:
-        raise UserError(f"device is {options.device!r}: {nearest(options.device, (*HERE, *DEVICES))}")
-    elif memory and bandwidth and flops:
-        found = Machine("a machine", "as given", memory, bandwidth, {})
-    else:
-        with console.status("speed of this machine"):
-            device = choose_device(options.device)
-            found = measured_machine((options.dtype, options.precision), device)
-            precision = options.dtype if options.quantize == "none" else options.quantize
-            step = step_seconds(config, precision, options.batch, device)
-            peak = found.flops[options.precision]
-            share = options.share or trial_share(config, options.precision, context, peak, device)
-            found = replace(found, step_seconds=step, training_share=share)
-    if options.share:
-        found = replace(found, training_share=options.share)
-    if memory:
-        found = replace(found, memory=memory)
-    if bandwidth:
-        found = replace(found, bandwidth=bandwidth, step_seconds=0.0)
-    if flops:
-        found = replace(found, flops=same_flops(flops, flops))
-    if (options.memory or options.bandwidth or options.flops) and found.source != "as given":
-        found = replace(found, source=f"{found.source}, with the figures given")
-    return found
-
-
 def show(planned: "Planned", lines: "Sequence[Line]") -> None:
     """Tables: the parts, then each section."""
-    from onward.cli.commands.models import human
     from onward.planning.flops import part_sizes
 
     parts = part_sizes(planned.config)

@@ -35,6 +35,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward push`."""
     options = parse(Options, argv, prog="onward push", about=ABOUT)
     folder, model = Path(options.folder), HubName.of(options.name)
     if model is None or "/" not in model.name:
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def contents(folder: Path, license: str, name: str) -> Mapping[str, Path | bytes]:
-    """What is uploaded, by the paths there; the card as bytes where the folder has none."""
+    """The files to upload, by their paths on the hub; the card as bytes where the folder has none."""
     from onward.checkpoint.load import load_model
     from onward.reports.runs.card import model_card
 

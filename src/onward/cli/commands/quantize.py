@@ -38,13 +38,14 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward quantize`."""
     options = parse(Options, argv, prog="onward quantize", about=ABOUT)
     if os.path.lexists(options.out):
         raise UserError(f"{options.out} exists: choose another folder for the quantized model")
     import onward
     from onward.files import written_whole
     from onward.hub import locate
-    from onward.transforms.quantize import QuantizedLinear, layer_errors
+    from onward.transforms.quantize import QuantizedLinear, layer_errors, quantized_bytes
 
     folder = locate(options.model, options.revision)
     load = lambda precision: onward.load(
@@ -57,10 +58,7 @@ def main(argv: Sequence[str]) -> None:
     with written_whole(Path(options.out)) as new:
         onward.save(lm, new)
     found = layer_errors(load(None).model, lm.model) if options.errors else []
-    own = [layer for name, layer in layers.items() if not (lm.config.tied and name == "head")]
-    size = sum(tensor.nbytes for tensor in (*lm.model.parameters(), *lm.model.buffers()))
-    plain = sum(layer.in_features * layer.out_features for layer in own) * lm.model.dtype.itemsize
-    before = size - sum(layer.codes.nbytes + layer.scales.nbytes for layer in layers.values()) + plain
+    size, before = quantized_bytes(lm.model)
     errors = [asdict(error) for error in found]
     if options.json:
         figures = {"layers": len(layers), "bytes": size, "bytes_before": before, "errors": errors}

@@ -2,10 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table, printable
+from onward.cli.shared.progress import progress_bars
+from onward.cli.shared.training import continue_text, train
+from onward.files import read_json
+from onward.training.config import RunConfig
+
+if TYPE_CHECKING:
+    from onward.training.run.run import Run
 
 ABOUT = """\
 Train a small decoder on text that every Python brings along, and watch noise become words.
@@ -28,51 +37,38 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run `onward quickstart`; returns the exit status."""
     options = parse(Options, argv, prog="onward quickstart", about=ABOUT)
-    import shutil
-    from pathlib import Path
+    from onward.quickstart import make_room, pretraining
 
-    import onward
-    from onward.cli.commands.assistant import check_free, folders, teach
-    from onward.cli.commands.train import continue_text, train
-    from onward.cli.shared.progress import progress_bars
-    from onward.errors import UserError
-    from onward.files import read_json
-    from onward.training.config import RunConfig
-    from onward.training.run.lock import run_lock
+    config = pretraining(options.out, options.time)
+    make_room(config, assistant=options.assistant)
+    console.print("Training a decoder on the documentation inside this Python.")
+    if status := train(start(config)):
+        return status
+    return assist(options, config.device) if options.assistant else sample(options)
+
+
+def start(config: RunConfig) -> "Run":
+    """Start a run, with progress bars."""
     from onward.training.run.run import Run
 
-    folder = Path(options.out)
-    config = RunConfig(sources=("embedded",), out=options.out, time=options.time, prompt="Return the")
-    stale = check_free(folder) if options.assistant else []
-    if folder.exists():
-        earlier = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
-        if (earlier.get("sources"), earlier.get("prompt")) != (["embedded"], config.prompt):
-            raise UserError(f"{folder} holds something other than a quickstart: choose another --out")
-        with run_lock(folder):
-            shutil.rmtree(folder)
-    for old in stale:
-        shutil.rmtree(old)
-    console.print("Training a decoder on the documentation inside this Python.")
     with progress_bars() as progress:
-        run = Run.start(config, sample=continue_text, progress=progress)
-    if status := train(run):
-        return status
-    if options.assistant:
-        status, figures = teach(folder, options.time, config.device)
-        if status:
-            return status
-        (print_json if options.json else print_table)(figures)
-        print_next(f"onward chat {quote(str(folders(folder)['dpo']))}")
-        return 0
-    lm = onward.load(folder)
+        return Run.start(config, sample=continue_text, progress=progress)
+
+
+def sample(options: Options) -> int:
+    """Print texts of the model, and its figures; returns the exit status."""
+    import onward
+
+    lm = onward.load(options.out)
     for prompt in "Return the", "This function", "Raise an exception if":
         console.print(f"\n{prompt}", style="bold", end="")
         for piece in lm.stream(prompt, 80, slide=True, temperature=0.7, seed=1):
             console.print(printable(piece), end="", markup=False)
         console.print()
     if options.json:
-        print_json(read_json(folder / "result.json"))
+        print_json(read_json(Path(options.out) / "result.json"))
     print_next(
         f'onward generate {quote(options.out)} "Return a list of"',
         f"onward verify {quote(options.out)}",
@@ -80,3 +76,41 @@ def main(argv: Sequence[str]) -> int:
         "onward train mybook.txt --out runs/mybook",
     )
     return 0
+
+
+def assist(options: Options, device: str) -> int:
+    """Fine-tune the model to answer questions, with answers after each stage; returns the exit status."""
+    from onward.data.questions import answers
+    from onward.quickstart import STAGES, finetuning, held_out_answers, stage_figures
+
+    folder, held_out = Path(options.out), held_out_answers()
+    console.print(
+        f"\n{len(answers()):,} questions about Python and their answers, of which {len(held_out):,} are held out"
+    )
+    show_answers(folder)
+    runs: dict[str, Run] = {}
+    before = folder
+    for stage in STAGES:
+        console.print(f"\nLearning {stage.learned} ({stage.method}).")
+        run = runs[stage.method] = start(finetuning(stage, folder, before, options.time, device))
+        if status := train(run):
+            return status
+        before = run.folder
+        show_answers(before)
+    (print_json if options.json else print_table)([*stage_figures(folder, runs)])
+    print_next(f"onward chat {quote(str(before))}")
+    return 0
+
+
+def show_answers(folder: Path) -> None:
+    """Print three questions with the model's answers and the right ones."""
+    from onward.data.questions import answers, question
+    from onward.quickstart import MOST, held_out_answers, with_chat
+
+    lm, held_out = with_chat(folder), held_out_answers()
+    for name in "str.split", "list.append", next(iter(held_out)):
+        where = "held out" if name in held_out else "in the training data"
+        console.print(f"\n{question(name)} [dim]({where})[/dim]", style="bold")
+        text = lm.chat(question(name), MOST, temperature=0.0)
+        console.print(printable(" ".join(text.split())), markup=False)
+        console.print(f"right: {answers().get(name, '')}", style="dim", markup=False)

@@ -32,6 +32,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward runs`."""
     options = parse(Options, argv, prog="onward runs", about=ABOUT)
     folder = Path(options.folder)
     if not folder.is_dir() and options.folder != Options.folder:

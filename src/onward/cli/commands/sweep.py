@@ -8,7 +8,8 @@ from shlex import quote
 from typing import Any
 
 from onward import fields
-from onward.cli.shared.options import Argument, arguments, nest
+from onward.cli.shared.arguments import Argument, arguments
+from onward.cli.shared.options import nest
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.variants import VariantOptions, folder_of, read_values, take, train_all, variant
 from onward.errors import UserError
@@ -40,6 +41,7 @@ class Options(VariantOptions):
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run `onward sweep`; returns the exit status."""
     values = read_values(Options, argv, "onward sweep", ABOUT)
     own, length = take(values, Options)
     axes = swept(values, own.get("sweep", ()))
@@ -55,16 +57,12 @@ def main(argv: Sequence[str]) -> int:
     outcomes = train_all(variants, seeds, length)
     if isinstance(outcomes, int):
         return outcomes
-    from onward.reports.runs.variants import Measure, Valley, plain, results, row, valley_picture
+    from onward.reports.runs.variants import Valley, plain, results, row, valley_picture
+    from onward.training.studies.variants import common_measure
 
-    measure: Measure = "bits_per_byte" if {"tokenizer", "sources"} & {*axes} else "loss"
+    measure = common_measure(variants)
     found = results(outcomes, measure)
-    first, *second = axes
-    lines = {
-        line: {point[first]: one for point, one in zip(grid, found) if not second or point[second[0]] == line}
-        for line in (axes[second[0]] if second else [""])
-    }
-    valley = Valley(first, {f"{second[0]} {line}" if second else "": values for line, values in lines.items()})
+    valley = Valley.of(grid, found)
     _, _, best = valley.best()
     out = Path(values["out"])
     valley_picture(valley, measure, str(length)).write(out / "sweep.svg")

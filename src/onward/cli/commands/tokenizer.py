@@ -57,6 +57,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Run `onward tokenizer`."""
     options = parse(Options, argv, prog="onward tokenizer", about=ABOUT)
     if options.vocab_size != Options.vocab_size and options.kind != "bpe":
         raise UserError(

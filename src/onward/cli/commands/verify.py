@@ -36,6 +36,7 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run `onward verify`; returns the exit status."""
     options = parse(Options, argv, prog="onward verify", about=ABOUT)
     lm = load(options.model, options)
     from onward.inspection.verify import verify

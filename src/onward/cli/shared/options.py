@@ -1,101 +1,23 @@
-"""Command-line options from the fields of dataclasses: their types, comments and defaults are the documentation.
+"""The options of a command as an instance of a dataclass, and the messages for words that do not fit.
 
 Does not import torch.
 """
 
-import argparse
-import dataclasses
-import inspect
 import os
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
 from shlex import join
-from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_origin
 
 from onward import fields
-from onward.config.decoder import DecoderConfig
+from onward.cli.shared.arguments import Argument, arguments
+from onward.cli.shared.parser import ESCAPED, Parser, make_parser
 from onward.errors import UserError
 from onward.suggestions import SYNONYMS, has_meaning, parts, same_meaning
 
 T = TypeVar("T")
-IMPORTS = "import this module first, which defines parts of your own"
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # in the texts of ESCAPED options, after a backslash
-ESCAPED = {"stop"}
-COMMON_OF_RUNS = (
-    *("preset", "tokenizer", "validation", "batch_size", "learning_rate", "optimizer", "schedule", "device"),
-    *("precision", "seed", "json", "model.d_model", "model.n_layers", "model.n_heads", "model.context_length"),
-)
-COMMON = {  # the options that `--help` shows, first and in this order; of the other commands it shows all
-    "onward train": (
-        *("out", "time", "steps", "epochs", "resume", "preset", "config", "tokenizer", "validation"),
-        *("batch_size", "learning_rate", "optimizer", "schedule", "device", "precision", "seed"),
-        *("model.d_model", "model.n_layers", "model.n_heads", "model.context_length", "model.dropout"),
-        *("model.position", "model.attention", "model.mlp"),
-    ),
-    "onward compare": ("variant", "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON_OF_RUNS),
-    "onward sweep": ("sweep", "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON_OF_RUNS),
-    "onward scaling run": (
-        *("budget", "grid_flops", "check", "out", "config", "mup", *COMMON_OF_RUNS),
-        *("evaluation_tokens", "validation_tokens"),
-    ),
-    "onward finetune": (
-        *("method", "out", "time", "steps", "epochs", "resume", "show", "config", "template", "length", "too_long"),
-        *("validation", "batch_size", "learning_rate", "lora", "dora", "quantize", "beta", "teacher"),
-        *("reward", "samples", "completion_length", "kl", "device", "precision", "seed"),
-    ),
-    "onward generate": (
-        *("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed", "n"),
-        *("prompts", "beams", "draft", "regex", "json_schema", "logprobs", "device", "json"),
-    ),
-    "onward chat": ("system", "max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed", "device", "json"),
-    "onward data": ("out", "tokenizer", "field", "gopher", "near", "min_words", "workers", "json"),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Argument:
-    """An option or, where `positional`, an argument of a command."""
-
-    name: str  # of the field, with dots where it is a field of a field: model.position.theta
-    kind: Any  # its type
-    help: str
-    group: str = "options"
-    default: Any = None
-    positional: bool = False
-    required: bool = False
-
-    @property
-    def flag(self) -> str:
-        return fields.flag(self.name)
-
-    @property
-    def many(self) -> bool:
-        """Whether it takes several values: one after another where positional, else one for each time it is given."""
-        return get_origin(self.kind) is tuple
-
-    @property
-    def choices(self) -> list[str]:
-        """The words that it takes, if there are few."""
-        if get_origin(self.kind) is Literal:
-            return [str(choice) for choice in get_args(self.kind) if choice != ""]
-        return [part.kind for part in fields.part_choices(self.kind)]
-
-
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are a UserError in one sentence."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._negative_number_matcher = re.compile(r"-(\.?\d|inf$|nan$)")  # argparse's own knows no -1e-3
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see {self.prog} --help)")
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stdout).write(message)  # argparse ignores errors of the output
 
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
@@ -142,7 +64,7 @@ def is_model(path: str) -> bool:
 
 
 def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[str], prog: str, view: str) -> str:
-    """What is wrong with a value that only other cases read."""
+    """The message for a value that only other cases read."""
     known, positional = fields.hints(cls), getattr(cls, "positional", ())
     if name in positional:
         word = value if isinstance(value, str) else value[0]
@@ -182,7 +104,7 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
 
 
 def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
-    """What is wrong with a word that is neither an option nor an argument that the command takes."""
+    """The message for a word that is neither an option nor an argument of the command."""
     name, flags = word.split("=")[0], [argument.flag for argument in table if not argument.positional]
     if not word.startswith("-"):
         places = " ".join(argument.name for argument in table if argument.positional) or "options only"
@@ -207,116 +129,6 @@ def meant_option(name: str, table: Sequence[Argument]) -> str:
     spelled = name.startswith("--") and not has_meaning(name)  # -5 is like no option, and --bits not like --beams
     similar = get_close_matches(name, flags, 1, cutoff=0.5) if spelled else []
     return next(iter(valued or similar), "")
-
-
-def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
-    """The parser of a command; its `--help` lists `everything` or the common options."""
-    summary, _, examples = about.partition("\n\n")
-    table = list(arguments(cls))
-    common = COMMON.get(prog, ())
-    hidden = 0 if everything or not common else sum(not a.positional and a.name not in common for a in table)
-    parser = Parser(
-        prog=prog,
-        description=summary,
-        epilog=f"{prog} --help-all lists {hidden} more options.\n\n{examples}" if hidden else examples,
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=30),
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    groups: dict[str, Any] = {"options": parser}
-    if common:
-        groups["common options"] = parser.add_argument_group("common options")
-        parser._action_groups.insert(1, parser._action_groups.pop())  # before "options"
-        parser.add_argument("--help-all", action="help", help="show all options and exit")
-    for argument in sorted(table, key=lambda a: common.index(a.name) if a.name in common else len(common)):
-        title = "common options" if argument.name in common else argument.group
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        add(groups[title], argument, shown=not hidden or argument.positional or argument.name in common)
-    shapes = {None: "{}", "?": "[{}]", "*": "[{} ...]"}
-    places = (shapes[a.nargs].format(a.dest) for a in parser._actions if not a.option_strings)  # type: ignore[index]
-    parser.usage = " ".join([prog, *places, "[options]"])
-    return parser
-
-
-def add(group: Any, argument: Argument, shown: bool) -> None:
-    """Add an argument to a parser or a group of it."""
-    many, text = argument.many, argument.help
-    if argument.positional:
-        nargs = "*" if many else None if argument.required else "?"
-        optional = {} if argument.required else {"default": argparse.SUPPRESS}  # else argparse requires one
-        group.add_argument(argument.name, nargs=nargs, help=escaped(text), **optional)
-        return
-    if argument.name in ESCAPED:
-        text += r"; \n, \t and \\ stand for a line break, a tab and a backslash"
-    if argument.default not in ("", None, ()) and argument.kind is not bool:
-        text += f" (default: {argument.default})"
-    if many:
-        text += " (one value; may be given several times)"
-    help_text = escaped(text) if shown else argparse.SUPPRESS
-    if argument.kind is bool:
-        group.add_argument(argument.flag, dest=argument.name, action=argparse.BooleanOptionalAction, help=help_text)
-    else:
-        one = get_args(argument.kind)[0] if many else argument.kind
-        action = "append" if many or get_origin(one) is Mapping else "store"
-        name = metavar(one)
-        group.add_argument(argument.flag, dest=argument.name, metavar=name, action=action, help=help_text)
-
-
-def arguments(cls: type) -> Iterator[Argument]:
-    """Every field of a dataclass that text can set, in the order of its classes; a table stands for all fields of
-    DecoderConfig and of its parts. Last comes `--import`, which every command has."""
-    hints, docs = fields.hints(cls), fields.docs(cls)
-    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    positional = getattr(cls, "positional", ())
-    for owner in filter(dataclasses.is_dataclass, cls.__mro__):
-        title = "options" if owner is cls else (inspect.getdoc(owner) or "").split(".")[0]
-        for name in inspect.get_annotations(owner):
-            if name not in defaults:  # a class variable, or declared anew by a subclass
-                continue
-            default = defaults.pop(name)
-            if name == "imports" or name in getattr(cls, "fixed", ()) or fields.only_in_python(hints[name]):
-                continue
-            if get_origin(hints[name]) is dict:
-                yield from model_arguments()
-            else:
-                required = default is dataclasses.MISSING
-                default = None if required else default
-                yield Argument(name, hints[name], docs[name], title, default, name in positional, required)
-    yield Argument("imports", tuple[str, ...], IMPORTS)
-
-
-def model_arguments() -> Iterator[Argument]:
-    """`--model.FIELD` for the fields of DecoderConfig, and `--model.PART.FIELD` for those of its parts."""
-    title = "model (a part is written name or name(field=value), several that repeat over the layers (first, second))"
-    hints, docs = fields.hints(DecoderConfig), fields.docs(DecoderConfig)
-    for name, kind in hints.items():
-        yield Argument(f"model.{name}", kind, docs[name], title)
-    for name, kind in hints.items():
-        owners: dict[str, list[type[fields.Part]]] = {}
-        for part in fields.part_choices(kind):
-            for own in fields.hints(part):
-                owners.setdefault(own, []).append(part)
-        for own, holders in owners.items():
-            help_text = f"{', '.join(p.kind for p in holders)}: {fields.docs(holders[0]).get(own, '')}"
-            yield Argument(
-                f"model.{name}.{own}", fields.hints(holders[0])[own], help_text, "fields of the model's parts"
-            )
-
-
-def metavar(kind: Any) -> str:
-    """A short name for the values of a type."""
-    if get_origin(kind) is Mapping:
-        return f"{{{': '.join(map(metavar, get_args(kind)))}}}"
-    words = "|".join(k.kind for k in fields.part_choices(kind)) or fields.describe(kind)
-    for long, short in {"a whole number": "N", "a number": "X", " or ": "|"}.items():
-        words = words.replace(long, short)
-    return "TEXT" if words == "text" else words
-
-
-def escaped(text: str) -> str:
-    """Text as argparse reads it in `help`."""
-    return text.replace("%", "%%")
 
 
 def unescaped(text: str) -> str:

@@ -24,10 +24,12 @@ class Output(Console):
     """Standard output. Where its reader has gone it raises BrokenPipeError, as `print` does, and not SystemExit."""
 
     def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError, which ends the command with status 0."""
         raise BrokenPipeError
 
 
 def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
     print(json.dumps(value, indent=2))
 
 
@@ -50,7 +52,7 @@ def printable(text: str) -> str:
 
 
 def shortened(message: str) -> str:
-    """A message without the middle of what is longer than MESSAGE characters, such as a value that was typed."""
+    """A message of at most about MESSAGE characters: the middle of a longer one is left out."""
     half = MESSAGE // 2
     return message if len(message) <= MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
@@ -64,7 +66,7 @@ def warn_of_unknown(tokenizer: "Tokenizer | None", texts: Iterable[str]) -> None
 
 
 def warn_of_temperature(temperature: float) -> None:
-    """Print that a temperature is beyond those that leave the model a say."""
+    """Print a warning for a temperature at which tokens are drawn almost at random."""
     if temperature > HOT:
         console.print(
             f"the temperature is {temperature:g}: above {HOT:g}, tokens are drawn almost at random; usual is about 1",
@@ -73,6 +75,7 @@ def warn_of_temperature(temperature: float) -> None:
 
 
 def readable(value: Any) -> str:
+    """A value of a table: numbers with separators, fractions with four digits."""
     if isinstance(value, float):
         return decimal(value, 4)
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -83,3 +86,10 @@ def print_next(*commands: str) -> None:
     console.print("\nNext:", style="bold")
     for command in commands:
         console.print(f"  {command}", markup=False, soft_wrap=True)
+
+
+def human(number: int) -> str:
+    """A number with three significant digits: 7.24 B."""
+    digits, power = f"{number:.2e}".split("e")
+    thousands, tens = divmod(int(power), 3)
+    return f"{float(digits) * 10**tens:.{2 - tens}f} {' KMBT'[thousands]}"

@@ -1,4 +1,4 @@
-"""What commands say about the texts they are given."""
+"""Checks of the texts of a command, and sentences about them."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def announce(sources: Iterable[str]) -> None:
 
 
 def check_texts(sources: Sequence[str]) -> None:
-    """A UserError for what stands among the texts and is a run, or the name of one to be."""
+    """Raise a UserError for a run among the texts, or for the name of a new run."""
     for source in sources:
         if (Path(source) / "run.json").exists():
             raise UserError(
@@ -40,7 +40,7 @@ def known(source: str) -> bool:
 
 
 def skipped_in(source: str, out: Path) -> str:
-    """What is skipped in a source that is a folder, except `out`, with an example of each kind; "" if nothing is."""
+    """A sentence on the skipped files of a folder, except `out`, with an example of each kind; "" if there are none."""
     if not Path(source).is_dir():
         return ""
     kinds = []

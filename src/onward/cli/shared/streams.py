@@ -22,15 +22,19 @@ class Closed(io.RawIOBase):
         self.error = f"{name} is closed: connect it to a terminal, a file or a pipe"
 
     def readable(self) -> bool:
+        """True, so that a read reaches `readinto`."""
         return True
 
     def writable(self) -> bool:
+        """True, so that a write reaches `write`."""
         return True
 
     def readinto(self, _: Any) -> int:
+        """Raise a UserError."""
         raise UserError(self.error)
 
     def write(self, _: Any) -> int:
+        """Raise a UserError."""
         raise UserError(self.error)
 
 

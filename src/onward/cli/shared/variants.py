@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from rich.progress import BarColumn, Progress, TextColumn
 
 from onward import fields
-from onward.cli.commands.train import Requests, default_name, from_toml, join_duration, signals
 from onward.cli.shared.options import read
 from onward.cli.shared.output import console
+from onward.cli.shared.run_options import default_name, from_toml, join_duration
+from onward.cli.shared.signals import Requests, signals
 from onward.cli.shared.sources import check_texts
 from onward.config.part_types import Size
 from onward.errors import UserError
@@ -131,19 +132,13 @@ class Shown:
         """Show an event."""
         from onward.training.studies.variants import share_done
 
-        left = "" if moment.seconds_left is None else f"{time_in_words(moment.seconds_left)} left"
+        left = "" if moment.seconds_left is None else f"{fields.time_in_words(moment.seconds_left)} left"
         name = f"{moment.number} of {moment.runs}: {moment.variant.name}, seed {moment.seed}"
         loss = getattr(moment.event, "validation_loss", None)
         description = name if loss is None else f"{name}, validation loss {loss:.4f}"
         self.bar.update(self.task, completed=moment.share, description=description, left=left)
         if loss is not None and share_done(moment.run) == 1:
             console.print(f"{description}; {left}", markup=False, soft_wrap=True)
-
-
-def time_in_words(seconds: float) -> str:
-    """A time as 0:05 or 1:02:03."""
-    minutes, hours = int(seconds) // 60 % 60, int(seconds) // 3600
-    return f"{hours}:{minutes:02}:{int(seconds) % 60:02}" if hours else f"{minutes}:{int(seconds) % 60:02}"
 
 
 def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "list[Outcome] | int":
@@ -159,9 +154,15 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
         console.print(f"{one.name}: {prepared.parameters:,} parameters{differs}", markup=False, soft_wrap=True)
     runs = fields.counted(seeds * len(ready), "run")
     console.print(f"{runs} of {length} each, into {ready[0].config.out}", markup=False, soft_wrap=True)
+    return watched(partial(train_variants, ready, seeds))
+
+
+def watched(train: "Callable[..., list[Outcome] | None]") -> "list[Outcome] | int":
+    """The outcomes of `train`, a partial of `train_variants`, with a display of its progress; the exit status where a
+    signal ended it."""
     say = partial(console.print, markup=False, soft_wrap=True)
     with signals(Requests(say, interrupts=1)) as requests, Shown() as shown:
-        outcomes = train_variants(ready, seeds, shown, requests.stop)
+        outcomes = train(watch=shown, stop=requests.stop)
     if outcomes is None:
         say("Stopped and saved. To go on, give the same command again.")
         return 128 + requests.signal

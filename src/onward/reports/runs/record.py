@@ -17,6 +17,7 @@ from onward.errors import UserError
 from onward.fields import text
 from onward.files import read_json
 from onward.notebook import Shown
+from onward.planning.fits import Run
 from onward.reports.runs.metrics import Metrics, numbers, read_lines, read_metrics
 from onward.training.finetuning.config import config_class
 from onward.training.run.lock import is_running
@@ -145,6 +146,13 @@ def find_runs(folder: Path) -> list[Path]:
     patterns = ["/".join(["*"] * depth + ["run.json"]) for depth in range(4)]
     found = {path.parent for pattern in patterns for path in folder.glob(pattern)}
     return sorted(run for run in found if not any(part.startswith(".") for part in run.relative_to(folder).parts))
+
+
+def finished_runs(folder: Path) -> list[Run]:
+    """The runs in a folder, as `find_runs` finds them, whose sizes and losses are on record."""
+    figures = (Record(run).figures() for run in find_runs(folder))
+    known = ((one.parameters, one.tokens, one.validation_loss) for one in figures)
+    return [Run(size, tokens, loss) for size, tokens, loss in known if size and loss]
 
 
 def read_table(path: Path) -> dict[str, Any]:

@@ -130,6 +130,16 @@ class Valley:
     field: str
     lines: Mapping[str, Mapping[str, Result]]  # by the second field's value ("": there is none), by the field's
 
+    @classmethod
+    def of(cls, grid: Sequence[Mapping[str, str]], found: Sequence[Result]) -> Valley:
+        """The valley of results at the points of a grid, each with the values of the same one or two fields."""
+        first, *second = grid[0]
+        lines: dict[str, dict[str, Result]] = {}
+        for point, result in zip(grid, found):
+            line = f"{second[0]} {point[second[0]]}" if second else ""
+            lines.setdefault(line, {})[point[first]] = result
+        return cls(first, lines)
+
     @property
     def numbers(self) -> list[float] | None:
         """The values of the field as numbers; None where one is none."""

@@ -131,6 +131,12 @@ def flops_per_token(model: DecoderConfig) -> float:
     return 6.0 * active_parameters(model)
 
 
+def common_measure(variants: Sequence[Variant]) -> Measure:
+    """The measure by which variants can be compared: bits per byte where texts or tokenizers differ."""
+    same = len({(one.config.tokenizer, one.config.sources) for one in variants}) == 1
+    return "loss" if same else "bits_per_byte"
+
+
 @contextmanager
 def naming(variant: Variant) -> Iterator[None]:
     """A context in which a UserError begins with the name of a variant."""

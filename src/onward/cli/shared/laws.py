@@ -1,52 +1,30 @@
-"""A scaling law of runs, as plain values and as it is printed."""
+"""A scaling law as it is fitted with a status line, drawn and printed."""
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.cli.shared.output import console, print_table
-from onward.errors import UserError
 
 if TYPE_CHECKING:
-    from onward.planning.fits import LossFit, Run
+    from onward.planning.fits import Run
+    from onward.planning.fitted import FittedLaw
 
 
-def fitted(runs: "Sequence[Run]", out: str) -> "tuple[dict[str, Any], LossFit]":
-    """The law of runs as plain values, and itself; with its picture, where `out` names a file."""
-    from onward.planning.fits import fit_frontier, fit_loss, fit_power, parabolas
+def fit_with_picture(runs: "Sequence[Run]", out: str) -> "FittedLaw":
+    """Fit the law of runs; draw it, where `out` names a file."""
+    from onward.planning.fitted import fit_runs
     from onward.reports.pictures.laws import fit_picture
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with console.status(f"fitting {len(runs)} runs"):
-            law = fit_loss(runs)
-            found = parabolas(runs)
-        try:
-            frontier = fit_frontier(found)
-        except UserError:
-            frontier = None
-        budgets = [(parabola.flops, min(parabola.losses)) for parabola in found]
-        power = fit_power(*zip(*budgets)) if len(budgets) >= 4 else None  # type: ignore[arg-type]
-    largest = max(run.flops for run in runs)
-    forecast = law.forecast(*law.law.optimum(10 * largest)) if law.determined else None
-    result = {
-        "runs": len(runs),
-        "law": asdict(law.law),
-        "intervals": law.intervals,
-        "objective": law.objective,
-        "exponent_of_parabolas": frontier and frontier.exponent,
-        "power": power and asdict(power),
-        "forecast": forecast and {"flops": 10 * largest, **asdict(forecast)},
-        "warnings": [*dict.fromkeys(str(warning.message) for warning in caught)],
-    }
+    with console.status(f"fitting {len(runs)} runs"):
+        law = fit_runs(runs)
     if out:
-        fit_picture(law, runs, found, frontier).write(Path(out))
-    return result, law
+        fit_picture(law.loss, runs, law.parabolas, law.frontier).write(Path(out))
+    return law
 
 
 def show_fit(result: dict[str, Any], out: str) -> None:
+    """Print the constants of a law with their intervals, the forecast and the warnings."""
     law, intervals = result["law"], result["intervals"]
     law = {**law, "a": law["beta"] / (law["alpha"] + law["beta"])}
     between = "{:.4g} to {:.4g}".format

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from onward.arguments import Range
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.cli.shared.output import console, human, print_json, print_next, print_table
 from onward.errors import UserError
 
 ABOUT = """\
@@ -59,10 +59,11 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int | None:
+    """Run `onward scaling`; returns the exit status."""
     if argv[:1] == ["run"]:
-        from onward.cli.commands import scaling_run
+        from onward.cli.commands.scaling import run
 
-        return scaling_run.main(argv[1:])
+        return run.main(argv[1:])
     options = parse(Options, argv, prog="onward scaling", about=ABOUT)
     result = optimum(options) if options.action == "optimum" else fit(options)
     if options.json:
@@ -72,7 +73,9 @@ def main(argv: Sequence[str]) -> int | None:
 
 def optimum(options: Options) -> dict[str, Any]:
     """The best sizes by each law."""
-    from onward.planning.laws import FITTED, LAWS, Loss, flops_for, smaller_models
+    from onward.planning.devices import device_flops
+    from onward.planning.laws import LAWS, NEWEST, REFIT, flops_for, smaller_models
+    from onward.planning.laws import optimum as best
     from onward.planning.tables import amount
     from onward.reports.pictures.laws import optimum_picture
 
@@ -82,53 +85,24 @@ def optimum(options: Options) -> dict[str, Any]:
     value = amount(getattr(options, given[0]), given[0])
     budgets = {law.name: value for law in LAWS}
     if given[0] == "hours":
-        budgets = dict.fromkeys(budgets, value * 3600 * speed(options))
+        seconds = value * 3600
+        budgets = dict.fromkeys(budgets, seconds * device_flops(options.device, options.count, options.share))
     elif given[0] in ("params", "tokens"):
         key = "parameters" if given[0] == "params" else "tokens"
         budgets = {law.name: flops_for(law, **{key: value}) for law in LAWS}
-    rows = []
-    for law in LAWS:
-        flops = budgets[law.name]
-        parameters, tokens = law.optimum(flops)
-        loss = law.law.loss(parameters, tokens) if isinstance(law.law, Loss) else None
-        rows.append(
-            {
-                "law": law.name,
-                "flops": flops,
-                "parameters": parameters,
-                "range": law.range(flops),
-                "tokens": tokens,
-                "tokens_per_parameter": tokens / parameters,
-                "loss": loss,
-                "source": law.source,
-                "extrapolated": not FITTED[0] <= flops <= FITTED[1],
-            }
-        )
-    refit = next(law for law in LAWS if law.name.startswith("re-fit"))
-    result: dict[str, Any] = {"laws": rows}
+    result: dict[str, Any] = {"laws": [asdict(best(law, budgets[law.name])) for law in LAWS]}
     if options.requests:
-        assert isinstance(refit.law, Loss)
-        models = smaller_models(refit.law, budgets[refit.name], amount(options.requests, "requests"))
+        models = smaller_models(REFIT, budgets[NEWEST.name], amount(options.requests, "requests"))
         result["smaller_models"] = [{**asdict(model), "total": model.total} for model in models]
     if options.out:
-        optimum_picture(budgets[refit.name]).write(Path(options.out))
+        optimum_picture(budgets[NEWEST.name]).write(Path(options.out))
     if not options.json:
         show_optimum(result, options)
     return result
 
 
-def speed(options: Options) -> float:
-    """Operations per second of the devices while they train."""
-    from onward.fields import nearest
-    from onward.planning.devices import FLOPS
-
-    if options.device not in FLOPS:
-        raise UserError(f"device is {options.device!r}: {nearest(options.device, FLOPS)}")
-    return options.count * options.share * FLOPS[options.device]
-
-
 def show_optimum(result: dict[str, Any], options: Options) -> None:
-    from onward.cli.commands.models import human
+    """Print the best sizes by each law, and smaller models of the same loss."""
     from onward.planning.laws import FITTED
 
     print_table(
@@ -172,20 +146,15 @@ def show_optimum(result: dict[str, Any], options: Options) -> None:
 
 def fit(options: Options) -> dict[str, Any]:
     """A law of runs."""
-    from onward.cli.commands.scaling_fit import fitted, show_fit
-    from onward.planning.fits import Run
+    from onward.cli.shared.laws import fit_with_picture, show_fit
     from onward.planning.tables import read_table
-    from onward.reports.runs.record import Record, find_runs
+    from onward.reports.runs.record import finished_runs
 
     if not options.runs:
         raise UserError("no runs: name a folder of runs, or a table with the columns parameters, tokens and loss")
     path = Path(options.runs)
-    if path.is_dir():
-        figures = [Record(run).figures() for run in find_runs(path)]
-        runs = [Run(f.parameters, f.tokens, f.validation_loss) for f in figures if f.parameters and f.validation_loss]
-    else:
-        runs = read_table(path)
-    result, _ = fitted(runs, options.out)
+    runs = finished_runs(path) if path.is_dir() else read_table(path)
+    result = fit_with_picture(runs, options.out).plain()
     if not options.json:
         show_fit(result, options.out)
         print_next(f"onward scaling optimum --flops {10 * max(run.flops for run in runs):.2g}")

@@ -1,0 +1,95 @@
+"""The arguments of a command, from the fields of a dataclass: types, comments and defaults are the documentation.
+
+Does not import torch.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from onward import fields
+from onward.config.decoder import DecoderConfig
+
+IMPORTS = "import this module first, which defines parts of your own"
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An option or, where `positional`, an argument of a command."""
+
+    name: str  # of the field, with dots where it is a field of a field: model.position.theta
+    kind: Any  # its type
+    help: str
+    group: str = "options"
+    default: Any = None
+    positional: bool = False
+    required: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The option as it is typed, such as --batch-size."""
+        return fields.flag(self.name)
+
+    @property
+    def many(self) -> bool:
+        """Whether it takes several values: one after another where positional, else one for each time it is given."""
+        return get_origin(self.kind) is tuple
+
+    @property
+    def choices(self) -> list[str]:
+        """The words that it takes, if there are few."""
+        if get_origin(self.kind) is Literal:
+            return [str(choice) for choice in get_args(self.kind) if choice != ""]
+        return [part.kind for part in fields.part_choices(self.kind)]
+
+
+def arguments(cls: type) -> Iterator[Argument]:
+    """Every field of a dataclass that text can set, in the order of its classes; a table stands for all fields of
+    DecoderConfig and of its parts. Last comes `--import`, which every command has."""
+    hints, docs = fields.hints(cls), fields.docs(cls)
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    positional = getattr(cls, "positional", ())
+    for owner in filter(dataclasses.is_dataclass, cls.__mro__):
+        title = "options" if owner is cls else (inspect.getdoc(owner) or "").split(".")[0]
+        for name in inspect.get_annotations(owner):
+            if name not in defaults:  # a class variable, or declared anew by a subclass
+                continue
+            default = defaults.pop(name)
+            if name == "imports" or name in getattr(cls, "fixed", ()) or fields.only_in_python(hints[name]):
+                continue
+            if get_origin(hints[name]) is dict:
+                yield from model_arguments()
+            else:
+                required = default is dataclasses.MISSING
+                default = None if required else default
+                yield Argument(name, hints[name], docs[name], title, default, name in positional, required)
+    yield Argument("imports", tuple[str, ...], IMPORTS)
+
+
+def model_arguments() -> Iterator[Argument]:
+    """`--model.FIELD` for the fields of DecoderConfig, and `--model.PART.FIELD` for those of its parts."""
+    title = "model (a part is written name or name(field=value), several that repeat over the layers (first, second))"
+    hints, docs = fields.hints(DecoderConfig), fields.docs(DecoderConfig)
+    for name, kind in hints.items():
+        yield Argument(f"model.{name}", kind, docs[name], title)
+    for name, kind in hints.items():
+        owners: dict[str, list[type[fields.Part]]] = {}
+        for part in fields.part_choices(kind):
+            for own in fields.hints(part):
+                owners.setdefault(own, []).append(part)
+        for own, holders in owners.items():
+            help_text = f"{', '.join(p.kind for p in holders)}: {fields.docs(holders[0]).get(own, '')}"
+            yield Argument(
+                f"model.{name}.{own}", fields.hints(holders[0])[own], help_text, "fields of the model's parts"
+            )
+
+
+def metavar(kind: Any) -> str:
+    """A short name for the values of a type."""
+    if get_origin(kind) is Mapping:
+        return f"{{{': '.join(map(metavar, get_args(kind)))}}}"
+    words = "|".join(k.kind for k in fields.part_choices(kind)) or fields.describe(kind)
+    for long, short in {"a whole number": "N", "a number": "X", " or ": "|"}.items():
+        words = words.replace(long, short)
+    return "TEXT" if words == "text" else words

@@ -1,0 +1,116 @@
+"""The parser of a command and its `--help`. Does not import torch."""
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NoReturn, get_args, get_origin
+
+from onward.cli.shared.arguments import Argument, arguments, metavar
+from onward.errors import UserError
+
+ESCAPED = {"stop"}
+COMMON_OF_RUNS = (
+    *("preset", "tokenizer", "validation", "batch_size", "learning_rate", "optimizer", "schedule", "device"),
+    *("precision", "seed", "json", "model.d_model", "model.n_layers", "model.n_heads", "model.context_length"),
+)
+COMMON = {  # the options that `--help` shows, first and in this order; of the other commands it shows all
+    "onward train": (
+        *("out", "time", "steps", "epochs", "resume", "preset", "config", "tokenizer", "validation"),
+        *("batch_size", "learning_rate", "optimizer", "schedule", "device", "precision", "seed"),
+        *("model.d_model", "model.n_layers", "model.n_heads", "model.context_length", "model.dropout"),
+        *("model.position", "model.attention", "model.mlp"),
+    ),
+    "onward compare": ("variant", "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON_OF_RUNS),
+    "onward sweep": ("sweep", "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON_OF_RUNS),
+    "onward scaling run": (
+        *("budget", "grid_flops", "check", "out", "config", "mup", *COMMON_OF_RUNS),
+        *("evaluation_tokens", "validation_tokens"),
+    ),
+    "onward finetune": (
+        *("method", "out", "time", "steps", "epochs", "resume", "show", "config", "template", "length", "too_long"),
+        *("validation", "batch_size", "learning_rate", "lora", "dora", "quantize", "beta", "teacher"),
+        *("reward", "samples", "completion_length", "kl", "device", "precision", "seed"),
+    ),
+    "onward generate": (
+        *("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed", "n"),
+        *("prompts", "beams", "draft", "regex", "json_schema", "logprobs", "device", "json"),
+    ),
+    "onward chat": ("system", "max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed", "device", "json"),
+    "onward data": ("out", "tokenizer", "field", "gopher", "near", "min_words", "workers", "json"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are a UserError in one sentence."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._negative_number_matcher = re.compile(r"-(\.?\d|inf$|nan$)")  # argparse's own knows no -1e-3
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UserError with argparse's message."""
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stdout).write(message)  # argparse ignores errors of the output
+
+
+def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
+    """The parser of a command; its `--help` lists `everything` or the common options."""
+    summary, _, examples = about.partition("\n\n")
+    table = list(arguments(cls))
+    common = COMMON.get(prog, ())
+    hidden = 0 if everything or not common else sum(not a.positional and a.name not in common for a in table)
+    parser = Parser(
+        prog=prog,
+        description=summary,
+        epilog=f"{prog} --help-all lists {hidden} more options.\n\n{examples}" if hidden else examples,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=30),
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    groups: dict[str, Any] = {"options": parser}
+    if common:
+        groups["common options"] = parser.add_argument_group("common options")
+        parser._action_groups.insert(1, parser._action_groups.pop())  # before "options"
+        parser.add_argument("--help-all", action="help", help="show all options and exit")
+    for argument in sorted(table, key=lambda a: common.index(a.name) if a.name in common else len(common)):
+        title = "common options" if argument.name in common else argument.group
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        add(groups[title], argument, shown=not hidden or argument.positional or argument.name in common)
+    shapes = {None: "{}", "?": "[{}]", "*": "[{} ...]"}
+    places = (shapes[a.nargs].format(a.dest) for a in parser._actions if not a.option_strings)  # type: ignore[index]
+    parser.usage = " ".join([prog, *places, "[options]"])
+    return parser
+
+
+def add(group: Any, argument: Argument, shown: bool) -> None:
+    """Add an argument to a parser or a group of it."""
+    many, text = argument.many, argument.help
+    if argument.positional:
+        nargs = "*" if many else None if argument.required else "?"
+        optional = {} if argument.required else {"default": argparse.SUPPRESS}  # else argparse requires one
+        group.add_argument(argument.name, nargs=nargs, help=escaped(text), **optional)
+        return
+    if argument.name in ESCAPED:
+        text += r"; \n, \t and \\ stand for a line break, a tab and a backslash"
+    if argument.default not in ("", None, ()) and argument.kind is not bool:
+        text += f" (default: {argument.default})"
+    if many:
+        text += " (one value; may be given several times)"
+    help_text = escaped(text) if shown else argparse.SUPPRESS
+    if argument.kind is bool:
+        group.add_argument(argument.flag, dest=argument.name, action=argparse.BooleanOptionalAction, help=help_text)
+    else:
+        one = get_args(argument.kind)[0] if many else argument.kind
+        action = "append" if many or get_origin(one) is Mapping else "store"
+        name = metavar(one)
+        group.add_argument(argument.flag, dest=argument.name, metavar=name, action=action, help=help_text)
+
+
+def escaped(text: str) -> str:
+    """Text as argparse reads it in `help`."""
+    return text.replace("%", "%%")

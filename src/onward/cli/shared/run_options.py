@@ -1,0 +1,61 @@
+"""Options of the commands that train: from the command line, from a TOML file, and by default."""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_origin
+
+from onward import fields
+from onward.errors import UserError
+from onward.training.config import NUMBER, UNITS, RunConfig
+from onward.training.presets import merge
+
+
+def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
+    """The options that a command line and the TOML file in it give, or the folder of the run to resume; and whether to
+    print figures as JSON."""
+    resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
+    if resume:
+        values.pop("imports", None)  # which are imported by now
+    if not values.get("sources"):
+        values.pop("sources", None)
+    if resume and (values or toml):
+        given = ", ".join(["config"] * bool(toml) + list(values))
+        raise UserError(f"--resume goes on with the run as it was configured: leave out {given}")
+    if resume:
+        return {}, Path(resume), as_json
+    return merge(from_toml(Path(toml), cls) if toml else {}, values), None, as_json
+
+
+def join_duration(argv: Sequence[str]) -> list[str]:
+    """The words of a command, with a duration that was given as two words as one: --time 10 seconds."""
+    words = list(argv)
+    for i in range(len(words) - 2, 0, -1):
+        number, unit = words[i], words[i + 1]
+        if words[i - 1] == "--time" and re.fullmatch(NUMBER, number) and unit in UNITS and not Path(unit).exists():
+            words[i : i + 2] = [f"{number} {unit}"]
+    return words
+
+
+def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
+    """The options in a TOML file. A number is accepted for a text (time = 100), and a text for a list of texts."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}: name a TOML file") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as TOML: {error}") from None
+    for name, kind in fields.hints(cls).items():
+        value = values.get(name)
+        if kind is str and type(value) in (int, float):
+            values[name] = str(value)
+        if get_origin(kind) is tuple and isinstance(value, str):
+            values[name] = [value]
+    return values
+
+
+def default_name(source: str) -> str:
+    """The name of a run after its first source: the file or, of a glob, the folder it looks in."""
+    parts = (part for part in Path(source).parts if not {"*", "?"} & set(part))
+    return "stdin" if source == "-" else Path(*parts).name.split(".")[0] or "run"

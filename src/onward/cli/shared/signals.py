@@ -1,0 +1,54 @@
+"""Signals as requests to save or to stop a run."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.text import Text
+
+Say = Callable[[str | Text], None]  # prints a sentence, in the first process only
+
+
+class Requests:
+    """Requests by signals: SIGINT, SIGTERM and SIGHUP to save and stop, SIGUSR1 to save and go on. More SIGINT than
+    `interrupts` raise KeyboardInterrupt, to stop at once."""
+
+    def __init__(self, say: Say, interrupts: int) -> None:
+        self.say, self.interrupts = say, interrupts
+        self.signal, self.saving = 0, False
+
+    def note(self, number: int, _: object) -> None:
+        """Note a signal; handles it as `signal.signal` expects."""
+        if number == signal.SIGUSR1:
+            self.saving = True
+            return
+        if number == signal.SIGINT:
+            if not self.interrupts:
+                raise KeyboardInterrupt
+            if self.signal != number:
+                self.say("stopping after this step; press Ctrl-C again to stop at once")
+            self.interrupts -= 1
+        self.signal = number
+
+    def stop(self) -> bool:
+        """Whether a signal asked to save and stop."""
+        return self.signal > 0
+
+    def save(self) -> bool:
+        """Whether a signal asked to save; the request is then over."""
+        wanted, self.saving = self.saving, False
+        return wanted
+
+
+@contextmanager
+def signals(requests: Requests) -> Iterator[Requests]:
+    """Turn signals into requests."""
+    before = {
+        number: signal.signal(number, requests.note)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    }
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,184 @@
+"""A run with its display: start or resume it, train it, and print its figures and the commands that follow."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from onward import fields
+from onward.cli.shared.output import console, print_json, print_next
+from onward.cli.shared.progress import progress_bars
+from onward.cli.shared.signals import Requests, Say, signals
+from onward.cli.shared.sources import announce, skipped_in
+from onward.files import read_json
+from onward.training.config import RunConfig
+from onward.training.presets import MINI, unnamed_changes
+
+if TYPE_CHECKING:
+    from onward.model.decoder import Decoder
+    from onward.text.tokenizer import Tokenizer
+    from onward.training.run.run import Run
+
+OK, LOOK = ("ok    ", "green"), ("look  ", "red")
+
+
+def in_processes(command: Callable[[], int]) -> int:
+    """The exit status of a command that may be one of several processes, whose errors then become one report."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return command()
+    from onward.training.failures import one_report
+
+    with one_report():
+        return command()
+
+
+def run_command(config: RunConfig | Path, as_json: bool) -> int:
+    """Start or resume a run, and train it; return the exit status."""
+    if isinstance(config, RunConfig) and os.environ.get("RANK", "0") == "0":
+        announce([*config.sources, config.validation])
+    from onward.training.run.run import Run
+
+    if isinstance(config, Path):
+        run = Run.resume(config)
+    else:
+        with progress_bars() as progress:
+            run = Run.start(config, sample=continue_text, progress=progress)
+    status = train(run)
+    if status or run.processes.rank:
+        return status
+    if as_json:
+        print_json(read_json(run.folder / "result.json"))
+    print_next(*next_commands(run))
+    return 0
+
+
+def next_commands(run: "Run") -> list[str]:
+    """The commands that usually follow a run."""
+    named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
+    method = getattr(run.config, "method", "")
+    if method == "reward":
+        pairs = f"onward evaluate {named} pairs.jsonl{imports}"
+        return [pairs, f"onward finetune MODEL prompts.jsonl --method grpo --reward {named}{imports}"]
+    if method == "classify":
+        examples = f"onward evaluate {named} examples.jsonl{imports}"
+        return [examples, f"""python -c 'import onward; print(onward.load("{run.folder}").classify(["a text"]))'"""]
+    speak = f"onward chat {named}" if run.tokenizer.templates else f'onward generate {named} "Once upon"'
+    return [f"{speak}{imports}", f"onward evaluate {named} other.txt{imports}"]
+
+
+def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
+    """Generate the sample of a validation, as the display does, to time it."""
+    from onward.cli.shared.display import sample_text
+    from onward.language_model import LanguageModel
+
+    sample_text(LanguageModel(model, tokenizer), [0])
+
+
+def train(run: "Run") -> int:
+    """Train with a display until the end or a signal, and write the report; return the exit status."""
+    folder, first = run.folder, not run.processes.rank
+    say: Say = partial(console.print, markup=False, soft_wrap=True) if first else lambda sentence: None
+    # torchrun passes on a Ctrl-C that the terminal has sent to each process already
+    with signals(Requests(say, interrupts=1 if run.processes.count == 1 else 2)) as requests:
+        describe(run, say)
+        follow(run, requests, say)
+    from onward.reports.runs.write import conclude, write_reports
+
+    if not run.ended:
+        say(f"\nStopped and saved at step {run.step:,}.")
+        if first:
+            write_reports(folder, device=run.device)
+            say(f"report: {folder / 'report.html'}")
+        say(f"To go on: onward train --resume {quote(str(folder))}{fields.import_options(run.config.modules)}")
+        return 128 + requests.signal
+    if not first:
+        return 0
+    if result := conclude(run):
+        extent, tokens = "" if run.config.evaluation_tokens else "all ", result["tokens"]
+        say(f"\nvalidation {' | '.join(in_words(result))} | {run.progress.seconds:.0f} s")
+        say(
+            f"(over {extent}{tokens:,} validation tokens in fp32; during the run over about "
+            f"{min(tokens, run.config.validation_tokens):,} of them in {run.config.precision})"
+        )
+    say(f"report: {folder / 'report.html'}")
+    return 0
+
+
+def in_words(result: dict[str, Any]) -> list[str]:
+    """The figures of a model on validation text, without counts."""
+    figures = {name.replace("_", " "): value for name, value in result.items() if isinstance(value, float)}
+    return [f"{name} {fields.decimal(value, 2 if name == 'perplexity' else 4)}" for name, value in figures.items()]
+
+
+def describe(run: "Run", say: Say) -> None:
+    """Print the sizes of the model and the data, and the results of the checks."""
+    from onward.training.run.checks import start_checks
+    from onward.training.run.progress import expected_steps, steps_in_words
+
+    folder, inputs = run.folder, run.inputs
+    if unknown := inputs.unknown_characters:
+        say(f"{unknown:,} characters are unknown to the tokenizer and were read as \ufffd")
+    for source in run.config.sources:
+        if skipped := skipped_in(source, folder):
+            say(skipped)
+    if inputs.cut_documents and run.config.pack == "documents":
+        say("the validation text begins inside a document, since no document begins near its share of the text")
+    parameters = sum(p.numel() for p in run.model.parameters())
+    say(
+        f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {steps_in_words(run)} "
+        f"{'step' if expected_steps(run) == 1 else 'steps'}, "
+        f"{run.config.precision} on {run.device}, into {folder}"
+    )
+    if run.choice:
+        say(str(run.choice))
+    config, changes = run.config, run.config.model
+    sizes = {name: changes[name] for name in MINI if name in changes} if config.dialed else {}
+    if not config.base and (unnamed := unnamed_changes(config.preset, run.model.config, changes, sizes)):
+        say(f"beside your changes, the preset is changed in: {'; '.join(unnamed)}")
+    for check in start_checks(run.model, run.planner.first_batch(), inputs.train, inputs.validation, fresh=run.fresh):
+        say(Text.assemble(OK if check.ok else LOOK, check.sentence))
+    examine(run, say)
+
+
+def examine(run: "Run", say: Say) -> None:
+    """Before the first step, run the cheap half of the doctor's checks and print its failures, which do not stop the
+    run."""
+    if run.step:
+        return
+    import torch
+
+    from onward.inspection.doctor.checks import CHEAP, doctor
+
+    with torch.compiler.set_stance("force_eager"):
+        found = doctor(run.model, checks=CHEAP, fresh=run.fresh)
+    failed = [finding for finding in found if finding.status == "failed"]
+    for finding in failed:
+        where = f", {finding.where}" if finding.where else ""
+        say(Text.assemble(LOOK, f"{finding.check}: {finding.what}{where}; {finding.mend}"))
+    if not failed:
+        say(Text.assemble(OK, f"{len(found)} checks of the doctor find nothing in the model"))
+
+
+def follow(run: "Run", requests: "Requests", say: Say) -> None:
+    """Train, and show the events."""
+    from onward.cli.shared.display import Display
+    from onward.training.run.events import Notice, Rollback
+
+    with nullcontext() if run.processes.rank else Display(run) as display:
+        for event in run.train(requests.stop, requests.save):
+            if isinstance(event, Notice):
+                say(event.sentence)
+            elif isinstance(event, Rollback):
+                say(
+                    f"step {event.failed_step:,} failed ({event.reason}): back to step {event.step:,}, skips windows "
+                    f"{event.skipped[0]:,} to {event.skipped[1] - 1:,}, see {run.folder / 'skipped.jsonl'}"
+                )
+            elif display:
+                display.show(event)

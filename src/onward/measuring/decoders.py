@@ -1,0 +1,55 @@
+"""The decoder of a model by any name, with the weights of its folder or, where it has none, with random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from onward.config.decoder import DecoderConfig
+from onward.errors import UserError
+from onward.families import preset, presets
+from onward.folders import load
+from onward.model.decoder import Decoder
+from onward.planning import releases
+from onward.planning.speed import Precision
+from onward.training.presets import PRESETS, decoder
+from onward.transforms.quantize import quantize_model
+
+
+def decoder_of(model: str, vocab_size: int) -> DecoderConfig:
+    """The config of a release, a folder, a config.json, a GGUF file, a model on the hub or, with `vocab_size` tokens,
+    of a preset of training. Reads no weights; raises a UserError for any other name."""
+    if model in PRESETS:
+        return decoder(model, vocab_size, {})
+    return releases.decoder_of(model, PRESETS)
+
+
+def check_context(config: DecoderConfig, context: int) -> None:
+    """Raise a UserError for a context that the model does not have."""
+    if context > config.context_length:
+        raise UserError(f"context is {context:,}, and the model's is {config.context_length:,} tokens: lower it")
+
+
+def has_random_weights(model: str) -> bool:
+    """Whether a name is that of a release or of a preset of training, whose weights are made at random."""
+    return model in presets() or model in PRESETS
+
+
+def models_in(
+    precisions: Sequence[Precision], model: str, device: torch.device, vocab_size: int, revision: str = ""
+) -> Iterator[tuple[Precision, Decoder]]:
+    """The model of a name in each precision, one after the other; only one is in memory. A preset of training has
+    `vocab_size` tokens, a model on the hub a `revision`."""
+    for precision in precisions:
+        dtype = torch.float32 if precision == "float32" else torch.bfloat16
+        quantize = precision if precision in ("int8", "int4") else None
+        if not has_random_weights(model):
+            yield precision, load(model, dtype, device, quantize=quantize, revision=revision).model
+            continue
+        torch.manual_seed(0)
+        config = decoder(model, vocab_size, {}) if model in PRESETS else preset(model).config
+        made = Decoder(config).to(device, dtype).eval()
+        if quantize is not None:
+            quantize_model(made, quantize)
+        yield precision, made

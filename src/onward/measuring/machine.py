@@ -1,0 +1,65 @@
+"""The machine of a plan: of a data sheet, of given figures, or this machine, whose speed for a decoder is measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onward.config.decoder import DecoderConfig
+from onward.device import choose_device
+from onward.errors import UserError
+from onward.fields import nearest
+from onward.planning.devices import DEVICES
+from onward.planning.machine import Machine, measured_machine, same_flops
+from onward.planning.speed import step_seconds
+from onward.training.step.speed import trial_share
+
+HERE = "auto", "cpu", "cuda", "mps"  # devices that are measured
+
+
+def machine_for(
+    config: DecoderConfig,
+    device: str = "auto",
+    *,
+    context: int,
+    batch: int = 1,
+    weights: str = "bfloat16",
+    dtype: str = "bfloat16",
+    precision: str = "bf16",
+    memory: float = 0.0,
+    bandwidth: float = 0.0,
+    flops: float = 0.0,
+    share: float | None = None,
+) -> Machine:
+    """The machine on which a decoder is planned.
+
+    `device` is one of DEVICES, by its data sheet, or of HERE, which is measured for some seconds: `batch` rows decode
+    with `weights` (a dtype, int8 or int4; activations in `dtype`), and `context` tokens are trained on in `precision`.
+    `memory` in bytes, `bandwidth` in bytes per second, `flops` in operations per second and `share`, of the arithmetic
+    in training, replace the figures of the device; nothing is measured where the first three are given. Raises a
+    UserError for an unknown device.
+    """
+    if device in DEVICES:
+        known = DEVICES[device]
+        sheet = same_flops(known.flops, known.fp32 or known.flops / 2)
+        found = Machine(device, "data sheet", known.memory, known.bandwidth, sheet)
+    elif device not in HERE:
+        raise UserError(f"device is {device!r}: {nearest(device, (*HERE, *DEVICES))}")
+    elif memory and bandwidth and flops:
+        found = Machine("a machine", "as given", memory, bandwidth, {})
+    else:
+        chosen = choose_device(device)
+        found = measured_machine((dtype, precision), chosen)
+        step = step_seconds(config, weights, batch, chosen)
+        reached = share or trial_share(config, precision, context, found.flops[precision], chosen)
+        found = replace(found, step_seconds=step, training_share=reached)
+    if share:
+        found = replace(found, training_share=share)
+    if memory:
+        found = replace(found, memory=memory)
+    if bandwidth:
+        found = replace(found, bandwidth=bandwidth, step_seconds=0.0)
+    if flops:
+        found = replace(found, flops=same_flops(flops, flops))
+    if (memory or bandwidth or flops) and found.source != "as given":
+        found = replace(found, source=f"{found.source}, with the figures given")
+    return found

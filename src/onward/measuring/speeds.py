@@ -1,0 +1,94 @@
+"""The speed of a model of any name in generation and in training, beside the limits of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from onward.errors import UserError
+from onward.measuring.decoders import check_context, decoder_of, models_in
+from onward.planning.machine import peak_flops, read_bandwidth
+from onward.planning.speed import Limits, Precision, Speed, measure
+from onward.training.step.speed import TrainingSpeed, measure_training
+
+TRAINED = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes in which training computes products
+VOCABULARY = 4096  # tokens of a preset of training
+TOKENS = 128  # of a prompt and of an answer, unless the context is shorter
+
+
+def silent(case: str) -> None:
+    """Ignore the case that is measured next."""
+
+
+def generation_lengths(model: str, prompt: int | None, new: int | None) -> tuple[int, int]:
+    """The tokens of a prompt and of an answer; None: TOKENS, or half the context. Raises a UserError where both are
+    longer than the context."""
+    room = decoder_of(model, VOCABULARY).context_length
+    prompt, new = prompt or min(TOKENS, room // 2), new or min(TOKENS, room // 2)
+    if prompt + new > room:
+        raise UserError(f"prompt is {prompt} and new {new}: together at most the context, {room} tokens")
+    return prompt, new
+
+
+def generation_speeds(
+    model: str,
+    precisions: Sequence[Precision],
+    batches: Sequence[int],
+    device: torch.device,
+    *,
+    prompt: int,
+    new: int,
+    seconds: float,
+    revision: str = "",
+    watch: Callable[[str], None] = silent,
+) -> tuple[list[Speed], Limits]:
+    """The speed of a model for each precision and number of rows, by about `seconds` seconds each, and the limits of
+    the machine. `watch` is called with the name of each case before it is measured."""
+    dtypes = {torch.float32 if precision == "float32" else torch.bfloat16 for precision in precisions}
+    limits = Limits(read_bandwidth(device), {dtype: peak_flops(dtype, device) for dtype in dtypes})
+    speeds = []
+    for precision, decoder in models_in(precisions, model, device, VOCABULARY, revision):
+        for batch in batches:
+            watch(f"{precision}, batch {batch}")
+            speeds.append(measure(decoder, precision, batch, prompt=prompt, new=new, seconds=seconds, limits=limits))
+    return speeds, limits
+
+
+def plain_cases(speeds: Sequence[Speed]) -> dict[str, str]:
+    """The cases whose decoding steps are not compiled, by the reason."""
+    cases: dict[str, list[str]] = {}
+    for speed in speeds:
+        if speed.plain:
+            cases.setdefault(speed.plain, []).append(f"{speed.precision}, batch {speed.batch}")
+    return {reason: "; ".join(where) for reason, where in cases.items()}
+
+
+def training_speeds(
+    model: str,
+    precisions: Sequence[str],
+    batches: Sequence[int],
+    device: torch.device,
+    *,
+    context: int | None,
+    optimizer: str,
+    seconds: float,
+    revision: str = "",
+    watch: Callable[[str], None] = silent,
+) -> tuple[list[TrainingSpeed], dict[str, float]]:
+    """The speed of training a model for each precision of TRAINED and number of windows of `context` tokens (None: the
+    model's), and the operations per second of the machine by precision. `watch` is called as by `generation_speeds`."""
+    speeds, peaks = [], {}
+    for name in precisions:
+        peaks[name] = peak_flops(getattr(torch, name), device)
+        for batch in batches:
+            watch(f"{name}, batch {batch}")
+            _, decoder = next(models_in(["float32"], model, device, VOCABULARY, revision))
+            length = context or decoder.config.context_length
+            check_context(decoder.config, length)
+            speeds.append(
+                measure_training(
+                    decoder, TRAINED[name], batch, length, peak=peaks[name], seconds=seconds, optimizer=optimizer
+                )
+            )
+    return speeds, peaks

@@ -1,0 +1,74 @@
+"""All fits to the same runs: L(N, D), the parabolas of each budget, and the loss as a power of the operations."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from onward.errors import UserError
+from onward.planning.fits import (
+    LEAST,
+    Forecast,
+    LossFit,
+    Parabola,
+    PowerFit,
+    Run,
+    fit_frontier,
+    fit_loss,
+    fit_power,
+    parabolas,
+)
+from onward.planning.laws import Frontier
+
+LARGER = 10.0  # operations of the run that is forecast, by those of the largest run
+
+
+@dataclass(frozen=True)
+class FittedLaw:
+    """The fits to `runs`."""
+
+    runs: Sequence[Run]
+    loss: LossFit
+    parabolas: list[Parabola]
+    frontier: Frontier | None  # None where fewer than two parabolas have a best size inside their runs
+    power: PowerFit | None  # None for fewer than LEAST parabolas
+    warnings: list[str]
+
+    @property
+    def larger_flops(self) -> float:
+        """The operations of a run that is LARGER than the largest one."""
+        return LARGER * max(run.flops for run in self.runs)
+
+    def forecast(self) -> Forecast | None:
+        """The loss of the best model for `larger_flops`; None where the runs determine no law."""
+        return self.loss.forecast(*self.loss.law.optimum(self.larger_flops)) if self.loss.determined else None
+
+    def plain(self) -> dict[str, Any]:
+        """The constants of the fits and the forecast, as values of JSON."""
+        forecast = self.forecast()
+        return {
+            "runs": len(self.runs),
+            "law": asdict(self.loss.law),
+            "intervals": self.loss.intervals,
+            "objective": self.loss.objective,
+            "exponent_of_parabolas": self.frontier and self.frontier.exponent,
+            "power": self.power and asdict(self.power),
+            "forecast": forecast and {"flops": self.larger_flops, **asdict(forecast)},
+            "warnings": [*self.warnings],
+        }
+
+
+def fit_runs(runs: Sequence[Run]) -> FittedLaw:
+    """Fit all laws to runs, and collect the warnings. Raises a UserError for fewer than LEAST runs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loss, found = fit_loss(runs), parabolas(runs)
+        try:
+            frontier = fit_frontier(found)
+        except UserError:
+            frontier = None
+        budgets = [(parabola.flops, min(parabola.losses)) for parabola in found]
+        power = fit_power(*zip(*budgets)) if len(budgets) >= LEAST else None  # type: ignore[arg-type]
+    return FittedLaw(runs, loss, found, frontier, power, [*dict.fromkeys(str(one.message) for one in caught)])

@@ -1,0 +1,129 @@
+"""The runs of a quickstart: pre-training on the built-in text, answers to questions about Python, then preferences.
+
+FOLDER/        the pre-training, and the questions of the other runs
+FOLDER-sft/    answers to questions
+FOLDER-dpo/    which of two answers is right
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onward.data.questions import answers, asked, conversations, preferences, write_rows
+from onward.errors import UserError
+from onward.files import read_json
+from onward.folders import load
+from onward.language_model import LanguageModel
+from onward.text.chat import chat_of
+from onward.text.templates import with_template
+from onward.training.config import RunConfig, seconds
+from onward.training.finetuning.config import FinetuneConfig, MethodName
+from onward.training.methods import METHODS
+from onward.training.run.lock import run_lock
+from onward.training.run.run import Run
+from onward.training.step.loss import CrossEntropy
+
+TEMPLATE, HELD_OUT = "plain", 10  # every tenth question is held out
+ENDS, MOST = 32, 48  # held-out questions that are answered, and tokens of an answer
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A run of fine-tuning after the pre-training."""
+
+    method: MethodName
+    learned: str  # in words
+    share: float  # of the time
+    learning_rate: float
+
+    def folder(self, base: Path) -> Path:
+        """The folder of the run, beside that of the pre-training."""
+        return base.with_name(f"{base.name}-{self.method}")
+
+
+STAGES = (
+    Stage("sft", "answers to questions", 0.65, 1.5e-3),
+    Stage("dpo", "which of two answers is right", 0.35, 5e-4),
+)
+
+
+def pretraining(out: str, time: str) -> RunConfig:
+    """The pre-training on the documentation inside this Python."""
+    return RunConfig(sources=("embedded",), out=out, time=time, prompt="Return the")
+
+
+def make_room(config: RunConfig, *, assistant: bool) -> None:
+    """Remove the runs of an earlier quickstart in the folders of this one, those of its fine-tuning if `assistant`.
+    Raises a UserError, before any is removed, where a folder holds something else."""
+    folder = Path(config.out)
+    stale = [stage.folder(folder) for stage in STAGES if assistant and stage.folder(folder).exists()]
+    for old in stale:
+        if not str(options_of(old).get("sources", [""])[0]).startswith(str(folder)):
+            raise UserError(f"{old} holds something other than a quickstart: choose another --out")
+    if folder.exists():
+        earlier = options_of(folder)
+        if (earlier.get("sources"), earlier.get("prompt")) != ([*config.sources], config.prompt):
+            raise UserError(f"{folder} holds something other than a quickstart: choose another --out")
+        with run_lock(folder):
+            shutil.rmtree(folder)
+    for old in stale:
+        shutil.rmtree(old)
+
+
+def options_of(folder: Path) -> dict[str, Any]:
+    """The options of the run in a folder; empty where it holds none."""
+    options: dict[str, Any] = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
+    return options
+
+
+def held_out_answers() -> dict[str, str]:
+    """The answers of `onward.data.questions` that no stage trains on, by the names of their functions."""
+    return dict([*answers().items()][HELD_OUT - 1 :: HELD_OUT])
+
+
+def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -> FinetuneConfig:
+    """The run of a stage on the model in `before`. Its questions are written into `base`."""
+    held_out = held_out_answers()
+    trained = {name: answer for name, answer in answers().items() if name not in held_out}
+    rows = conversations if stage.method == "sft" else preferences
+    files = [base / f"{stage.method}-{part}.jsonl" for part in ("train", "held-out")]
+    for file, part in zip(files, (trained, held_out)):
+        write_rows(file, rows(part))
+    return FinetuneConfig(
+        base=str(before),
+        sources=(str(files[0]),),
+        validation=str(files[1]),
+        out=str(stage.folder(base)),
+        method=stage.method,
+        template=TEMPLATE if stage.method == "sft" else "",
+        time=f"{max(1.0, stage.share * seconds(time)):g}s",
+        learning_rate=stage.learning_rate,
+        device=device,
+    )
+
+
+def with_chat(folder: Path) -> LanguageModel:
+    """The model of a run with the template of the stages, which the pre-trained one lacks."""
+    lm = load(folder)
+    lm.tokenizer = with_template(lm.text(), TEMPLATE)
+    return lm
+
+
+def stage_figures(base: Path, runs: Mapping[str, Run]) -> Iterator[dict[str, Any]]:
+    """The figures of the pre-training and of each stage on held-out questions."""
+    ranking = METHODS["simpo"].loss(FinetuneConfig(base=str(base), method="simpo"))  # by the model's own probabilities
+    names = [*held_out_answers()][:ENDS]
+    for stage, folder in {"pre-training": base, **{name: run.folder for name, run in runs.items()}}.items():
+        lm = with_chat(folder)
+        prompts = [[*chat_of(lm.text()).encode(asked(name))] for name in names]
+        done = [answer.finish_reason for (answer,) in lm.complete(prompts, MOST, temperature=0.0)]
+        yield {
+            "stage": stage,
+            "loss_of_answers": runs["sft"].inputs.evaluate(lm.model, lm.text(), CrossEntropy())["loss"],
+            "right_answer_preferred": runs["dpo"].inputs.evaluate(lm.model, lm.text(), ranking)["accuracy"],
+            "answers_that_end": done.count("stop") / len(done),
+        }

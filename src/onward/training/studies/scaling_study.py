@@ -1,0 +1,188 @@
+"""A study of scaling: a grid of small runs that fits a time or a number of operations, and the run that is forecast.
+
+FOLDER/
+  grid.json          the budget that was asked for, the largest run of the grid, and the precision of all runs
+  data-1/            the tokens
+  NAME/seed-S/       the runs, as `variants` trains them
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from onward import fields
+from onward.data.progress import Progress, silent
+from onward.device import choose_device
+from onward.errors import UserError
+from onward.files import read_json, write_json
+from onward.planning.fits import LEAST, Forecast, Run
+from onward.planning.fitted import LARGER, FittedLaw
+from onward.planning.tables import amount
+from onward.text.tokenizer import Tokenizer
+from onward.training.config import RunConfig, seconds
+from onward.training.inputs.texts import Inputs, open_inputs, prepare_inputs
+from onward.training.studies.scaling_grid import (
+    FEW_STEPS,
+    Cell,
+    Sizes,
+    grid,
+    larger,
+    largest_budget,
+    least_budget,
+    measured,
+    with_precision,
+)
+from onward.training.studies.variants import (
+    Moment,
+    Outcome,
+    Variant,
+    check_variants,
+    prepare_variants,
+    train_variants,
+)
+
+SPENT = 0.95  # of the time, by which a grid is planned
+
+
+@dataclass(frozen=True)
+class ScalingStudy:
+    """A grid of runs whose tokens are prepared."""
+
+    config: RunConfig  # of all runs; its `out` is the folder of the study
+    sizes: Sizes
+    cells: list[Cell]
+    training_tokens: int
+    seconds_left: float  # for the grid; infinity: no limit
+
+    def warnings(self) -> list[str]:
+        """Reasons for which the law of this grid would say little."""
+        found, steps = [], min(cell.steps for cell in self.cells)
+        if steps < FEW_STEPS:
+            found.append(
+                f"the shortest run has {steps} steps, and below {FEW_STEPS} a loss says more of the first steps "
+                "than of size and length: give more time or operations"
+            )
+        if (most := max(cell.tokens for cell in self.cells)) > 4 * self.training_tokens:
+            found.append(
+                f"the longest run reads the {self.training_tokens:,} training tokens "
+                f"{most / self.training_tokens:.0f} times, and the law is one of new tokens: give more text"
+            )
+        return found
+
+    def runs(self, outcomes: Sequence[Outcome]) -> list[Run]:
+        """The runs of the grid that ended. Raises a UserError where they are too few for a law."""
+        pairs = zip(self.cells, outcomes)
+        found = [Run(cell.parameters, cell.tokens, one["loss"]) for cell, done in pairs for one in done.figures if one]
+        if len(found) < LEAST:
+            raise UserError(
+                f"{len(found)} runs ended in the time, and a law needs {LEAST}: give a longer --budget; the runs "
+                f"are kept in {self.config.out}"
+            )
+        return found
+
+    def larger_cell(self, law: FittedLaw) -> Cell:
+        """The run of LARGER times the operations of the largest one, of the best size by a law of the grid."""
+        fit = law.loss
+        size = fit.law.optimum(law.larger_flops)[0] if fit.determined else max(run.parameters for run in law.runs)
+        return larger(self.sizes, law.larger_flops, size, self.cells)
+
+
+def open_study(
+    config: RunConfig, *, budget: str = "", grid_flops: str = "", check: bool = False, progress: Progress = silent
+) -> ScalingStudy:
+    """Prepare the tokens and plan the grid, or read the plan that the folder `config.out` holds.
+
+    Either `budget` is given, the time of everything such as 10m, that of the larger run included if `check`; or
+    `grid_flops`, the operations of the grid such as 1e12. Raises a UserError where the smallest grid needs more, and
+    where the folder holds a grid of another budget.
+    """
+    if bool(budget) == bool(grid_flops):
+        raise UserError("give one of --budget, such as 10m, and --grid-flops, such as 1e12")
+    limit = seconds(budget, "budget") if budget else math.inf
+    began, folder = perf_counter(), Path(config.out)
+    config = replace(config, device=str(choose_device(config.device)))
+    check_variants([Variant("the grid", config)])
+    tokens, known = folder / "data-1", folder / "grid.json"
+    if not (tokens / "inputs.json").exists():
+        prepare_inputs(config, tokens, progress)
+    inputs, sizes = open_inputs(config, tokens, "size"), Sizes(config, Tokenizer.load(tokens).vocab_size)
+    asked = {"budget": budget, "grid_flops": grid_flops, "check": check}
+    plan: dict[str, Any] = read_json(known) if known.exists() else {**asked}
+    if differ := next((name for name in ("budget", "grid_flops") if plan.get(name) != asked[name]), None):
+        raise UserError(
+            f"{folder} holds a grid with {differ} {plan.get(differ)!r}: give the same, or choose another --out"
+        )
+    if not known.exists():
+        plan |= planned(config, sizes, inputs, limit, asked)
+        write_json(known, plan)
+    config = replace(config, precision=plan["precision"], experts=plan["experts"])
+    left = limit - (perf_counter() - began) - plan["seconds_of_check"] * check
+    return ScalingStudy(config, sizes, grid(sizes, plan["largest"]), inputs.tokens, left)
+
+
+def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked: dict[str, Any]) -> dict[str, Any]:
+    """The operations of the largest run for which everything fits into `limit` seconds, and the precision of all
+    runs."""
+    least = least_budget(sizes)
+    smallest = grid(sizes, least)
+    config = with_precision(config, inputs, sizes.vocab_size, smallest[-1])
+    fixed = {"precision": config.precision, "experts": config.experts, "seconds_of_check": 0.0}
+    if asked["grid_flops"]:
+        total, of_least = amount(asked["grid_flops"], "grid_flops"), sum(cell.flops for cell in smallest)
+        if total < of_least:
+            raise UserError(f"grid_flops is {total:.3g}, and the smallest grid takes {of_least:.3g}: give more")
+        return fixed | {"largest": least * total / of_least}
+    evaluated = config.validation_tokens + config.evaluation_tokens
+
+    def time_of(largest: float) -> tuple[float, float]:
+        """The seconds of the grid, and of the larger run if that is trained."""
+        cells = grid(sizes, largest)
+        large = larger(sizes, LARGER * largest, cells[-1].parameters, cells)
+        own = sum(speed.seconds(cell, evaluated) for cell in cells)
+        return own, speed.seconds(large, evaluated) * asked["check"]
+
+    began, largest, pair = perf_counter(), least, [smallest[0], smallest[-1]]
+    for _ in range(2):  # the second time at the sizes that the first one chose
+        speed = measured(config, inputs, sizes.vocab_size, pair)
+        left = SPENT * (limit - (perf_counter() - began))
+        largest = largest_budget(lambda flops, left=left: sum(time_of(flops)) <= left, least)  # type: ignore[misc]
+        if not largest:
+            need = fields.time_in_words(sum(time_of(least)) / SPENT + perf_counter() - began)
+            raise UserError(
+                f"budget is {asked['budget']}, and the smallest grid takes about {need} on this machine"
+                f"{' with --check' if asked['check'] else ''}: give more time"
+            )
+        pair = [smallest[0], max(grid(sizes, largest), key=lambda cell: cell.flops / cell.steps)]
+    return fixed | {"largest": largest, "seconds_of_check": time_of(largest)[1]}
+
+
+def train_cells(
+    config: RunConfig,
+    cells: Sequence[Cell],
+    watch: Callable[[Moment], None] = lambda moment: None,
+    stop: Callable[[], bool] = lambda: False,
+    limit: float = math.inf,
+) -> list[Outcome] | None:
+    """Train runs of a grid; arguments and result are those of `train_variants`, with one seed."""
+    return train_variants(prepare_variants([cell.variant(config) for cell in cells]), 1, watch, stop, limit)
+
+
+def law_figures(study: ScalingStudy, law: FittedLaw, forecast: Forecast) -> dict[str, Any]:
+    """The law of a grid as values of JSON, with the forecast of its larger run and the runs that are missing."""
+    result = law.plain()
+    if missing := len(study.cells) - len(law.runs):
+        result["warnings"].append(f"{fields.counted(missing, 'run')} of the grid diverged or had no time")
+    flops = 6.0 * forecast.parameters * forecast.tokens
+    return result | {"forecast": {"flops": flops, **vars(forecast)}}
+
+
+def compared(forecast: Forecast, outcome: Outcome) -> dict[str, Any]:
+    """The loss of the larger run (None where it diverged), whether the interval of its forecast holds it, and the
+    error of the forecast."""
+    truth = outcome.figures[0]
+    loss = truth["loss"] if truth else None
+    inside = loss is not None and forecast.low <= loss <= forecast.high
+    return {"loss": loss, "inside": inside, "error": loss and loss - forecast.loss}
