@@ -35,7 +35,7 @@ CONFIG = replace(DECODERS["llama"], n_heads=2, n_kv_heads=2, d_head=0, context_l
 PROMPT = [1 + n % 11 for n in range(9)]
 Kept = dict[str, Any]
 
-pytestmark = pytest.mark.filterwarnings("ignore::onward.tracing.names.Uncompiled")
+pytestmark = pytest.mark.filterwarnings("ignore::onward.tracing.listening.Uncompiled")
 
 
 def model_of() -> Decoder:

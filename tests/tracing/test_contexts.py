@@ -18,7 +18,7 @@ from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
 from onward.tracing.edit import add, scale, zero
-from onward.tracing.names import is_traced
+from onward.tracing.listening import is_traced
 from onward.transforms.recompute import recompute_blocks
 
 from support.decoders import DECODERS, decoder, token_ids
@@ -101,7 +101,7 @@ def test_a_model_is_traced_in_the_context_of_the_trace_alone() -> None:
     assert not is_traced(model)
 
 
-@pytest.mark.filterwarnings("ignore::onward.tracing.names.Uncompiled")
+@pytest.mark.filterwarnings("ignore::onward.tracing.listening.Uncompiled")
 def test_an_engine_in_another_thread_answers_without_the_edit() -> None:
     model = decoder(DECODERS["llama"])
     forced = torch.zeros(13)

@@ -119,7 +119,7 @@ WAYS: dict[str, Callable[[Decoder], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.filterwarnings("ignore::onward.tracing.names.Uncompiled")
+@pytest.mark.filterwarnings("ignore::onward.tracing.listening.Uncompiled")
 @torch.no_grad()
 def test_answers_under_edits_are_those_of_the_whole_text(way: str) -> None:
     model = decoder(DECODERS["gemma2"], torch.float64)
@@ -147,7 +147,7 @@ def test_answers_under_edits_are_those_of_the_whole_text(way: str) -> None:
                 assert request.tokens[9 - 5] == 7  # which the logits at position 8 predict
 
 
-@pytest.mark.filterwarnings("ignore::onward.tracing.names.Uncompiled")
+@pytest.mark.filterwarnings("ignore::onward.tracing.listening.Uncompiled")
 @torch.no_grad()
 def test_positions_of_an_edit_stay_those_of_the_text_when_the_context_slides() -> None:
     model = decoder(DECODERS["llama"], torch.float64)  # a context of 12

@@ -17,7 +17,7 @@ from torch import Tensor
 from onward.compiled.inventory import TENSORS, Inventory, ambient, describe_function, qualified_name
 from onward.model.adapters import WeightAdapters, each_adapter
 from onward.model.decoder import Decoder
-from onward.tracing.names import is_traced
+from onward.tracing.listening import is_traced
 
 ADAPTER_HOOKS = WeightAdapters.hook, each_adapter  # a request names its adapter
 FOLD = 64  # numbers of 8 bytes in one sum of a checksum

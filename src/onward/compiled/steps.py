@@ -20,7 +20,7 @@ from onward.compiled.recording import is_plain
 from onward.kernels.rules import is_watched
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.tracing.names import Uncompiled
+from onward.tracing.listening import Uncompiled
 
 COMPILE_AFTER = 16  # plain steps of a shape before a step is compiled
 

@@ -17,7 +17,8 @@ from onward.inspection.inputs import as_row, check_position, exact
 from onward.model.blocks import PostNormModule
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.norms import LayerNormModule
-from onward.tracing.names import activation_names, unheard
+from onward.tracing.listening import unheard
+from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
 # how far the sum of the parts may be from the logit, as a share of the sum of their absolute values or, if that is

@@ -25,6 +25,7 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # of kernels
 counted = Counter[str]()  # elements that PyTorch has computed, by the name of the kernel
 
 
+@cache
 def emitter(name: str) -> Any:
     """A module of `llvm/`, which imports the compiler."""
     return importlib.import_module(f"onward.kernels.llvm.{name}")

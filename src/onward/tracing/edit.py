@@ -17,7 +17,8 @@ from onward.errors import UserError
 from onward.model.decoder import Decoder, described, without_dropout
 from onward.tracing.calls import ROWS, Forward, Location
 from onward.tracing.hooks import Activation
-from onward.tracing.names import listening, resolve
+from onward.tracing.listening import listening
+from onward.tracing.names import resolve
 from onward.tracing.sites import activations
 from onward.tracing.trace import Trace, trace
 

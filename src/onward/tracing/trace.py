@@ -18,7 +18,8 @@ from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.tracing.calls import ROWS, Forward, Location, Row
 from onward.tracing.hooks import Activation
-from onward.tracing.names import full_name, listening, resolve
+from onward.tracing.listening import listening
+from onward.tracing.names import full_name, resolve
 from onward.tracing.sites import activations
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder, without_dropout
-from onward.tracing.names import Uncompiled, activation_names
+from onward.tracing.listening import Uncompiled
+from onward.tracing.names import activation_names
 from onward.tracing.sites import attend_modules
 from onward.tracing.trace import trace
 
