@@ -74,6 +74,11 @@ class HubName:
         return self.name if self.revision == "main" else f"{self.name}@{self.revision}"
 
 
+def is_model(path: str | Path) -> bool:
+    """Whether a path, or any text in its place, names a model: a folder with a config.json, or a GGUF file."""
+    return os.path.isfile(os.path.join(path, "config.json")) or (str(path).endswith(".gguf") and os.path.isfile(path))
+
+
 def locate(
     name: str | Path,
     revision: str = "",

@@ -26,7 +26,7 @@ from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 from onward.tracing.edit import add, clamp, mean_of, replace, scale, zero
-from onward.tracing.names import OF_MODELS
+from onward.tracing.listening import OF_MODELS
 from onward.tracing.sites import activations
 from onward.training.step.health import measure
 from onward.transforms.compiling import compile_blocks

@@ -67,11 +67,12 @@ class Options:
     def view(self) -> str:
         """The kind of the target."""
         from onward.data.tokens import is_prepared
+        from onward.hub import is_model
 
         path = Path(self.target)
         if ":" in self.target and not path.exists() and "://" not in self.target:
             return "a class or function"
-        model = not path.exists() or (path / "config.json").exists() or path.suffix == ".gguf"
+        model = not path.exists() or is_model(path)
         return "the folder of a model" if model and not is_prepared(path) else "texts"
 
 

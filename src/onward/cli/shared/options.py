@@ -3,7 +3,6 @@
 Does not import torch.
 """
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -46,6 +45,8 @@ def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
 
 def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
     """A UserError where the first argument, a model, is none, and another argument is: they were swapped."""
+    from onward.hub import is_model
+
     first, *others = getattr(cls, "positional", ("",))
     if first != "model" or first not in values or is_model(values[first]):
         return
@@ -56,11 +57,6 @@ def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
         raise UserError(
             f"{values[first]!r} is no model, and {swapped} is one: did you mean {prog} {join([swapped, *rest])}?"
         )
-
-
-def is_model(path: str) -> bool:
-    """Whether there is a model's folder or GGUF file at a path."""
-    return os.path.isfile(os.path.join(path, "config.json")) or (path.endswith(".gguf") and os.path.isfile(path))
 
 
 def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[str], prog: str, view: str) -> str:

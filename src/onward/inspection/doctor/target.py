@@ -19,7 +19,7 @@ from onward.checkpoint.load import load_model, open_source
 from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode, is_prepared, load_tokens
 from onward.errors import UserError
-from onward.hub import locate
+from onward.hub import is_model, locate
 from onward.inspection.doctor.corpus import Corpus
 from onward.inspection.doctor.subject import About, Subject
 from onward.text.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ def subjects_of(
         model, about["fresh"] = made(target, kwargs)
         return [Subject(model, **about)]
     path = Path(target)
-    if is_prepared(path) or (path.exists() and not (path / "config.json").exists() and path.suffix != ".gguf"):
+    if is_prepared(path) or (path.exists() and not is_model(path)):
         return [corpus(path, validation)]
     path = locate(target)
     about |= {"trained": True, "tokenizer": open_source(path).tokenizer()}
