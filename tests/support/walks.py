@@ -2,16 +2,17 @@
 
     PYTHONPATH=src:tests python -m support.walks
 
-Files are those of Onward in which any function was called, and those of the modules that were built; a file counts
-with all of its lines. Names of the public package alone are used, so that releases can be compared.
+Files are those of Onward in which any function was called; a file counts with all of its lines, a function with its
+docstring and comments. Names of the public package alone are used, so that releases can be compared.
 """
 
 import sys
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -33,13 +34,14 @@ SHARED = {
 }
 
 
-def entered(walk: Callable[[], object]) -> list[Path]:
-    """The files of Onward, without those that all folders share, in which `walk()` calls a function."""
-    files = set[str]()
+def entered(walk: Callable[[], object]) -> dict[Path, set[int]]:
+    """The files of Onward, without those that all folders share, in which `walk()` calls a function, and the lines of
+    the functions called in each."""
+    codes = set[CodeType]()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and not frame.f_code.co_name.startswith("<module"):
-            files.add(frame.f_code.co_filename)
+            codes.add(frame.f_code)
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -48,8 +50,12 @@ def entered(walk: Callable[[], object]) -> list[Path]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]  # which the stubs of Python 3.11 do not allow
-    paths = {Path(name) for name in files if name.startswith(str(SOURCE))}
-    return sorted(path for path in paths if str(path.relative_to(SOURCE)) not in SHARED)
+    called = defaultdict[Path, set[int]](set)
+    for code in codes:
+        path, lines = Path(code.co_filename), [line for *_, line in code.co_lines() if line]
+        if path.is_relative_to(SOURCE) and str(path.relative_to(SOURCE)) not in SHARED:
+            called[path] |= {*range(code.co_firstlineno, max(lines) + 1)}
+    return dict(sorted(called.items()))
 
 
 Walk = Callable[[], object]
@@ -105,9 +111,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, left_out, prepare in walks(Path(folder)):
             prepare()()  # imports what is imported at the first use
-            files = {path.relative_to(SOURCE): path for path in entered(prepare())}
-            lines = {str(f): len(p.read_text().splitlines()) for f, p in files.items() if f.parts[0] not in left_out}
-            print(f"{name}: {sum(lines.values()):,} lines in {len(lines)} files")
+            files = {path.relative_to(SOURCE): (path, called) for path, called in entered(prepare()).items()}
+            own = {str(f): found for f, found in files.items() if f.parts[0] not in left_out}
+            lines = {file: len(path.read_text().splitlines()) for file, (path, _) in own.items()}
+            functions = sum(len(called) for _, called in own.values())
+            print(
+                f"{name}: {sum(lines.values()):,} lines in {len(lines)} files, {functions:,} of them of functions called"
+            )
             for file, count in lines.items():
                 print(f"    {count:5} {file}")
 
