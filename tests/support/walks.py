@@ -115,9 +115,7 @@ def main() -> None:
             own = {str(f): found for f, found in files.items() if f.parts[0] not in left_out}
             lines = {file: len(path.read_text().splitlines()) for file, (path, _) in own.items()}
             functions = sum(len(called) for _, called in own.values())
-            print(
-                f"{name}: {sum(lines.values()):,} lines in {len(lines)} files, {functions:,} of them of functions called"
-            )
+            print(f"{name}: {sum(lines.values()):,} lines in {len(lines)} files; {functions:,} in the functions called")
             for file, count in lines.items():
                 print(f"    {count:5} {file}")
 
