@@ -217,7 +217,8 @@ LOOKUPS = """
 import json, sys
 from pathlib import Path
 from onward.errors import UserError
-from onward.hub import HubName, locate, model_files, upload
+from onward.hub import HubName, locate
+from onward.hub_upload import model_files, upload
 for line in sys.stdin:
     said, wanted = [], json.loads(line)
     try:

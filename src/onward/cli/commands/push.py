@@ -8,7 +8,8 @@ from typing import ClassVar
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import print_json, print_next, print_table
 from onward.errors import UserError
-from onward.hub import CARD, HubName, model_files, size_of, upload
+from onward.hub import CARD, HubName, size_of
+from onward.hub_upload import model_files, upload
 
 ABOUT = """\
 Upload a model to the Hugging Face hub, with its card, in one commit. Nothing but the model goes there: no optimizer

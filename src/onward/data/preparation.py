@@ -1,0 +1,202 @@
+"""The work of a preparation: texts in units, the inspection and the encoding of a unit, and the index of all of them."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from onward.data.cleaning import GOPHER, Cleaning
+from onward.data.duplicates import CONTINUED, KEPT, PERMUTATIONS, fingerprint, signature, write_array
+from onward.data.filters import failed_filter
+from onward.data.formats import Piece, Sizes
+from onward.data.sources import (
+    Source,
+    is_blank,
+    no_text,
+    pieces,
+    provenance,
+)
+from onward.data.tokens import encode
+from onward.errors import UserError
+from onward.files import file_sha256, write_json, written_whole
+from onward.text.fast import Encoder, named_encoder
+from onward.text.tokenizer import Tokenizer
+
+REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # why a document is dropped, by its verdict
+VERSION = 3  # of the format of a prepared folder, and of how sources are divided into units
+SAMPLES, SAMPLE_CHARS = 3, 200  # dropped documents shown in the report per reason, and characters of each
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Documents of about `Sizes.piece_chars` characters in total, or a part of a larger document."""
+
+    number: int
+    source: int
+    pieces: list[Piece]
+
+    @property
+    def begins(self) -> bool:
+        """Whether the unit starts with the start of a document."""
+        return self.pieces[0].begins
+
+    @property
+    def ends(self) -> bool:
+        """Whether the unit ends with the end of a document."""
+        return self.pieces[-1].ends
+
+    @property
+    def size(self) -> int:
+        """The size of all pieces, in the unit of `Piece.size`."""
+        return sum(piece.size for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The work on one folder. Each worker process gets a copy."""
+
+    sources: Sequence[Source]
+    folder: Path  # FOLDER.unfinished
+    field: str
+    encoding: str
+    cleaning: Cleaning
+    sizes: Sizes
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, from the prepared folder."""
+        return Tokenizer.load(self.folder)
+
+    @cached_property
+    def encoder(self) -> tuple[str, Encoder]:
+        """The name of the encoding library and its encoder."""
+        return named_encoder(self.tokenizer)
+
+    def part(self, unit: Unit, suffix: str) -> Path:
+        """The path of a file that a worker writes for a unit."""
+        return self.folder / "parts" / f"{unit.number:05}{suffix}"
+
+    def units(self) -> Iterator[Unit]:
+        """All units, in order. A part of a split document is a unit by itself."""
+        number = 0
+        for index, source in enumerate(self.sources):
+            group: list[Piece] = []
+            size = 0
+            for piece in pieces(source, self.field, self.encoding, self.sizes):
+                if group and (size + len(piece) > self.sizes.piece_chars or not piece.begins or not group[-1].ends):
+                    yield Unit(number, index, group)
+                    number, group, size = number + 1, [], 0
+                group.append(piece)
+                size += len(piece)
+            yield Unit(number, index, group)
+            number += 1
+
+    def documents(self, unit: Unit) -> list[tuple[str, str]]:
+        """The documents of a unit: (name of the file, text)."""
+        return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.field)]
+
+    def inspect(self, unit: Unit) -> None:
+        """Write the filter verdicts, hashes and MinHash signatures of a unit's documents; see `data.duplicates`."""
+        texts = [text for _, text in self.documents(unit)]
+        verdicts = np.full(len(texts), CONTINUED, np.uint8)
+        if unit.begins:
+            verdicts[:] = [REASONS.index(failed_filter(self.cleaning, text)) for text in texts]
+        if self.cleaning.near is not None:
+            signatures = np.zeros((len(texts), PERMUTATIONS), np.uint32)
+            for i in np.flatnonzero(verdicts == KEPT):
+                signatures[i] = signature(texts[i])
+            write_array(self.part(unit, ".npy"), signatures)
+        hashes = np.array([fingerprint(text) for text in texts], np.uint64)
+        with written_whole(self.part(unit, ".npz")) as new:
+            np.savez(new, verdicts=verdicts, hashes=hashes)
+
+    def encode(self, unit: Unit) -> None:
+        """Write the shard of a unit, unless all of it is dropped, and then its record (NUMBER.json)."""
+        start = perf_counter()
+        documents = self.documents(unit)
+        verdicts = (
+            np.load(self.part(unit, ".verdicts.npy"))
+            if self.cleaning.drops_documents
+            else np.zeros(len(documents), int)
+        )
+        if len(verdicts) != len(documents):
+            raise UserError(f"{unit.pieces[0].name} has changed while it was read: run the same command again")
+        dropped: dict[str, dict[str, Any]] = {}
+        for (name, text), verdict in zip(documents, verdicts):
+            if verdict != KEPT:
+                entry = dropped.setdefault(REASONS[verdict], {"documents": 0, "samples": []})
+                entry["documents"] += int(unit.ends)
+                if unit.begins and len(entry["samples"]) < SAMPLES:
+                    entry["samples"].append({"file": name, "text": text[:SAMPLE_CHARS]})
+        kept = [document for document, verdict in zip(documents, verdicts) if verdict == KEPT]
+        ids, ends = encode(self.tokenizer, (text for _, text in kept), self.encoder[1])
+        if kept and not unit.ends:
+            ids, ends = ids[: len(ids) - (self.tokenizer.eos_id is not None)], ends[:0]
+        encoded = perf_counter()
+        shard: dict[str, Any] = {"file": f"{unit.number:05}.bin", "tokens": len(ids), "documents": len(ends)}
+        for array, suffix, name in (ids, ".bin", "sha256"), (ends, ".ends", "ends_sha256"):
+            shard[name] = hashlib.sha256(array.data).hexdigest()
+            if len(ids):
+                with written_whole((self.folder / shard["file"]).with_suffix(suffix)) as new:
+                    new.write_bytes(array.data)  # unlike array.tofile, it gives the system's reason on a full disk
+        record = {
+            "source": unit.source,
+            "begins": unit.begins,
+            "blank": all(is_blank(text) for _, text in documents),
+            "shard": shard,
+            "bytes": sum(len(text.encode()) for _, text in kept),
+            "unknown_characters": int(np.count_nonzero(ids == self.tokenizer.unknown_id)),
+            "dropped": dropped,
+            "seconds": {"encoding": encoded - start, "writing": perf_counter() - encoded},
+        }
+        if kept:
+            lengths = np.diff(ends, prepend=np.uint64(0)) if unit.ends else np.array([len(ids)])
+            name, text = kept[at := int(lengths.argmax())]
+            record["longest"] = {"tokens": int(lengths[at]), "file": name, "text": text[:SAMPLE_CHARS]}
+        write_json(self.part(unit, ".json"), record)
+
+    def index(self, records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
+        """The content of data.json, from the records of all units: their shards, and a report."""
+        sources = []
+        for number, name in enumerate(settings["sources"]):
+            units = [record for record in records if record["source"] == number]
+            shards = [record["shard"] for record in units if record["shard"]["tokens"]]
+            counts = {key: sum(shard[key] for shard in shards) for key in ("documents", "tokens")}
+            counts |= {key: sum(record[key] for record in units) for key in ("bytes", "unknown_characters")}
+            sources.append({**settings[f"content of {name}"], **counts, "shards": shards})
+        report: dict[str, Any] = {
+            key: sum(source[key] for source in sources)
+            for key in ("documents", "tokens", "bytes", "unknown_characters")
+        }
+        report["bytes_per_token"] = report["bytes"] / max(1, report["tokens"])
+        report["longest"] = document = {"tokens": 0}  # a document may continue over several units
+        dropped: dict[str, dict[str, Any]] = {}
+        for record in records:
+            part = record.get("longest", {"tokens": 0})
+            document = part if record["begins"] else document | {"tokens": document["tokens"] + part["tokens"]}
+            report["longest"] = max(report["longest"], document, key=lambda one: one["tokens"])
+            for reason, entry in record["dropped"].items():
+                total = dropped.setdefault(reason, {"documents": 0, "samples": []})
+                total["documents"] += entry["documents"]
+                total["samples"] = (total["samples"] + entry["samples"])[:SAMPLES]
+        report["dropped"] = {reason: dropped[reason] for reason in REASONS if reason in dropped}
+        dtype = "uint16" if self.tokenizer.vocab_size <= 1 << 16 else "uint32"
+        header = {"version": VERSION, "dtype": dtype, "tokenizer": file_sha256(self.folder / "tokenizer.json")}
+        return header | {"sources": sources, "report": report, "settings": settings}
+
+    def problem(self, records: list[dict[str, Any]], index: dict[str, Any]) -> str:
+        """Why the tokens cannot be used; "" if they can."""
+        for number, source in enumerate(self.sources):
+            if provenance(source) != index["settings"][f"content of {source}"]:
+                return f"{source} has changed while it was read: run the same command again"
+            if all(record["blank"] for record in records if record["source"] == number):
+                return no_text(source)
+        if not index["report"]["tokens"]:
+            counts = ", ".join(f"{entry['documents']} as {name}" for name, entry in index["report"]["dropped"].items())
+            return f"all documents are dropped ({counts}): choose less strict filters"
+        return ""
