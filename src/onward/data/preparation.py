@@ -1,4 +1,4 @@
-"""The work of a preparation: texts in units, the inspection and the encoding of a unit, and the index of all of them."""
+"""The work of a preparation: texts in units, their inspection and encoding, and the index of all units."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
