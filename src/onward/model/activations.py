@@ -1,4 +1,5 @@
-"""Declarations of activations: a module class says in `activations()` which it has, under which names, and where.
+"""Declarations of activations: the `activations()` of a module class lists the names of its activations and where they
+are.
 
 `tracing/` walks the modules of a decoder and reads these declarations, so that an activation of your own module is
 traced and edited like one of ours. A name is relative to the module; "" is the module itself.
@@ -22,7 +23,7 @@ Shape = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Where:
-    """Where an activation is."""
+    """The place of an activation in its module."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Input(Output):
 
 @dataclass(frozen=True)
 class Mid(Where):
-    """The residual stream between attention and feed-forward: the submodule that reads it, and the submodule whose
-    input is its sum with the output of the feed-forward ("": that sum is the output of the block)."""
+    """The residual stream between attention and feed-forward. `reader` is the submodule that reads it; `sum_at` is the
+    submodule whose input is its sum with the output of the feed-forward ("": the sum is the output of the block)."""
 
     reader: str
     sum_at: str
@@ -51,7 +52,7 @@ class Mid(Where):
 
 @dataclass(frozen=True)
 class Steps(Where):
-    """Steps inside a module that are intercepted together. A declaration gives each its own name."""
+    """Steps inside a module that are intercepted together; each is declared under a name of its own."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,8 +73,8 @@ class NormScale(Steps):
 
 @dataclass(frozen=True)
 class ContextVectors(Steps):
-    """Vectors that an attention passes to its AttentionContext: names of the vectors that it rotates, in the order of
-    the calls, and of those that it writes to the cache, by the names of the entries."""
+    """Vectors that an attention passes to its AttentionContext. `rotated` names the vectors that it rotates, in the
+    order of the calls; `cached` names the vectors that it writes to the cache, by cache entry."""
 
     rotated: tuple[str, ...]
     cached: Mapping[str, str]
@@ -96,7 +97,7 @@ class Queries(Steps):
 
 @dataclass(frozen=True)
 class Scores(Steps):
-    """Scores before and after the mask, and attention weights, of a submodule `Attend`."""
+    """Scores before and after the mask, and attention weights, of a submodule of class `Attend`."""
 
     attend: str = "attend"
 
@@ -107,7 +108,7 @@ class Scores(Steps):
 
 @dataclass(frozen=True)
 class Latents(Steps):
-    """The latents of a LatentAttentionModule, and the keys and values that they stand for."""
+    """The latents of a LatentAttentionModule, and the keys and values computed from them."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,7 +117,7 @@ class Latents(Steps):
 
 @dataclass(frozen=True)
 class ExpertSteps(Steps):
-    """The router's scores and choices of an ExpertsModule, and what the chosen experts compute."""
+    """The router's scores and choices in an ExpertsModule, and the units and outputs of the chosen experts."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -150,14 +151,14 @@ Declarations = dict[str, Activation | Child]
 
 
 def declared(module: nn.Module, child: Child) -> Declarations:
-    """The activations that a submodule has at its place in its parent."""
+    """The declarations of a submodule, in the shapes that they have inside its parent."""
     method = getattr(type(module), "activations", child.default)
     found = {name: placed(one, child) for name, one in method(module).items()}
     return {name: one for name, one in found.items() if child.rotary or not one.rotary or isinstance(one, Child)}
 
 
 def placed(one: Activation | Child, child: Child) -> Activation | Child:
-    """An activation of a submodule as it is at its place."""
+    """One declaration of a submodule, in the shape that it has inside its parent."""
     if isinstance(one, Child):
         return replace(one, flat=one.flat or child.flat, rotary=one.rotary and child.rotary)
     where = replace(one.where, flat=True) if child.flat and isinstance(one.where, Output) else one.where
@@ -179,8 +180,8 @@ def norm(width: int, *, centered: bool) -> Declarations:
 
 
 def block(module: nn.Module, mid: tuple[str, str] | None = None) -> Declarations:
-    """The activations of a block with submodules `attn`, `mlp` and norms, whose names end with `norm`; also those of a
-    block without declarations."""
+    """The activations of a block with submodules `attn`, `mlp` and norms (names that end with `norm`); also of a block
+    without declarations."""
     stream = "B", "T", "D"
     found: Declarations = {"in": Activation(Input(), stream)}
     for name, _ in module.named_children():

@@ -20,10 +20,10 @@ from onward.kernels.linear import linear
 
 
 class Selection:
-    """Which adapters apply in the calls of a model, one object for all of its layers.
+    """The adapters that apply in the calls of a model. All of its layers share one object.
 
-    `name` is the adapter of all rows, "" for the base alone; or `groups` has, for each adapter, its rows (n,) among
-    `count` rows, and the other rows use the base alone.
+    Either `name` is the adapter of all rows ("": the base alone), or `groups` maps each adapter to its rows (n,) among
+    `count` rows; the other rows use the base alone.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Selection:
 
     @contextmanager
     def use(self, names: str | Sequence[str]) -> Iterator[None]:
-        """Apply one adapter to all rows, or to each row the adapter of its name, inside the block."""
+        """Apply one adapter to all rows, or a named adapter to each row, inside the `with` block."""
         before = self.name, self.count, self.groups
         different = {names} if isinstance(names, str) else set(names)
         if len(different) == 1:
@@ -138,20 +138,20 @@ class WeightAdapters(nn.ModuleDict):
 
 
 def adapted(module: nn.Module, name: str) -> Tensor:
-    """A weight of a module, with its adapter where all rows use the same."""
+    """A weight of a module, with its adapter if all rows use the same one."""
     weight, adapters = getattr(module, name), module._modules.get(f"{name}_lora")
     return adapters.weight(weight) if isinstance(adapters, WeightAdapters) else weight
 
 
 def rows_differ(module: nn.Module) -> bool:
-    """Whether rows use different adapters of a module's weight, which then is not the same for all."""
+    """Whether rows use different adapters of a module's weight."""
     adapters = module._modules.get("weight_lora")
     return isinstance(adapters, WeightAdapters) and adapters.selection.groups is not None
 
 
 def each_adapter(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
-    """A forward hook of a module whose stacks have adapters: where rows of x (B, T, D) use different adapters, it is
-    called for those of each one."""
+    """A forward hook of a module with adapted stacks: if rows of x (B, T, D) use different adapters, the module is
+    called once per adapter."""
     selection = next(child.selection for child in module.children() if isinstance(child, WeightAdapters))
     if selection.groups is None:
         return None

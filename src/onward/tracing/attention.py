@@ -1,9 +1,10 @@
-"""The activations inside attention: the one place where they are intercepted.
+"""The activations inside attention.
 
-Attention calls its context to rotate queries and keys and to write the cache, and its `Attend` module to attend. So a
-context in place of the layer's own, and hooks on `Attend`, reach all of it. Scores and weights, which fused kernels do
-not return, are computed beside the kernel that ran; where they are edited, the written-out attention replaces it. The
-keys and values of latent attention, which it may never make, are computed from the latents.
+Attention calls its context to rotate queries and keys and to write the cache, and its `Attend` module to attend. A
+TracedContext in place of the layer's own context, and hooks on `Attend`, therefore reach every step. Fused kernels
+return no scores and weights: these are computed a second time for the trace; an edit of them replaces the kernel by the
+reference backend. Latent attention may never make keys and values: they are computed from the latents.
+
 Shapes: B batch, T tokens in this call, S keys, H heads, K key/value heads, E d_head, F width of a value; of latent
 attention L d_latent, P d_nope, R d_rope.
 """
@@ -31,7 +32,7 @@ from onward.tracing.hooks import ModelHooks
 
 @dataclass(frozen=True, eq=False)
 class TracedContext(AttentionContext):
-    """The context of one layer of self-attention, whose activations are visited on their way."""
+    """The context of a layer with self-attention; it passes queries, keys and values to traces and edits."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # of the attention
@@ -51,8 +52,8 @@ class TracedContext(AttentionContext):
 
 @dataclass(frozen=True, eq=False)
 class LatentContext(AttentionContext):
-    """The context of one layer of latent attention: what it caches is visited on its way, and the queries, keys and
-    values of each head are computed beside it."""
+    """The context of a layer with latent attention; it passes the latents and the rotary keys to traces and edits. The
+    queries, keys and values of each head are computed from them."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # of the attention
@@ -88,7 +89,7 @@ class LatentContext(AttentionContext):
 
 
 def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Queries, keys and values: those that are rotated before it, those that enter the cache as they do."""
+    """Queries and keys before their rotation, and keys and values as they enter the cache."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
@@ -99,7 +100,7 @@ def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: Model
 
 
 def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """The queries that attend, rotated."""
+    """The rotated queries."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return hooks.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
@@ -110,7 +111,7 @@ def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) 
 def hook_latents(
     where: Latents, name: str, attn: LatentAttentionModule, hooks: ModelHooks
 ) -> Iterator[RemovableHandle]:
-    """The latent and the rotary key that the cache keeps, and the queries, keys and values of each head."""
+    """The latent and the rotary key in the cache, and the queries, keys and values of each head."""
     names = [f"{name}.{one}" for one in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -158,5 +159,5 @@ def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) ->
 
 
 def with_gradient_of(output: Tensor, same: Tensor) -> Tensor:
-    """`output`, bit for bit; the gradient also flows to `same`, an equal value that was computed apart."""
+    """`output`, bit for bit. The gradient also flows to `same`, an equal tensor that was computed separately."""
     return output + (same - same.detach()).type_as(output)

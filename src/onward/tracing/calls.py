@@ -1,6 +1,6 @@
-"""Calls of a model: whose rows they have, and where in its text each token is.
+"""Calls of a model: the requests of their rows, and the positions of their tokens.
 
-Shapes: B batch, T tokens in this call, S keys, N tokens whose logits are computed.
+Shapes: B batch, T tokens in this call, S keys, N tokens with logits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onward.model.mask import AttentionMask
 
 @dataclass(frozen=True)
 class Row:
-    """What one row of a call of the model belongs to, where an engine calls it."""
+    """The request of one row in a call by an engine."""
 
     request: Any  # a generation.Request; None in a call of a draft
     tokens: int  # its tokens in the call; those after them are padding
@@ -33,7 +33,7 @@ ROWS: ContextVar[tuple[Row, ...]] = ContextVar("rows", default=())
 
 @contextmanager
 def labeled(rows: Sequence[Row]) -> Iterator[None]:
-    """Say whose rows the calls of a model inside the `with` block have."""
+    """Name the requests of the rows in calls of a model inside the `with` block."""
     before = ROWS.set(tuple(rows))
     try:
         yield
@@ -49,9 +49,9 @@ class Forward:
     running: bool = False  # False while activation checkpointing computes a block again: that is not recorded
 
     def begin(self, width: int, positions: Tensor | None, device: torch.device) -> None:
-        """The model is called with rows of `width` tokens at these positions (B, T), by default 0, 1, 2, ...
+        """Begin a call with rows of `width` tokens at positions (B, T), by default 0, 1, 2, ...
 
-        Positions in a text are those of the model, but for requests of an engine whose context slides.
+        Positions count tokens of the text; they differ from the model's positions for requests with a sliding context.
         """
         index = torch.arange(width, device=device)
         if rows := ROWS.get():
@@ -63,7 +63,7 @@ class Forward:
 
 @dataclass(frozen=True, eq=False)
 class Location:
-    """Where an activation of a call is: its dimensions, and the positions of its tokens and keys."""
+    """The dimensions of an activation, and the positions of its tokens and keys."""
 
     name: str
     shape: tuple[str | int, ...]  # B, T, S and numbers
@@ -71,8 +71,8 @@ class Location:
     mask: AttentionMask | None = None  # of an activation with keys
 
     def token_positions(self, x: Tensor) -> Tensor:
-        """The positions (B or 1, T) of the tokens of an activation; a UserError where they are not known, as for
-        logits of chosen tokens outside of an engine."""
+        """The positions (B or 1, T) of the tokens of an activation. A UserError if they are unknown, as for logits of
+        selected tokens outside of an engine."""
         found = self.forward.positions
         if self.name == "logits" and (rows := ROWS.get()):
             found = torch.cat([torch.arange(row.start, row.start + row.tokens) for row in rows])[None].to(x.device)
@@ -81,7 +81,7 @@ class Location:
         return found
 
     def key_positions(self, x: Tensor) -> Tensor:
-        """The positions (B or 1, S) of the keys of an activation; negative where a cache is empty."""
+        """The positions (B or 1, S) of the keys of an activation; negative for empty cache slots."""
         assert self.mask is not None, "an activation with keys comes with its mask"
         offset = self.token_positions(x)[:, :1] - self.mask.query_positions[:, :1]
         return torch.where(self.mask.key_positions < 0, -1, self.mask.key_positions + offset)

@@ -1,4 +1,4 @@
-"""Edits: activations of a model are changed while it runs.
+"""Edits: changes of a model's activations while it runs.
 
 Shapes: B batch, T tokens in this call, D d_model.
 """
@@ -28,10 +28,10 @@ Data = Tensor | Sequence[Sequence[int]]  # token ids (B, T), or those of texts o
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A change of an activation at some positions.
+    """A change of an activation, at all positions or at some.
 
-    It depends on the positions and not on the tokens that a call happens to have, so that generation with a cache gives
-    what the whole text gives. Scores and weights of keys that a query does not see stay as they are.
+    It depends on positions in the text, not on the tokens of one call, so that generation with a cache equals one call
+    with the whole text. Scores and weights of masked keys are not changed.
     """
 
     function: Callable[[Tensor, Location], Tensor]
@@ -50,7 +50,7 @@ class Change:
         return new
 
     def chosen(self, x: Tensor, location: Location) -> Tensor | None:
-        """Whether each token is at one of the positions, in a shape that broadcasts to x; None: all are."""
+        """Whether the change applies to each token, in a shape that broadcasts to x; None: to all."""
         if self.at is None:
             return None
         positions = location.along("T", x)
@@ -88,7 +88,7 @@ def traced(model: Decoder, data: Data, names: Sequence[str]) -> Trace:
 
 
 def mean_of(source: Trace | Data) -> Mean:
-    """The mean of the activation over the tokens of a trace, or of texts, in place of each vector (mean ablation).
+    """Replace each vector by the mean of the activation over the tokens of a trace, or of texts (mean ablation).
 
     The texts are token ids (B, T) or a list of lists; the model runs on them when the edit begins.
     """
@@ -96,9 +96,9 @@ def mean_of(source: Trace | Data) -> Mean:
 
 
 def add(vector: Tensor | float, at: Positions = None) -> Change:
-    """Add a vector that broadcasts to the activation (B, T, ...), at some positions or at all (steering).
+    """Add a vector that broadcasts to the activation (B, T, ...), at all positions or at some (steering).
 
-    Where the vector has several tokens or keys, entry p belongs to position p, and later ones stay as they are.
+    If the vector has several tokens or keys, entry p is added at position p; later positions are not changed.
     """
 
     def added(x: Tensor, location: Location) -> Tensor:
@@ -119,9 +119,9 @@ def clamp(least: float | None = None, most: float | None = None, at: Positions =
 
 
 def replace(value: Tensor | float, at: Positions = None) -> Change:
-    """A value in place of the activation, such as that of another run (activation patching).
+    """Replace the activation by a value, such as that of another run (activation patching).
 
-    Where the value has several tokens or keys, entry p belongs to position p, and later ones stay as they are.
+    If the value has several tokens or keys, entry p replaces position p; later positions are not changed.
     """
 
     def replaced(x: Tensor, location: Location) -> Tensor:
@@ -135,8 +135,8 @@ zero = Change(lambda x, _: torch.zeros_like(x))  # zeros in place of the activat
 
 
 def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Tensor, Tensor | None]:
-    """A value in the dtype and on the device of x, in a shape that broadcasts to it, with the entries of the positions
-    of the tokens and keys of x; and which positions it has (None: all)."""
+    """A value in the dtype and on the device of x, in a shape that broadcasts to x, with the entries for the positions
+    of x; and a mask of the positions that it has (None: all)."""
     new, known = torch.as_tensor(value, dtype=x.dtype, device=x.device), None
     sizes = (1,) * (x.ndim - new.ndim) + tuple(new.shape)
     letters = location.shape[-x.ndim :]
@@ -204,12 +204,12 @@ def edit(model: Decoder, changes: Mapping[str, Edited]) -> Iterator[None]:
     >>> with onward.edit(model, {"blocks.5.attn.heads.2": zero, "blocks.7": add(vector)}):
     ...     model(tokens)
 
-    The keys are names and patterns as of `trace`. A value is a change of this module (zero, mean_of, add, scale, clamp,
+    Keys are names and patterns as for `trace`. A value is a change from this module (zero, mean_of, add, scale, clamp,
     replace), a tensor or number that replaces the activation, or a function from the activation to one of the same
-    shape, which sees the tokens of one call: while an answer is generated, one token of each request.
-    Edits of the same activation follow each other in the order in which they began. Generation and training go through
-    edits too, in the thread or the asyncio task that opened them. Afterwards, also after an exception, the model is as
-    it was.
+    shape. The function receives the tokens of one call: during generation, one token of each request.
+
+    Edits of the same activation apply in the order in which they began. They apply to generation and training too, in
+    the thread or asyncio task that opened them. After the block, also after an exception, the model is unchanged.
     """
     with listening(model, Edit(model, changes)):
         yield

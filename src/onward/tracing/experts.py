@@ -1,7 +1,9 @@
-"""The activations of a mixture of experts: what the router chooses, and the units and outputs of each token's experts.
+"""The activations of a mixture of experts: the router's scores and choices, and the units and outputs of each token's
+experts.
 
-The experts compute their tokens together, sorted by expert; their units and outputs are computed again beside them, in
-the order of each token's choices. An edit of these adds its effect to the output of the mixture.
+The experts process their tokens together, sorted by expert. Their units and outputs are computed a second time for the
+trace, in the order of each token's choices. An edit of them adds its effect to the output of the mixture.
+
 Shapes: B batch, T tokens in this call, N = B T, A experts per token, X experts, D d_model, F width of an expert.
 """
 
@@ -68,7 +70,8 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
                 state.change = ((outputs - base) * weights[..., None].type_as(outputs)).sum(1)
 
     def visit_each(outputs: Tensor, ids: Tensor) -> Tensor:
-        """Outputs (N, A, D), those of single experts asked for by their numbers, 0 for tokens that do not use them."""
+        """Visit outputs (N, A, D). A single expert is visited by its number; its output is 0 for tokens that do not use
+        it."""
         outputs = hooks.visit(experts, outputs.unflatten(0, state.leading)).flatten(0, 1)
         for expert in sorted(hooks.indices(experts)):
             chosen = (ids == expert)[..., None]
@@ -90,7 +93,8 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
 
 
 def check_rows(mlp: nn.Module) -> None:
-    """Raise a UserError where rows use different adapters of the experts, which then are called for each of them."""
+    """Raise a UserError if rows use different adapters of the experts, since the experts are then called once per
+    adapter."""
     if any(isinstance(child, WeightAdapters) and child.selection.groups is not None for child in mlp.children()):
         raise UserError(
             "rows use different adapters of the experts: trace or edit the experts with one adapter at a time"
@@ -116,7 +120,8 @@ def outputs_of(mlp: ExpertsModule, units: Tensor, ids: Tensor) -> Tensor:
 
 
 def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
-    """`result` (N, A, ...) with `compute(expert, tokens, places)` where `ids` (N, A) name that expert."""
+    """Fill `result` (N, A, ...) with `compute(expert, tokens, indices)` at the entries of `ids` (N, A) with that
+    expert."""
     for expert in ids.unique().tolist():
         n, a = (ids == expert).nonzero(as_tuple=True)
         result = result.index_put((n, a), compute(expert, n, a))

@@ -1,9 +1,8 @@
-"""The hooks on a model by which traces and edits reach its activations.
+"""The hooks on a model through which traces and edits reach its activations.
 
 All traces and edits of a model share one `ModelHooks`. A site of `sites.py` calls `visit` with an activation: edits
-change it, in the order in which they began, then traces record it. A trace or an edit belongs to the context
-(`contextvars`) that opened it: modules have the hooks while any is open, and a hook does nothing in a call of another
-thread or task.
+change it in the order in which they began, then traces record it. A trace or an edit belongs to the context
+(`contextvars`) that opened it: the hooks do nothing in calls of another thread or task.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ OUTSIDE_BLOCKS = "embed", "logits"  # activations that callers may compute outsi
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation of a decoder: how it is reached, and its shape."""
+    """An activation of a decoder: its hooks and its shape."""
 
     site: Attach
     shape: tuple[str | int, ...]  # B, T, S and numbers
@@ -42,11 +41,11 @@ class Activation:
 
     @property
     def parts(self) -> int:
-        """The number of heads, units or experts that a number after the name selects; 0: there are none."""
+        """The number of heads, units or experts that can be selected by a number after the name; 0: none."""
         return 0 if self.axis is None else self.count or int(self.shape[self.axis])
 
     def shape_of(self, index: int | None) -> tuple[str | int, ...]:
-        """The shape of all of it (None), or of one head, unit or expert."""
+        """The shape of the whole activation (None), or of one head, unit or expert."""
         return self.shape if index is None else tuple(n for axis, n in enumerate(self.shape) if axis != self.axis)
 
 
@@ -59,10 +58,10 @@ class Listener(Protocol):
     edits: bool  # whether it changes activations
 
     def begin(self, forward: Forward) -> None:
-        """A call of the model begins."""
+        """Begin a call of the model."""
 
     def visit(self, index: int | None, value: Tensor, location: Location) -> Tensor:
-        """The activation, or one head, unit or expert of it, as it is from now on."""
+        """Record or change an activation, or one head, unit or expert of it; return its new value."""
 
 
 OPEN: ContextVar[tuple[Listener, ...]] = ContextVar("open", default=())  # those that this context opened
@@ -78,7 +77,7 @@ class ModelHooks:
         self.handles: list[RemovableHandle] = []
 
     def attach(self) -> None:
-        """Add the hooks of all activations: which ones a call visits is decided in its context."""
+        """Add the hooks of all activations. Each call decides by its context which of them visit."""
         for site in {a.site: None for a in self.activations.values()}:
             self.handles += site(self)
         plain = self.model.hidden_of_checked
@@ -90,18 +89,18 @@ class ModelHooks:
         self.model.hidden_of_checked = hidden_of_checked  # type: ignore[method-assign]
 
     def detach(self) -> None:
-        """Leave the model as it was before `attach`."""
+        """Remove all hooks."""
         for handle in self.handles:
             handle.remove()
         self.handles = []
         self.model.__dict__.pop("hidden_of_checked", None)
 
     def before(self, module: nn.Module, hook: Callable[[Any, Any], Any], *names: str) -> RemovableHandle:
-        """Call `hook` before a module, in calls where one of these activations is asked for."""
+        """Call `hook` before a module, in calls that trace or edit one of these activations."""
         return module.register_forward_pre_hook(lambda m, inputs: hook(m, inputs) if self.wants(*names) else None)
 
     def after(self, module: nn.Module, hook: Callable[[Any, Any, Any], Any], *names: str) -> RemovableHandle:
-        """Call `hook` after a module, in calls where one of these activations is asked for."""
+        """Call `hook` after a module, in calls that trace or edit one of these activations."""
         return module.register_forward_hook(lambda m, inputs, y: hook(m, inputs, y) if self.wants(*names) else None)
 
     @property
@@ -111,7 +110,7 @@ class ModelHooks:
 
     @contextmanager
     def called(self, tokens: Tensor, positions: Tensor | None) -> Iterator[None]:
-        """The model is called with tokens (B, T) or (B, T, D) inside the `with` block."""
+        """A context for a call of the model with tokens (B, T) or embeddings (B, T, D)."""
         if not (active := self.active):
             yield
             return
@@ -127,11 +126,11 @@ class ModelHooks:
             forward.running = False
 
     def forward(self) -> Forward:
-        """The last call of the model in this context; a new one where there was none."""
+        """The present call of the model in this context, or a new one."""
         return FORWARDS.get({}).get(self) or self.new_forward()
 
     def new_forward(self) -> Forward:
-        """A call of the model that is about to begin."""
+        """Begin a call of the model."""
         forward = Forward()
         FORWARDS.set({**FORWARDS.get({}), self: forward})
         return forward
@@ -141,7 +140,7 @@ class ModelHooks:
         FORWARDS.set({hooks: forward for hooks, forward in FORWARDS.get({}).items() if hooks is not self})
 
     def asking(self, name: str) -> Iterator[Listener]:
-        """The traces and edits of this context that ask for an activation."""
+        """The traces and edits of this context that name an activation."""
         return (listener for listener in self.active if name in listener.wanted)
 
     def wants(self, *names: str) -> bool:
@@ -157,7 +156,7 @@ class ModelHooks:
         return torch.is_grad_enabled() and any(one.gradients for name in names for one in self.asking(name))
 
     def indices(self, name: str) -> set[int]:
-        """The heads, units or experts of an activation that are asked for one by one."""
+        """The heads, units or experts of an activation that are named one by one."""
         return {index for listener in self.asking(name) for index in listener.wanted[name] if index is not None}
 
     def visit(
@@ -168,10 +167,10 @@ class ModelHooks:
         index: int | None = None,
         mask: AttentionMask | None = None,
     ) -> Tensor:
-        """The activation as the model goes on with it: `value` itself where nothing is edited.
+        """Pass an activation to traces and edits; return `value` itself if nothing is edited, else the edited value.
 
-        `axis` is that of its heads, units or experts; `index` says that `value` is one of them; `mask` is that of an
-        activation with keys.
+        `axis` is the axis of its heads, units or experts; `index` says that `value` is one of them; `mask` belongs to
+        an activation with keys.
         """
         asking = sorted(self.asking(name), key=lambda listener: not listener.edits)
         if not asking:

@@ -1,4 +1,4 @@
-"""Open traces and edits: they attach the hooks of their model, and its compiled blocks run uncompiled meanwhile."""
+"""Open and close traces and edits. Compiled blocks of their model run uncompiled meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ traced = 0  # number of traces and edits that are open, of all models and contex
 
 
 class Uncompiled(UserWarning):
-    """Blocks that are compiled run uncompiled for a while."""
+    """Compiled blocks run uncompiled while a trace or an edit is open."""
 
 
 def is_traced(model: Decoder) -> bool:
@@ -61,7 +61,7 @@ def listening(model: Decoder, listener: Listener) -> Iterator[None]:
 
 
 def run_uncompiled(change: int) -> None:
-    """Count the traces and edits of all models and contexts: while any is open, torch.compile compiles nothing."""
+    """Count the open traces and edits of all models and contexts. While any is open, torch.compile compiles nothing."""
     global traced
     traced += change
     if not traced:
@@ -72,7 +72,7 @@ def run_uncompiled(change: int) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """No trace or edit sees the calls of modules inside the `with` block."""
+    """Hide the calls of modules inside the `with` block from all traces and edits."""
     before = OPEN.set(())
     try:
         yield
@@ -81,7 +81,7 @@ def unheard() -> Iterator[None]:
 
 
 def is_compiled(block: nn.Module) -> bool:
-    """Whether a block is compiled: by `compile_blocks`, before `recompute_blocks` or not, or by `block.compile()`."""
+    """Whether a block is compiled by `compile_blocks`, with or without `recompute_blocks`, or by `block.compile()`."""
     forward = block.__dict__.get("forward")
     while isinstance(forward, partial):
         if any(hasattr(part, "_torchdynamo_orig_callable") for part in (forward.func, *forward.args)):

@@ -1,4 +1,4 @@
-"""Names of activations: patterns, numbers after a name, and the nearest names of one that does not exist."""
+"""Names of activations: patterns, and numbers that select a head, unit or expert."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def full_name(name: str) -> str:
 
 
 def unknown(pattern: str, known: Iterable[str]) -> UserError:
-    """The error for a pattern that names no activation: it lists the nearest names."""
+    """The error for a pattern that matches no activation; it lists the nearest names."""
     near = difflib.get_close_matches(full_name(pattern), [*known], n=NEAREST, cutoff=0)
     return UserError(f"{pattern!r} is not an activation of this model: the nearest are {', '.join(near)}")
 
 
 def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[str, set[int | None]]:
-    """The activations that patterns name: None for the whole of one, numbers for its heads, units or experts.
+    """The activations that match patterns: None for a whole activation, numbers for its heads, units or experts.
 
-    `*` in a pattern stands for any characters. A UserError lists the names nearest to one that does not exist.
+    `*` in a pattern matches any characters. A UserError lists the names nearest to an unknown one.
     """
     found: dict[str, set[int | None]] = {}
     for pattern in patterns:

@@ -44,8 +44,8 @@ from onward.tracing.hooks import Activation, Attach, ModelHooks
 class ModuleSite:
     """Hooks on the input or the output of a module.
 
-    `heads` > 0 splits the last dimension into heads. `outer` is the module whose input still has the dimensions (B, T)
-    where those of this one are flat.
+    `heads` > 0 splits the last dimension into heads. `outer` is the enclosing module whose input has the dimensions (B,
+    T), if those of this module are flat.
     """
 
     name: str
@@ -90,8 +90,8 @@ class ModuleSite:
 
 @dataclass(frozen=True, eq=False)
 class MidSite:
-    """The residual stream between attention and feed-forward. The feed-forward reads it, and its output is added to it:
-    an edit changes the one, and adds the difference to the other."""
+    """The residual stream between attention and feed-forward. Two modules read it: an edit changes the input of the
+    feed-forward, and is added to the sum with its output."""
 
     name: str
     block: nn.Module
@@ -120,8 +120,8 @@ class MidSite:
 
 
 def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """The number by which a norm divides each vector of x (..., D), (..., 1), computed beside the norm: the root of its
-    mean square (RMSNorm) or of its variance (LayerNorm), plus eps."""
+    """The number by which a norm divides each vector of x (..., D): (..., 1). It is the root of the mean square
+    (RMSNorm) or of the variance (LayerNorm), plus eps, computed a second time for the trace."""
     norm: Any = module
 
     @torch.no_grad()
@@ -135,8 +135,8 @@ def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks
 
 
 def site_of(one: Declared, name: str, prefix: str, module: nn.Module, outer: nn.Module) -> Attach:
-    """The function that adds the hooks for an activation `name` of a module whose name is `prefix`. `outer` is the
-    nearest module around it whose input has the dimensions (B, T)."""
+    """The function that adds the hooks of an activation `name` in a module with the name `prefix`. `outer` is the
+    nearest enclosing module whose input has the dimensions (B, T)."""
     where = one.where
     if isinstance(where, Output):
         target, of_input = module.get_submodule(where.of), isinstance(where, Input)
@@ -158,7 +158,7 @@ HOOKS: dict[type[Steps], Callable[..., Iterator[RemovableHandle]]] = {
 
 
 def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Steps], Steps]) -> None:
-    """A UserError for a declaration that names no step of its kind, or that contradicts another of the module."""
+    """A UserError for a declaration that names an unknown step, or contradicts another one of the same module."""
     kind, own = type(where).__name__, type(module).__name__
     if name not in where.names:
         raise UserError(f"{own} declares the activation {name!r} of {kind}, whose steps are {', '.join(where.names)}")
@@ -167,7 +167,7 @@ def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Step
 
 
 def attend_modules(model: Decoder) -> dict[int, Attend]:
-    """The module of each layer, by its number, that computes attention from queries, keys and values."""
+    """The `Attend` module of each layer, by the number of the layer."""
     found: dict[int, Attend] = {}
     for name, activation in activations(model).items():
         layer, site = re.match(r"blocks\.(\d+)\.", name), activation.site
@@ -177,7 +177,7 @@ def attend_modules(model: Decoder) -> dict[int, Attend]:
 
 
 def activations(model: Decoder) -> dict[str, Activation]:
-    """The activations of a decoder by name, as its modules declare them."""
+    """The activations that the modules of a decoder declare, by name."""
     found: dict[str, Activation] = {}
 
     def walk(prefix: str, module: nn.Module, child: Child, outer: nn.Module) -> None:

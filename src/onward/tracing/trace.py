@@ -1,6 +1,6 @@
-"""Traces: the activations of a model by name, while it runs as it always does.
+"""Traces: record the activations of a model by name while it runs.
 
-Shapes: B batch, T tokens in this call, S keys, N tokens whose logits are computed.
+Shapes: B batch, T tokens in this call, S keys, N tokens with logits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Call:
         return full_name(name) in self.activations
 
     def grad(self, name: str) -> Tensor:
-        """The gradient of an activation, after `backward`; its shape is that of the activation."""
+        """The gradient of an activation, in its shape, after `backward`."""
         gradient = self.retained[full_name(name)]() if full_name(name) in self.retained else None
         if gradient is None:
             raise UserError(
@@ -51,7 +51,7 @@ class Call:
 
 
 def found(activations: dict[str, Tensor], name: str) -> Tensor:
-    """The activation of this name; a UserError names those that were recorded."""
+    """The activation with this name. A UserError lists the recorded names."""
     name = full_name(name)
     if name not in activations:
         names = ", ".join([*activations][:6]) + (", ..." if len(activations) > 6 else "")
@@ -112,7 +112,7 @@ class Trace:
 
     @property
     def call(self) -> Call:
-        """The call of the model, where there was one."""
+        """The call of the model, if there was exactly one."""
         if len(self.calls) != 1:
             raise UserError(
                 f"the model was called {len(self.calls)} times: name the call, as in trace.calls[-1]"
@@ -132,8 +132,8 @@ class Trace:
         return self.call.grad(name)
 
     def of(self, request: object) -> list[dict[str, Tensor]]:
-        """The activations of one request of an engine, for each call of the model that had tokens of it, without its
-        neighbors and padding: dimension B is left out, T are its tokens."""
+        """The activations of one request of an engine, one entry per call with tokens of the request. Dimension B and
+        padding are removed; T are the tokens of the request."""
         result = []
         for call in self.calls:
             for index, row in enumerate(call.rows):
@@ -153,8 +153,8 @@ class Trace:
         return value[index if len(value) > 1 else 0].narrow(shape.index("T") - 1, 0, row.tokens)
 
     def mean(self, name: str, index: int | None = None) -> Tensor:
-        """The mean of an activation (B, T, ...), or of one head, unit or expert of it, over all tokens of all calls, in
-        at least fp32; of the output of an expert over the tokens that it processes."""
+        """The mean of an activation (B, T, ...), or of one head, unit or expert, over all tokens of all calls, in at
+        least fp32. For the output of an expert, the mean over the tokens that use the expert."""
         known, key = self.known[name], name if index is None else f"{name}.{index}"
         if known.shape[:2] != ("B", "T") or self.keep is not None:
             why = f"it is {known}" if self.keep is None else "the trace was made with keep"
@@ -192,18 +192,19 @@ def trace(
     gradients: bool = False,
     keep: Callable[[str, Tensor], Any] | None = None,
 ) -> Iterator[Trace]:
-    """The activations of a model, recorded while it runs inside the `with` block.
+    """Record activations of a model while it runs inside the `with` block.
 
     >>> with onward.trace(model, "blocks.*.attn.weights", "blocks.3.out") as t:
     ...     model(tokens)
     >>> t["blocks.3.attn.weights"]  # (B, H, T, S)
 
-    `patterns` are names as `activation_names` lists them, with `*` for any characters, by default all; a number after
-    the name of an activation with heads, units or experts selects one. Only these are kept. `t.calls` has the calls of
-    the model one by one, with their positions; in an engine, `t.of(request)` those of a request. No bit of the output
-    changes. With `gradients`, `t.grad(name)` is the gradient after a backward. `keep(name, tensor)` returns what is
-    kept in place of the tensor, such as `tensor.cpu()` or a figure of it. A trace sees activations as edits leave them,
-    and the calls of its own context alone: those of the thread or the asyncio task that opened it.
+    `patterns` are names from `activation_names`, with `*` for any characters; by default all. A number after the name
+    of an activation with heads, units or experts selects one. Only matching activations are kept.
+
+    `t.calls` lists the calls of the model with their positions; `t.of(request)` has those of one request of an engine.
+    The output does not change by a bit. With `gradients`, `t.grad(name)` is the gradient after a backward. `keep(name,
+    tensor)` returns the value to keep in place of the tensor, such as `tensor.cpu()` or a statistic. A trace records
+    activations after edits, and only the calls of its own thread or asyncio task.
     """
     found = Trace(activations(model), patterns, gradients, keep)
     with listening(model, found):
