@@ -1,4 +1,4 @@
-"""The figures of a classifier or a reward model on examples: what its head of outputs gets right.
+"""Evaluation of a classifier or a reward model on examples.
 
 Shapes: M examples, N outputs.
 """
@@ -41,13 +41,13 @@ class PairEvaluation:
 
 
 def judges(model: Decoder) -> bool:
-    """Whether a model is a classifier or a reward model, and no language model that has a head of values."""
+    """Whether a model is a classifier or a reward model. A language model with a head of values is neither."""
     return head_labels(model) not in ((), VALUE)
 
 
 def examples_of(model: Decoder, tokenizer: Tokenizer, records: Iterable[Record]) -> Examples:
-    """The examples that records hold: texts and labels for a classifier, pairs of answers for a reward model. A
-    UserError names a record without them, with an unknown label, or longer than the context."""
+    """The examples in records: texts and labels for a classifier, pairs of answers for a reward model. A UserError
+    names a record without them, with an unknown label, or longer than the context."""
     encoder, labels = Encoder(tokenizer), head_labels(model)
     encoder.labels = labels
     form = classified if len(labels) > 1 else preferred
@@ -56,7 +56,7 @@ def examples_of(model: Decoder, tokenizer: Tokenizer, records: Iterable[Record])
 
 
 def within(examples: Iterable[Example], length: int) -> Iterator[Example]:
-    """Examples; a UserError for one with a sequence of more than `length` tokens."""
+    """Examples, unchanged; a UserError for a sequence of more than `length` tokens."""
     for example in examples:
         longest = max(len(sequence.tokens) for sequence in example.sequences)
         if longest > length:
@@ -65,7 +65,7 @@ def within(examples: Iterable[Example], length: int) -> Iterator[Example]:
 
 
 def evaluate_head(model: Decoder, examples: Examples) -> ClassEvaluation | PairEvaluation:
-    """The figures of a classifier or, of a head with one output, a reward model."""
+    """The figures of a classifier or, for a head with one output, of a reward model."""
     labels = head_labels(model)
     found = outputs(model, [examples.sequence(i).until_trained() for i in range(len(examples.ends))]).cpu()
     if len(labels) < 2:

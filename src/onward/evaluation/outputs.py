@@ -19,7 +19,7 @@ BINS = 10  # of confidence, from 0 to 1
 @torch.inference_mode()
 def outputs(model: Decoder, sequences: Sequence[Sequence[int]]) -> Tensor:
     """The outputs (S, N) of the head after the last token of each sequence of token ids, in at least fp32. A UserError
-    where the model has no head."""
+    if the model has no head."""
     head, found = head_of(model), []
     with without_dropout(model):
         for start in range(0, len(sequences), ROWS):
@@ -31,14 +31,14 @@ def outputs(model: Decoder, sequences: Sequence[Sequence[int]]) -> Tensor:
 
 
 def calibration_bins(confidence: Tensor, right: Tensor) -> dict[str, Tensor]:
-    """For each bin of confidence, the sum of confidence less what was right, both (M,)."""
+    """For each bin of confidence, the sum over answers of confidence minus correctness, from both (M,)."""
     index = (confidence * BINS).long().clamp(max=BINS - 1)
     sums = confidence.new_zeros(BINS).index_add(0, index, confidence - right)
     return {f"bin/{i}": value for i, value in enumerate(sums.unbind())}
 
 
 def calibration_error(figures: dict[str, float]) -> dict[str, float]:
-    """Figures with the expected calibration error (Guo et al. 2017) in place of their bins, the means of those of
-    `calibration_bins`: how far confidence and accuracy are apart, a mean over answers."""
+    """Replace the bins of `calibration_bins`, given as means, by the expected calibration error (Guo et al. 2017): the
+    mean gap between confidence and accuracy."""
     bins = [figures.pop(name) for name in list(figures) if name.startswith("bin/")]
     return figures | {"calibration_error": sum(map(abs, bins))}

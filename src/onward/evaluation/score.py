@@ -57,9 +57,12 @@ class Evaluation:
 
 
 def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(start, first, end) of each window: tokens start to end - 1 are the input, and tokens first to end - 1 are
-    predicted. Every token but the first is predicted once, from at least context_length - stride tokens before it
-    where there are as many."""
+    """Iterate over (start, first, end) of each window: tokens start to end - 1 are the input, tokens first to end - 1
+    are predicted.
+
+    Every token but the first is predicted once, from at least context_length - stride tokens before it if there are as
+    many.
+    """
     first = 1
     while first < count:
         end = first + stride if first > 1 else context_length + 1
@@ -75,11 +78,11 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def evaluate(model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: int = 0) -> Evaluation:
-    """Loss, perplexity and bits per byte of tokens (T,) with a window that moves on by `stride` tokens.
+    """Loss, perplexity and bits per byte of tokens (T,), with a window that advances by `stride` tokens.
 
-    By default the windows do not overlap: the stride is the context length. With a smaller stride tokens are predicted
-    from more of the text before them, which takes longer. `n_bytes` is the length of the text of all tokens but the
-    first, which is not predicted. Tokens are read window by window.
+    By default windows do not overlap: the stride is the context length. With a smaller stride, tokens are predicted
+    from more context, which takes longer. `n_bytes` is the length of the text without its first token, which is not
+    predicted. Tokens are read window by window.
     """
     length = model.config.context_length
     stride = stride or length

@@ -1,4 +1,4 @@
-"""Whether one set of measurements is better than another, or the difference is noise."""
+"""Whether two sets of measurements differ by more than noise."""
 
 import math
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ class Difference:
 
     @property
     def shown(self) -> bool:
-        """Whether the interval is on one side of 0: the difference is more than noise."""
+        """Whether the interval excludes 0: the difference is more than noise."""
         return self.low > 0 or self.high < 0
 
 
 def paired_difference(one: Sequence[float], other: Sequence[float], level: float = 0.95) -> Difference | None:
-    """`one` less `other`, pair by pair, with Student's interval of the mean of the differences: mean +- t s / sqrt(n)
-    with n - 1 degrees of freedom. None for fewer than two pairs, which say nothing of noise.
+    """`one` minus `other`, pair by pair, with Student's interval of the mean difference: mean +- t s / sqrt(n) with n -
+    1 degrees of freedom. None for fewer than two pairs, which give no estimate of noise.
 
-    Pairs share a seed, and so the order of the data: their differences vary less than the measurements themselves.
+    Pairs share a seed and therefore the order of the data: their differences vary less than the measurements.
     """
     differences = [a - b for a, b in zip(one, other, strict=True)]
     if len(differences) < 2:
@@ -35,7 +35,7 @@ def paired_difference(one: Sequence[float], other: Sequence[float], level: float
 
 
 def t_quantile(level: float, freedom: int) -> float:
-    """The t with P(|T| < t) = level for Student's distribution with `freedom` degrees of freedom."""
+    """The quantile t with P(|T| < t) = level, for Student's distribution with `freedom` degrees of freedom."""
     low, high = 0.0, math.pi / 2
     for _ in range(80):
         middle = (low + high) / 2

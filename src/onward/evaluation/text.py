@@ -33,7 +33,7 @@ class Score:
 def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
     """The log-probability of each token of a text that fits into the context.
 
-    The first token has one only if the tokenizer has a beginning-of-text token, see `Tokenizer.begin`.
+    The first token has one only if the tokenizer has a beginning-of-text token; see `Tokenizer.begin`.
     """
     if not isinstance(text, str):
         raise UserError(f"text is {text!r}: score takes one text")
@@ -64,7 +64,7 @@ def documents_of(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> 
 def evaluate_texts(model: Decoder, tokenizer: Tokenizer, documents: Sequence[str], stride: int = 0) -> Evaluation:
     """Loss, perplexity and bits per byte over documents, each after a beginning-of-text token if there is one.
 
-    Bytes are those of the documents themselves, also where the tokenizer does not know a character.
+    Bytes are those of the documents, even if the tokenizer does not know a character.
     """
     for text in documents:
         if not isinstance(text, str):
@@ -78,8 +78,8 @@ def evaluate_texts(model: Decoder, tokenizer: Tokenizer, documents: Sequence[str
 def evaluate_tokens(
     model: Decoder, tokenizer: Tokenizer, tokens: np.ndarray | Tokens, stride: int = 0, n_bytes: int | None = None
 ) -> Evaluation:
-    """The same over token ids (T,), of any length; `n_bytes` of their text are by default counted from the tokens, of
-    which an unknown character is the three bytes of U+FFFD."""
+    """Loss, perplexity and bits per byte over token ids (T,) of any length. `n_bytes` of their text are by default
+    counted from the tokens; an unknown character counts as the three bytes of U+FFFD."""
     if isinstance(tokens, np.ndarray) and (tokens.ndim != 1 or tokens.dtype.kind not in "iu"):
         raise UserError(f"tokens are {tokens.dtype} {tokens.shape}: evaluate takes integers (T,)")
     if n_bytes is None:

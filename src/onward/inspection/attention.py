@@ -45,10 +45,10 @@ def most_selective(maps: Sequence[Tensor]) -> int:
 
 
 def next_tokens(model: Decoder, tokens: Sequence[int], top: int = 10) -> list[list[tuple[int, float]]]:
-    """For each position of a sequence of token ids the `top` most probable next tokens as (id, probability), the most
+    """The `top` most probable next tokens at each position of a sequence of token ids, as (id, probability), the most
     probable first.
 
-    Position t is given tokens 0 to t, so the last entry is about the token after the sequence.
+    Position t sees tokens 0 to t; the last entry predicts the token after the sequence.
     """
     probabilities = logits(model, tokens).softmax(-1, dtype=torch.float32).topk(min(top, model.config.vocab_size))
     return [list(zip(ids, p)) for ids, p in zip(probabilities.indices.tolist(), probabilities.values.tolist())]

@@ -28,7 +28,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, tor
 
 @dataclass(frozen=True)
 class LogitAttribution:
-    """The parts of a logit, or of the difference of two, after one position of a text. They add up to `logit` but for
+    """The parts of a logit, or of the difference of two logits, after one position of a text. They sum to `logit` up to
     rounding; see `TOLERANCE`."""
 
     tokens: list[int]
@@ -47,12 +47,13 @@ class LogitAttribution:
 def logit_attribution(
     model: Decoder, tokens: Sequence[int], position: int = -1, target: int | None = None, against: int | None = None
 ) -> LogitAttribution:
-    """What each part of a model adds to the logit of `target` (by default the likeliest token) after a position.
+    """The contribution of each part of a model to the logit of `target` (by default the likeliest token) after a
+    position.
 
-    The residual stream is a sum, and with the scales of the norms kept as they are (frozen), the logit is a sum too
-    (Elhage et al. 2021); norms on the stream (post-norm) rescale all parts before them. Parts that act through later
-    layers count as those layers' own. Projections are read as their modules compute them, with adapters. A UserError
-    where the parts do not add up to the logit.
+    The residual stream is a sum. With the scales of the norms kept fixed, the logit is a sum too (Elhage et al. 2021);
+    norms on the stream (post-norm) rescale all parts before them. A part that acts through later layers counts as a
+    contribution of those layers. Projections are computed by their modules, adapters included. A UserError if the parts
+    do not sum to the logit.
     """
     row, position = as_row(model, tokens), check_position(position, tokens)
     with without_dropout(model):
@@ -71,7 +72,7 @@ def logit_attribution(
     modules = dict(model.named_modules())
 
     def before(name: str, direction: Tensor) -> Tensor:
-        """The direction before the norm of this name, if there is one; its bias counts as constant."""
+        """The direction before the norm with this name, if there is one. The norm's bias counts as a constant."""
         nonlocal constant
         norm = modules.get(name, nn.Identity())
         constant += norm_constant(norm, direction)
@@ -106,8 +107,8 @@ def logit_attribution(
 
 
 def logit_and_direction(model: Decoder, hidden: Tensor, target: int, against: int | None) -> tuple[float, Tensor]:
-    """The logit of a token before scale and cap, or its difference to that of another, for a hidden state (1, 1, D),
-    and its gradient (D,)."""
+    """The logit of a token, before scale and cap, for a hidden state (1, 1, D), or its difference to the logit of
+    another token; and its gradient (D,)."""
     with torch.enable_grad(), unheard():
         leaf = hidden.detach().requires_grad_()
         logits = model.head(model.embed_out(leaf))[0, 0]
@@ -117,8 +118,8 @@ def logit_and_direction(model: Decoder, hidden: Tensor, target: int, against: in
 
 
 def parts_of_heads(out: nn.Module, z: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """What each head adds along a direction (D,) by the output projection, (H,), and its bias, from the outputs of the
-    heads (H, E): the module is called with one head at a time, and with none."""
+    """The contribution (H,) of each head along a direction (D,) through the output projection, and the contribution of
+    its bias. The projection is called with the output (E,) of one head at a time, and with none."""
     alone = torch.eye(len(z), dtype=z.dtype, device=z.device)[:, :, None] * z
     inputs = torch.cat([alone.flatten(1), torch.zeros_like(alone[:1]).flatten(1)])
     with unheard(), without_dropout(out):
@@ -133,26 +134,26 @@ def names_of(model: Decoder) -> list[str]:
 
 
 def weight_of(norm: nn.Module) -> Tensor | float:
-    """The factors of a norm's output."""
+    """The factors of a norm's output, (D,)."""
     weight: Any = norm.weight
     return 1.0 if weight is None else exact(weight) + getattr(norm, "offset", 0.0)
 
 
 def before_norm(norm: nn.Module, direction: Tensor, scale: Tensor) -> Tensor:
-    """d' with d'·x = d·norm(x), for a norm that divides by `scale`, without its bias."""
+    """The direction d' with d'·x = d·norm(x), for a norm that divides by `scale`; without its bias."""
     direction = direction * weight_of(norm) / scale
     return direction - direction.mean() if isinstance(norm, LayerNormModule) else direction
 
 
 def norm_constant(norm: nn.Module, direction: Tensor) -> float:
-    """What the bias of a norm adds along a direction."""
+    """The contribution of a norm's bias along a direction."""
     bias: Any = getattr(norm, "bias", None)
     return 0.0 if bias is None else float(direction @ exact(bias))
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """How much of each token flows to each position through attention, up to each layer."""
+    """The flow of each token to each position through attention, up to each layer."""
 
     tokens: list[int]
     flow: Tensor  # (L, T, T): row t, column k; rows sum to 1
@@ -160,8 +161,8 @@ class Rollout:
 
 @torch.no_grad()
 def attention_rollout(model: Decoder, tokens: Sequence[int], residual: float = 0.5) -> Rollout:
-    """The product of the layers' attention weights, averaged over heads, with a share `residual` of the residual stream
-    (Abnar and Zuidema 2020)."""
+    """The product of the layers' attention weights, averaged over heads and mixed with a share `residual` of the
+    identity for the residual stream (Abnar and Zuidema 2020)."""
     with without_dropout(model), trace(model, "blocks.*.attn.weights", keep=lambda _, w: exact(w)[0].mean(0)) as t:
         model.hidden(as_row(model, tokens))
     flow, result = torch.eye(len(tokens), device=model.device), []

@@ -1,4 +1,4 @@
-"""A sparse autoencoder of an activation: features that each text uses a few of.
+"""A sparse autoencoder of an activation: each vector is a sum of a few features.
 
 Shapes: N tokens, T tokens of a text, D width of the activation, F features.
 """
@@ -24,11 +24,11 @@ from onward.training.step.loss import Loss
 
 
 class SparseAutoencoder(nn.Module):
-    """x (..., D) as a sum of at most `active` of F directions (k-sparse; Gao et al. 2024).
+    """A k-sparse autoencoder (Gao et al. 2024): x (..., D) as a sum of at most `active` of F directions.
 
-    features f = the `active` largest of relu((x - b) Eᵀ + c), the others 0; reconstruction f W + b. The rows of W have
-    length 1, so that the sizes of features can be compared: they are the normalized rows of a parameter. Its gradient
-    has no component along them, since their length changes nothing.
+    The features f are the `active` largest entries of relu((x - b) Eᵀ + c), the others 0; the reconstruction is f W +
+    b. The rows of W are the normalized rows of a parameter, so that features can be compared by size. The gradient of
+    the parameter has no component along its rows, since their lengths change nothing.
     """
 
     def __init__(self, width: int, features: int, active: int = 16, seed: int = 0) -> None:
@@ -56,7 +56,7 @@ class SparseAutoencoder(nn.Module):
         return self.encode(x) @ self.decoder + self.bias
 
     def changing(self, feature: int, value: float) -> Callable[[Tensor], Tensor]:
-        """An edit of the activation: the feature has this value at every token, and all else stays as it is."""
+        """An edit that sets one feature to a value at every token and leaves the rest of the activation unchanged."""
 
         def change(x: Tensor) -> Tensor:
             direction = F.normalize(self.directions[feature], dim=0)
@@ -84,8 +84,8 @@ class ReconstructionLoss(Loss):
 
 
 def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 16, seed: int = 0) -> SparseAutoencoder:
-    """A SparseAutoencoder for an activation (B, T, D) of a model, by default with 8 D features; a UserError for an
-    activation that does not exist or has another shape."""
+    """A SparseAutoencoder for an activation (B, T, D) of a model, by default with 8 D features. A UserError if there is
+    no such activation, or if it has another shape."""
     known, name = activations(model), full_name(name)
     resolve(known, [name])
     if len(known[name].shape) != 3 or known[name].shape[:2] != ("B", "T") or not known[name].editable:
@@ -96,7 +96,7 @@ def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 1
 
 @dataclass(frozen=True)
 class FeatureEffect:
-    """What a feature does to the prediction after one token: as the model is, against the feature at 0 everywhere."""
+    """The effect of a feature on one prediction: the model as it is, compared with the feature set to 0 everywhere."""
 
     divergence: float  # KL(as it is || without the feature) in nats
     raised: list[int]  # the token ids whose probability the feature raises most

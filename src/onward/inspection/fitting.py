@@ -1,4 +1,4 @@
-"""Training of modules that read a model, such as a tuned lens, on windows of tokens of the data pipeline."""
+"""Train modules that read a model's activations, such as a tuned lens, on windows of tokens."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def fit(
     seconds: float = math.inf,
     rate: float = 0.0,
 ) -> Iterator[Step]:
-    """Train a module by the Trainer with Adam on the first windows of a text, and yield its steps.
+    """Train a module with Adam on the first windows of a text, and yield the steps.
 
-    It ends after `steps`, or after the first for which `seconds` have passed; the learning rate falls linearly until
-    then, by default from RATE over the width of the activation. `loss` is `LensLoss` for a TunedLens,
-    `ReconstructionLoss` for a SparseAutoencoder.
+    Training ends after `steps`, or after the first step past `seconds`. The learning rate falls linearly to 0 at the
+    end; it begins at `rate`, by default RATE divided by the width of the activation. `loss` is `LensLoss` for a
+    TunedLens and `ReconstructionLoss` for a SparseAutoencoder.
 
     >>> lens = TunedLens(model)
     >>> for step in fit(lens, LensLoss(model), windows_of(model, tokens), seconds=60):
@@ -66,7 +66,7 @@ def silent(step: Step) -> None:
 def fit_lens(
     model: Decoder, tokens: Tokens, *, seconds: float = math.inf, watch: Callable[[Step], None] = silent
 ) -> TunedLens:
-    """A tuned lens of a model, trained on a text by `fit`; `watch` is called after each step."""
+    """Train a tuned lens of a model on a text with `fit`; `watch` is called after each step."""
     lens = TunedLens(model)
     for step in fit(lens, LensLoss(model), windows_of(model, tokens), seconds=seconds):
         watch(step)
@@ -81,8 +81,8 @@ def fit_features(
     seconds: float = math.inf,
     watch: Callable[[Step], None] = silent,
 ) -> tuple[SparseAutoencoder, str]:
-    """A sparse autoencoder of an activation ("": the residual stream after the middle block), trained on a text by
-    `fit`, and the full name of the activation; `watch` is called after each step."""
+    """Train a sparse autoencoder of an activation ("": the residual stream after the middle block) on a text with
+    `fit`; `watch` is called after each step. Also returns the full name of the activation."""
     name = full_name(activation or f"blocks.{model.config.n_layers // 2}")
     autoencoder = autoencoder_of(model, name)
     for step in fit(autoencoder, ReconstructionLoss(model, name), windows_of(model, tokens), seconds=seconds):

@@ -25,12 +25,12 @@ MIN_SCORE = 0.3  # of the role that a map names
 
 @dataclass(frozen=True)
 class HeadRoles:
-    """How much each head is of each role: scores from 0 to 1 (rare: from -1), each (L, H)."""
+    """The score of each head for each role, (L, H): from 0 to 1 (rare: from -1)."""
 
     scores: dict[str, Tensor]
 
     def map(self, least: float = MIN_SCORE) -> list[list[str]]:
-        """The role with the greatest score of each head [layer][head]; "" where none reaches `least`."""
+        """The role with the greatest score of each head, [layer][head]; "" if no score reaches `least`."""
         names, stacked = [*self.scores], torch.stack([*self.scores.values()])
         best = stacked.max(0)
         return [
@@ -46,7 +46,7 @@ class HeadRoles:
 
 
 def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(layer, attention weights (B, H, T, T)) for token ids (B, T), layer after layer."""
+    """Iterate over (layer, attention weights (B, H, T, T)) for token ids (B, T)."""
     found: dict[int, Tensor] = {}
     with without_dropout(model), torch.no_grad(), trace(model, "blocks.*.attn.weights") as t:
         model.hidden(tokens.to(model.device))
@@ -56,14 +56,17 @@ def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def mean_weight(weights: Tensor, offset: int, first: int = 0) -> Tensor:
-    """The mean weight (H,) on the token `offset` before, over texts and over tokens from `first` on."""
+    """The mean weight (H,) on the token `offset` positions earlier, over texts and over tokens from `first` on."""
     diagonal = weights.diagonal(-offset, 2, 3)  # entry i is row i + offset
     return diagonal[..., max(0, first - offset) :].mean((0, 2)).cpu()
 
 
 def repeated_tokens(model: Decoder, length: int = 0, texts: int = 4, seed: int = 0) -> Tensor:
-    """Random token ids, each text twice the same `length` different tokens where the vocabulary has as many: (texts,
-    2 length). By default the length is 50, or as many as half the context and the vocabulary hold."""
+    """Random token ids (texts, 2 length): each text repeats the same `length` tokens, distinct if the vocabulary is
+    large enough.
+
+    `length` is by default 50, or fewer if half the context or the vocabulary is smaller.
+    """
     c, generator = model.config, torch.Generator().manual_seed(seed)
     length = length or min(50, c.context_length // 2, c.vocab_size)
     if 2 * length > c.context_length or length < 2:
@@ -138,7 +141,7 @@ def rarity_of(tokens: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class RoleCurve:
-    """A score of every head over the saves of a run."""
+    """The score of every head over the saves of a run."""
 
     role: str
     steps: list[int]
@@ -146,7 +149,7 @@ class RoleCurve:
 
 
 def role_curve(run: str | Path, role: str = "induction", length: int = 0) -> RoleCurve:
-    """A role of `head_roles` over the saves that a run folder holds (`keep` of the run says how many it keeps)."""
+    """A role of `head_roles` over the saves in a run folder; the run's option `keep` determines how many there are."""
     folders = saves(Path(run))
     if not folders:
         raise UserError(f"{run} has no saves: name the folder of a run")

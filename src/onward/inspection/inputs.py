@@ -1,4 +1,4 @@
-"""The input of the functions of this folder: a text as token ids, and a model whose weights stay as they are.
+"""Inputs of the functions in this folder: one text as token ids, and a model with frozen weights.
 
 Shapes: T tokens, V vocabulary.
 """
@@ -16,7 +16,8 @@ from onward.model.decoder import Decoder, without_dropout
 
 
 def as_row(model: Decoder, tokens: Sequence[int]) -> Tensor:
-    """The token ids of one text as (1, T) on the model's device; a UserError beyond the context, and for none."""
+    """The token ids of one text as (1, T) on the model's device. A UserError for an empty text, or one longer than the
+    context."""
     length = model.config.context_length
     if not len(tokens):
         raise UserError("the text has no tokens: give at least one")
@@ -38,20 +39,19 @@ def exact(x: Tensor) -> Tensor:
 
 
 def check_position(position: int, tokens: Sequence[int]) -> int:
-    """A position from 0 on for one that may count from the end; a UserError outside of the text."""
+    """Resolve a position that may count from the end; a UserError if it is outside of the text."""
     if not -len(tokens) <= position < len(tokens):
         raise UserError(f"position {position} is not in the text, which has tokens 0 to {len(tokens) - 1}")
     return position % len(tokens)
 
 
 def check_layer(layer: int, model: Decoder) -> int:
-    """A layer from 0 on for one that may count from the end; a UserError for one that does not exist."""
+    """Resolve a layer that may count from the end; a UserError if it does not exist."""
     return check_index(layer, model.config.n_layers, "layer")
 
 
 def check_index(index: int, count: int, name: str) -> int:
-    """The index of a layer or a head from 0 on for one that may count from the end; a UserError for one that does not
-    exist."""
+    """Resolve the index of a layer or a head that may count from the end; a UserError if it does not exist."""
     if not -count <= index < count:
         raise UserError(f"{name} {index} does not exist: the model has {name}s 0 to {count - 1}")
     return index % count
@@ -59,7 +59,7 @@ def check_index(index: int, count: int, name: str) -> int:
 
 @contextmanager
 def frozen(model: Decoder) -> Iterator[None]:
-    """Parameters need no gradient inside the `with` block."""
+    """Disable the gradients of all parameters inside the `with` block."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)

@@ -1,6 +1,6 @@
-"""Figures of the layers: the residual stream, units of the feed-forward, singular values, and the load of experts.
+"""Statistics of layers: the residual stream, units of the feed-forward, singular values, and the load of experts.
 
-Shapes: L layers, T tokens, D d_model, F units, X experts, K texts that are kept.
+Shapes: L layers, T tokens, D d_model, F units, X experts, K texts kept per unit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def residual_stream(model: Decoder, tokens: Sequence[int]) -> ResidualStream:
 
 @dataclass(frozen=True)
 class Units:
-    """The units, or features, of one activation over many texts, and where each is most active."""
+    """The units, or features, of one activation over many texts, and the tokens at which each is most active."""
 
     name: str  # of the activation
     share: Tensor  # (F,), of the tokens at which the unit is active (above 0)
@@ -91,8 +91,8 @@ def units(
 
 
 def singular_values(model: Decoder, pattern: str = "*") -> dict[str, Tensor]:
-    """The singular values, greatest first, of every matrix of a model whose name fits a pattern, with its adapter; of
-    stacks of experts (X, values)."""
+    """The singular values, in descending order, of each matrix whose name matches a pattern, adapters included; of
+    stacks of experts, (X, values)."""
     targets, found = weights(model), dict[str, Tensor]()
     for name, p in model.named_parameters():
         if p.ndim >= 2 and fnmatchcase(name, pattern):
@@ -106,7 +106,7 @@ def singular_values(model: Decoder, pattern: str = "*") -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class RouterLoad:
-    """Which experts the tokens of each kind use, layer by layer."""
+    """The share of each expert among the tokens of each kind, by layer."""
 
     kinds: list[str]
     layers: list[int]  # those with experts
@@ -115,7 +115,7 @@ class RouterLoad:
 
 @torch.no_grad()
 def router_load(model: Decoder, texts: Sequence[Sequence[int]], kind: Callable[[int], str]) -> RouterLoad:
-    """The share of each expert among the choices of the routers, by the kind of a token, a function of its id."""
+    """The share of each expert among the routers' choices, by kind of token; `kind` maps a token id to its kind."""
     names = [n for n in activation_names(model) if n.endswith("router.choices")]
     if not names:
         raise UserError("this model has no experts, so there is no router to look at")

@@ -1,4 +1,4 @@
-"""The logit lens and the tuned lens: what each layer would predict.
+"""The logit lens and the tuned lens: the prediction of each layer.
 
 Shapes: L layers, T tokens, D d_model, V vocabulary, K candidates; L + 1 residual streams: before the first block and
 after each.
@@ -43,10 +43,10 @@ def residuals(model: Decoder, tokens: Tensor) -> list[Tensor]:
 def logit_lens(
     model: Decoder, tokens: Sequence[int], top: int = 5, tuned: Callable[[int, Tensor], Tensor] | None = None
 ) -> Lens:
-    """The next tokens that each residual stream predicts through the model's own final norm and head (nostalgebraist
+    """The next tokens predicted by each residual stream through the model's own final norm and head (nostalgebraist
     2020).
 
-    `tuned` is a TunedLens, which translates stream `layer` (T, D) into the last one first.
+    `tuned` is a TunedLens that first translates stream `layer` (T, D) into the last stream.
     """
     streams = residuals(model, as_row(model, tokens))
     top = min(top, model.config.vocab_size)
@@ -68,8 +68,8 @@ def logit_lens(
 
 
 class TunedLens(nn.Module):
-    """An affine map for each residual stream that translates it into the last one (Belrose et al. 2023): stream x
-    (..., D) -> x + x Wᵀ + b. W and b begin at 0, as the logit lens."""
+    """An affine map per residual stream that translates it into the last one (Belrose et al. 2023): x (..., D) -> x + x
+    Wᵀ + b. W and b begin at 0, where the tuned lens equals the logit lens."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class TunedLens(nn.Module):
         return next(self.parameters()).device
 
     def forward(self, layer: int, x: Tensor) -> Tensor:
-        """Residual stream `layer`, from 0 before the first block to L, which stays as it is."""
+        """Translate residual stream `layer`, from 0 before the first block; stream L is returned unchanged."""
         return x if layer == len(self.maps) else x + self.maps[layer](x)
 
 

@@ -1,5 +1,4 @@
-"""Activation patching and its first-order estimate, attribution patching: which activations make the difference
-between two texts.
+"""Activation patching and its first-order estimate, attribution patching: the activations that distinguish two texts.
 
 Shapes: B texts, L layers, H heads, T tokens, E d_head, D d_model, V vocabulary.
 """
@@ -43,8 +42,10 @@ def logit_difference(right: int, wrong: int, position: int = -1) -> Metric:
 
 
 def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
-    """The axis and the number of the heads of an activation `blocks.LAYER.SITE`, by layer, as its module declares them.
-    (1, 0) for an activation without heads, which is patched by position: such as units, whose axis is the last."""
+    """The axis and the number of heads of an activation `blocks.LAYER.SITE`, by layer, as declared by its module.
+
+    (1, 0) for an activation without heads, which is patched by position; also if the axis is the last, as for units.
+    """
     found = {}
     for layer in range(model.config.n_layers):
         if one := activations(model).get(f"blocks.{layer}.{site}"):
@@ -54,14 +55,14 @@ def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
 
 
 def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Both texts, which must be of one length, as (1, T) each."""
+    """Both texts as (1, T) each; a UserError if their lengths differ."""
     if len(clean) != len(corrupted):
         raise UserError(f"the texts have {len(clean)} and {len(corrupted)} tokens: patching needs as many in both")
     return as_row(model, clean), as_row(model, corrupted)
 
 
 def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
-    """The metric of both texts, in which they must differ."""
+    """The metric of both texts; a UserError if it is the same."""
     if float(good) == float(bad):
         raise UserError("the metric is the same for both texts: choose texts, or a metric, that differ")
     return float(good), float(bad)

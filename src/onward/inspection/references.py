@@ -1,4 +1,4 @@
-"""The same model in other programs: its logits and its residual stream, to compare Onward's with.
+"""The same model in other programs: reference logits and residual streams.
 
 Shapes: B rows, T tokens, D d_model, V vocabulary.
 """
@@ -28,7 +28,7 @@ QUANTIZED = 0.5  # of the largest logit, for all other types
 
 @dataclass(frozen=True)
 class Computed:
-    """What a reference computes for token ids (B, T)."""
+    """The results of a reference for token ids (B, T)."""
 
     logits: Tensor  # (B, T, V)
     streams: dict[int, Tensor]  # (B, T, D), by the number of blocks before it; that after the last has the final norm
@@ -69,7 +69,8 @@ def from_transformers(theirs: Any) -> Reference:
 
 
 def llama_cpp_reference(path: Path, model: Decoder) -> Reference:
-    """A GGUF file in llama.cpp. A UserError if there is no such file, of another model, or no llama-cpp-python."""
+    """A GGUF file in llama.cpp. A UserError if the file is missing or holds another model, or if llama-cpp-python is
+    missing."""
     if not path.is_file():
         raise UserError(f"there is no file {path}: make it with onward convert MODEL {path}")
     try:
@@ -82,7 +83,7 @@ def llama_cpp_reference(path: Path, model: Decoder) -> Reference:
 
 
 def llama_cpp_computes(library: Any, path: Path, tokens: Tensor, model: Decoder) -> Computed:
-    """What llama.cpp computes for token ids (B, T), each row in a context of its own, in fp32 where the file is."""
+    """The results of llama.cpp for token ids (B, T), each row in its own context; in fp32 if the file is."""
     rows = [read_row(library, path, row.tolist(), model) for row in tokens]
     names = rows[0][1].keys()
     return Computed(
@@ -129,7 +130,7 @@ def read_row(library: Any, path: Path, row: list[int], model: Decoder) -> tuple[
 
 @contextmanager
 def opened(library: Any, path: Path, model: Decoder, length: int, callback: Any) -> Iterator[Any]:
-    """A context of llama.cpp for one text of this many tokens; the callback sees every result that is computed."""
+    """A context of llama.cpp for one text of this many tokens; the callback receives every computed tensor."""
     quiet = library.llama_log_callback(lambda level, text, data: None)
     library.llama_log_set(quiet, None)
     loaded = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())

@@ -46,7 +46,7 @@ class SamplingSteps:
 
 
 def sampling_steps(model: Decoder, tokens: Sequence[int], sampling: Sampling, top: int = 10) -> SamplingSteps:
-    """What each step of a Sampling does to the distribution of the token after a text."""
+    """The effect of each step of a Sampling on the distribution of the next token after a text."""
     last = exact(logits(model, tokens)[-1:])
     neutral, given, steps = Sampling(temperature=1.0), dict[str, object](), {"model": last.softmax(-1)}
     for step, names in STEPS.items():
@@ -64,7 +64,7 @@ def sampling_steps(model: Decoder, tokens: Sequence[int], sampling: Sampling, to
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """What a model thinks of each token of a text, given those before it."""
+    """The probability and the rank of each token of a text, given the tokens before it."""
 
     tokens: list[int]
     logprobs: Tensor  # (T,) in nats; NaN for the first, before which there is nothing
@@ -73,7 +73,8 @@ class TokenStatistics:
 
 
 def token_statistics(model: Decoder, tokens: Sequence[int]) -> TokenStatistics:
-    """The log-probability and rank of each token of a text, and the entropy of the distribution that it comes from."""
+    """The log-probability and the rank of each token of a text, and the entropy of the model's distribution before
+    it."""
     log_p = exact(logits(model, tokens)[:-1]).log_softmax(-1)
     ids = torch.tensor(list(tokens)[1:], device=log_p.device)
     found = log_p.gather(1, ids[:, None])
@@ -101,8 +102,8 @@ class PositionLoss:
 def loss_by_position(model: Decoder, windows: Iterable[Tensor]) -> PositionLoss:
     """The mean cross-entropy at each position of windows of T + 1 token ids, given as batches (B, T + 1).
 
-    Windows may be longer than the context where positions are not learned: then the end of the curve shows how the
-    model extrapolates.
+    Windows may exceed the context unless positions are learned; the end of the curve then shows how the model
+    extrapolates.
     """
     total, count = torch.zeros(0), 0
     for ids in windows:
@@ -154,8 +155,8 @@ def score_alternatives(
 ) -> Alternatives:
     """The log-probability of each alternative as the text after a question.
 
-    `examples` are questions with their answers, which precede it: none for zero-shot scoring, one for one-shot. Each
-    answer follows its question directly, so that a space between them belongs to one of the two.
+    `examples` are answered questions put before it: none for zero-shot scoring, one for one-shot. Each answer follows
+    its question directly: a space between them belongs to one of the two.
     """
     if not alternatives:
         raise UserError("there are no alternatives: give at least one")

@@ -1,4 +1,4 @@
-"""The promises of exactness, measured on a model: every way to run it gives what the plain run gives.
+"""Exactness measured on a model: every way to run it gives the logits of the plain forward.
 
 Shapes: B rows, T tokens, S tokens in one call, V vocabulary, D d_model.
 """
@@ -37,7 +37,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, tor
 
 @dataclass(frozen=True)
 class Finding:
-    """A promise and what was measured."""
+    """A promise and its measurement."""
 
     promise: str
     measured: float  # the largest difference, in what `of` says
@@ -47,12 +47,12 @@ class Finding:
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is allowed; NaN never is."""
+        """Whether the difference is within the tolerance; NaN never is."""
         return self.measured <= self.allowed
 
 
 class Subject:
-    """A model with two rows of random tokens (2, T) and its plain logits (2, T, V) for them."""
+    """A model, two rows of random tokens (2, T), and their plain logits (2, T, V)."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer | None, hf: Mapping[str, Any]) -> None:
         self.model, self.tokenizer, self.hf = model, tokenizer, hf
@@ -64,7 +64,7 @@ class Subject:
         self.allowed = TOLERANCE[model.dtype] * max(1.0, float(self.plain.abs().max()))
 
     def compare(self, promise: str, logits: Tensor, note: str = "") -> Finding:
-        """The finding for logits (2, T, V) that should be the plain ones."""
+        """The finding for logits (2, T, V), compared with the plain ones."""
         difference = float((logits.float() - self.plain.float()).abs().max())
         return Finding(promise, difference, self.allowed, "a logit", note)
 
@@ -88,7 +88,8 @@ class Subject:
         return self.model(tokens, positions, manager.cache.view())
 
     def in_chunks(self, chunk: int, kind: str = "contiguous", wrong: bool = False) -> Tensor:
-        """The logits by calls of at most `chunk` tokens; with `wrong`, other tokens come before them and are undone."""
+        """The logits from calls of at most `chunk` tokens. With `wrong`, other tokens are written first and rolled
+        back."""
         manager, pieces = self.manager(kind, chunk), []
         for start in range(0, self.tokens.size(1), chunk):
             piece = self.tokens[:, start : start + chunk]
@@ -98,7 +99,7 @@ class Subject:
         return torch.cat(pieces, 1)
 
     def generate(self, *, rows: int = 1, draft: bool = False) -> list[int]:
-        """Greedy tokens after the first half of the first row, beside requests of other lengths in other rows."""
+        """Greedy tokens after the first half of the first row, with requests of other lengths in the other rows."""
         engine = Engine(self.model, rows=rows, draft=ModelDraft(self.model, 3) if draft else None)
         half = self.tokens.size(1) // 2
         prompts = [self.tokens[row % 2, : half - row].tolist() for row in range(rows)]
@@ -111,7 +112,7 @@ class Subject:
         return requests[0].tokens
 
     def generated(self, promise: str, **options: Any) -> Finding:
-        """Whether each token is the likeliest by the plain logits after those before it: how far below it is."""
+        """The finding for greedy tokens: the largest gap between the plain logit of a token and the greatest one."""
         tokens, half = self.generate(**options), self.tokens.size(1) // 2
         row = torch.tensor([[*self.tokens[0, :half].tolist(), *tokens]], device=self.tokens.device)
         logits = self.model(row)[0, half - 1 : -1].float()
@@ -121,7 +122,7 @@ class Subject:
 
 
 def saved(subject: Subject) -> Finding:
-    """Whether the model gives the same logits, bit for bit, after it was saved and loaded."""
+    """Whether a saved and loaded copy of the model gives the same logits, bit for bit."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(subject.model, Path(folder), subject.hf)
         loaded, _ = load_model(Path(folder), device=subject.model.device)
@@ -129,7 +130,7 @@ def saved(subject: Subject) -> Finding:
 
 
 def streamed(subject: Subject) -> Finding:
-    """Whether the pieces of an answer, decoded token by token, are the text of all its tokens."""
+    """Whether the pieces of an answer, decoded token by token, equal the text of all its tokens."""
     assert subject.tokenizer
     tokens, answer = subject.generate(), Answer(subject.tokenizer)
     for token in tokens:
@@ -140,7 +141,7 @@ def streamed(subject: Subject) -> Finding:
 
 
 def batched(subject: Subject) -> Finding:
-    """Whether rows in one call have the logits that each has in a call of its own."""
+    """Whether rows in one call have the logits of a call with that row alone."""
     alone = [subject.model(row[None]) for row in subject.tokens]
     return subject.compare("batched = alone", torch.cat(alone))
 
@@ -168,8 +169,8 @@ def verify(
 ) -> Iterator[Finding]:
     """Measure each promise on a model; yields the findings one by one.
 
-    `hf` is the config.json that it was loaded from. `reference` is the same model in another program, with which the
-    logits and the residual stream after each layer are compared. A model whose logits are not finite is a UserError.
+    `hf` is the config.json that the model was loaded from. `reference` is the same model in another program, whose
+    logits and residual streams are compared. A UserError if the model's logits are not finite.
     """
     with without_dropout(model):
         subject = Subject(model, tokenizer, hf or {})
@@ -183,7 +184,7 @@ def verify(
 
 
 def against(subject: Subject, reference: Reference) -> Finding:
-    """The finding for another program; the note names the first layer beyond the tolerance."""
+    """The finding for another program; its note names the first layer beyond the tolerance."""
     theirs = reference.compute(subject.tokens)
     finding = subject.compare(f"Onward = {reference.name}", theirs.logits)
     ours = TOLERANCE[subject.model.dtype]

@@ -1,4 +1,4 @@
-"""The decoder of a model by any name, with the weights of its folder or, where it has none, with random ones."""
+"""The decoder of a model by any name, with the weights in its folder, or else random weights."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def decoder_of(model: str, vocab_size: int) -> DecoderConfig:
 
 
 def check_context(config: DecoderConfig, context: int) -> None:
-    """Raise a UserError for a context that the model does not have."""
+    """Raise a UserError for a context longer than the model's."""
     if context > config.context_length:
         raise UserError(f"context is {context:,}, and the model's is {config.context_length:,} tokens: lower it")
 
 
 def has_random_weights(model: str) -> bool:
-    """Whether a name is that of a release or of a preset of training, whose weights are made at random."""
+    """Whether a name is a release or a preset of training, whose weights are random."""
     return model in presets() or model in PRESETS
 
 
 def models_in(
     precisions: Sequence[Precision], model: str, device: torch.device, vocab_size: int, revision: str = ""
 ) -> Iterator[tuple[Precision, Decoder]]:
-    """The model of a name in each precision, one after the other; only one is in memory. A preset of training has
-    `vocab_size` tokens, a model on the hub a `revision`."""
+    """Iterate over a model in each precision; only one is in memory. A preset of training gets `vocab_size` tokens, a
+    model on the hub its `revision`."""
     for precision in precisions:
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
         quantize = precision if precision in ("int8", "int4") else None

@@ -1,4 +1,4 @@
-"""The machine of a plan: of a data sheet, of given figures, or this machine, whose speed for a decoder is measured."""
+"""The machine of a plan: from a data sheet, from given limits, or measured."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def machine_for(
     flops: float = 0.0,
     share: float | None = None,
 ) -> Machine:
-    """The machine on which a decoder is planned.
+    """The machine for which a decoder is planned.
 
-    `device` is one of DEVICES, by its data sheet, or of HERE, which is measured for some seconds: `batch` rows decode
-    with `weights` (a dtype, int8 or int4; activations in `dtype`), and `context` tokens are trained on in `precision`.
-    `memory` in bytes, `bandwidth` in bytes per second, `flops` in operations per second and `share`, of the arithmetic
-    in training, replace the figures of the device; nothing is measured where the first three are given. Raises a
-    UserError for an unknown device.
+    `device` is a name in DEVICES, with the limits of its data sheet, or in HERE, measured for some seconds: `batch`
+    rows decode with `weights` (a dtype, int8 or int4; activations in `dtype`), and `context` tokens are trained on in
+    `precision`. `memory` in bytes, `bandwidth` in bytes per second, `flops` in operations per second, and `share`, the
+    part of the arithmetic that training reaches, override the limits of the device; if the first three are given,
+    nothing is measured. A UserError for an unknown device.
     """
     if device in DEVICES:
         known = DEVICES[device]

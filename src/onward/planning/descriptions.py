@@ -1,7 +1,7 @@
-"""Descriptions of decoders, and the differences between two of them.
+"""Descriptions of decoders, and differences between two of them.
 
 The texts come from the code: a part is described by its class and the first sentence of its docstring, a field by its
-name and the comment at its end.
+name and the comment beside it.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A value that differs between two configurations; None where one of them has no such value."""
+    """A value that differs between two configurations; None if one of them has no such value."""
 
     what: str
     before: int | float | str | None
@@ -49,7 +49,7 @@ class Change:
 
 
 def describe(config: DecoderConfig) -> list[Fact]:
-    """The values of a decoder that need a mention."""
+    """The values of a decoder that are worth a mention."""
     return [fact for fact in facts(config) if not fact.silent]
 
 
@@ -86,7 +86,7 @@ def differences(before: DecoderConfig, after: DecoderConfig) -> list[Change]:
 
 
 def facts(config: DecoderConfig) -> Iterator[Fact]:
-    """All values of a configuration, sizes first. Every configuration has those without a dot in their names."""
+    """All values of a configuration, sizes first. Names without a dot exist in every configuration."""
     count, active = parameters(config), active_parameters(config)
     yield Fact("parameters", count, "trainable parameters")
     yield Fact("active parameters", active, "parameters that one token uses", silent=active == count)
@@ -125,12 +125,12 @@ def facts_of_part(what: str, meaning: str, parts: Sequence[Part | None], silent:
 
 
 def neutral(value: Any, field: dataclasses.Field[Any]) -> bool:
-    """Whether a field has a default that needs no mention."""
+    """Whether a field has a default that is not worth a mention."""
     return value == field.default and value in NEUTRAL
 
 
 def grouping(config: DecoderConfig) -> str:
-    """How the heads of the first layer share keys and values."""
+    """How the heads of the first layer share keys and values: multi-head, grouped-query or multi-query."""
     heads = [shape for shape in at(config.attention, 0).entries(config).values() if len(shape) > 1]
     if not heads:
         return "latent: the keys and values of all heads are projections of one vector"
@@ -154,12 +154,12 @@ def sentence(documented: Any) -> str:
 
 
 def formula(part: Part) -> str:
-    """What a part computes, by its docstring, without the names in parentheses of models that have it."""
+    """The formula of a part from its docstring, without the names of models in parentheses."""
     return re.sub(r" \([^()]*\)$", "", sentence(type(part)))
 
 
 def over_layers(values: Sequence[Any], meaning: str = "") -> int | float | str:
-    """The values of some layers: the one that all have, or each with the number of its layers."""
+    """The common value of some layers, or each value with its number of layers."""
     counts = Counter(shown(value, meaning) for value in values).most_common()
     if len(counts) == 1:
         return counts[0][0]
@@ -169,7 +169,7 @@ def over_layers(values: Sequence[Any], meaning: str = "") -> int | float | str:
 
 
 def shown(value: Any, meaning: str) -> int | float | str:
-    """A value of a field: the meaning that its comment gives a special value, else a number as it is, else text."""
+    """A field's value as text: the meaning that its comment gives a special value, or the value itself."""
     special = SPECIAL.search(meaning)
     if special and value in ((None,) if special[1] == "none" else (0,)):
         return special[2]

@@ -1,4 +1,4 @@
-"""What well-known devices can do, by their makers' data sheets.
+"""Well-known devices: the limits on their makers' data sheets.
 
 Compared in November 2026 with copies of these sheets, since the makers' own pages were not at hand: b200 to a100 and
 l40s with S. Bekman, Machine Learning Engineering, compute/accelerator (August 2026), which links the sheets; l4, v100

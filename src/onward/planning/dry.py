@@ -1,7 +1,7 @@
-"""A step of a decoder without its numbers: tensors of PyTorch's FakeTensorMode have shapes and no memory, so a model of
-any size passes through in a second, and every tensor that PyTorch would allocate is counted.
+"""A dry run of one step: PyTorch's FakeTensorMode gives tensors shapes without memory. A model of any size passes
+through in a second, and every allocation is counted.
 
-Only two blocks of each kind are run; the others of a kind allocate what the second one does.
+Only two blocks of each kind are run; the other blocks of a kind allocate as much as the second.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LAYERED = "block", "attention", "mlp", "norm", "position"
 
 @dataclass(frozen=True)
 class Segment:
-    """What a part of a step does to the memory, in bytes."""
+    """The effect of a part of a step on memory, in bytes."""
 
     kept: int  # more than before, at its end
     peak: int  # more than before, at most
 
 
 def replay(segments: Iterable[Segment]) -> Segment:
-    """Segments one after the other as one."""
+    """Several segments in a row as one segment."""
     now = peak = 0
     for segment in segments:
         peak, now = max(peak, now + segment.peak), now + segment.kept
@@ -45,7 +45,7 @@ def replay(segments: Iterable[Segment]) -> Segment:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that exist, from their making to their end."""
+    """Counts the bytes of live tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,6 +60,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def add(self, tensor: Tensor) -> None:
+        """Count a new tensor."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self.known:
@@ -69,11 +70,12 @@ class LiveBytes(TorchDispatchMode):
             weakref.finalize(storage, self.drop, key, size)
 
     def drop(self, key: int, size: int) -> None:
+        """Subtract a tensor that was freed."""
         self.known.discard(key)
         self.now -= size
 
     def cut(self) -> Segment:
-        """What has happened since the last call."""
+        """The segment since the last call."""
         found = Segment(self.now - self.start, self.peak - self.start)
         self.start = self.peak = self.now
         return found
@@ -92,8 +94,8 @@ class EvenSplit:
 
 
 class Shortened(TorchFunctionMode):
-    """Routers count no assignments, which have no numbers, but divide them evenly; and of the chunks of a loss, whose
-    memory is that of one, only some are computed."""
+    """A context for dry runs: routers divide tokens evenly, since fake tensors have no numbers to count, and only some
+    chunks of a loss are computed, since all chunks share the memory of one."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.bincount:
@@ -109,7 +111,7 @@ def kinds_of_layers(config: DecoderConfig) -> list[int]:
 
 
 def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
-    """The decoder with copies of these layers, whose experts are computed one after the other."""
+    """The decoder with only these layers. Its experts are computed one after the other."""
 
     def part(name: str, layer: int) -> Any:
         found = at(getattr(config, name), layer)
@@ -121,7 +123,7 @@ def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
 
 
 class DryStep(NamedTuple):
-    """The memory beside the weights up to three points of a step; without a loss, all are the first."""
+    """The memory, without the weights, up to three points of a step. Without a loss the three are the same."""
 
     forward: Segment  # the hidden states
     loss: Segment  # the loss, and the backward of the head
@@ -137,8 +139,8 @@ def dry_step(
     autocast: torch.dtype | None = None,
     recompute: bool = False,
 ) -> DryStep:
-    """The memory of `rows` texts of `length` tokens, with the backward if there is a `loss`, as of a Trainer.
-    Weights are in fp32, products in `autocast`, if given."""
+    """The memory of `rows` texts of `length` tokens; with a `loss`, including the backward, as in a Trainer. Weights
+    are in fp32, products in `autocast`, if given."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)

@@ -1,4 +1,4 @@
-"""Scaling laws fitted to runs: L(N, D) as Chinchilla's third approach, IsoFLOP parabolas as its second, and the loss of
+"""Scaling laws fitted to runs: L(N, D) by Chinchilla's third approach, IsoFLOP parabolas by its second, and the loss of
 the best run of each budget as a power of the operations.
 
 N: parameters, D: tokens, L: loss in nats per token, C = 6 N D: floating-point operations.
@@ -28,7 +28,7 @@ SAME = 0.1  # budgets whose logarithms differ by less are one
 
 
 class Unreliable(UserWarning):
-    """A fit that its runs do not determine."""
+    """The runs do not determine a fit."""
 
 
 class Run(NamedTuple):
@@ -46,8 +46,8 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class LossFit:
-    """L(N, D) of runs; `intervals`: the 2.5th and 97.5th percentile over resampled runs of each constant, and of the
-    exponent of the best N in C, "a"."""
+    """L(N, D) of runs. `intervals` are the 2.5th and 97.5th percentiles, over resampled runs, of each constant and of
+    "a", the exponent of the best N in C."""
 
     law: Loss
     objective: float  # the sum of the Huber losses
@@ -57,12 +57,13 @@ class LossFit:
 
     @property
     def determined(self) -> bool:
-        """Whether the law is one: loss falls with size and length, no faster than any law that was measured."""
+        """Whether the runs determine the law: the loss falls with size and length, no faster than in any measured
+        law."""
         return 0 < self.law.alpha < 2 and 0 < self.law.beta < 2
 
     def forecast(self, parameters: float, tokens: float, seed: int = 0) -> Forecast:
-        """The loss of a run that was not made. The interval of 95 % is that of the laws of resampled runs, each with
-        the residual of a run, since a new run scatters about its law as the others do."""
+        """The predicted loss of a new run. Its 95 % interval comes from the laws of resampled runs, each with the
+        residual of one run added, since a new run scatters about its law too."""
         noise = np.random.default_rng(seed).choice(self.residuals, len(self.resampled))
         n, d = np.float64(parameters), np.float64(tokens)
         with np.errstate(over="ignore"):  # of resampled laws that their runs do not determine
@@ -73,7 +74,7 @@ class LossFit:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The loss that a law gives a run, and its interval."""
+    """The predicted loss of a run, and its interval."""
 
     parameters: float
     tokens: float
@@ -95,7 +96,8 @@ class Parabola:
 
 @dataclass(frozen=True)
 class PowerFit:
-    """L(C) = scale * C ** -exponent + floor for the best run of each budget; intervals of 95 % over resampled ones."""
+    """L(C) = scale * C ** -exponent + floor for the best run of each budget, with 95 % intervals over resampled
+    budgets."""
 
     scale: float
     exponent: float
@@ -108,7 +110,7 @@ class PowerFit:
 
 
 def checked(runs: Sequence[Run]) -> None:
-    """A UserError where runs are too few or no numbers; a warning where more tokens made a model worse."""
+    """A UserError for too few runs or for values that are not numbers; a warning if more tokens made a model worse."""
     if len(runs) < LEAST:
         raise UserError(f"{len(runs)} runs determine no law: give at least {LEAST}, of several sizes and lengths")
     for number, run in enumerate(runs, 1):
@@ -130,7 +132,7 @@ def checked(runs: Sequence[Run]) -> None:
 
 def objective(x: Array, n: Array, d: Array, loss: Array) -> tuple[Array, Array, Array]:
     """The Huber losses (S, R) of S candidates x (S, 5) = (log A, log B, log E, alpha, beta), the errors of log L (S,
-    R), and the derivatives of the errors (S, R, 5); n, d and loss (R,) are logarithms."""
+    R), and their derivatives (S, R, 5). n, d and loss (R,) are logarithms."""
     a, b, e, alpha, beta = x.T[:, :, None]
     terms = np.stack([a - alpha * n, b - beta * d, np.broadcast_to(e, (len(x), len(n)))])
     top = terms.max(0)
@@ -144,8 +146,8 @@ def objective(x: Array, n: Array, d: Array, loss: Array) -> tuple[Array, Array, 
 
 
 def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array, Array]:
-    """The minima (S, 5) that are reached from x, and their objectives (S,), by Levenberg-Marquardt steps on all at
-    once; `counts` (S, R) or (1, R): how often each run counts."""
+    """The minima (S, 5) reached from x, and their objectives (S,), by Levenberg-Marquardt steps on all candidates at
+    once. `counts` (S, R) or (1, R) are the weights of the runs."""
     damping = np.ones(len(x))
     value, error, slopes = objective(x, *numbers)
     value = (counts * value).sum(1)
@@ -167,11 +169,11 @@ def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array
 
 
 def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFit:
-    """L(N, D) from all starts of the grid of Chinchilla's appendix: the sum of the Huber losses is minimized, not their
-    mean, at which the search would stop too early (arXiv:2404.10102).
+    """Fit L(N, D) from all starts of the grid in Chinchilla's appendix. The sum of the Huber losses is minimized; with
+    their mean the search would stop too early (arXiv:2404.10102).
 
-    The intervals resample the runs `resamples` times and start at the fit. Raises a UserError for fewer than LEAST runs
-    and for losses that are not numbers.
+    The intervals resample the runs `resamples` times, starting at the fit. A UserError for fewer than LEAST runs and
+    for losses that are not numbers.
     """
     checked(runs)
     for what, given in (("size", {r.parameters for r in runs}), ("number of tokens", {r.tokens for r in runs})):
@@ -249,7 +251,7 @@ def parabolas(runs: Sequence[Run]) -> list[Parabola]:
 
 
 def fit_frontier(found: Sequence[Parabola]) -> Frontier:
-    """The best size as a power of the operations, by least squares of the logarithms, from two budgets on."""
+    """The best size as a power of the operations, by least squares of the logarithms; needs two budgets."""
     inside = [one for one in found if one.best is not None and one.inside]
     if len(inside) < 2:
         raise UserError("the best sizes of at least two budgets are needed, each between sizes that were trained")

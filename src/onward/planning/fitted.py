@@ -38,11 +38,11 @@ class FittedLaw:
 
     @property
     def larger_flops(self) -> float:
-        """The operations of a run that is LARGER than the largest one."""
+        """LARGER times the operations of the largest run."""
         return LARGER * max(run.flops for run in self.runs)
 
     def forecast(self) -> Forecast | None:
-        """The loss of the best model for `larger_flops`; None where the runs determine no law."""
+        """The loss of the best model for `larger_flops`; None if the runs determine no law."""
         return self.loss.forecast(*self.loss.law.optimum(self.larger_flops)) if self.loss.determined else None
 
     def plain(self) -> dict[str, Any]:

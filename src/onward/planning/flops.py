@@ -1,7 +1,7 @@
-"""Floating-point operations of a decoder, by part: a product of a vector with a weight (O, I) is 2 O I of them.
+"""Floating-point operations of a decoder, by part. The product of a vector with a weight (O, I) takes 2 O I operations.
 
-Counted are products with weights, and those of queries with keys and of attention weights with values. Norms,
-activations and the softmax are left out: they take time by the memory that they read, not by their arithmetic.
+Products with weights, of queries with keys, and of attention weights with values are counted. Norms, activations and
+the softmax are not: their time depends on the memory they read, not on their arithmetic.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class PartSize:
 
 
 def part_sizes(config: DecoderConfig) -> list[PartSize]:
-    """The parts of a decoder, in the order in which a token passes through them. A head that is tied to the embedding
-    has no parameters of its own, but all of its operations."""
+    """The parts of a decoder, in the order in which a token passes through them. A tied head has no parameters of its
+    own, but all of its operations."""
     sums: dict[str, list[int]] = {}
     for module, count in modules(config):
         for name, numbers in sized(module):
@@ -41,7 +41,8 @@ def part_sizes(config: DecoderConfig) -> list[PartSize]:
 
 
 def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """For each parameter of a block, or of a decoder without blocks: the part, parameters, active ones, operations."""
+    """For each parameter of a block, or of a decoder without blocks: its part, its size, its active size, its
+    operations."""
     experts = {
         id(stack): m.part for m in module.modules() if isinstance(m, ExpertsModule) for stack in m.parameters(False)
     }
@@ -69,25 +70,25 @@ def part_of(name: str, in_stack: bool) -> str:
 
 
 def weight_flops(config: DecoderConfig) -> int:
-    """Operations for one token of the products with weights, its logits included."""
+    """Operations per token of the products with weights, logits included."""
     return sum(part.flops for part in part_sizes(config))
 
 
 def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) -> float:
-    """Operations for one token of the products with `keys` keys and values; a layer with a window has at most that
-    many. `decoding`: the keys are in a cache."""
+    """Operations per token of attention over `keys` keys and values; a layer with a window attends to at most its
+    window. `decoding`: the keys are in a cache."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
     return sum(part.key_flops(config, decoding) * min(keys, part.window or keys) for part in parts)
 
 
 def flops_per_token(config: DecoderConfig, keys: float) -> float:
-    """Operations of the forward for one token that attends to `keys` keys, with its logits."""
+    """Operations of the forward per token that attends to `keys` keys, logits included."""
     return weight_flops(config) + attention_flops(config, keys)
 
 
 def causal_attention_flops(config: DecoderConfig, length: int) -> float:
-    """Operations for one token of attention, the mean over a text of `length` tokens that each attend to the tokens
-    before them and to themselves, as far as the window reaches."""
+    """Operations per token of causal attention: the mean over a text of `length` tokens, each of which attends to
+    itself and the tokens before it, within the window."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
     return sum(part.key_flops(config) * mean_keys(length, part.window) for part in parts)
 
@@ -99,9 +100,8 @@ def mean_keys(length: int, window: int = 0) -> float:
 
 
 def training_flops(config: DecoderConfig, length: int, recompute: bool = False) -> float:
-    """Operations for one token of a training step with texts of `length` tokens: three times those of the forward,
-    since the backward makes a gradient of both factors of each product. Blocks that are recomputed have a second
-    forward."""
+    """Operations per token of a training step on texts of `length` tokens: three times the forward, since the backward
+    computes a gradient of both factors of each product. Recomputed blocks have a second forward."""
     head = sum(part.flops for part in part_sizes(config) if part.name == "head")
     forward = weight_flops(config) + causal_attention_flops(config, length)
     return 3 * forward + (forward - head if recompute else 0)

@@ -37,7 +37,7 @@ class Loss:
         return g * (flops / 6) ** (self.beta / total), (flops / 6) ** (self.alpha / total) / g
 
     def tokens_for(self, parameters: float, loss: float) -> float:
-        """The tokens after which a model of this size has a loss; infinity where it never has."""
+        """The tokens after which a model of this size reaches a loss; infinity if it never does."""
         left = loss - self.E - self.A / parameters**self.alpha
         return (self.B / left) ** (1 / self.beta) if left > 0 else math.inf
 
@@ -57,7 +57,7 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Law:
-    """A published law. `exponents`: the 10th and 90th percentile of that of N in C, where they were published."""
+    """A published law. `exponents` are the 10th and 90th percentiles of the exponent of N in C, if published."""
 
     name: str
     source: str
@@ -69,8 +69,8 @@ class Law:
         return self.law.optimum(flops)
 
     def range(self, flops: float) -> tuple[float, float] | None:
-        """The least and the greatest best size: the exponent at the ends of its interval, through the best size for
-        the middle of the runs that were fitted."""
+        """The smallest and the largest best size, from the exponent at the ends of its interval, through the best size
+        in the middle of the fitted runs."""
         if self.exponents is None:
             return None
         middle = self.optimum(MIDDLE)[0]
@@ -92,7 +92,7 @@ LAWS = (
 
 
 def flops_for(law: Law, *, parameters: float | None = None, tokens: float | None = None) -> float:
-    """The operations for which a law's best size, or best number of tokens, is this one."""
+    """The operations for which a law's best size, or best number of tokens, has this value."""
     low, high = 0.0, 60.0  # powers of ten, between which both grow
     place, wanted = (0, parameters) if parameters is not None else (1, tokens)
     assert wanted is not None
@@ -148,7 +148,8 @@ SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
 
 
 def smaller_models(law: Loss, flops: float, answered: float) -> list[Smaller]:
-    """Models of a share of the best size for `flops`, trained to the same loss, which answer `answered` tokens."""
+    """Models smaller than the best size for `flops`, trained to the same loss, with the operations to generate
+    `answered` tokens."""
     best, tokens = law.optimum(flops)
     loss = law.loss(best, tokens)
     found = [(share * best, law.tokens_for(share * best, loss)) for share in SHARES]

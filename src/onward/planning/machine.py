@@ -20,7 +20,7 @@ ROUNDS, ENOUGH = 8, 0.2  # calls that are timed, and seconds after which no othe
 
 
 def best_seconds(run: Callable[[], object], device: torch.device, rounds: int = ROUNDS) -> float:
-    """The shortest of several calls, after one to warm up; of fewer where they are slow."""
+    """The shortest of several timed calls, after one warm-up call; slow calls are made fewer times."""
     best, began = float("inf"), perf_counter()
     for turn in range(rounds + 1):
         wait(device)
@@ -34,16 +34,19 @@ def best_seconds(run: Callable[[], object], device: torch.device, rounds: int = 
 
 
 def wait(device: torch.device) -> None:
-    """Wait until a device has done all work."""
+    """Wait for all work on a device."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 @torch.inference_mode()
 def read_bandwidth(device: torch.device | None = None, size: int = 0) -> float:
-    """Bytes per second at which all threads, or a device, read an array of `size` bytes (0: one that no cache holds):
-    the best of several passes of a reduction and of a product with a vector. Other work on the machine changes it at
-    any time."""
+    """The measured bytes per second at which all threads, or a device, read an array of `size` bytes (0: too large for
+    any cache).
+
+    It is the best of several passes of a reduction and of a matrix-vector product. Other work on the machine changes it
+    at any time.
+    """
     device = device or torch.device("cpu")
     size = size or (READ if device.type == "cpu" else READ_BY_GPU)
     array = torch.ones(size // 4096, 1024, device=device)
@@ -54,8 +57,8 @@ def read_bandwidth(device: torch.device | None = None, size: int = 0) -> float:
 
 @torch.inference_mode()
 def peak_flops(dtype: torch.dtype, device: torch.device | None = None) -> float:
-    """Floating-point operations per second of a product of two square matrices: the best of several, of the largest
-    side whose product takes at most LONG seconds, as expected from the side before."""
+    """The measured floating-point operations per second of a square matrix product: the best of several, at the largest
+    size whose product is expected to take at most LONG seconds."""
     device, best = device or torch.device("cpu"), 0.0
     for side in SIDES:
         a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
@@ -71,7 +74,7 @@ NAMES = DTYPES | {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.f
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine, and the shares of its limits that models reach."""
+    """A machine: its limits, and the shares of them that models reach."""
 
     name: str
     source: str  # where the figures are from
@@ -85,6 +88,7 @@ class Machine:
     step_seconds: float = 0.0  # of a decoding step of the model with few keys, where it was measured
 
     def peak(self, dtype: str) -> float:
+        """Operations per second in a dtype or precision."""
         return self.flops[dtype]
 
 
@@ -94,7 +98,7 @@ def same_flops(bf16: float, fp32: float) -> dict[str, float]:
 
 
 def measured_machine(dtypes: Iterable[str], device: torch.device | None = None) -> Machine:
-    """This machine, or a GPU of it, by products in some dtypes or precisions, and reductions, of a second."""
+    """This machine, or a GPU of it, measured for about a second by matrix products in some dtypes and by reductions."""
     device, name, memory = device or torch.device("cpu"), "this machine", memory_size()
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)

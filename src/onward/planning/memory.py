@@ -1,7 +1,7 @@
-"""The memory that a decoder needs, in bytes, to generate and to be trained; and what fits into a given memory.
+"""The memory that a decoder needs for generation and for training, in bytes, and the largest sizes that fit.
 
-Weights and caches follow from shapes, activations from a step without numbers (`dry.py`). On a CPU the allocator of the
-C library keeps holes between tensors, which makes the peak of a process larger than the sum of its tensors.
+Weights and caches follow from shapes, activations from a dry run of a step (`dry.py`). On a CPU the allocator of the C
+library leaves holes between tensors: the peak of a process is larger than the sum of its tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ORTHOGONAL = 12  # bytes per element of the matrices that are made orthogonal to
 
 
 def weight_bytes(config: DecoderConfig, dtype: torch.dtype = torch.float32, quantize: str | None = None) -> int:
-    """The bytes of the weights; `quantize` as in `quantize_model`: int8 or int4."""
+    """The bytes of the weights; `quantize` is "int8" or "int4", as in `quantize_model`."""
     total = 0
     for module, count in modules(config):
         numbers = sum(parameter.numel() for parameter in module.parameters()) * dtype.itemsize
@@ -46,8 +46,8 @@ def weight_bytes(config: DecoderConfig, dtype: torch.dtype = torch.float32, quan
 def cache_bytes(
     config: DecoderConfig, rows: int, length: int, dtype: torch.dtype, *, quantized: bool = False, chunk: int = 0
 ) -> int:
-    """The bytes of a KVCache for `rows` rows of `length` tokens: layers with a window keep that many tokens, latent
-    attention one latent for each, a quantized cache int8 with a scale for each vector."""
+    """The bytes of a KVCache for `rows` rows of `length` tokens. Layers with a window keep that many tokens, latent
+    attention keeps one latent per token, a quantized cache keeps int8 with one scale per vector."""
     total = 0
     for layer in range(config.n_layers):
         part = at(config.attention, layer)
@@ -60,7 +60,7 @@ def cache_bytes(
 
 @dataclass(frozen=True)
 class GenerationMemory:
-    """The bytes of generation. `activations` are those of a chunk of the prompt."""
+    """The bytes of generation. `activations` are for one chunk of the prompt."""
 
     weights: int
     cache: int
@@ -69,12 +69,13 @@ class GenerationMemory:
 
     @property
     def peak(self) -> int:
+        """The largest number of bytes at one time."""
         return self.weights + self.cache + self.activations
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The bytes of training. The peak is less than the sum, since gradients come while activations go."""
+    """The bytes of training. The peak is less than the sum, since activations are freed while gradients are made."""
 
     weights: int
     gradients: int
@@ -86,6 +87,7 @@ class TrainingMemory:
 
     @property
     def peak(self) -> int:
+        """The largest number of bytes at one time."""
         return self.weights + self.optimizer + self.beside + self.holes
 
 
@@ -99,8 +101,8 @@ def generation_memory(
     quantized_cache: bool = False,
     holes: float = HOLES,
 ) -> GenerationMemory:
-    """The memory of `rows` texts of `length` tokens together, as an Engine allocates it: each row of the cache has room
-    for one more chunk of a prompt, and prompts are read in chunks."""
+    """The memory of `rows` texts of `length` tokens, as an Engine allocates it: each row of the cache has room for one
+    more chunk of the prompt, and prompts are read in chunks."""
     chunk = min(CHUNK, length)
     cache = cache_bytes(config, rows, length, dtype, quantized=quantized_cache, chunk=chunk)
     activations = dry_step(config, 1, chunk).forward.peak * dtype.itemsize / 4
@@ -108,7 +110,7 @@ def generation_memory(
 
 
 def hidden_matrices(config: DecoderConfig) -> Counter[tuple[int, ...]]:
-    """The elements of the matrices inside the blocks, which Muon trains, by shape or its transpose."""
+    """The number of elements of the matrices inside the blocks, which Muon trains, by shape (or its transpose)."""
     elements: Counter[tuple[int, ...]] = Counter()
     *blocks, _ = modules(config)
     for block, count in blocks:
@@ -119,7 +121,7 @@ def hidden_matrices(config: DecoderConfig) -> Counter[tuple[int, ...]]:
 
 
 def optimizer_bytes(config: DecoderConfig, optimizer: str) -> int:
-    """The state of an optimizer in fp32: two moments of each parameter for AdamW; of Muon, one of the matrices inside
+    """The state of an optimizer in fp32: for AdamW, two moments per parameter; for Muon, one for the matrices inside
     the blocks."""
     return 8 * parameters(config) - (4 * hidden_matrices(config).total() if optimizer == "muon" else 0)
 
@@ -147,7 +149,7 @@ def training_memory(
 
 
 def most(needed: Callable[[int], float], memory: float, limit: int) -> int:
-    """The greatest number, from 0 to `limit`, whose need is within the memory; needs never fall with the number."""
+    """The greatest number from 0 to `limit` whose memory fits. The memory must not fall with the number."""
     low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,12 +1,14 @@
-"""Training on many devices: the memory of one, and the bytes that it sends and receives in a step.
+"""Training on many devices: the memory of one device, and the bytes that it sends in a step.
 
-A mesh "8x4" has 8 groups of 4 devices. The groups are copies that train on different windows and sum their gradients
-(data parallel). Inside a group either each matrix is divided by heads and by the width of the feed-forward, and all
+A mesh "8x4" has 8 groups of 4 devices. The groups are replicas that train on different windows and sum their gradients
+(data parallel). Inside a group, either each matrix is divided by heads and by the width of the feed-forward, and all
 devices work on the same windows (tensor parallel, Shoeybi et al. 2019, Megatron-LM); or weights, gradients and
-optimizer state are divided, each device trains on windows of its own, and weights are gathered block by block when they
-are used (sharded data parallel, Rajbhandari et al. 2020, ZeRO stage 3; torch's FSDP). Nothing here runs on several.
+optimizer state are divided, each device trains on its own windows, and the weights of a block are gathered when it is
+computed (sharded data parallel, Rajbhandari et al. 2020, ZeRO stage 3; torch's FSDP). These are formulas: nothing here
+runs on several devices.
 
-Summing x bytes over n devices in a ring sends 2 (n - 1) / n x from each, gathering or scattering x half of it.
+An all-reduce of x bytes over n devices in a ring sends 2 (n - 1) / n x from each device; a gather or a scatter sends
+half of it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Inside = Literal["tensor", "shards"]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Groups of devices, the devices of a group, and how a group divides its work."""
+    """Groups of devices, the devices of a group, and the division of work inside a group."""
 
     groups: int
     devices: int
@@ -35,7 +37,7 @@ class Mesh:
 
     @classmethod
     def of(cls, text: str, inside: Inside) -> Mesh:
-        """The mesh of a text such as 8x4."""
+        """The mesh for a text such as 8x4."""
         found = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,6})", text.strip())
         if not found:
             raise UserError(f"mesh is {text!r}: write groups x devices of a group, such as 8x4")
@@ -43,11 +45,12 @@ class Mesh:
 
     @property
     def count(self) -> int:
+        """The number of devices."""
         return self.groups * self.devices
 
     @property
     def batches(self) -> int:
-        """Batches of different windows in a step."""
+        """The number of batches with different windows in a step."""
         return self.groups * (self.devices if self.inside == "shards" else 1)
 
 
@@ -62,9 +65,8 @@ class Traffic:
 
 
 def divided(config: DecoderConfig, devices: int) -> DecoderConfig:
-    """The decoder that one device of a tensor-parallel group computes: its share of the heads, of the feed-forward and
-    of the vocabulary. Key/value heads that are fewer than the devices are repeated. A UserError where sizes do not
-    divide."""
+    """The decoder of one device in a tensor-parallel group: its share of the heads, of the feed-forward and of the
+    vocabulary. Key/value heads are repeated if there are fewer than devices. A UserError if sizes do not divide."""
 
     def share(name: str, number: int) -> int:
         if number % devices:
@@ -102,8 +104,8 @@ def device_memory(
     precision: str = "bf16",
     **options: Any,
 ) -> TrainingMemory:
-    """The memory of training on one device, with `rows` windows for each group or, with shards, for each device;
-    options are those of `training_memory`."""
+    """The memory of training on one device, with `rows` windows per group or, if sharded, per device; options as in
+    `training_memory`."""
     if mesh.inside == "tensor":
         return training_memory(divided(config, mesh.devices), rows, length, loss, precision=precision, **options)
     whole = training_memory(config, rows, length, loss, precision=precision, **options)
@@ -124,13 +126,13 @@ def device_memory(
 
 
 def width(precision: str) -> int:
-    """Bytes of a number that is sent in this precision."""
+    """Bytes of a number sent in this precision."""
     return 4 if precision == "fp32" else 2
 
 
 def traffic(config: DecoderConfig, mesh: Mesh, rows: int, length: int, precision: str = "bf16") -> Traffic:
-    """The bytes that a device sends in one step: gradients are summed in fp32, all else is sent in the precision of the
-    products."""
+    """The bytes that a device sends in one step: gradients are summed in fp32, everything else is sent in the precision
+    of the products."""
     n, share, total = mesh.devices, (mesh.devices - 1) / mesh.devices, 4 * parameters(config)
     between = 2 * (mesh.groups - 1) / mesh.groups * total / n
     ring = f"2 ({mesh.groups} - 1) / {mesh.groups} x 4 bytes x parameters / {n}: sum of gradients"

@@ -44,7 +44,7 @@ def parameters(config: DecoderConfig) -> int:
 
 
 def active_parameters(config: DecoderConfig) -> int:
-    """The number of parameters that one token uses: all but those of the experts that it is not assigned to."""
+    """The number of parameters that one token uses: all parameters but those of the experts it is not assigned to."""
     return sum(count * (size(module) - idle(module)) for module, count in modules(config))
 
 
@@ -56,7 +56,7 @@ def idle(module: nn.Module) -> int:
 
 
 def biases(config: DecoderConfig) -> str:
-    """The layers that have a bias, such as `q, k, v, out, mlp, norms`, or none."""
+    """The layers with a bias, such as `q, k, v, out, mlp, norms`; or none."""
     trained = [name for module, _ in modules(config) for name, p in module.named_parameters() if p.requires_grad]
     names = [name.split(".") for name in trained]
     found = dict.fromkeys(owner(path) for *path, leaf in names if leaf.endswith("bias"))
@@ -73,8 +73,8 @@ def owner(path: list[str]) -> str:
 def cache_bytes_per_token(config: DecoderConfig, bytes_per_number: int = 2, length: float = 0) -> int:
     """The bytes that the cache needs for the next token of a row of `length` tokens.
 
-    With self attention, 2 * n_layers * n_kv_heads * d_head * bytes_per_number. A layer with a window needs none once
-    the row is as long as the window.
+    For self-attention, 2 * n_layers * n_kv_heads * d_head * bytes_per_number. A layer with a window needs none once the
+    row is as long as the window.
     """
     parts = (at(config.attention, layer) for layer in range(config.n_layers))
     growing = (part for part in parts if not 0 < part.window <= length)

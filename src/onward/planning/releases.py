@@ -17,8 +17,8 @@ from onward.planning.parameters import active_parameters, parameters
 
 
 def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
-    """The family and the decoder of a release, of a model's folder or GGUF file, or of a model on the hub; a UserError
-    for any other name, which suggests one of the releases or of the others."""
+    """The family and the decoder of a release, of a model's folder or GGUF file, or of a model on the hub. A UserError
+    for any other name suggests a release, or one of `others`."""
     path = Path(name)
     if name not in presets() and (path.exists() or len(path.parts) > 1):
         return open_source(locate(name, only="config")).family()
@@ -37,7 +37,7 @@ def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
 
 
 def lineage(name: str) -> list[str]:
-    """A release, its ancestor, and so on to the first; a folder has no ancestors."""
+    """A release, its ancestor, and so on to the first release. A folder has no ancestors."""
     chain = [name]
     while chain[-1] in presets() and presets()[chain[-1]].ancestor:
         chain.append(presets()[chain[-1]].ancestor)

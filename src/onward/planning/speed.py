@@ -1,7 +1,7 @@
-"""The speed of generation: tokens per second of a model, and what limits it.
+"""The speed of generation: tokens per second of a model, and its limits.
 
-A decoding step reads every weight and the keys and values of each row; the bytes that it reads over the bandwidth of
-the memory are the least time that it takes. A prompt is limited by arithmetic.
+A decoding step reads every weight, and the keys and values of each row: these bytes over the memory bandwidth are the
+least time it can take. A prompt is limited by arithmetic.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST = 1 << 26  # weights of a layer that calibrates, which no cache of a proces
 
 @dataclass(frozen=True)
 class Generation:
-    """New tokens of each prompt, and the seconds from the start of the call to each of them."""
+    """The seconds from the start of the call to each new token of each prompt."""
 
     tokens: list[list[int]]
     seconds: list[list[float]]
@@ -51,18 +51,20 @@ class Generation:
 
     @property
     def total(self) -> float:
+        """The seconds until the last token."""
         return max(times[-1] for times in self.seconds)
 
     @property
     def decode_speed(self) -> float:
-        """Tokens per second while all rows decode: from the last first token to the first last token."""
+        """Tokens per second while all rows decode: between the last row's first token and the first row's last
+        token."""
         end = min(times[-1] for times in self.seconds)
         return sum(self.first < time <= end for times in self.seconds for time in times) / (end - self.first)
 
 
 def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf")) -> Generation:
-    """Continue requests by an engine, all at once; after `limit` seconds they are cancelled once each has LEAST tokens
-    beside its first."""
+    """Run requests in an engine, all at once. After `limit` seconds they are canceled, as soon as each has LEAST tokens
+    after its first."""
     start, times = perf_counter(), {request: list[float]() for request in requests}
     for request in requests:
         engine.add(request)
@@ -82,7 +84,8 @@ def weights(model: nn.Module) -> list[Tensor]:
 
 
 def read_bytes(model: nn.Module, embed: nn.Module) -> int:
-    """The bytes of all weights but a table of embeddings, of which a step reads one row, unless it is the head too."""
+    """The bytes of the weights that a decoding step reads: all but the embedding, of which it reads one row, unless it
+    is also the head."""
     tables = {id(p) for p in embed.parameters()}
     shared = sum(id(p) in tables for _, p in model.named_parameters(remove_duplicate=False)) > len(tables)
     return sum(tensor.nbytes for tensor in weights(model) if shared or id(tensor) not in tables)
@@ -90,7 +93,7 @@ def read_bytes(model: nn.Module, embed: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the machine can do at most, as measured, in bytes and in floating-point operations per second."""
+    """The measured limits of the machine: bytes and floating-point operations per second."""
 
     bandwidth: float
     flops: Mapping[torch.dtype, float]
@@ -98,7 +101,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of a model in one precision with this many rows."""
+    """The speed of a model in one precision with one number of rows."""
 
     precision: Precision
     batch: int
@@ -114,8 +117,8 @@ class Speed:
 def measure(
     model: Decoder, precision: Precision, batch: int, *, prompt: int, new: int, seconds: float, limits: Limits
 ) -> Speed:
-    """Measure greedy generation for `batch` random prompts of the same length: the median of up to ROUNDS runs, which
-    end after about `seconds` seconds together, after one to warm up."""
+    """Measure greedy generation for `batch` random prompts of the same length: the median of up to ROUNDS runs of about
+    `seconds` seconds together, after one warm-up run."""
     config = model.config
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(config.vocab_size, (batch, prompt), generator=generator).tolist()
@@ -144,8 +147,11 @@ def measure(
 
 
 def step_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Seconds of a decoding step with few keys, in a dtype, int8 or int4: of the decoder itself or, where it is large,
-    of its linear layers, and for each layer and row what a decoder takes whose linear layers take nearly nothing."""
+    """Seconds of a decoding step with few keys, with weights in a dtype, int8 or int4.
+
+    A large decoder is not run itself: the time is that of its linear layers, plus the time per layer and row of a
+    decoder with tiny linear layers.
+    """
     if parameters(config) <= LARGEST:
         return rows / trial(config, precision, rows, device)
     tiny = DecoderConfig(vocab_size=256, d_model=64, n_layers=4, n_heads=4, context_length=128)
@@ -167,8 +173,8 @@ def trial(config: DecoderConfig, precision: str, rows: int, device: torch.device
 
 @torch.inference_mode()
 def linear_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Seconds that the linear layers of a decoder take in a decoding step: by one layer with as many weights as they
-    have together, or MOST."""
+    """Seconds of a decoder's linear layers in a decoding step, measured with one layer of as many weights in total, at
+    most MOST."""
     weights, inputs = weight_flops(config) / 2, -(-config.d_model // 32) * 32
     outputs = min(int(weights), MOST) // inputs // 32 * 32
     dtype = DTYPES.get(precision, torch.bfloat16)

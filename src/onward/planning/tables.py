@@ -21,8 +21,8 @@ COLUMNS = {  # names of a column in tables of others
 
 
 def read_table(path: Path) -> list[Run]:
-    """The runs in a table (.csv or .tsv) with the columns parameters, tokens (or flops, from which 6 N D follows) and
-    loss. Raises a UserError that names the line."""
+    """The runs in a table (.csv or .tsv) with the columns parameters, tokens (or flops, as 6 N D) and loss. A UserError
+    names the line."""
     if path.suffix not in (".csv", ".tsv"):
         raise UserError(f"{path} is neither a folder of runs nor a .csv or .tsv: name one of them")
     try:
@@ -39,6 +39,7 @@ def read_table(path: Path) -> list[Run]:
 
 
 def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> Run:
+    """A run from a row of a table."""
     if None in row:
         raise UserError(f"{where} has more cells than the first line names columns: write numbers without commas")
     numbers = {}
@@ -77,7 +78,7 @@ def operations(text: str, name: str) -> float:
 
 
 def number_with(text: str, units: Mapping[str, float], message: str) -> float:
-    """A positive number with one of some units; else a UserError with the message."""
+    """A positive number with one of some units; a UserError with the message for anything else."""
     found = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)", text.strip().lower())
     value = float(found[1]) * units.get(found[2], math.nan) if found else math.nan
     if not (math.isfinite(value) and value > 0):
