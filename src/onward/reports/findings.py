@@ -13,8 +13,8 @@ NAMES = {"where": "where", "how": "how it was measured", "why": "why it matters"
 
 
 def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the findings on a target, as tables, failures first: each with what was found, where, how it was measured,
-    why it matters, and how it is mended."""
+    """Write the doctor's findings on a target as tables, failures first: the finding, its location, the measurement,
+    why it matters, and the remedy."""
     failed = [row for row in rows if row["status"] == "failed"]
     others = {status: [row for row in rows if row["status"] == status] for status in STATUSES}
     parts = {
@@ -36,7 +36,7 @@ HEADER = "check", "what was found", "how it was measured"
 
 
 def article(row: Mapping[str, Any]) -> str:
-    """A failure."""
+    """One failure as an article."""
     facts = [(title, str(row[name])) for name, title in NAMES.items() if row[name]]
     return (
         f'<article><h2>{visible(row["check"])}</h2><p class="notice">{visible(row["what"])}</p>{table(facts)}</article>'

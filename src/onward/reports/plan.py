@@ -1,4 +1,4 @@
-"""The plan of a decoder, line by line: what it needs and how fast it will be, each with the formula that says so."""
+"""The plan of a decoder, line by line: each requirement and each speed with its formula."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Planned:
-    """What is planned: a decoder, how it is used, and on what."""
+    """The input of a plan: a decoder, its use, and the machine."""
 
     config: DecoderConfig
     machine: Machine
@@ -77,12 +77,13 @@ class Planned:
 
     @cached_property
     def trained(self) -> DecoderConfig:
-        """The decoder in training: off a CPU, kernels drop attention weights without keeping them."""
+        """The decoder in training. Except on a CPU, kernels apply dropout to attention weights without keeping the
+        weights."""
         return self.config if self.machine.is_cpu else replace(self.config, dropout=0.0)
 
     @property
     def step_options(self) -> dict[str, Any]:
-        """How a step of training is made, for the functions of its memory."""
+        """The options of a training step, for the functions of its memory."""
         options = {"precision": self.precision, "optimizer": self.optimizer, "recompute": self.recompute}
         return {**options, "holes": self.holes}
 
@@ -156,7 +157,7 @@ class Planned:
         return f", and {HOLES:.0%} of holes in a CPU's memory" if self.holes else ""
 
     def fit(self, line: partial[Line], peak: int, by: str) -> Iterator[Line]:
-        """The peak, and what it is beside the memory of the machine."""
+        """The peak, and its share of the machine's memory."""
         yield line("peak", peak, by)
         left = self.machine.memory - peak
         what = "left" if left >= 0 else "does not fit, too much by"
@@ -239,8 +240,8 @@ class Planned:
 
 
 def unread(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """The bytes of weights that a decoding step of one row does not read: a table of embeddings, unless it is the head
-    too, and experts that the token is not assigned to."""
+    """The bytes of weights that a decoding step of one row does not read: the embedding, unless it is also the head,
+    and the experts that the token is not assigned to."""
     table = 0 if config.tied else config.vocab_size * config.d_embed
     return (table + parameters(config) - active_parameters(config)) * dtype.itemsize
 

@@ -1,4 +1,4 @@
-"""One block of a decoder, told step by step for one token.
+"""One block of a decoder, explained step by step for one token.
 
 Shapes: H heads, K key/value heads, E width of a query, F width of a value.
 """

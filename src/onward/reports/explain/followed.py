@@ -1,4 +1,4 @@
-"""The token that `onward explain` follows: its activations, and panels that show them.
+"""The token that `onward explain` follows: its activations, and panels for them.
 
 Shapes: T tokens, H heads, E d_head. Every number is a traced activation.
 """
@@ -29,7 +29,8 @@ OF_ALL_BLOCKS = ("in", "attn.weights", "attn.out", "mlp.out", "out")
 
 
 class Followed:
-    """The token at `position` of a text, with the activations of the whole model and all those of block `layer`."""
+    """The token at `position` of a text, with the main activations of the model and all activations of block
+    `layer`."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, tokens: Sequence[int], position: int, layer: int) -> None:
         self.model, self.config, self.tokenizer = model, model.config, tokenizer
@@ -56,7 +57,7 @@ class Followed:
         return self.t[f"blocks.{layer}.attn.weights"][0, :, self.p, : self.p + 1].float().cpu()
 
     def guess(self, layer: int) -> str:
-        """What the residual stream after a block would predict."""
+        """The prediction from the residual stream after a block, by the logit lens."""
         with torch.inference_mode():
             x = self.t[f"blocks.{layer}.out"][:, self.p : self.p + 1]
             p = self.model.logits(self.model.norm(x))[0, 0].float().softmax(-1)
@@ -64,7 +65,7 @@ class Followed:
         return f"If the model ended here, it would say “{name}” with {p.max():.1%}.".replace("%", " %")
 
     def norm(self, part: Norm, title: str, before: str, after: str, wide: str) -> Step:
-        """A norm, of which the activations `before` and `after` are known."""
+        """The step of a norm, between the activations `before` and `after`."""
         y, scale, module = self.at(after), f"{after}.scale", self.model.get_submodule(after)
         divided = formula(part)
         weighted = ", then multiplied by learned weights" * any(True for _ in module.parameters())
@@ -80,7 +81,7 @@ class Followed:
         )
 
     def of_heads(self, title: str, x: Tensor, scale: Scale | None = None, reading: str = "") -> Panel:
-        """Numbers of each head and each token up to the followed one (H, p + 1), of the last KEYS tokens."""
+        """A table of numbers for each head and each of the last KEYS tokens up to the followed one, from (H, p + 1)."""
         shown = slice(max(0, self.p + 1 - KEYS), self.p + 1)
         rows = [f"head {h}" for h in range(min(len(x), 2 * HEADS))]
         values = x[: len(rows), shown].numpy()

@@ -23,8 +23,8 @@ TOKENS = 12  # largest number of tokens whose ids are shown
 
 
 def explain(model: Decoder, tokenizer: Tokenizer, text: str, position: int = -1, layer: int = 0) -> Story:
-    """The way of the token at `position` of a text (from the end where negative) through a model, with block `layer`
-    (from 0) in detail. A UserError for an empty or too long text, and for a position or a layer that does not exist."""
+    """Follow the token at `position` of a text (negative: from the end) through a model, with block `layer` (from 0) in
+    detail. A UserError for an empty or too long text, and for a position or a layer that does not exist."""
     tokens = tokenizer.begin(tokenizer.encode(text))
     as_row(model, tokens)  # neither empty nor too long
     token = Followed(model, tokenizer, tokens, check_position(position, tokens), check_layer(layer, model))
@@ -40,7 +40,7 @@ def steps(token: Followed) -> Iterator[Step]:
 
 
 def beginning(token: Followed) -> Iterator[Step]:
-    """From text to the first vector."""
+    """The steps from the text to the first vector."""
     c, first = token.config, max(0, token.p - TOKENS + 1)
     shown = range(first, min(len(token.tokens), first + TOKENS))
     mark = np.array([[float(i == token.p) for i in shown]] * 2)
@@ -97,7 +97,7 @@ def beginning(token: Followed) -> Iterator[Step]:
 
 
 def end(token: Followed) -> Iterator[Step]:
-    """From the last vector to the next token."""
+    """The steps from the last vector to the next token."""
     c, count, text = token.config, len(token.tokens), "".join(token.pieces[: token.p + 1]).replace("·", " ")
     if "norm" in token.t:
         last = c.n_layers - 1
@@ -153,5 +153,5 @@ def end(token: Followed) -> Iterator[Step]:
 
 
 def sum_of(a: Tensor, b: Tensor) -> str:
-    """A sum with its result."""
+    """A sum and its result, as text."""
     return f"{a:.3f} {'+' if b >= 0 else '−'} {abs(b):.3f} = {a + b:.3f}"

@@ -1,4 +1,4 @@
-"""Stories: steps with texts, formulas and pictures, for a terminal or as a page to step through."""
+"""Stories: steps with text, formulas and pictures, for a terminal or as an interactive page."""
 
 import html
 import json
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Story:
-    """The way of one token through a decoder."""
+    """The steps of one token through a decoder."""
 
     title: str
     steps: Sequence[Step]
@@ -45,7 +45,7 @@ class Story:
         return "\n".join(lines)
 
     def html(self, theme: Theme = "auto") -> str:
-        """A page that needs no other file, to step through."""
+        """A self-contained page to step through."""
         articles = []
         for number, step in enumerate(self.steps, 1):
             picture = Picture(step.title, "", step.panels).svg(alone=False) if step.panels else ""

@@ -1,4 +1,4 @@
-"""What `onward inspect features` draws: the features of a sparse autoencoder, with their texts and effects.
+"""The picture of `onward inspect features`: the features of a sparse autoencoder, with their texts and effects.
 
 Shapes: N texts, T tokens.
 """
@@ -28,8 +28,8 @@ BETWEEN = " ¦ "  # texts
 def features(
     model: Decoder, tokenizer: Tokenizer, autoencoder: SparseAutoencoder, name: str, texts: Sequence[Sequence[int]]
 ) -> Picture:
-    """The strongest features of the activation `name` over texts of token ids (N, T): where each is active, and how it
-    changes the prediction."""
+    """The strongest features of the activation `name` over texts of token ids (N, T): the tokens at which each is
+    active, and its effect on the prediction."""
     found = units(model, texts, name, top=TEXTS, encode=autoencoder.encode)
     chosen = [feature for feature in found.most_active(SHOWN) if found.share[feature] > 0]
     pieces = lambda ids: [readable(tokenizer.piece(i), MARKS) for i in ids]
@@ -62,8 +62,7 @@ def features(
 
 
 def panel(title: str, texts: Sequence[Sequence[tuple[str, float]]], peak: float) -> Panel:
-    """Texts as tokens with the values of one feature, by which they are shaded; in a terminal the strong ones are in
-    brackets."""
+    """Texts as tokens, shaded by the value of one feature; in a terminal, strong tokens are in brackets."""
     shown = [pair for text in texts for pair in ((BETWEEN, 0.0), *text)][1:]
     values = np.array([value for _, value in shown])
     made = words(title, [piece for piece, _ in shown], values, [f"{v:.2f}" for v in values], Scale(peak))

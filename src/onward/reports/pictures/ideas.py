@@ -1,4 +1,4 @@
-"""Pictures of ideas: masks, windows, positions, samplers and the cache. Each is computed by the code that a model runs.
+"""Pictures of ideas: masks, windows, positions, samplers and the cache. The numbers come from the code of the model.
 
 Shapes: T tokens, S slots of the cache, H heads.
 """
@@ -39,7 +39,7 @@ DIAL = 132.0  # pixels of a dial
 
 
 def mask() -> Picture:
-    """Who sees whom: causal, bidirectional, and packed documents."""
+    """Causal, bidirectional and packed-document masks."""
     order = torch.arange(len(WORDS))[None]
     packed = torch.tensor([[0, 1, 2, 0, 1, 2]])
     everywhere = torch.full_like(order, len(WORDS) - 1)  # queries after all keys see every key
@@ -65,7 +65,7 @@ def mask() -> Picture:
 
 
 def window() -> Picture:
-    """Sliding windows, and how far a token reaches through several layers of them."""
+    """Sliding windows, and the reach of a token through several layers of them."""
     count, width = 12, 4
     order = torch.arange(count)[None]
     seen = AttentionMask(order, order, width).visible()[0].float()

@@ -15,7 +15,7 @@ POINTS = 60
 
 
 def optimum_picture(flops: float) -> Picture:
-    """What the published laws call best, from a hundredth to a hundred times an amount of operations."""
+    """The best model by the published laws, from a hundredth to a hundred times a number of operations."""
     budgets = np.logspace(np.log10(flops) - 2, np.log10(flops) + 2, POINTS)
     best = {law.name: np.array([law.optimum(c) for c in budgets]) for law in LAWS}
     powers, mark = np.log10(budgets), {"here": float(np.log10(flops))}
@@ -49,7 +49,7 @@ def profiles(law: Loss, flops: float) -> Panel:
 
 
 def isoflops(law: Loss, runs: Sequence[Run], found: Sequence[Parabola]) -> Panel:
-    """The loss by size for each budget with several sizes, by the law and as the runs have it."""
+    """The loss by size for each budget with several sizes: the law, and the runs."""
     sizes = np.log10([run.parameters for run in runs])
     x = np.linspace(sizes.min() - 0.1, sizes.max() + 0.1, POINTS)
     series = {f"{one.flops:.1e} FLOPs": [law.loss(n, one.flops / 6 / n) for n in 10**x] for one in found}
@@ -58,8 +58,8 @@ def isoflops(law: Loss, runs: Sequence[Run], found: Sequence[Parabola]) -> Panel
 
 
 def fit_picture(fit: LossFit, runs: Sequence[Run], found: Sequence[Parabola], frontier: Frontier | None) -> Picture:
-    """A fitted law: the frontier with the runs above it, its IsoFLOP curves, the best N and D, and what the fit misses
-    of each run. A law that its runs do not determine has no best N and D."""
+    """A fitted law: the frontier with the runs above it, its IsoFLOP curves, the best N and D, and the residual of each
+    run. The best N and D are left out if the runs do not determine the law."""
     low, high = min(run.flops for run in runs), max(run.flops for run in runs)
     made, x_name = np.log10([run.flops for run in runs]), "FLOPs, as a power of ten"
     panels = [isoflops(fit.law, runs, found)] if found else []

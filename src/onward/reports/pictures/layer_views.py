@@ -25,7 +25,8 @@ SHOWN_ROLES = "previous", "induction", "duplicate", "first"
 
 
 def attention(reading: Reading, *, layer: int | None = None, head: int | None = None) -> Picture:
-    """The attention maps of all heads of a layer, or of one head; by default of the layer with the most to see."""
+    """The attention maps of all heads of a layer, or of one head. The layer defaults to the one with the most selective
+    heads."""
     maps = attention_maps(reading.model, reading.tokens)
     layer = most_selective(maps) if layer is None else check_layer(layer, reading.model)
     weights = maps[layer].float().cpu().numpy()

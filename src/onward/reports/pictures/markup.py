@@ -1,4 +1,4 @@
-"""Text as HTML: escaped, with control characters made visible, as tables that unfold, and in the templates of pages."""
+"""Text as HTML: escaping, tables, and templates of pages."""
 
 import base64
 import html
@@ -16,23 +16,23 @@ ROWS = 200  # largest number of rows of a table
 
 
 def readable(text: str, marks: Mapping[str, str]) -> str:
-    """Text with `marks` for some characters. Control characters and stray surrogates are written as escapes."""
+    """Replace some characters by `marks`, and control characters and unpaired surrogates by escapes."""
     hidden = lambda c: unicodedata.category(c) in ("Cc", "Cs")
     return "".join(marks.get(c) or (c.encode("unicode_escape").decode() if hidden(c) else c) for c in text)
 
 
 def visible(text: str, marks: Mapping[str, str] = KEPT) -> str:
-    """Text as `readable` returns it, escaped for HTML."""
+    """Text from `readable`, escaped for HTML."""
     return html.escape(readable(text, marks))
 
 
 def embedded(value: Any) -> str:
-    """JSON for a script element. No text inside it can end the element."""
+    """JSON for a script element. No text inside it can close the element."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """The first rows as a table; the first cell of each row is its name."""
+    """Rows as an HTML table, at most the first few; the first cell of each row is its name."""
     head = "".join(f"<th>{visible(cell)}</th>" for cell in header)
     body = "".join(
         f"<tr><th>{visible(name)}</th>{''.join(f'<td>{visible(cell)}</td>' for cell in cells)}</tr>"
@@ -42,13 +42,13 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
 
 
 def details(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """A table that unfolds; "" without rows."""
+    """A collapsible table; "" without rows."""
     return f"<details><summary>{visible(title)}</summary>{table(rows, header)}</details>" if rows else ""
 
 
 def boxed(svg: str, title: str) -> str:
-    """A whole SVG as an image that scrolls in its own box and follows the colors of the system, for the page of
-    another program: as an image, its styles stay its own."""
+    """An SVG as an image in a scrolling box, for the page of another program. An image keeps its own styles and follows
+    the system's colors."""
     data = base64.b64encode(svg.encode()).decode()
     image = f'<img src="data:image/svg+xml;base64,{data}" alt="{visible(title)}" style="max-width:none">'
     return f'<div style="overflow-x:auto">{image}</div>'
@@ -60,13 +60,13 @@ def resource(name: str) -> str:
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
-    """A template with each `<!--name-->` replaced by the part of that name; what is between `<!--if name-->` and
-    `<!--end-->` is left out where the part is empty."""
+    """Fill a template: each `<!--name-->` becomes the part with that name; text between `<!--if name-->` and
+    `<!--end-->` is removed if the part is empty."""
     kept = re.sub(r"<!--if (\w+)-->(.*?)<!--end-->", lambda m: m[2] if parts[m[1]] else "", template, flags=re.S)
     return re.sub(r"<!--(\w+)-->", lambda m: parts[m[1]], kept)
 
 
 def page_of(body: str, parts: Mapping[str, str]) -> str:
-    """A page that needs no other file; `body` is the template of what differs between pages. Each has the parts
-    title and style, and may have data (JSON) and a script."""
+    """A self-contained page from a template of its `body`. The parts include title and style, and may include data
+    (JSON) and a script."""
     return filled(resource("page.html"), {"data": "null", "script": "", **parts, "body": filled(resource(body), parts)})

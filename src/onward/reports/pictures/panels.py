@@ -36,11 +36,11 @@ def cells(
     longest: int = DEEP,
     reading: str = "",
 ) -> Panel:
-    """The cells of a matrix (R, C), shaded by their values; NaN is left blank.
+    """The cells of a matrix (R, C), shaded by value; NaN stays blank.
 
-    `rows` and `columns` are labels, of which as many are shown as are readable; `room` is the width of all cells in
-    pixels; `texts` (R, C) are written into the cells, the `longest` first characters of each; `reading` is said of the
-    cell under the pointer, such as "{row} attends to {column}: {value}".
+    `rows` and `columns` are labels; as many are drawn as are legible. `room` is the width of all cells in pixels.
+    `texts` (R, C) are written into the cells, at most `longest` characters each. `reading` is the sentence for the cell
+    under the pointer, such as "{row} attends to {column}: {value}".
     """
     values = np.asarray(values, float)
     scale = scale or Scale(float(np.nanmax(np.abs(values), initial=0)), bool((values < 0).any()), unit="value")
@@ -108,9 +108,9 @@ def floor(values: np.ndarray) -> str:
 
 
 def shade(style: str, strength: np.ndarray, across: float, down: float) -> str:
-    """Cells (R, C) in the color of a style, each as strong as its value from 0 to 255.
+    """Cells (R, C) in the color of a style, with an opacity from 0 to 255.
 
-    An image is the mask of a colored area, so that the color can follow the theme and 256 x 256 cells stay small.
+    The image is the mask of a colored area: the color can follow the theme, and 256 x 256 cells stay small.
     """
     rows, columns = strength.shape
     image = gray_png(strength)
@@ -163,7 +163,7 @@ def cell_lines(
 
 
 def pooled(values: np.ndarray, every: int) -> np.ndarray:
-    """The value farthest from 0 of each square of `every` x `every` cells; NaN only where all are."""
+    """The value farthest from 0 in each square of `every` x `every` cells; NaN only if all are NaN."""
     rows, columns = (-size % every for size in values.shape)
     padded_values = np.pad(values, ((0, rows), (0, columns)), constant_values=np.nan)
     squares = padded_values.reshape(-(-len(values) // every), every, -1, every).swapaxes(1, 2)
@@ -184,8 +184,10 @@ def curves(
     dots: Sequence[tuple[float, float]] = (),
     size: tuple[float, float] = (420, 250),
 ) -> Panel:
-    """Curves over the same x, with a logarithmic vertical axis where `log`, and named vertical lines at `marks`.
-    `ranges` are the least and the greatest values around a curve, drawn as a band; `dots` are single points (x, y)."""
+    """Curves over the same x, with a logarithmic vertical axis if `log`, and named vertical lines at `marks`.
+
+    `ranges` are the least and greatest values around a curve, drawn as a band; `dots` are single points (x, y).
+    """
     width, height = size
     domain = np.array([[min(x), max(x)]] * 3, float)
     frame = Frame(width, height, 48, width - 8, 34, height - 40, domain)
@@ -250,15 +252,15 @@ def band(curve: Series, ends: Sequence[np.ndarray], places: np.ndarray, y: Heigh
 
 
 def curve_line(heights: np.ndarray, frame: Frame) -> str:
-    """A curve, by its heights in pixels, as one line of blocks."""
+    """A curve as one line of block characters, by its heights in pixels."""
     parts = np.array_split(heights, min(COLUMNS, len(heights)))
     share = (frame.bottom - np.array([part.mean() for part in parts])) / (frame.bottom - frame.top)
     return "".join(BLOCKS[int(s * 7.999)] for s in np.clip(np.nan_to_num(share), 0, 1))
 
 
 def bars(title: str, values: Mapping[str, float], *, unit: str = "", marked: str = "", top: float = 0) -> Panel:
-    """A bar for each named value from 0 on, the `marked` one in the second color; `top` is the value of the longest
-    bar, by default the largest."""
+    """A bar for each named value of 0 or more, the `marked` one in the second color. `top` is the value of a full bar,
+    by default the largest."""
     top = top or max((abs(value) for value in values.values()), default=0) or 1.0
     names = [fitted(name, 18) for name in values]
     left = LABEL * max(map(cell_len, names), default=0) + 10
@@ -288,8 +290,8 @@ def words(
     below: Sequence[str] = (),
     width: float = 760,
 ) -> Panel:
-    """The tokens of a text one after the other, shaded by their values, with short texts `below` them. `notes` are
-    shown where one points, and in a terminal beside each token."""
+    """The tokens of a text in a row, shaded by value, with short texts `below` them. `notes` appear under the pointer
+    and, in a terminal, beside each token."""
     scale, parts, x, y = replace(scale, faint=True).over(values), [], 0.0, 0.0
     down = 38 if any(below) else 23
     for piece, note, under, strength in zip(pieces, notes, below or [""] * len(pieces), scale.strength(values)):
@@ -312,7 +314,7 @@ def words(
 
 
 def unique(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
-    """Values by name; names that occur again are numbered."""
+    """Values by name; repeated names are numbered."""
     found: dict[str, float] = {}
     for name, value in zip(names, values):
         count = sum(one == name or one.startswith(f"{name} (") for one in found)
@@ -326,7 +328,7 @@ def number(value: float, unit: str) -> str:
 
 
 def finite(values: np.ndarray) -> list[Any]:
-    """Numbers in five significant digits as lists; what is not finite is None."""
+    """Numbers with five significant digits, as lists; None for values that are not finite."""
     if values.ndim > 1:
         return [finite(row) for row in values]
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]

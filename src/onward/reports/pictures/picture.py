@@ -1,4 +1,4 @@
-"""A picture: panels under a title and over a caption, as SVG, PNG, HTML or JSON, or as text for a terminal."""
+"""A picture: panels with a title and a caption, as SVG, PNG, HTML, JSON, or text for a terminal."""
 
 import json
 import math
@@ -61,7 +61,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels from left to right, in rows, under a title and over a caption that explains them."""
+    """Panels in rows, under a title and over a caption that explains them."""
 
     title: str
     caption: str
@@ -69,11 +69,11 @@ class Picture:
 
     @property
     def legends(self) -> list[Scale]:
-        """The different scales of the panels that say what their values are."""
+        """The distinct scales of the panels that have a legend."""
         return legends(panel.scale for panel in self.panels)
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
-        """Write the picture in the format that the file's ending names; a UserError for any other ending."""
+        """Write the picture in the format of the file's ending; a UserError for any other ending."""
         match format_of(path):
             case ".svg":
                 content: bytes = self.svg(theme).encode()
@@ -92,7 +92,7 @@ class Picture:
         return {"title": self.title, "caption": self.caption, "panels": panels}
 
     def svg(self, theme: Theme = "auto", alone: bool = True) -> str:
-        """The picture as SVG; `alone` with its title, its caption and its colors, else for a page that has them."""
+        """The picture as SVG: with `alone`, including title, caption and colors; else for a page that provides them."""
         rows = [*in_rows(self.panels, [panel.width for panel in self.panels], WIDEST - 2 * MARGIN, GAP)]
         widths = [sum(panel.width + GAP for panel in row) - GAP for row in rows]
         drawn = [scale.legend() for scale in self.legends]
@@ -130,7 +130,7 @@ class Picture:
         )
 
     def html(self, theme: Theme = "auto") -> str:
-        """The picture as a page that needs no other file; its values are shown where one points."""
+        """The picture as a self-contained page; values are shown under the pointer."""
         return page_of(
             "pictures/picture.html",
             {
@@ -170,7 +170,7 @@ class Picture:
 
 
 def legend_of(scale: Scale) -> str:
-    """The legend of a scale as an SVG for a page that has the colors."""
+    """The legend of a scale as SVG, for a page that provides the colors."""
     svg, width, height = scale.legend()
     size = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px;max-width:{width:.0f}px"'
     return f'<svg {size} class="picture" role="img" aria-label="{visible(scale.words)}">{svg}</svg>'
@@ -184,8 +184,11 @@ def format_of(path: Path) -> str:
 
 
 def pointed(panel: Panel) -> dict[str, Any]:
-    """What a page needs of a panel to say what is under the pointer. The values of a large one, unless they have signs
-    or are beyond its scale, are read from its image: to a 255th of the scale, and 0 where there are none."""
+    """The data with which a page describes the cell under the pointer.
+
+    The values of a large panel are read from its image, to a 255th of the scale and 0 without a value, unless they are
+    signed or exceed the scale.
+    """
     data, scale = {"title": panel.title, **panel.data}, panel.scale
     size = len(data.get("values", ())) * len(data.get("columns", ()))
     if scale is None or scale.signed or scale.clipped or size <= MOST_VALUES:
@@ -199,8 +202,8 @@ def pointed(panel: Panel) -> dict[str, Any]:
 
 
 def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: float) -> Iterator[list[Any]]:
-    """The items in rows that are at most so wide with a gap between items; a wider item has a row of its own. Items of
-    one width are spread evenly over the rows."""
+    """Items in rows of at most this width, with a gap between items. A wider item gets a row of its own. Items of equal
+    width are spread evenly over the rows."""
     if len({*widths}) == 1:
         rows = math.ceil(len(items) / max(1, (most + gap) // (widths[0] + gap)))
         most = min(most, math.ceil(len(items) / rows) * (widths[0] + gap))
@@ -255,7 +258,7 @@ def gray_png(gray: np.ndarray) -> bytes:
 
 
 def fitted(label: str, most: int) -> str:
-    """A label on one line, in at most so many columns of a terminal, its end cut off where it is longer."""
+    """A label on one line of at most this many terminal columns; a longer one is cut."""
     label = readable(label, LINE_MARKS)
     return label if cell_len(label) <= most else set_cell_size(label, most - 1) + "…"
 

@@ -1,6 +1,6 @@
-"""Plots as SVG that a script on the page redraws: against steps, seconds or tokens, with linear or logarithmic axis.
+"""Plots as SVG that a script can redraw: against steps, seconds or tokens, with a linear or logarithmic axis.
 
-The script, report.js, moves points sideways only; heights, ticks and everything else are computed here.
+The script, report.js, only moves points horizontally; heights, ticks and everything else are computed here.
 """
 
 import math
@@ -39,7 +39,7 @@ SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800,
 
 @dataclass(frozen=True)
 class Frame:
-    """The plotted area within a picture, in pixels, and the first and the last place on each of AXES, (3, 2)."""
+    """The plotted area inside a picture, in pixels, and the first and last coordinate on each of AXES, (3, 2)."""
 
     width: float
     height: float
@@ -50,14 +50,14 @@ class Frame:
     domain: np.ndarray
 
     def x(self, places: np.ndarray) -> np.ndarray:
-        """The x in pixels (N,) of places (3, N), on the axis of the static picture: linear in the steps."""
+        """The x in pixels (N,) of coordinates (3, N), on the axis of the static picture: linear in the steps."""
         first, last = self.domain[0]
         return self.left + (places[0] - first) / max(last - first, 1e-9) * (self.right - self.left)
 
 
 @dataclass(frozen=True)
 class Heights:
-    """A vertical axis, which maps values to pixels. Values beyond `low` and `high` are drawn at the edge."""
+    """A vertical axis: maps values to pixels. Values beyond `low` and `high` are drawn at the edge."""
 
     frame: Frame
     low: float
@@ -95,7 +95,8 @@ class Series:
     opacity: float = 1.0
 
     def path(self, frame: Frame) -> str:
-        """The SVG path. Its x coordinates follow M, L and H in the order of the points; an area ends at the first."""
+        """The SVG path. Its x coordinates follow M, L and H in the order of the points; an area returns to the first
+        point."""
         points = list(zip(frame.x(self.places), self.heights))
         match self.shape:
             case "line" | "area":
@@ -142,7 +143,7 @@ def plot(
 
 
 def rounded(values: np.ndarray) -> Any:
-    """The values in five significant digits, whole numbers exactly, as lists."""
+    """The values with five significant digits, whole numbers exactly, as lists."""
     if values.ndim > 1:
         return [rounded(row) for row in values]
     return [int(v) if v == int(v) else float(f"{v:.5g}") for v in values.tolist()]

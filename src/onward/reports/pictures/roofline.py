@@ -1,4 +1,4 @@
-"""A roofline: the speed that memory and arithmetic allow, by the operations per byte read, and what was reached.
+"""A roofline: the speed that memory and arithmetic allow, by operations per byte read, and the measured speed.
 
 Williams et al. 2009, "Roofline: an insightful visual performance model".
 """

@@ -1,4 +1,4 @@
-"""Scales of colors: how strong a value is drawn, and the legend that says so."""
+"""Color scales: the opacity of values, and a legend for it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ class Legend(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """How values are shaded: 0 not at all, `top` fully, values below 0 in the second color down to -top."""
+    """A color scale: 0 is transparent, `top` opaque; negative values use the second color, down to -top."""
 
     top: float
     signed: bool = False
@@ -42,7 +42,7 @@ class Scale:
         return FAINT if self.faint else 1.0
 
     def over(self, values: np.ndarray) -> "Scale":
-        """The scale of these values, which knows whether some are beyond its top."""
+        """The scale for these values; it records whether some exceed its top."""
         beyond = bool(np.nanmax(np.abs(values), initial=0) > 1.001 * self.top)
         return replace(self, clipped=self.clipped or beyond)
 
@@ -52,23 +52,23 @@ class Scale:
         return (np.sqrt(share) if self.root else share) * self.full
 
     def levels(self, values: np.ndarray) -> np.ndarray:
-        """The place in SHADES, from 0 to 4, of values; NaN counts as 0."""
+        """The index in SHADES, from 0 to 4, of values; NaN counts as 0."""
         return np.ceil(4 * self.strength(values) / self.full - 1e-9).astype(int)
 
     def ticks(self) -> list[float]:
-        """The values with no color, a quarter, a half, three quarters and all of it; signed: from all to all."""
+        """The values at 0, a quarter, a half, three quarters and all of the scale; if signed, from -top to top."""
         if self.signed:
             return [self.top * tick for tick in (-1, -0.5, 0, 0.5, 1)]
         return [self.top * (share**2 if self.root else share) for share in (0, 0.25, 0.5, 0.75, 1)]
 
     @property
     def words(self) -> str:
-        """What the values are, that the scale is not linear, and where the color ends."""
+        """A description of the scale: its unit, whether it is not linear, and where it ends."""
         ends = f"full color also beyond {'±' * self.signed}{brief(self.top)}" if self.clipped else ""
         return ", ".join(filter(None, (self.unit, "square-root scale" * self.root, ends)))
 
     def legend(self) -> Legend:
-        """A bar of evenly growing color with the values at its quarters, or a cell for each of `keys`."""
+        """A color bar with values at its quarters, or a cell for each of `keys`."""
         if self.keys:
             return self.legend_of_keys()
         shares = np.linspace(-1 if self.signed else 0, 1, STEPS) * self.full
@@ -101,7 +101,7 @@ class Scale:
         return Legend(rows, 22 + CHARACTER * max(map(cell_len, meanings)), LINE * len(meanings) + 5)
 
     def text(self) -> list[str]:
-        """The legend as lines for a terminal: the values up to which each character reaches."""
+        """The legend as lines for a terminal: the largest value of each character."""
         if self.keys:
             values, meanings = zip(*self.keys)
             return ["   ".join(f"{SHADES[i]} {meaning}" for i, meaning in zip(self.levels(np.array(values)), meanings))]
@@ -112,7 +112,7 @@ class Scale:
 
 
 def legends(scales: Iterable[Scale | None]) -> list[Scale]:
-    """The different scales among those that have a legend; one is clipped where any of its panels is."""
+    """The distinct scales that have a legend; a scale is clipped if any of its panels is."""
     found: dict[Scale, bool] = {}
     for scale in scales:
         if scale and (scale.unit or scale.keys):

@@ -18,7 +18,7 @@ ROW, LEFT, BAR = 15, 58, 80  # pixels of a panel: height of a row, width of its 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One distribution unchanged, and as each strategy changes it."""
+    """A distribution, unchanged and under each sampling strategy."""
 
     tokens: list[str]  # the most probable first; the last is "others" where there are more
     probabilities: dict[str, list[float]]  # strategy -> the probability of each token
@@ -60,8 +60,8 @@ class Comparison:
 def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Comparison:
     """The distribution of logits (V,) under each strategy, for the `most` most probable tokens.
 
-    `name` gives the text of a token id. For the penalties, the second most probable token, the third and the second
-    again count as generated before.
+    `name` returns the text of a token id. For the penalties, the second, the third and again the second most probable
+    token count as already generated.
     """
     ids = logits.argsort(descending=True, stable=True)[:most].tolist()
     first, second, third, fourth = ids[:4]

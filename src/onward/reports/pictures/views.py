@@ -26,7 +26,7 @@ ENDING = 5  # tokens of a text that a title quotes
 
 
 def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
-    """The likeliest next tokens, and the effect of each step of sampling."""
+    """The likeliest next tokens, and the effect of each step of sampling on them."""
     found = sampling_steps(reading.model, reading.tokens, sampling)
     names = [f"{piece}" for piece in reading.pieces(found.candidates)]
     rest = reading.model.config.vocab_size > len(names)
@@ -48,14 +48,14 @@ def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
 
 
 def applied(sampling: Sampling, step: str) -> str:
-    """The options of a step of sampling that change anything, with the values of those that are numbers."""
+    """The options of a sampling step that have an effect, with their values if they are numbers."""
     values = {name: getattr(sampling, name) for name in STEPS[step]}
     changed = {name: value for name, value in values.items() if value != getattr(UNCHANGED, name)}
     return ", ".join(f"{name} {v:g}" if isinstance(v, int | float) else name for name, v in changed.items())
 
 
 def lens(reading: Reading, *, tuned: TunedLens | None = None) -> Picture:
-    """The next token that each layer would predict at each position; `tuned` translates the residual streams first."""
+    """The next token predicted by each layer at each position. `tuned` translates the residual streams first."""
     found = logit_lens(reading.model, reading.tokens, top=1, tuned=tuned)
     order = range(len(found.names) - 1, -1, -1)
     names = [f"block {layer - 1}" if layer else "embedding" for layer in order]
@@ -115,10 +115,10 @@ def tokens(reading: Reading) -> Picture:
 
 
 def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str = "") -> Picture:
-    """The activations of the text that restore its answer when they are put into the run of the corrupted text.
+    """The effect of each activation of the text when it replaces that of the corrupted text.
 
-    `corrupted` has as many tokens; `right` is the next token after the text and `wrong` the one after the corrupted
-    text, by default the likeliest.
+    `corrupted` has as many tokens. `right` is the next token after the text, `wrong` the one after the corrupted text;
+    by default the likeliest.
     """
     if not corrupted:
         raise UserError('patch compares two texts: give the other one with --corrupted "..."')

@@ -1,4 +1,4 @@
-"""The model card: README.md of a model on the hub, made of what is on record in the folder of a model or a run."""
+"""The model card, README.md on the hub, from the records in the folder of a model or a run."""
 
 import html
 import re
@@ -28,10 +28,10 @@ LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 def model_card(folder: Path, license: str, name: str = "") -> str:
-    """The card of the model in a folder, as Markdown with the table of properties that the hub reads.
+    """The card of the model in a folder: Markdown with the table of properties that the hub reads.
 
-    `name` is its name on the hub, by default that of the folder. What is not on record is left out. A UserError if the
-    folder holds no whole model, or if `license` is no identifier: nothing stands in a card that nobody has said.
+    `name` is its name on the hub, by default the name of the folder. Properties without a record are left out. A
+    UserError if the folder holds no whole model, or if `license` is not an identifier.
     """
     if not LICENSE.fullmatch(license):
         given = f"license is {license!r}" if license else "the model needs a license"
@@ -93,7 +93,7 @@ def described(record: Record, model: Decoder, tokenizer: Tokenizer | None) -> It
 
 
 def usage(name: str, model_type: str, model: Decoder, tokenizer: Tokenizer | None) -> str:
-    """How to load the model in Onward, in transformers and in llama.cpp, as far as they have it."""
+    """How to load the model in Onward and, if they support it, in transformers and llama.cpp."""
     speak = (
         f"onward chat {quote(name)}"
         if tokenizer and tokenizer.templates

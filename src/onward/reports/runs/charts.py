@@ -1,4 +1,5 @@
-"""Small charts of what a run records beside its loss, with a line for each layer where it is recorded by layer."""
+"""Small charts of the figures that a run records in addition to its loss, with one line per layer where they are
+recorded by layer."""
 
 from collections import defaultdict
 
@@ -34,7 +35,7 @@ Lines = dict[str, list[tuple[float, float]]]  # layer ("" where there is one lin
 
 
 def charts(metrics: Metrics, other: Metrics | None = None, other_name: str = "") -> str:
-    """A figure for each kind of figure that the run recorded at two steps at least, with another run's over it."""
+    """A chart for each figure that the run recorded at two steps or more, with another run's lines over it."""
     lines, others = recorded(metrics), recorded(other) if other else {}
     return "".join(
         figure(kind, lines[kind], metrics, others.get(kind, {}), other, other_name)
@@ -90,8 +91,8 @@ def figure(
 
 
 def axis(frame: Frame, values: np.ndarray, log: bool) -> Heights:
-    """The vertical axis: from 0 and, where `log`, from at least a thousandth of the median. Values above 3 times the
-    95th percentile are cut off where the axis is not logarithmic."""
+    """The vertical axis: from 0, or if `log` from at least a thousandth of the median. On a linear axis, values above 3
+    times the 95th percentile are cut off."""
     positive = values[values > 0]
     if log and len(positive):
         low, high = max(positive.min(), np.median(positive) / 1000), positive.max()
@@ -101,12 +102,12 @@ def axis(frame: Frame, values: np.ndarray, log: bool) -> Heights:
 
 
 def thinned(line: list[tuple[float, float]], most: int) -> np.ndarray:
-    """At most `most` of the (step, value) of a line, (N, 2): the first step and the highest value of each stretch."""
+    """At most `most` points (step, value) of a line (N, 2): the first step, and the highest value of each stretch."""
     stretches = np.array_split(np.array(line, float), min(len(line), most))
     return np.array([(stretch[0, 0], stretch[:, 1].max()) for stretch in stretches])
 
 
 def mean(lines: list[np.ndarray]) -> np.ndarray:
-    """The mean of lines (N, 2), which are recorded at the same steps, over the shortest of them; (N, 2)."""
+    """The mean of lines (N, 2) recorded at the same steps, as long as the shortest."""
     count = min(map(len, lines), default=0)
     return np.mean([line[:count] for line in lines], axis=0) if count else np.empty((0, 2))

@@ -1,4 +1,4 @@
-"""The command that trains as a run did, from the options on its record."""
+"""The command that repeats the training of a run, from its recorded options."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
@@ -11,8 +11,8 @@ UNSAID = "sources", "out", "model"  # model has options of its own
 
 
 def command(options: Mapping[str, Any]) -> list[str]:
-    """The words of the command, with the values that were determined at the start; options with their defaults are left
-    out, and so are the folders of paths on this machine. A UserError if these are no options of a run."""
+    """The words of the command, including values that were chosen at the start. Options with default values, and the
+    directories of local paths, are left out. A UserError if the options are not those of a run."""
     config = fields.build(config_class(options), options)
     changed = {name: value for name, value in fields.changed_fields(config).items() if name not in UNSAID}
     words = ["onward", "train"]
@@ -45,5 +45,5 @@ def written(value: Any) -> str:
 
 
 def public(text: str) -> str:
-    """A text; of a path from the root, which is nobody's business, the last part alone."""
+    """A text; of an absolute path only the last part, since the rest is private."""
     return PurePath(text).name if PurePath(text).is_absolute() else text

@@ -1,4 +1,4 @@
-"""The loss curve of a run: on its page, where a second run can lie over it, and as loss.svg."""
+"""The loss curve of a run, for its page (with a second run over it) and as loss.svg."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ POINTS = 600  # largest number of points of a curve
 
 def loss_figure(metrics: Metrics, guesses: int, other: Metrics | None = None, other_name: str = "") -> str:
     """The loss curve as a figure for report.js, with the curve of another run over it; needs at least one step.
-    `guesses` is the number of tokens that a uniform guess chooses from, 0 for a loss that is not that of tokens."""
+    `guesses` is the vocabulary size for the loss of a uniform guess; 0 if the loss is not one of tokens."""
     svg, data = loss_plot(metrics, guesses, other, other_name)
     script = f'<script type="application/json">{embedded(data)}</script>'
     return f'<figure class="curve">{svg}<p class="readout js"></p>{script}</figure>'

@@ -44,8 +44,8 @@ SENTENCES = 50  # of a paragraph, from which the passage is chosen
 
 
 def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[str, str], list[Picture]]:
-    """The attention maps, the next-token tables, the losses, the lens and the experts for the first sentences of a
-    text, and the pictures among them; "" without a tokenizer and for fewer than two tokens."""
+    """The parts of a page that show the model reading the first sentences of a text: attention maps, next-token tables,
+    losses, lens and experts; and the pictures among them. "" without a tokenizer and for fewer than two tokens."""
     nothing, c = dict.fromkeys(PARTS, ""), model.config
     if tokenizer is None:
         return nothing, []
@@ -104,8 +104,8 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
 def distributions(
     logits: Tensor, following: Sequence[int], tokenizer: Tokenizer, likeliest: int = LIKELIEST
 ) -> dict[str, Any]:
-    """What the sliders need of logits (T, V): the log-probabilities of the likeliest tokens at each position, the
-    log-sum-exp of all others at each of TEMPERATURES, and which of the tokens is the one of `following`."""
+    """The data of the sliders from logits (T, V): the log-probabilities of the likeliest tokens at each position, the
+    log-sum-exp of all others at each of TEMPERATURES, and the index of the token in `following`."""
     found = logits.float().log_softmax(-1)
     top = found.topk(min(likeliest, found.size(-1)))
     rest = found.scatter(-1, top.indices, -math.inf)
@@ -154,9 +154,9 @@ def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
 
 
 def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
-    """The first whole sentences of one paragraph that together have FEWEST to `most` tokens.
+    """The first whole sentences of one paragraph, with FEWEST to `most` tokens together.
 
-    A text of at most `most` tokens is taken as it is. Where no sentences fit, the text is cut at white space.
+    A text of at most `most` tokens is returned whole. If no sentences fit, the text is cut at white space.
     """
     count = lambda part: len(tokenizer.begin(tokenizer.encode(part)))
     text = text[: 64 * TOKENS]

@@ -32,7 +32,7 @@ class Metrics:
         return [row for row in self.rows if "validation_loss" in row]
 
     def places(self, steps: Sequence[float] | np.ndarray) -> np.ndarray:
-        """The places of steps on AXES, (3, N): the steps themselves, and the seconds and tokens of training up to their
+        """The coordinates of steps on AXES, (3, N): the steps, and the seconds and tokens of training up to their
         ends."""
         known, *sums = self.sums
         return np.stack([np.asarray(steps, float), *(np.interp(steps, known, of_axis) for of_axis in sums)])
@@ -45,7 +45,7 @@ class Metrics:
 
 
 def read_metrics(run: Path) -> Metrics:
-    """The metrics of a run folder; no rows where it has none."""
+    """The metrics of a run folder; empty without a metrics.jsonl."""
     lines = read_lines(run / "metrics.jsonl")
     rollbacks = [{"step": "?", "failed_step": row.get("step")} | row for row in lines if "reason" in row]
     rows = [numbers(row) for row in lines if "reason" not in row]
@@ -56,7 +56,7 @@ def read_metrics(run: Path) -> Metrics:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects in a .jsonl file. Incomplete lines, and lines with anything else, are left out."""
+    """The objects in a .jsonl file. Incomplete lines, and lines that are not objects, are left out."""
     rows = []
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -68,12 +68,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a row, without those that no plot can scale."""
+    """The finite numbers of a row, without those too large to plot."""
     return {key: value for key, value in row.items() if isinstance(value, int | float) and abs(value) < LARGEST}
 
 
 def smoothed(values: Sequence[float]) -> np.ndarray:
-    """The centered moving mean over 2 % of the values, and over fewer near the beginning, where losses fall fast."""
+    """The centered moving mean over 2 % of the values; over fewer near the beginning, where losses fall fast."""
     count = len(values)
     cumulated = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
     index = np.arange(count)

@@ -1,4 +1,4 @@
-"""What a notebook shows of models, configurations and runs: tables of their parts and figures, and the loss curve."""
+"""The HTML of models, configurations and runs in a notebook: tables of parts and figures, and the loss curve."""
 
 from collections.abc import Iterable
 from functools import singledispatch
@@ -23,7 +23,8 @@ Rows = list[tuple[str, str]]
 
 
 def shown(value: object) -> str | None:
-    """An object as HTML; None, for its text, where it cannot be described: a part may be unfinished."""
+    """An object as HTML; None if it cannot be described, such as an unfinished part, so that the notebook prints its
+    text."""
     try:
         return html(value)
     except UserError:
@@ -46,12 +47,12 @@ def of_config(config: DecoderConfig) -> str:
 
 @html.register
 def of_decoder(model: Decoder) -> str:
-    """The same of a decoder, with the memory that its weights occupy."""
+    """The table of a decoder, with the memory that its weights occupy."""
     return table(type(model).__name__, rows_of(model))
 
 
 def of_model(model: Decoder, tokenizer: Tokenizer | None) -> str | None:
-    """The same of a LanguageModel; None where its model cannot be described."""
+    """The table of a LanguageModel; None if its model cannot be described."""
     vocabulary = "none" if tokenizer is None else f"{tokenizer.vocab_size:,} tokens"
     try:
         return table("LanguageModel", [*rows_of(model), ("tokenizer", vocabulary)])
@@ -78,7 +79,7 @@ def of_figures(figures: Figures) -> str:
 
 @html.register
 def of_record(record: Record) -> str:
-    """The figures of a folder, over its loss curve where it is of a run."""
+    """The figures of a folder; of a run, over its loss curve."""
     drawn = of_figures(record.figures())
     if record.metrics.steps:
         guesses = record.guesses(find(f"{record.folder}/")[1].vocab_size)
@@ -88,12 +89,12 @@ def of_record(record: Record) -> str:
 
 @html.register
 def of_run(run: Run) -> str:
-    """The figures and the loss curve of a run, as far as it is."""
+    """The figures and the loss curve of a run up to now."""
     return of_record(Record(run.folder))
 
 
 def rows_of(model: Decoder) -> Rows:
-    """What there is to say of a model: its parts, its parameters, and where and how its weights are."""
+    """The rows of a model: its parts, its parameters, and the location and format of its weights."""
     tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
     dtypes = dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in model.parameters())
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)

@@ -1,4 +1,4 @@
-"""What the folder of a run, or of a model, has on record beside its weights. Does not import torch."""
+"""The records in the folder of a run or a model, other than its weights. Does not import torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ State = Literal["running", "stopped", "finished", "no run"]
 
 @dataclass(frozen=True)
 class Figures(Shown):
-    """The figures of a run or a model: those of the final evaluation or, before there is one, of the last validation.
-    None where a figure is not on record."""
+    """The figures of a run or a model: from the final evaluation or, before it, from the last validation. None if a
+    figure is not recorded."""
 
     name: str
     state: State  # no run: a folder that contains only a model
@@ -47,7 +47,7 @@ class Figures(Shown):
 
 @dataclass(frozen=True)
 class Record(Shown):
-    """The files of a folder. What is missing or damaged reads as empty."""
+    """The files of a folder. Missing or damaged files read as empty."""
 
     folder: Path
 
@@ -58,17 +58,17 @@ class Record(Shown):
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
-        """The rows of samples.jsonl: step, prompt, text, and the reward that a text got."""
+        """The rows of samples.jsonl: step, prompt, text, and the reward of rewarded texts."""
         return read_lines(self.folder / "samples.jsonl")
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The options of the run, as run.json has them."""
+        """The options in run.json."""
         return read_table(self.folder / "run.json")
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules whose code the run needs; none where run.json cannot be read."""
+        """The modules whose code the run needs; empty if run.json cannot be read."""
         try:
             return fields.build(config_class(self.options), self.options).modules
         except UserError:
@@ -86,16 +86,16 @@ class Record(Shown):
 
     @property
     def method(self) -> str:
-        """The method whose loss this is: sft for that of tokens, which training has too."""
+        """The method of the loss; sft for the loss of tokens, also in pre-training."""
         return str(self.options.get("method") or "sft")
 
     def guesses(self, vocab_size: int) -> int:
-        """The number of tokens that a uniform guess chooses from; 0 where the loss is not that of tokens."""
+        """The vocabulary size, for the loss of a uniform guess; 0 if the loss is not one of tokens."""
         return vocab_size if self.method == "sft" else 0
 
     @property
     def state(self) -> State:
-        """Whether the run is training now, was stopped, or has made its last step and been evaluated."""
+        """Whether the run is training, was stopped, or is finished and evaluated."""
         if not (self.folder / "run.json").exists():
             return "no run"
         if (self.folder / "result.json").exists():
@@ -104,7 +104,7 @@ class Record(Shown):
 
     @property
     def parameters(self) -> int | None:
-        """The number of parameters, by the shapes in model.safetensors; None where there is no such file."""
+        """The number of parameters from the shapes in model.safetensors; None without the file."""
         try:
             with safe_open(self.folder / "model.safetensors", framework="np") as file:
                 return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
@@ -136,27 +136,27 @@ class Record(Shown):
 
     @property
     def when(self) -> str:
-        """The time at which the folder was last written to, as 2026-11-22 14:05."""
+        """The time of the last change in the folder, as 2026-11-22 14:05."""
         times = [path.stat().st_mtime for name in DATED if (path := self.folder / name).exists()]
         return datetime.fromtimestamp(max(times)).isoformat(" ", "minutes") if times else ""
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The run folders among a folder and the folders up to three levels inside it, by name."""
+    """The run folders in a folder, down to three levels, and the folder itself if it is one; sorted by name."""
     patterns = ["/".join(["*"] * depth + ["run.json"]) for depth in range(4)]
     found = {path.parent for pattern in patterns for path in folder.glob(pattern)}
     return sorted(run for run in found if not any(part.startswith(".") for part in run.relative_to(folder).parts))
 
 
 def finished_runs(folder: Path) -> list[Run]:
-    """The runs in a folder, as `find_runs` finds them, whose sizes and losses are on record."""
+    """The runs found by `find_runs` with recorded sizes and losses."""
     figures = (Record(run).figures() for run in find_runs(folder))
     known = ((one.parameters, one.tokens, one.validation_loss) for one in figures)
     return [Run(size, tokens, loss) for size, tokens, loss in known if size and loss]
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is none to be read."""
+    """The object in a JSON file; empty if the file is missing or damaged."""
     try:
         return read_json(path)
     except UserError:
@@ -164,11 +164,11 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[tuple[str, str, str]]:
-    """The name, the value in effect and the meaning of each option of a run; options that are empty, or have no effect
-    on this model, are left out, and so is `auto`, which remains where there was nothing to choose.
+    """The name, the effective value and the meaning of each option of a run. Options that are empty, or have no effect
+    on this model, are left out; so is an unresolved `auto`.
 
-    A value that stands for something else (0, none, "") is given as what it stands for. The model's fields are left
-    out: the model itself says them.
+    A value that stands for another (0, none, "") is given as the other. Fields of the model are left out: the page
+    describes the model itself.
     """
     try:
         config = fields.build(config_class(options), options)
@@ -189,8 +189,8 @@ def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[
 
 
 def in_words(value: Any, meaning: str) -> str:
-    """A value of an option as text. An empty value (0, none, "", ()) that the meaning explains, as in "...; 0: all of
-    them", is given as the explanation."""
+    """A value of an option as text. An empty value (0, none, "", ()) becomes the explanation in its meaning, such as
+    "all" in "...; 0: all"."""
     name = "none" if value is None else "0" if value == 0 else r'(?:""|\(\))'
     if not value and value is not False and (explained := search(f"; {name}: ([^;]*)", meaning)):
         return explained[1]
@@ -198,7 +198,7 @@ def in_words(value: Any, meaning: str) -> str:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The values inside tables and lists, with their dotted names."""
+    """The values in nested tables and lists, with dotted names."""
     if isinstance(value, Mapping | list) and value:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:

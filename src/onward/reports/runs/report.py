@@ -1,4 +1,4 @@
-"""report.html: what is known of a run or a model, on one page that needs no other file and no network."""
+"""report.html: everything recorded of a run or a model, on one self-contained page."""
 
 import platform
 import re
@@ -45,8 +45,8 @@ def write_report(
 ) -> Figures:
     """Write the page of a run or a model, and return the figures on it.
 
-    The page shows the model as it reads the first sentences of `text`, and the curves of the run `other` over those of
-    this one. Parts for which nothing is on record are left out.
+    The page shows the model reading the first sentences of `text`, and the curves of the run `other` over its own.
+    Parts without records are left out.
     """
     metrics, samples, vocab_size = record.metrics, record.samples, model.config.vocab_size
     figures = replace(record.figures(), parameters=sum(p.numel() for p in model.parameters()))
@@ -121,7 +121,7 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
 
 
 def why_they_differ(record: Record) -> str:
-    """Why the last point of the validation curve is not the final validation loss; "" where they are the same."""
+    """Why the last point of the validation curve differs from the final validation loss; "" if they are equal."""
     final = record.result
     for last in record.metrics.validations[-1:] if "loss" in final else ():
         if f"{last['validation_loss']:.4f}" != f"{final['loss']:.4f}":
@@ -155,7 +155,7 @@ def duration(seconds: float) -> str:
 
 
 def comparison(record: Record, figures: Figures, config: DecoderConfig, other: Record) -> str:
-    """The figures of two runs side by side, and the options and parts in which they differ."""
+    """The figures of two runs side by side, and the options and parts that differ."""
     if not other.metrics.steps:
         raise UserError(f"{other.folder} has no steps on record to compare with: name the folder of a run")
     theirs = find(f"{other.folder}/")[1]
@@ -187,7 +187,7 @@ def comparison(record: Record, figures: Figures, config: DecoderConfig, other: R
 
 
 def tables(record: Record, config: DecoderConfig) -> str:
-    """Everything on record, as tables that unfold."""
+    """All records as collapsible tables."""
     facts = [(fact.what, in_text(fact.value), fact.meaning) for fact in describe(config)]
     return (
         details("The options of the run, with the values in effect", options_in_effect(record.options, config))
@@ -198,7 +198,7 @@ def tables(record: Record, config: DecoderConfig) -> str:
 
 
 def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
-    """A row of name and COUNTS for each source; then, for each filter that dropped documents, their number."""
+    """A row of name and COUNTS for each source, then the number of documents dropped by each filter."""
     sources, report = data.get("sources"), data.get("report")
     named = [one for one in sources if isinstance(one, Mapping)] if isinstance(sources, list) else []
     rows = [[str(one.get("name", "?")), *(source_line(one.get(name)) for name in COUNTS)] for one in named]
@@ -209,7 +209,7 @@ def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
 
 
 def rollbacks(metrics: Metrics) -> str:
-    """A sentence for each rollback: the step that failed, the reason, and where the run went on."""
+    """A sentence for each rollback: the failed step, the reason, and the step from which the run continued."""
     items = ""
     for row in metrics.rollbacks[:ROLLBACKS]:
         sentence = f"Step {row['failed_step']:,} failed ({row['reason']}): the run went back to step {row['step']}"

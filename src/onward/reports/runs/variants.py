@@ -1,4 +1,4 @@
-"""What variants of a run tell: a table, whether differences are more than noise, curves, and the valley of a sweep."""
+"""Results of variants of a run: a table, whether differences exceed noise, curves, and the valley of a sweep."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Result:
 
     @property
     def mean(self) -> float:
-        """The mean over the runs; infinite where one diverged."""
+        """The mean over the runs; infinite if one diverged."""
         return fmean(self.values) if self.values else math.inf
 
     @property
@@ -48,7 +48,7 @@ class Result:
         return stdev(self.values) if len(self.values) > 1 else None
 
     def verdict(self, first: Result) -> str:
-        """How this variant compares with the first one."""
+        """The comparison of this variant with the first one, in words."""
         if self is first:
             return "the others are compared with it"
         if not self.values or not first.values:
@@ -62,8 +62,8 @@ class Result:
 
 
 def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
-    """The figures of each variant. Differences from the first are paired by seed; their intervals hold together with
-    LEVEL, each with 1 - (1 - LEVEL) / n for n differences (Bonferroni)."""
+    """The figures of each variant. Differences from the first variant are paired by seed. Their intervals hold jointly
+    with LEVEL: each with 1 - (1 - LEVEL) / n for n differences (Bonferroni)."""
     base = outcomes[0].values(measure)
     level = 1 - (1 - LEVEL) / max(1, len(outcomes) - 1)
     found = []
@@ -79,7 +79,7 @@ def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
 
 
 def row(result: Result, first: Result, measure: Measure) -> dict[str, str]:
-    """A result as it is printed."""
+    """A result as a row of the printed table."""
     return {
         "variant": result.name,
         measure.replace("_", " "): f"{result.mean:.4f}" if result.values else "diverged",
@@ -99,7 +99,7 @@ def plain(result: Result) -> dict[str, Any]:
 
 
 def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: str, axis: str) -> Picture:
-    """The validation of each variant by tokens or seconds (`axis`), the mean of its seeds and their range."""
+    """The validation of each variant by tokens or seconds (`axis`): the mean over its seeds, and their range."""
     name = "validation_loss" if measure == "loss" else measure
     lines = {one.variant.name: [curve(Record(run).metrics, name, axis) for run in one.runs] for one in outcomes}
     every = [places for runs in lines.values() for places, _ in runs if len(places)]
@@ -125,7 +125,7 @@ def curve(metrics: Metrics, name: str, axis: str) -> tuple[np.ndarray, np.ndarra
 
 @dataclass(frozen=True)
 class Valley:
-    """The results of a sweep: values of one field, perhaps for each value of a second one."""
+    """The results of a sweep: by the values of one field, or of two."""
 
     field: str
     lines: Mapping[str, Mapping[str, Result]]  # by the second field's value ("": there is none), by the field's
@@ -142,21 +142,21 @@ class Valley:
 
     @property
     def numbers(self) -> list[float] | None:
-        """The values of the field as numbers; None where one is none."""
+        """The values of the field as numbers; None if one is not a number."""
         try:
             return [float(value) for value in next(iter(self.lines.values()))]
         except ValueError:
             return None
 
     def best(self) -> tuple[str, str, Result]:
-        """The second field's value, the field's, and the result, with the least mean."""
+        """The result with the least mean, and its values of the second field and the field."""
         return min(
             ((line, value, result) for line, values in self.lines.items() for value, result in values.items()),
             key=lambda found: found[2].mean,
         )
 
     def edge(self) -> str:
-        """A warning where the best value of a number is the least or the greatest; else ""."""
+        """A warning if the best value of a number is the least or the greatest tried; else ""."""
         _, value, result = self.best()
         if self.numbers is None or not result.values:
             return ""
@@ -168,7 +168,8 @@ class Valley:
 
 
 def valley_picture(valley: Valley, measure: Measure, length: str) -> Picture:
-    """The measure by the value of the field: a curve with the range over seeds, or bars where values are no numbers."""
+    """The measure by the value of the field: a curve with the range over seeds, or bars if the values are not
+    numbers."""
     title = f"{UNITS[measure]} after {length}"
     numbers = valley.numbers
     caption = f"Each point is a run of {length}, evaluated on the validation text."

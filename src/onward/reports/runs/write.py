@@ -30,11 +30,11 @@ def write_reports(
     compare: Path | None = None,
     device: torch.device | str | None = None,
 ) -> Figures:
-    """Write report.html and, for a run, loss.svg into the folder of a run, running, stopped or finished, or of a model;
-    return the figures on the page.
+    """Write report.html and, for a run, loss.svg into the folder of a run (running, stopped or finished) or of a model.
+    Returns the figures on the page.
 
-    The page shows the model of the newest save as it reads `text`, by default sentences of the run's validation text.
-    `out` writes the page there, and no loss.svg. `compare` is the folder of another run, whose curves are drawn too. A
+    The page shows the model of the newest save reading `text`, by default sentences of the run's validation text. With
+    `out` only the page is written, to that path. `compare` is the folder of another run, whose curves are drawn too. A
     UserError if the folder contains no model.
     """
     model, tokenizer = open_model(folder, device)
@@ -48,22 +48,22 @@ def write_reports(
 
 
 def conclude(run: Run) -> dict[str, Any]:
-    """Evaluate a run that has made its last step on its validation text; write result.json, and then the reports, which
-    show the figures of result.json. Returns the figures; {} where the run has no validation text."""
+    """Evaluate a run after its last step on its validation text; write result.json, then the reports with its figures.
+    Returns the figures; {} without a validation text."""
     figures = evaluate_run(run)
     write_reports(run.folder, device=run.device)
     return figures
 
 
 def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
-    """The model of a folder, and its tokenizer where there is one."""
+    """The model in a folder, and its tokenizer if there is one."""
     model, _, source = load_with_adapters(folder, device=choose_device(device))
     return model.eval(), source.tokenizer()
 
 
 def opening(folder: Path, tokenizer: Tokenizer | None) -> str:
-    """The first whole sentences of a run's validation text or, without one, of its training text; SENTENCE for a model
-    that is no run, and for a run whose tokens were removed."""
+    """The first whole sentences of a run's validation text or, without one, of its training text. SENTENCE for a model
+    without a run, and if the run's tokens were removed."""
     try:
         inputs = inputs_of(folder)
     except UserError:
