@@ -134,7 +134,7 @@ def test_model_that_was_trained_to_predict_is_not() -> None:
     tokens = counting()
     about = {"trained": True, "batches": [(tokens[:, :-1], tokens[:, 1:])]}
     found = doctor(learned(1), checks=["offset", "repetition"], **about)  # type: ignore[arg-type]
-    assert [f.status for f in found] == ["ok", "told"]
+    assert [f.status for f in found] == ["ok", "noted"]
 
 
 @pytest.mark.parametrize(("shift", "where"), [(0, "the token itself"), (2, "after the next"), (1, "")])

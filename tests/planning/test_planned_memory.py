@@ -80,7 +80,7 @@ def test_muon_needs_less_state_and_more_room_than_adamw() -> None:
         training_memory(config(d_model=64), 1, 12, CrossEntropy(), optimizer=name) for name in ("adamw", "muon")
     )
     assert muon.optimizer < adamw.optimizer
-    assert muon.beside > adamw.gradients
+    assert muon.transient > adamw.gradients
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read as Linux has it")

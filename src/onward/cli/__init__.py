@@ -33,7 +33,7 @@ GROUPS = {
     },
     "look inside": {
         "inspect": "attention, next tokens, lens, heads and more of a model that reads a text",
-        "explain": "the forward pass told step by step, with the numbers of a model",
+        "explain": "the forward pass step by step, with the numbers of a model",
         "draw": "pictures of the ideas: masks, positions, windows, samplers, the cache, a block",
     },
     "check": {
@@ -58,7 +58,7 @@ GROUPS = {
     },
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
-MEANT = {  # names of commands elsewhere -> ours
+SYNONYMS = {  # names of commands elsewhere -> ours
     **dict.fromkeys(("serve", "server", "talk", "ask", "repl"), "chat"),
     **dict.fromkeys(("export", "save", "gguf"), "convert"),
     **dict.fromkeys(("sample", "infer", "inference", "predict", "complete"), "generate"),
@@ -75,8 +75,8 @@ MEANT = {  # names of commands elsewhere -> ours
     **dict.fromkeys(("memory", "estimate", "cost"), "plan"),
 }
 
-WAY = """\
-The way of the data, and the command for each step:
+DATA_FLOW = """\
+How data flows, and the command for each step:
 
   text -> tokens                                               onward data prepare notes/ --out prepared
                                       which tokenizer?         onward tokenizer compare byte char
@@ -147,7 +147,7 @@ def sentence(error: Exception, words: Sequence[str]) -> str | None:
 def dispatch(words: list[str]) -> int:
     """Call the named command with the other words."""
     if not words or words[0] in ("-h", "--help", "help"):
-        print(WAY)
+        print(DATA_FLOW)
         for group, commands in GROUPS.items():
             print(f"\n{group}")
             for name, what in commands.items():
@@ -162,7 +162,7 @@ def dispatch(words: list[str]) -> int:
         from onward.errors import UserError
         from onward.fields import nearest
 
-        meant = MEANT.get(words[0].lower())
+        meant = SYNONYMS.get(words[0].lower())
         advice = f"did you mean {meant}?" if meant else nearest(words[0], COMMANDS)
         raise UserError(f"{words[0]!r} is not a command: {advice}")
     with warnings.catch_warnings():

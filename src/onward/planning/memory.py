@@ -82,13 +82,13 @@ class TrainingMemory:
     optimizer: int
     activations: int  # that the forward keeps for the backward
     at_loss: int  # activations and temporary tensors, until the backward of the blocks begins
-    beside: int  # the most of gradients, activations and temporary tensors at a time
+    transient: int  # the most of gradients, activations and temporary tensors at a time
     holes: int
 
     @property
     def peak(self) -> int:
         """The largest number of bytes at one time."""
-        return self.weights + self.optimizer + self.beside + self.holes
+        return self.weights + self.optimizer + self.transient + self.holes
 
 
 def generation_memory(
@@ -139,13 +139,15 @@ def training_memory(
 ) -> TrainingMemory:
     """The memory of training on batches of `rows` windows of `length` tokens, as a Trainer does it with this loss."""
     found = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
-    gradients, beside = 4 * parameters(config), found.step.peak
+    gradients, transient = 4 * parameters(config), found.step.peak
     if optimizer == "muon":
         matrices = hidden_matrices(config)
-        beside = max(beside, gradients + 2 * matrices.total() + ORTHOGONAL * max(matrices.values(), default=0))
+        transient = max(transient, gradients + 2 * matrices.total() + ORTHOGONAL * max(matrices.values(), default=0))
     weights = weight_bytes(config)
     state = optimizer_bytes(config, optimizer)
-    return TrainingMemory(weights, gradients, state, found.forward.kept, found.loss.peak, beside, int(holes * beside))
+    return TrainingMemory(
+        weights, gradients, state, found.forward.kept, found.loss.peak, transient, int(holes * transient)
+    )
 
 
 def most(needed: Callable[[int], float], memory: float, limit: int) -> int:

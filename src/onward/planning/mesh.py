@@ -113,15 +113,15 @@ def device_memory(
     if n == 1:
         return whole
     gathered = 2 * max(size(block) for block, _ in modules(config)[:-1]) * width(precision)  # one in use, and the next
-    beside = whole.at_loss + whole.gradients // n
+    transient = whole.at_loss + whole.gradients // n
     return TrainingMemory(
         whole.weights // n + gathered,
         whole.gradients // n,
         whole.optimizer // n,
         whole.activations,
         whole.at_loss,
-        beside,
-        whole.holes * beside // whole.beside,
+        transient,
+        whole.holes * transient // whole.transient,
     )
 
 

@@ -31,7 +31,7 @@ def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping
         new.write_text(page_of("findings.html", parts), encoding="utf-8")
 
 
-STATUSES = "not run", "ok", "told", "not applicable"
+STATUSES = "not run", "ok", "noted", "not applicable"
 HEADER = "check", "what was found", "how it was measured"
 
 

@@ -76,7 +76,7 @@ class Options:
         return "the folder of a model" if model and not is_prepared(path) else "texts"
 
 
-COLORS = {"ok": "green", "failed": "red", "told": "blue", "not run": "yellow", "not applicable": "dim"}
+COLORS = {"ok": "green", "failed": "red", "noted": "blue", "not run": "yellow", "not applicable": "dim"}
 LIMITS = "seconds", "gigabytes", "html", "json"
 
 

@@ -1,4 +1,4 @@
-"""onward explain: the forward pass, told step by step."""
+"""onward explain: the forward pass, step by step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Options(Loading):
     model: str  # folder of the model
     text: str  # the text that the model reads
     position: int = -1  # of the token to follow, from 0; negative: from the end
-    layer: int = 0  # the block that is told in detail, from 0; negative: from the end
+    layer: int = 0  # the block to show in detail, from 0; negative: from the end
     out: str = ""  # a file that ends in .html or .json; "": the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # of the page; auto: as the reader's system
 

@@ -64,29 +64,31 @@ def rows_of(parts: Sequence[Tensor], T: int) -> Tensor | None:
 def positions(s: Subject) -> Outcome:
     swapped = s.tokens.clone()
     swapped[:, :-1] = swapped[:, :-1].flip(1)
-    told = f"another order of earlier tokens changes the last logits by {largest((s(swapped) - s.logits)[:, -1]):.1e}"
-    told += shifted(s)
+    measured = (
+        f"another order of earlier tokens changes the last logits by {largest((s(swapped) - s.logits)[:, -1]):.1e}"
+    )
+    measured += shifted(s)
     found = layers(s, "repeated")
     blind = bool(found)
     for layer in found:
         where, T = f"first in {layer[0].module}", layer[0].weights.size(-1)
         rows = [rows_of(a.sources["queries"] + a.sources["keys"], T) for a in layer]
         if any(row is None for row in rows):
-            return "told", f"{told}; the projections of {layer[0].module or 'the attention'} are not known"
+            return "noted", f"{measured}; the projections of {layer[0].module or 'the attention'} are not known"
         given = torch.stack([row for row in rows if row is not None])
         if apart(given, 1) > max(ALIKE, TOLERANCE.get(s.dtype, 0.0)):
             if layer is found[0] and (same := repeated_rows(given)):
-                return "failed", f"{told}; positions {same} add the same vector to a token", where
-            return "told", f"{told}: positions are absolute" if layer is found[0] else told
+                return "failed", f"{measured}; positions {same} add the same vector to a token", where
+            return "noted", f"{measured}: positions are absolute" if layer is found[0] else measured
         wrong, sees = misplaced(s, layer)
         if wrong:
-            return "failed", f"{told}; {wrong}", where
+            return "failed", f"{measured}; {wrong}", where
         blind = blind and not sees
     if not found:
-        return "told", f"{told}; {NO_ATTENTION}"
+        return "noted", f"{measured}; {NO_ATTENTION}"
     if blind and (name := speaks_of_positions(s.model)):
-        return "failed", f"{told}; no position changes a score, although the model has {name}", "the scores"
-    return "told", f"{told}: " + ("there are no positions" if blind else "positions are relative")
+        return "failed", f"{measured}; no position changes a score, although the model has {name}", "the scores"
+    return "noted", f"{measured}: " + ("there are no positions" if blind else "positions are relative")
 
 
 def shifted(s: Subject) -> str:
@@ -202,16 +204,16 @@ def heads(s: Subject) -> Outcome:
     found = layers(s, "random")
     if not found:
         return "not applicable", NO_ATTENTION
-    told = []
+    measured = []
     for layer in found:
         status, what = of_layer(s, layer)
         if status == "failed":
             return "failed", what, layer[0].module
-        told.append((status, what))
+        measured.append((status, what))
     for one, other in pairwise(found):  # heads as modules of their own
         if all(torch.equal(stacked(one, name), stacked(other, name)) for name in ("queries", "keys", "values")):
             return "failed", "two heads have the same queries, keys and values: they are one head", one[0].module
-    return next(((status, what) for status, what in told if status == "told"), told[0])
+    return next(((status, what) for status, what in measured if status == "noted"), measured[0])
 
 
 def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
@@ -232,7 +234,7 @@ def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
             return "failed", f"the heads read the {name} of the key/value heads {groups[name]}, and not {usual}"
     factor = factor_of(layer, q, k, w)
     if isinstance(factor, str):
-        return "told", f"heads read the keys and values of their groups, {usual}; {factor}"
+        return "noted", f"heads read the keys and values of their groups, {usual}; {factor}"
     right = E**-0.5
     what = f"scores are multiplied by {factor:.4g}, where 1/√{E} is {right:.4g}"
     known = [right, *(number**power for number in s.declares("scal|multipl") if number for power in (1, -0.5, -1))]
@@ -247,7 +249,7 @@ def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
         "the scale is of the length of the text": q.size(2) ** -0.5,
     }
     named = next((name for name, number in wrong.items() if abs(factor / number - 1) < FIT), "")
-    return ("failed", f"{what}: {named}") if named and s.fresh else ("told", what)
+    return ("failed", f"{what}: {named}") if named and s.fresh else ("noted", what)
 
 
 def alike(x: Tensor) -> list[int]:

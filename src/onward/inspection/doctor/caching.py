@@ -132,10 +132,10 @@ def memory_per_token(s: Subject) -> Outcome:
     memory.step(s.tokens[:1, half:])
     grown = (held_bytes(memory) - before) / (s.tokens.size(1) - half)
     if not grown:
-        return "told", f"the cache does not grow with the text: {before:,} bytes are held from the beginning"
+        return "noted", f"the cache does not grow with the text: {before:,} bytes are held from the beginning"
     layers = attention_layers(s)
     if not layers:
-        return "told", f"a token takes {grown:,.0f} bytes in the cache; no projections of keys and values are known"
+        return "noted", f"a token takes {grown:,.0f} bytes in the cache; no projections of keys and values are known"
     size = sum(2 * layer.kv_heads * layer.size for layer in layers) * s.dtype.itemsize
     what = f"a token takes {grown:,.0f} bytes in the cache, and its keys and values {size:,}"
     return verdict(grown <= EXCESS * size, f"{what}, {grown / size:.2g} times", "what is written to the cache")
@@ -197,7 +197,7 @@ CACHING = {
     ),
     "speed": Check(
         "a cache",
-        "the numbers that modules make in a step, against those for a single token; its time is told",
+        "the numbers that modules make in a step, against those for a single token; its time is noted",
         "each token costs as much as the whole text",
         "with a cache, run the new tokens alone",
         speed,

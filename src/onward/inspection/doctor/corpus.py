@@ -48,7 +48,7 @@ def dominated(c: Corpus) -> Outcome:
     share = float(lengths[most] / max(1, len(c.train)))
     what = f"the longest of {len(lengths):,} documents has {lengths[most]:,} of {len(c.train):,} tokens, {share:.1%}"
     if len(lengths) < FEW:
-        return "told", what
+        return "noted", what
     return verdict(share <= LARGEST, what, f"document {most:,}")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-Status = Literal["ok", "failed", "told", "not run", "not applicable"]
+Status = Literal["ok", "failed", "noted", "not run", "not applicable"]
 Outcome = tuple[Status, str] | tuple[Status, str, str]  # status, what, and where
 
 

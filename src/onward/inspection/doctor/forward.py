@@ -96,7 +96,7 @@ def modes(s: Subject) -> Outcome:
     if rate and not acts:
         return "failed", f"dropout has a rate of {rate:g}, and changes nothing in train mode"
     if random:
-        return "told", f"two calls in train mode without dropout differ by {random:.1e}: nothing else can be compared"
+        return "noted", f"two calls in train mode without dropout differ by {random:.1e}: nothing else can be compared"
     if not s.is_causal:
         return "not applicable", "later tokens change logits in eval mode too"
     worst = max(s.leak(plain, later), largest(others - plain))
@@ -158,7 +158,7 @@ def ids(s: Subject) -> Outcome:
     chosen = torch.cat([spread, torch.arange(count)]).unique().to(s.device)  # neighbors, and ids far apart
     logits = torch.cat([s(part[:, None]) for part in chosen.split(IDS // 4)])[:, 0].float()
     if largest(logits - logits[:1]) == 0:
-        return "told", "the logits of one token are the same for all token ids: the head may be zero at first"
+        return "noted", "the logits of one token are the same for all token ids: the head may be zero at first"
     same = (torch.cdist(logits, logits, p=math.inf) == 0).triu(1).nonzero().tolist()
     what = f"{len(chosen)} token ids, each alone, have {len(chosen) - len({j for _, j in same}):,} different logits"
     pair = " and ".join(str(int(chosen[i])) for i in same[0]) if same else ""
@@ -177,7 +177,7 @@ def shapes(s: Subject) -> Outcome:
             cause = error.__cause__ or error
             said = " ".join(f"token ids {name} give {type(cause).__name__}: {cause}".split())[:300]
             refused = isinstance(cause, AssertionError | ValueError | NotImplementedError)
-            return ("told", f"{said}; {', '.join(done)} give logits") if refused else ("failed", said)
+            return ("noted", f"{said}; {', '.join(done)} give logits") if refused else ("failed", said)
         if got != (rows, length, s.vocab_size):
             return "failed", f"token ids {name} give logits {got}"
         done.append(name)
@@ -243,13 +243,13 @@ def precision(s: Subject) -> Outcome:
             with copy.outputs() as uses:
                 logits = copy(s.tokens)
         except Exception as error:
-            return "told", f"the model does not run in {dtype}: {error.__cause__ or error}".splitlines()[0]
+            return "noted", f"the model does not run in {dtype}: {error.__cause__ or error}".splitlines()[0]
         blocks = {name for name, _ in s.blocks}
         results.append([*(use for use in uses if use.name in blocks), Use("the logits", logits, None)])
     drift = {one.name: drifted(one.result, other.result) for one, other in zip(*results)}
     where = next((name for name, value in drift.items() if not value <= DRIFT / 2), "the logits")
-    told = ", ".join(f"{name.rpartition('.')[2]}: {value:.1%}" for name, value in drift.items())
-    return verdict(drift["the logits"] <= DRIFT, f"bf16 differs from fp32 by {told} (blocks, then logits)", where)
+    rounding = ", ".join(f"{name.rpartition('.')[2]}: {value:.1%}" for name, value in drift.items())
+    return verdict(drift["the logits"] <= DRIFT, f"bf16 differs from fp32 by {rounding} (blocks, then logits)", where)
 
 
 def drifted(one: Tensor, other: Tensor) -> float:

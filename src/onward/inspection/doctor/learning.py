@@ -75,7 +75,7 @@ def loss(s: Subject) -> Outcome:
     more, gap = s.loss(s.logits, others), value - expected
     assert more is not None
     if gap > 0 and abs(float(more) - float(cross_entropy(z, others, right)) - gap) <= 10 * close * expected:
-        return "told", f"{what}: {gap:.2g} of it does not depend on the targets, as for the balance of experts"
+        return "noted", f"{what}: {gap:.2g} of it does not depend on the targets, as for the balance of experts"
     return "failed", what
 
 
@@ -176,14 +176,14 @@ def tied(s: Subject) -> Outcome:
 
 
 def shared(s: Subject) -> Outcome:
-    """Modules that stand in several places. That is told only: a Universal Transformer shares its block by design, and
+    """Modules in several places. They are only noted: a Universal Transformer shares its block by design, and
     no output tells it from a list that was multiplied by mistake."""
     first: dict[int, str] = {}
     for name, module in s.model.named_modules(remove_duplicate=False):
         known = first.setdefault(id(module), name)
         if known != name and any(True for _ in module.parameters()):
             return (
-                "told",
+                "noted",
                 f"{known} and {name} are one module, with one set of parameters, as [block] * n makes",
             )
     return "ok", "no module with parameters stands in two places"
@@ -250,9 +250,9 @@ def overfit(s: Subject) -> Outcome:
         return "ok", what
     what += f", and is {swapped:.2f} where the model reads other tokens"
     if swapped - values[-1] > READS * values[0]:
-        return "told", f"{what}: it learns slowly" + (", and is narrow" if 0 < width < NARROW else "")
+        return "noted", f"{what}: it learns slowly" + (", and is narrow" if 0 < width < NARROW else "")
     if len(values) < OVERFIT_STEPS:
-        return "told", f"{what}, for which {OVERFIT_SECONDS:.0f} s were enough"
+        return "noted", f"{what}, for which {OVERFIT_SECONDS:.0f} s were enough"
     return "failed", what
 
 
@@ -303,7 +303,7 @@ LEARNING = {
     ),
     "shared": Check(
         "",
-        "modules with parameters that stand in several places (told)",
+        "modules with parameters that stand in several places (noted)",
         "a model of n layers learns as one of one layer",
         "write [Block() for _ in range(n)], which makes n blocks",
         shared,

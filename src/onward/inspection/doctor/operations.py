@@ -193,7 +193,7 @@ class Operations(TorchDispatchMode):
 
 
 def length_of_texts(s: Subject) -> int:
-    """A length T that no width in the model is a multiple of, so that (T, T) is told from other shapes; 0: none."""
+    """A length T that no width in the model is a multiple of, so that (T, T) is distinct from other shapes; 0: none."""
     sizes = {size for p in s.model.parameters() for size in p.shape}
     return next((n for n in range(min(13, s.tokens.size(1)), 3, -1) if all(size % n for size in sizes)), 0)
 

@@ -82,7 +82,7 @@ def attention_layers(s: Subject) -> list[AttentionLayer]:
 
 
 def experts(s: Subject) -> Outcome:
-    told = []
+    notes = []
     for name, module in s.model.named_modules():
         lists = [m for _, m in module.named_children() if isinstance(m, nn.ModuleList) and len(m) > 1]
         routed = [m for m in lists if any(width(child) == len(m) for _, child in module.named_children())]
@@ -96,8 +96,8 @@ def experts(s: Subject) -> Outcome:
         what = f"the shares of a token's experts sum to {low:.3f} to {high:.3f} in {name}"
         if high - low > 1e-3 * max(1.0, high) and not re.search(NOT_NORMALIZED, repr(s.attribute("config"))):
             return "failed", what, name
-        told.append(what)
-    return ("told", told[0]) if told else ("not applicable", "no module has a list of experts and a router for them")
+        notes.append(what)
+    return ("noted", notes[0]) if notes else ("not applicable", "no module has a list of experts and a router for them")
 
 
 def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) -> Tensor | None:
@@ -170,7 +170,7 @@ def embedding(s: Subject) -> Outcome:
     twice = next((x for x in (math.sqrt(d), *declared) if x > 1 and abs(factor / x**2 - 1) < 0.01), None)
     if twice and not any(abs(factor / x - 1) < 0.01 for x in declared):
         return "failed", f"{what}: that is {twice:.4g} twice", "what lies between the embedding and the first block"
-    return "told", what
+    return "noted", what
 
 
 PARTS = {

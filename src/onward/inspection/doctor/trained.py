@@ -27,9 +27,9 @@ def offset(s: Subject) -> Outcome:
     logits = s(tokens)
     values = {k: float(cross_entropy(logits, tokens, k)) for k in OFFSETS}
     best = min(OFFSETS, key=lambda k: values[k])
-    told = ", ".join(f"{k:+d}: {value:.2f}" for k, value in values.items())
+    measured = ", ".join(f"{k:+d}: {value:.2f}" for k, value in values.items())
     return verdict(
-        best == 1, f"the losses of the tokens at an offset are {told}", f"offset {best:+d} is predicted best"
+        best == 1, f"the losses of the tokens at an offset are {measured}", f"offset {best:+d} is predicted best"
     )
 
 
@@ -51,7 +51,7 @@ def repetition(s: Subject) -> Outcome:
     what = f"{repeated:.0%} of the phrases of {PHRASE} tokens in {count} greedy tokens of {len(new)} texts are repeated"
     if copies == 1 and count > 1 and sure > CONFIDENT:  # a fresh model with a tied head does so too, unsurely
         return "failed", f"{what}: each text repeats its last token and nothing else", "the targets of training"
-    return "told", what
+    return "noted", what
 
 
 def tokenizer(s: Subject) -> Outcome:
@@ -84,7 +84,7 @@ def chat_template(s: Subject) -> Outcome:
         return "failed", what, f"token {same}: {s.tokenizer.decode(before[same:])!r} in training"
     if len(prompt) > len(before):
         more = s.tokenizer.decode(prompt[same:])
-        return "told", f"{what}, which goes on with {more!r}"
+        return "noted", f"{what}, which goes on with {more!r}"
     ended = tokens[last] in s.tokenizer.end_ids
     end = s.tokenizer.decode(tokens[last : last + 1]) or s.tokenizer.inner.id_to_token(tokens[last])
     return verdict(ended, f"{what}; an answer ends with {end!r}", "which is no token that ends generation")
@@ -100,7 +100,7 @@ TRAINED = {
     ),
     "repetition": Check(
         "a trained model",
-        f"{NEW} greedy tokens after two prompts: phrases that repeat (told); nothing but the last token (judged)",
+        f"{NEW} greedy tokens after two prompts: phrases that repeat (noted); nothing but the last token (judged)",
         "a model that only repeats its last token has learned to copy its input",
         "shift the targets by one; loops of phrases are usual in small models: sample, or train longer",
         repetition,

@@ -175,12 +175,12 @@ def feed_forward(token: Followed, layer: int, where: str, wide: str) -> Iterator
     out = token.at(f"{name}.out")
     if f"{name}.router.choices" in token.t:
         choices, shares = token.at(f"{name}.router.choices").long().tolist(), token.at(f"{name}.shares")
-        told = ", ".join(f"expert {i} with {shares[i]:.0%}" for i in choices).replace("%", " %")
+        named = ", ".join(f"expert {i} with {shares[i]:.0%}" for i in choices).replace("%", " %")
         yield Step(
             f"{where}: which experts",
             f"(1, {count}, {len(shares)})",
             "shares = router(y)",
-            f"A router scores {len(shares)} feed-forwards, the experts, and {token.piece} goes to the best: {told}. "
+            f"A router scores {len(shares)} feed-forwards, the experts, and {token.piece} goes to the best: {named}. "
             "The others compute nothing for it.",
             [bars("shares", {f"expert {i}": float(s) for i, s in enumerate(shares.tolist())}, unit="%")],
         )

@@ -69,14 +69,14 @@ class Followed:
         y, scale, module = self.at(after), f"{after}.scale", self.model.get_submodule(after)
         divided = formula(part)
         weighted = ", then multiplied by learned weights" * any(True for _ in module.parameters())
-        told = f" Here it divides by {float(self.at(scale)):.3f}." if scale in self.t else ""
+        applied = f" Here it divides by {float(self.at(scale)):.3f}." if scale in self.t else ""
         panels = [vector("before", self.at(before))] if before in self.t else []
         return Step(
             title,
             wide,
             "y = norm(x)",
             "The vector is brought to a standard size, so that its numbers stay in the range that the next matrix "
-            f"was trained for: {divided[:1].lower()}{divided[1:]}{weighted}.{told}",
+            f"was trained for: {divided[:1].lower()}{divided[1:]}{weighted}.{applied}",
             [*panels, vector("after", y)],
         )
 
