@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from onward.cli import COMMANDS, GROUPS, MEANT, main
+from onward.cli import COMMANDS, GROUPS, SYNONYMS, main
 from onward.cli.commands.train import configure
 from onward.cli.shared.output import print_table
 from onward.cli.shared.training import in_words
@@ -76,8 +76,8 @@ def test_a_mistaken_command_is_answered_with_what_was_meant(
 
 
 def test_commands_that_are_meant_exist() -> None:
-    assert {*MEANT.values()} <= {*COMMANDS}
-    assert not MEANT.keys() & COMMANDS.keys()
+    assert {*SYNONYMS.values()} <= {*COMMANDS}
+    assert not SYNONYMS.keys() & COMMANDS.keys()
 
 
 @pytest.mark.parametrize(("loss", "said"), [(1.25, "3.49"), (23.0, "9,744,803,446.25"), (699.0, "3.731e+303")])
