@@ -60,8 +60,8 @@ def spelled(kind: Any) -> str:
 
 def ranges(kind: Any) -> list[Range]:
     """The ranges that a type declares."""
-    found = [limit for limit in kind.__metadata__ if isinstance(limit, Range)] if hasattr(kind, "__metadata__") else []
-    return found + [limit for inner in get_args(kind) for limit in ranges(inner)]
+    limits = [limit for limit in kind.__metadata__ if isinstance(limit, Range)] if hasattr(kind, "__metadata__") else []
+    return limits + [limit for inner in get_args(kind) for limit in ranges(inner)]
 
 
 def holds_only_ints(kind: Any) -> bool:
@@ -173,10 +173,10 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 @functools.cache
 def types(function: Callable[..., Any]) -> dict[str, Any]:
     """The types, with their ranges, of the parameters of a function, except those of `*args` and `**kwargs`."""
-    found = get_type_hints(function, include_extras=True)
+    hints = get_type_hints(function, include_extras=True)
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = signature_of(function).parameters.values()
-    return {p.name: found[p.name] for p in parameters if p.name in found and p.kind not in several}
+    return {p.name: hints[p.name] for p in parameters if p.name in hints and p.kind not in several}
 
 
 def checked(function: F) -> F:

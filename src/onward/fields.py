@@ -75,15 +75,15 @@ def hints(cls: type) -> dict[str, Any]:
 
 def read_docs(cls: type) -> dict[str, str]:
     """The meaning of each field of a dataclass: the comment at the end of its line in the source."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
             try:
                 source = inspect.getsource(base)
             except (OSError, TypeError):  # no source file
                 continue
-            found |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", source, re.MULTILINE))
-    return found
+            docs |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", source, re.MULTILINE))
+    return docs
 
 
 docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
@@ -282,12 +282,12 @@ def counted(number: int, noun: str) -> str:
 
 def changed_fields(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults."""
-    found = {}
+    changed = {}
     for f in dataclasses.fields(value):
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
         if f.init and getattr(value, f.name) != default:
-            found[f.name] = getattr(value, f.name)
-    return found
+            changed[f.name] = getattr(value, f.name)
+    return changed
 
 
 def only_in_python(kind: Any) -> bool:

@@ -116,8 +116,8 @@ def same_beginning(name: str, known: Iterable[str]) -> list[str]:
     plain = lambda text: re.sub(r"[^a-z0-9]", "", text.lower())
     typed = plain(name)
     shared = {candidate: min(typed, plain(candidate), key=len) for candidate in known}
-    found = [c for c, text in shared.items() if len(text) > 2 and typed.startswith(text) and plain(c).startswith(text)]
-    return sorted(found, key=lambda candidate: (-len(shared[candidate]), len(candidate), candidate))
+    close = [c for c, text in shared.items() if len(text) > 2 and typed.startswith(text) and plain(c).startswith(text)]
+    return sorted(close, key=lambda candidate: (-len(shared[candidate]), len(candidate), candidate))
 
 
 def parts(name: str) -> list[str]:

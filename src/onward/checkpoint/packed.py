@@ -32,11 +32,11 @@ def packed_integers(
     check_format(config)
     size = shape.rows(0, 2).tolist() if (shape.dtype, shape.shape) == ("I64", [2]) else []
     outputs, inputs = size if len(size) == 2 and min(size) > 0 else (0, 0)
-    found = [bits for bits in BITS.values() if packed.shape == [outputs, math.ceil(inputs * bits / 32)]]
+    widths = [bits for bits in BITS.values() if packed.shape == [outputs, math.ceil(inputs * bits / 32)]]
     groups = scales.shape[1] if len(scales.shape) == 2 and scales.shape[0] == outputs else 0
-    if not found or packed.dtype != "I32" or scales.dtype not in FLOATS or not groups or inputs % groups:
+    if not widths or packed.dtype != "I32" or scales.dtype not in FLOATS or not groups or inputs % groups:
         raise refusal(name, packed, scales, f"integers of 4 or 8 bits for a weight of shape {size}")
-    bits, group = found[0], inputs // groups
+    bits, group = widths[0], inputs // groups
 
     def integers(start: int, end: int) -> tuple[Tensor, Tensor]:
         return unpacked(packed.rows(start, end), bits, inputs), scales.rows(start, end)
@@ -60,8 +60,8 @@ def check_format(config: Mapping[str, Any]) -> None:
     weights = [part.get("weights") for part in parts if isinstance(part, Mapping)]
     if config.get("format") != FORMAT:
         raise UserError(f"config.json has the quantized format {config.get('format')!r}: Onward reads {FORMAT!r}")
-    for found in weights:
-        if isinstance(found, Mapping) and (found.get("symmetric") is False or found.get("actorder")):
+    for scheme in weights:
+        if isinstance(scheme, Mapping) and (scheme.get("symmetric") is False or scheme.get("actorder")):
             raise UserError(
                 "config.json has a quantization_config with zero points or reordered inputs (symmetric, actorder): "
                 "get weights without"
@@ -78,10 +78,10 @@ def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) ->
 
 def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
     """The integers (O, I) in int8 from int32 (O, words)."""
-    found = words.contiguous().view(torch.uint8)
+    integers = words.contiguous().view(torch.uint8)
     if bits == 4:
-        found = torch.stack([found & 15, found >> 4], 2).flatten(1)
-    return (found[:, :inputs] - (1 << (bits - 1))).view(torch.int8)
+        integers = torch.stack([integers & 15, integers >> 4], 2).flatten(1)
+    return (integers[:, :inputs] - (1 << (bits - 1))).view(torch.int8)
 
 
 def packed(integers: Tensor, bits: int) -> Tensor:

@@ -60,9 +60,9 @@ class ModelSource(ABC):
 
     def required_tokenizer(self) -> Tokenizer:
         """The tokenizer; a UserError if there is none."""
-        if (found := self.tokenizer()) is None:
+        if (tokenizer := self.tokenizer()) is None:
             raise UserError(f"{self.path} has no tokenizer: name a file or folder that holds one")
-        return found
+        return tokenizer
 
 
 ALLOCATIONS = torch.empty, torch.full, torch.ones, torch.zeros

@@ -66,12 +66,12 @@ def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
             kept.append((record, reads, writes))
         else:
             constant |= writes
-    live, found = memory(recording.result), list[Record]()
+    live, result = memory(recording.result), list[Record]()
     for record, reads, writes in reversed(kept):
         if isinstance(record, Write) or writes & live:
             live |= reads
-            found.append(record)
-    return found[::-1]
+            result.append(record)
+    return result[::-1]
 
 
 def label(record: Record) -> str:

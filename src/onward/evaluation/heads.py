@@ -67,18 +67,18 @@ def within(examples: Iterable[Example], length: int) -> Iterator[Example]:
 def evaluate_head(model: Decoder, examples: Examples) -> ClassEvaluation | PairEvaluation:
     """The figures of a classifier or, for a head with one output, of a reward model."""
     labels = head_labels(model)
-    found = outputs(model, [examples.sequence(i).until_trained() for i in range(len(examples.ends))]).cpu()
+    scores = outputs(model, [examples.sequence(i).until_trained() for i in range(len(examples.ends))]).cpu()
     if len(labels) < 2:
-        chosen, rejected = found[::2, 0], found[1::2, 0]
+        chosen, rejected = scores[::2, 0], scores[1::2, 0]
         right = (chosen > rejected).float() + 0.5 * (chosen == rejected)
         mean = lambda values: float(values.mean())
         return PairEvaluation(mean(right), mean(chosen - rejected), mean(chosen), mean(rejected), len(examples))
     wanted = torch.from_numpy(examples.numbers["label"]).long()
-    taken = found.argmax(-1)  # (M,)
+    taken = scores.argmax(-1)  # (M,)
     counts = torch.bincount(wanted * len(labels) + taken, minlength=len(labels) ** 2).view(len(labels), -1)
     return ClassEvaluation(
         accuracy=float((taken == wanted).float().mean()),
-        label_loss=float(F.cross_entropy(found, wanted)),
+        label_loss=float(F.cross_entropy(scores, wanted)),
         examples=len(examples),
         confusion={label: dict(zip(labels, row)) for label, row in zip(labels, counts.tolist())},
     )

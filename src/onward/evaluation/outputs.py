@@ -20,14 +20,14 @@ BINS = 10  # of confidence, from 0 to 1
 def outputs(model: Decoder, sequences: Sequence[Sequence[int]]) -> Tensor:
     """The outputs (S, N) of the head after the last token of each sequence of token ids, in at least fp32. A UserError
     if the model has no head."""
-    head, found = head_of(model), []
+    head, rows = head_of(model), []
     with without_dropout(model):
         for start in range(0, len(sequences), ROWS):
             several = [torch.tensor(sequence) for sequence in sequences[start : start + ROWS]]
             hidden = model.hidden(pad_sequence(several, batch_first=True).to(model.device))
             lasts = torch.tensor([len(sequence) - 1 for sequence in several], device=model.device)
-            found.append(head(hidden[torch.arange(len(several), device=model.device), lasts]))
-    return torch.cat(found)
+            rows.append(head(hidden[torch.arange(len(several), device=model.device), lasts]))
+    return torch.cat(rows)
 
 
 def calibration_bins(confidence: Tensor, right: Tensor) -> dict[str, Tensor]:

@@ -31,13 +31,13 @@ def logprobs(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
     with without_dropout(model):
         logits = model.logits(model.hidden(ids[:, :-1])[:, first - 1 :])
     exact = torch.promote_types(logits.dtype, torch.float32)
-    found = logits.log_softmax(-1, dtype=exact).gather(-1, ids[:, first:, None])[..., 0].cpu().numpy()
-    if not np.isfinite(found).all():
+    result = logits.log_softmax(-1, dtype=exact).gather(-1, ids[:, first:, None])[..., 0].cpu().numpy()
+    if not np.isfinite(result).all():
         raise UserError(
             f"the model's log-probabilities are NaN or infinite (in {exact}, weights in {model.dtype}): check its "
             "weights and config.json, or load it in another dtype"
         )
-    return found
+    return result
 
 
 TOGETHER = 4096  # tokens in one call

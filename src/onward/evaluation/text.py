@@ -53,12 +53,12 @@ def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
 
 def documents_of(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str]:
     """The documents of one or several texts and paths: a str is a document, and a UserError if it names a file."""
-    found: list[str] = []
+    result: list[str] = []
     for one in [given] if isinstance(given, str | PathLike) else given:
         if isinstance(one, str):
             check_text(one, "text", "give Path({!r})")
-        found += [one] if isinstance(one, str) else documents([fspath(one)])
-    return found
+        result += [one] if isinstance(one, str) else documents([fspath(one)])
+    return result
 
 
 def evaluate_texts(model: Decoder, tokenizer: Tokenizer, documents: Sequence[str], stride: int = 0) -> Evaluation:

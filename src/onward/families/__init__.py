@@ -309,5 +309,5 @@ def with_defaults(hf: HF, defaults: HF) -> HF:
 
 def sizes(hf: HF, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     """Our fields from their keys: `keys` maps our name to (their name, transformers' default)."""
-    found = {our: hf.get(their, default) for our, (their, default) in keys.items()}
-    return {our: value for our, value in found.items() if value is not None}
+    values = {our: hf.get(their, default) for our, (their, default) in keys.items()}
+    return {our: value for our, value in values.items() if value is not None}

@@ -72,7 +72,7 @@ def sparse_keys(c: DecoderConfig) -> tuple[Experts, dict[str, Any]]:
         "moe_intermediate_size": part.d_ff or c.d_ff,
         "norm_topk_prob": part.router.renormalize,
         "decoder_sparse_step": 1,
-        "mlp_only_layers": [layer for layer, found in enumerate(parts) if found != part],
+        "mlp_only_layers": [layer for layer, one in enumerate(parts) if one != part],
     }
 
 

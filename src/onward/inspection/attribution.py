@@ -93,16 +93,16 @@ def logit_attribution(
         heads.append(by_head)
         biases.append(bias)
     embedding = float(at("blocks.0.in") @ direction)
-    found = [torch.stack(parts[::-1]).cpu() for parts in (heads, biases, mlps)]
-    total = embedding + constant + sum(float(part.sum()) for part in found)
-    size = max(1.0, float(size), abs(embedding) + sum(float(part.abs().sum()) for part in found))
+    stacked = [torch.stack(parts[::-1]).cpu() for parts in (heads, biases, mlps)]
+    total = embedding + constant + sum(float(part.sum()) for part in stacked)
+    size = max(1.0, float(size), abs(embedding) + sum(float(part.abs().sum()) for part in stacked))
     if not abs(total - logit) <= TOLERANCE[model.dtype] * size:
         raise UserError(
             f"the parts of the logit add up to {total:.6g}, and the logit is {logit:.6g}: an edit, a hook or a module "
             "of your own adds to the residual stream what is no head, feed-forward or embedding"
         )
     return LogitAttribution(
-        list(tokens), position, target, against, logit, embedding, found[0], found[1], found[2], constant
+        list(tokens), position, target, against, logit, embedding, stacked[0], stacked[1], stacked[2], constant
     )
 
 

@@ -47,12 +47,12 @@ class HeadRoles:
 
 def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Iterate over (layer, attention weights (B, H, T, T)) for token ids (B, T)."""
-    found: dict[int, Tensor] = {}
+    weights: dict[int, Tensor] = {}
     with without_dropout(model), torch.no_grad(), trace(model, "blocks.*.attn.weights") as t:
         model.hidden(tokens.to(model.device))
     for layer in range(model.config.n_layers):
-        found[layer] = exact(t[f"blocks.{layer}.attn.weights"])
-    yield from found.items()
+        weights[layer] = exact(t[f"blocks.{layer}.attn.weights"])
+    yield from weights.items()
 
 
 def mean_weight(weights: Tensor, offset: int, first: int = 0) -> Tensor:

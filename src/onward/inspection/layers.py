@@ -93,15 +93,15 @@ def units(
 def singular_values(model: Decoder, pattern: str = "*") -> dict[str, Tensor]:
     """The singular values, in descending order, of each matrix whose name matches a pattern, adapters included; of
     stacks of experts, (X, values)."""
-    targets, found = weights(model), dict[str, Tensor]()
+    targets, result = weights(model), dict[str, Tensor]()
     for name, p in model.named_parameters():
         if p.ndim >= 2 and fnmatchcase(name, pattern):
             target = targets.get(name.removesuffix(".weight"))
             matrix = target.adapters.weight(target.weight) if target and target.adapters else p
-            found[name] = torch.linalg.svdvals(exact(matrix.detach())).cpu()
-    if not found:
+            result[name] = torch.linalg.svdvals(exact(matrix.detach())).cpu()
+    if not result:
         raise UserError(f"no matrix of the model is named {pattern}: try 'blocks.0.*'")
-    return found
+    return result
 
 
 @dataclass(frozen=True)

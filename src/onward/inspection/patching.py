@@ -46,12 +46,12 @@ def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
 
     (1, 0) for an activation without heads, which is patched by position; also if the axis is the last, as for units.
     """
-    found = {}
+    heads = {}
     for layer in range(model.config.n_layers):
         if one := activations(model).get(f"blocks.{layer}.{site}"):
             by_head = one.axis is not None and one.axis < len(one.shape) - 1 and not one.count
-            found[layer] = (one.axis, one.parts) if by_head and one.axis is not None else (1, 0)
-    return found
+            heads[layer] = (one.axis, one.parts) if by_head and one.axis is not None else (1, 0)
+    return heads
 
 
 def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -89,8 +89,8 @@ def activation_patching(
         for part in torch.arange(count or len(clean), device=model.device).split(TOGETHER):
             change = partial(patched, t[name], part, axis)
             with without_dropout(model), edit(model, {name: change}):
-                found = exact(metric(model(row.expand(len(part), -1))))
-            effects[layer, part.cpu()] = ((found - bad) / (good - bad)).float().cpu()
+                patched_metric = exact(metric(model(row.expand(len(part), -1))))
+            effects[layer, part.cpu()] = ((patched_metric - bad) / (good - bad)).float().cpu()
     return Patching(list(clean), list(corrupted), site, effects, good, bad)
 
 

@@ -77,13 +77,13 @@ def token_statistics(model: Decoder, tokens: Sequence[int]) -> TokenStatistics:
     it."""
     log_p = exact(logits(model, tokens)[:-1]).log_softmax(-1)
     ids = torch.tensor(list(tokens)[1:], device=log_p.device)
-    found = log_p.gather(1, ids[:, None])
-    ranks = (log_p > found).sum(1) + 1
+    of_token = log_p.gather(1, ids[:, None])
+    ranks = (log_p > of_token).sum(1) + 1
     entropies = torch.special.entr(log_p.exp()).sum(1)
     first = log_p.new_full((1,), torch.nan)
     return TokenStatistics(
         list(tokens),
-        torch.cat([first, found[:, 0]]).cpu(),
+        torch.cat([first, of_token[:, 0]]).cpu(),
         torch.cat([ranks.new_zeros(1), ranks]).cpu(),
         torch.cat([first, entropies]).cpu(),
     )
@@ -162,7 +162,7 @@ def score_alternatives(
         raise UserError("there are no alternatives: give at least one")
     prompt = "".join(f"{q}{a}{separator}" for q, a in examples) + question
     before = tokenizer.begin(tokenizer.encode(prompt))
-    found: list[tuple[float, int, int]] = []
+    scored: list[tuple[float, int, int]] = []
     for text in alternatives:
         whole = tokenizer.begin(tokenizer.encode(prompt + text))
         first = next((i for i, (a, b) in enumerate(zip(before, whole)) if a != b), min(len(before), len(whole)))
@@ -172,10 +172,10 @@ def score_alternatives(
         if len(whole) > model.config.context_length:
             raise UserError(f"question and answer are {len(whole)} tokens, more than the context: shorten them")
         total = float(logprobs(model, torch.tensor([whole]).numpy(), first).sum())
-        found.append((total, len(whole) - first, len(text.encode())))
+        scored.append((total, len(whole) - first, len(text.encode())))
     return Alternatives(
         list(alternatives),
-        [total for total, _, _ in found],
-        [total / count for total, count, _ in found],
-        [total / max(1, size) for total, _, size in found],
+        [total for total, _, _ in scored],
+        [total / count for total, count, _ in scored],
+        [total / max(1, size) for total, _, size in scored],
     )

@@ -41,25 +41,25 @@ def machine_for(
     if device in DEVICES:
         known = DEVICES[device]
         sheet = same_flops(known.flops, known.fp32 or known.flops / 2)
-        found = Machine(device, "data sheet", known.memory, known.bandwidth, sheet)
+        machine = Machine(device, "data sheet", known.memory, known.bandwidth, sheet)
     elif device not in HERE:
         raise UserError(f"device is {device!r}: {nearest(device, (*HERE, *DEVICES))}")
     elif memory and bandwidth and flops:
-        found = Machine("a machine", "as given", memory, bandwidth, {})
+        machine = Machine("a machine", "as given", memory, bandwidth, {})
     else:
         chosen = choose_device(device)
-        found = measured_machine((dtype, precision), chosen)
+        machine = measured_machine((dtype, precision), chosen)
         step = step_seconds(config, weights, batch, chosen)
-        reached = share or trial_share(config, precision, context, found.flops[precision], chosen)
-        found = replace(found, step_seconds=step, training_share=reached)
+        reached = share or trial_share(config, precision, context, machine.flops[precision], chosen)
+        machine = replace(machine, step_seconds=step, training_share=reached)
     if share:
-        found = replace(found, training_share=share)
+        machine = replace(machine, training_share=share)
     if memory:
-        found = replace(found, memory=memory)
+        machine = replace(machine, memory=memory)
     if bandwidth:
-        found = replace(found, bandwidth=bandwidth, step_seconds=0.0)
+        machine = replace(machine, bandwidth=bandwidth, step_seconds=0.0)
     if flops:
-        found = replace(found, flops=same_flops(flops, flops))
-    if (memory or bandwidth or flops) and found.source != "as given":
-        found = replace(found, source=f"{found.source}, with the figures given")
-    return found
+        machine = replace(machine, flops=same_flops(flops, flops))
+    if (memory or bandwidth or flops) and machine.source != "as given":
+        machine = replace(machine, source=f"{machine.source}, with the figures given")
+    return machine

@@ -153,8 +153,8 @@ Declarations = dict[str, Activation | Child]
 def declared(module: nn.Module, child: Child) -> Declarations:
     """The declarations of a submodule, in the shapes that they have inside its parent."""
     method = getattr(type(module), "activations", child.default)
-    found = {name: placed(one, child) for name, one in method(module).items()}
-    return {name: one for name, one in found.items() if child.rotary or not one.rotary or isinstance(one, Child)}
+    own = {name: placed(one, child) for name, one in method(module).items()}
+    return {name: one for name, one in own.items() if child.rotary or not one.rotary or isinstance(one, Child)}
 
 
 def placed(one: Activation | Child, child: Child) -> Activation | Child:
@@ -183,15 +183,15 @@ def block(module: nn.Module, mid: tuple[str, str] | None = None) -> Declarations
     """The activations of a block with submodules `attn`, `mlp` and norms (names that end with `norm`); also of a block
     without declarations."""
     stream = "B", "T", "D"
-    found: Declarations = {"in": Activation(Input(), stream)}
+    names: Declarations = {"in": Activation(Input(), stream)}
     for name, _ in module.named_children():
         if name.endswith("norm"):
-            found[name] = Child(name, default=NORM)
+            names[name] = Child(name, default=NORM)
         elif name in ("attn", "mlp"):
-            found |= {name: Child(name), f"{name}.out": Activation(Output(name), stream)}
+            names |= {name: Child(name), f"{name}.out": Activation(Output(name), stream)}
         if name == "attn" and mid:
-            found["mid"] = Activation(Mid(*mid), stream)
-    return {**found, "out": Activation(Output(), stream)}
+            names["mid"] = Activation(Mid(*mid), stream)
+    return {**names, "out": Activation(Output(), stream)}
 
 
 def attention(n_heads: int, d_value: int) -> Declarations:

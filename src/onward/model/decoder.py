@@ -84,15 +84,15 @@ class Decoder(Shown, nn.Module):
 
     def activations(self) -> Declarations:
         c = self.config
-        found: Declarations = {"embed": Activation(Output("embed"), ("B", "T", c.d_embed))}
+        names: Declarations = {"embed": Activation(Output("embed"), ("B", "T", c.d_embed))}
         if self.position is not None:
-            found["position"] = Activation(Output("position"), ("B", "T", "D"))
-        found["embed_norm"] = Child("embed_norm", default=NORM)
+            names["position"] = Activation(Output("position"), ("B", "T", "D"))
+        names["embed_norm"] = Child("embed_norm", default=NORM)
         for layer in range(c.n_layers):
             rotary, name = rotates(at(c.position, layer)), f"blocks.{layer}"
-            found[name] = Child(name, rotary=rotary, default=activations.block)
-        found["norm"] = Child("norm", default=NORM)
-        return {**found, "logits": Activation(Output("logit_softcap"), ("B", "T", c.vocab_size))}
+            names[name] = Child(name, rotary=rotary, default=activations.block)
+        names["norm"] = Child("norm", default=NORM)
+        return {**names, "logits": Activation(Output("logit_softcap"), ("B", "T", c.vocab_size))}
 
     @property
     def device(self) -> torch.device:

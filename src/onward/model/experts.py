@@ -146,17 +146,17 @@ class ExpertsModule(nn.Module):
     def activations(self) -> Declarations:
         steps, count, top_k = ExpertSteps(), self.part.count, self.part.top_k
         units, width = self.gate.size(1), self.gate.size(2)
-        found: Declarations = {}
+        names: Declarations = {}
         if hasattr(self.router, "scoring"):
-            found["router.scores"] = Activation(steps, ("B", "T", count), 2, count)
-        found["router.choices"] = Activation(steps, ("B", "T", top_k), None, count, editable=False)
-        found["shares"] = Activation(steps, ("B", "T", count), 2, count)
-        found["post"] = Activation(steps, ("B", "T", top_k, units), None, count)
-        found["experts"] = Activation(steps, ("B", "T", top_k, width), 2, count)
+            names["router.scores"] = Activation(steps, ("B", "T", count), 2, count)
+        names["router.choices"] = Activation(steps, ("B", "T", top_k), None, count, editable=False)
+        names["shares"] = Activation(steps, ("B", "T", count), 2, count)
+        names["post"] = Activation(steps, ("B", "T", top_k, units), None, count)
+        names["experts"] = Activation(steps, ("B", "T", top_k, width), 2, count)
         if self.shared is not None:
-            found["shared"] = Child("shared", flat=True)
-            found["shared.out"] = Activation(Output("shared", flat=True), ("B", "T", width))
-        return found
+            names["shared"] = Child("shared", flat=True)
+            names["shared.out"] = Activation(Output("shared", flat=True), ("B", "T", width))
+        return names
 
     def stack(self, name: str, dtype: torch.dtype) -> Stack:
         """The weights and biases, if any, of one projection of all experts, in this dtype."""

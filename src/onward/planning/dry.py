@@ -76,9 +76,9 @@ class LiveBytes(TorchDispatchMode):
 
     def cut(self) -> Segment:
         """The segment since the last call."""
-        found = Segment(self.now - self.start, self.peak - self.start)
+        segment = Segment(self.now - self.start, self.peak - self.start)
         self.start = self.peak = self.now
-        return found
+        return segment
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
     """The decoder with only these layers. Its experts are computed one after the other."""
 
     def part(name: str, layer: int) -> Any:
-        found = at(getattr(config, name), layer)
-        return replace(found, backend="loop") if isinstance(found, Experts) else found
+        one = at(getattr(config, name), layer)
+        return replace(one, backend="loop") if isinstance(one, Experts) else one
 
     parts: dict[str, Any] = {name: tuple(part(name, layer) for layer in layers) for name in LAYERED}
     final = config.final_norm or at(config.norm, config.n_layers - 1)

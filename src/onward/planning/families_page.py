@@ -26,10 +26,10 @@ def families() -> str:
         return ", ".join(f"`{name}`" for name in names)
 
     rows = []
-    for found in catalog():
-        types, classes = code(found["architectures"]), code(found["architectures"].values())
-        releases = ", ".join(preset["name"] for preset in found["presets"])
-        rows.append([code([f"{found['family']}.py"]), found["about"], types, classes, releases])
+    for family in catalog():
+        types, classes = code(family["architectures"]), code(family["architectures"].values())
+        releases = ", ".join(preset["name"] for preset in family["presets"])
+        rows.append([code([f"{family['family']}.py"]), family["about"], types, classes, releases])
     return table(["file", "what it is", "model_type", "architecture in transformers", "releases"], rows)
 
 
@@ -38,12 +38,12 @@ def ladder() -> str:
     known = [name for name in LADDER if name in presets()]
     steps = [step(before, after) for before, after in pairwise(known)]
     return "\n\n".join(
-        f"### {found['before']} → {found['after']}\n\n"
+        f"### {one['before']} → {one['after']}\n\n"
         + table(
             ["what", "before", "after", "meaning"],
-            [[f"`{c['what']}`", text(c["before"]), text(c["after"]), c["meaning"]] for c in found["changes"]],
+            [[f"`{c['what']}`", text(c["before"]), text(c["after"]), c["meaning"]] for c in one["changes"]],
         )
-        for found in steps
+        for one in steps
     )
 
 
@@ -51,7 +51,7 @@ def renewed(page: str) -> str:
     """The page with its text between `<!-- NAME -->` and `<!-- end -->` generated anew."""
     made = {"families": families(), "ladder": ladder()}
     within = re.compile(r"<!-- (\w+) -->\n.*?\n<!-- end -->", re.DOTALL)
-    return within.sub(lambda found: f"<!-- {found[1]} -->\n\n{made[found[1]]}\n\n<!-- end -->", page)
+    return within.sub(lambda match: f"<!-- {match[1]} -->\n\n{made[match[1]]}\n\n<!-- end -->", page)
 
 
 if __name__ == "__main__":

@@ -188,15 +188,15 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
     best = x[values.argmin()]
     choose = np.random.default_rng(seed)
     counts = choose.multinomial(len(runs), [1 / len(runs)] * len(runs), size=resamples).astype(float)
-    found, _ = minima(np.repeat(best[None], resamples, 0), counts, LAST, *numbers)
+    resampled, _ = minima(np.repeat(best[None], resamples, 0), counts, LAST, *numbers)
     law = law_of(best)
     residuals = numbers[2] - np.log([law.loss(run.parameters, run.tokens) for run in runs])
     fit = LossFit(
         law,
         float(values.min()),
-        intervals([constants(one) for one in found]),
+        intervals([constants(one) for one in resampled]),
         residuals.tolist(),
-        [law_of(one) for one in found],
+        [law_of(one) for one in resampled],
     )
     if not fit.determined:
         message = f"alpha {law.alpha:.3g} and beta {law.beta:.3g}: the runs do not determine a law"
@@ -215,11 +215,11 @@ def constants(x: Array) -> dict[str, float]:
     return {**vars(law), "a": law.beta / (law.alpha + law.beta)}
 
 
-def intervals(found: Sequence[dict[str, float]]) -> dict[str, tuple[float, float]]:
+def intervals(samples: Sequence[dict[str, float]]) -> dict[str, tuple[float, float]]:
     """The 2.5th and 97.5th percentile of each number."""
-    if not found:
+    if not samples:
         return {}
-    ends = {name: np.percentile([one[name] for one in found], [2.5, 97.5]) for name in found[0]}
+    ends = {name: np.percentile([one[name] for one in samples], [2.5, 97.5]) for name in samples[0]}
     return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
@@ -232,7 +232,7 @@ def parabolas(runs: Sequence[Run]) -> list[Parabola]:
             groups[-1].append(run)
         else:
             groups.append([run])
-    found = []
+    result = []
     for group in groups:
         if len({run.parameters for run in group}) < 3:
             continue
@@ -246,13 +246,13 @@ def parabolas(runs: Sequence[Run]) -> list[Parabola]:
             warnings.warn(
                 f"{flops:.3g} FLOPs: the best size lies outside the sizes that were trained", Unreliable, stacklevel=2
             )
-        found.append(Parabola(flops, [run.parameters for run in group], losses, best, inside))
-    return found
+        result.append(Parabola(flops, [run.parameters for run in group], losses, best, inside))
+    return result
 
 
-def fit_frontier(found: Sequence[Parabola]) -> Frontier:
+def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
     """The best size as a power of the operations, by least squares of the logarithms; needs two budgets."""
-    inside = [one for one in found if one.best is not None and one.inside]
+    inside = [one for one in curves if one.best is not None and one.inside]
     if len(inside) < 2:
         raise UserError("the best sizes of at least two budgets are needed, each between sizes that were trained")
     exponent, scale = np.polyfit(np.log([one.flops for one in inside]), np.log([one.best or 1 for one in inside]), 1)
@@ -281,9 +281,9 @@ def fit_power(flops: Sequence[float], losses: Sequence[float], resamples: int = 
         best = min(tried(best[2] + shift) for shift in FINER)
         return dict(zip(("scale", "exponent", "floor"), best[1:]))
 
-    best, choose, found = fitted(c, wanted), np.random.default_rng(seed), list[dict[str, float]]()
-    while len(found) < resamples:
+    best, choose, samples = fitted(c, wanted), np.random.default_rng(seed), list[dict[str, float]]()
+    while len(samples) < resamples:
         some = choose.integers(len(c), size=len(c))
         if len(set(some.tolist())) >= 3:
-            found.append(fitted(c[some], wanted[some]))
-    return PowerFit(**best, intervals=intervals(found))
+            samples.append(fitted(c[some], wanted[some]))
+    return PowerFit(**best, intervals=intervals(samples))

@@ -64,11 +64,11 @@ def fit_runs(runs: Sequence[Run]) -> FittedLaw:
     """Fit all laws to runs, and collect the warnings. Raises a UserError for fewer than LEAST runs."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        loss, found = fit_loss(runs), parabolas(runs)
+        loss, curves = fit_loss(runs), parabolas(runs)
         try:
-            frontier = fit_frontier(found)
+            frontier = fit_frontier(curves)
         except UserError:
             frontier = None
-        budgets = [(parabola.flops, min(parabola.losses)) for parabola in found]
+        budgets = [(parabola.flops, min(parabola.losses)) for parabola in curves]
         power = fit_power(*zip(*budgets)) if len(budgets) >= LEAST else None  # type: ignore[arg-type]
-    return FittedLaw(runs, loss, found, frontier, power, [*dict.fromkeys(str(one.message) for one in caught)])
+    return FittedLaw(runs, loss, curves, frontier, power, [*dict.fromkeys(str(one.message) for one in caught)])

@@ -152,5 +152,5 @@ def smaller_models(law: Loss, flops: float, answered: float) -> list[Smaller]:
     `answered` tokens."""
     best, tokens = law.optimum(flops)
     loss = law.loss(best, tokens)
-    found = [(share * best, law.tokens_for(share * best, loss)) for share in SHARES]
-    return [Smaller(n, d, 6 * n * d, 2 * n * answered) for n, d in found if math.isfinite(d)]
+    sizes = [(share * best, law.tokens_for(share * best, loss)) for share in SHARES]
+    return [Smaller(n, d, 6 * n * d, 2 * n * answered) for n, d in sizes if math.isfinite(d)]

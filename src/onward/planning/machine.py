@@ -101,8 +101,8 @@ def measured_machine(dtypes: Iterable[str], device: torch.device | None = None) 
     """This machine, or a GPU of it, measured for about a second by matrix products in some dtypes and by reductions."""
     device, name, memory = device or torch.device("cpu"), "this machine", memory_size()
     if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        name, memory = found.name, found.total_memory
+        properties = torch.cuda.get_device_properties(device)
+        name, memory = properties.name, properties.total_memory
     peaks = {dtype: peak_flops(dtype, device) for dtype in {NAMES[name] for name in dtypes}}
     flops = {name: peaks[dtype] for name, dtype in NAMES.items() if dtype in peaks}
     return Machine(name, "measured", memory, read_bandwidth(device), flops, device.type == "cpu")

@@ -138,16 +138,14 @@ def training_memory(
     holes: float = HOLES,
 ) -> TrainingMemory:
     """The memory of training on batches of `rows` windows of `length` tokens, as a Trainer does it with this loss."""
-    found = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
-    gradients, transient = 4 * parameters(config), found.step.peak
+    dry = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
+    gradients, transient = 4 * parameters(config), dry.step.peak
     if optimizer == "muon":
         matrices = hidden_matrices(config)
         transient = max(transient, gradients + 2 * matrices.total() + ORTHOGONAL * max(matrices.values(), default=0))
     weights = weight_bytes(config)
     state = optimizer_bytes(config, optimizer)
-    return TrainingMemory(
-        weights, gradients, state, found.forward.kept, found.loss.peak, transient, int(holes * transient)
-    )
+    return TrainingMemory(weights, gradients, state, dry.forward.kept, dry.loss.peak, transient, int(holes * transient))
 
 
 def most(needed: Callable[[int], float], memory: float, limit: int) -> int:

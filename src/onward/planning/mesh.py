@@ -38,10 +38,10 @@ class Mesh:
     @classmethod
     def of(cls, text: str, inside: Inside) -> Mesh:
         """The mesh for a text such as 8x4."""
-        found = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,6})", text.strip())
-        if not found:
+        match = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,6})", text.strip())
+        if not match:
             raise UserError(f"mesh is {text!r}: write groups x devices of a group, such as 8x4")
-        return cls(int(found[1]), int(found[2]), inside)
+        return cls(int(match[1]), int(match[2]), inside)
 
     @property
     def count(self) -> int:

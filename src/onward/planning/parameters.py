@@ -27,10 +27,13 @@ def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
 
 def kinds(config: DecoderConfig) -> list[list[int]]:
     """The layers of each kind of block, the kind of the first layer first."""
-    slots, found = (config.block, config.attention, config.mlp, config.norm, config.position), dict[object, list[int]]()
+    slots, layers_of = (
+        (config.block, config.attention, config.mlp, config.norm, config.position),
+        dict[object, list[int]](),
+    )
     for layer in range(config.n_layers):
-        found.setdefault(tuple(at(parts, layer) for parts in slots), []).append(layer)  # type: ignore[type-var]
-    return [*found.values()]
+        layers_of.setdefault(tuple(at(parts, layer) for parts in slots), []).append(layer)  # type: ignore[type-var]
+    return [*layers_of.values()]
 
 
 def size(module: nn.Module) -> int:
@@ -59,8 +62,8 @@ def biases(config: DecoderConfig) -> str:
     """The layers with a bias, such as `q, k, v, out, mlp, norms`; or none."""
     trained = [name for module, _ in modules(config) for name, p in module.named_parameters() if p.requires_grad]
     names = [name.split(".") for name in trained]
-    found = dict.fromkeys(owner(path) for *path, leaf in names if leaf.endswith("bias"))
-    return ", ".join(sorted(found, key="norms".__eq__)) or "none"
+    owners = dict.fromkeys(owner(path) for *path, leaf in names if leaf.endswith("bias"))
+    return ", ".join(sorted(owners, key="norms".__eq__)) or "none"
 
 
 def owner(path: list[str]) -> str:

@@ -22,8 +22,8 @@ def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
     path = Path(name)
     if name not in presets() and (path.exists() or len(path.parts) > 1):
         return open_source(locate(name, only="config")).family()
-    found = preset(name, others)
-    return modules()[found.family], found.config
+    release = preset(name, others)
+    return modules()[release.family], release.config
 
 
 def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
@@ -58,7 +58,7 @@ def steps(name: str) -> list[dict[str, Any]]:
 def catalog() -> Iterator[dict[str, Any]]:
     """Every family with its releases and their sizes."""
     for name, module in sorted(modules().items()):
-        found = [
+        entries = [
             {
                 "name": preset.name,
                 "parameters": parameters(preset.config),
@@ -69,4 +69,4 @@ def catalog() -> Iterator[dict[str, Any]]:
             for preset in presets().values()
             if preset.family == name
         ]
-        yield {"family": name, "about": sentence(module), "architectures": module.ARCHITECTURES, "presets": found}
+        yield {"family": name, "about": sentence(module), "architectures": module.ARCHITECTURES, "presets": entries}

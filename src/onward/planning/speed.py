@@ -70,7 +70,7 @@ def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf
         engine.add(request)
     for request, _ in engine.run():
         times[request].append(perf_counter() - start)
-        if perf_counter() - start > limit and all(len(found) > LEAST for found in times.values()):
+        if perf_counter() - start > limit and all(len(seconds) > LEAST for seconds in times.values()):
             for left in requests:
                 engine.cancel(left)
     if failed := [request.error for request in requests if request.error]:
@@ -129,7 +129,7 @@ def measure(
     runs: list[Generation] = []
     while not runs or (len(runs) < ROUNDS and perf_counter() - start < seconds):
         runs.append(run(new, seconds / 2))
-    decode, prefill = (median(found) for found in zip(*((r.decode_speed, batch * prompt / r.first) for r in runs)))
+    decode, prefill = (median(values) for values in zip(*((r.decode_speed, batch * prompt / r.first) for r in runs)))
     length = prompt + median(len(r.tokens[0]) for r in runs) / 2
     read = read_bytes(model, model.embed) - idle(model) * model.dtype.itemsize
     read += batch * int(length * cache_bytes_per_token(config, model.dtype.itemsize, length))

@@ -31,11 +31,11 @@ def read_table(path: Path) -> list[Run]:
         raise UserError(f"{path} cannot be read ({error}): name a table") from None
     rows = csv.DictReader(lines, delimiter="\t" if path.suffix == ".tsv" else ",")
     names = {name.strip().lower(): name for name in rows.fieldnames or ()}
-    found = {what: names[alias] for what, aliases in COLUMNS.items() for alias in reversed(aliases) if alias in names}
+    columns = {what: names[alias] for what, aliases in COLUMNS.items() for alias in reversed(aliases) if alias in names}
     for what, others in (("parameters", ""), ("tokens", "flops"), ("loss", "")):
-        if not {what, others} & set(found):
+        if not {what, others} & set(columns):
             raise UserError(f"{path} has no column {what} (it has {', '.join(names) or 'none'}): name one so")
-    return [of_row(row, found, f"{path}, line {rows.line_num}") for row in rows]
+    return [of_row(row, columns, f"{path}, line {rows.line_num}") for row in rows]
 
 
 def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> Run:
@@ -79,8 +79,8 @@ def operations(text: str, name: str) -> float:
 
 def number_with(text: str, units: Mapping[str, float], message: str) -> float:
     """A positive number with one of some units; a UserError with the message for anything else."""
-    found = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)", text.strip().lower())
-    value = float(found[1]) * units.get(found[2], math.nan) if found else math.nan
+    match = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)", text.strip().lower())
+    value = float(match[1]) * units.get(match[2], math.nan) if match else math.nan
     if not (math.isfinite(value) and value > 0):
         raise UserError(message)
     return value

@@ -23,8 +23,12 @@ def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping
         "lead": visible(f"{summary}. Examined on {date.today().isoformat()}."),
         "failed": "".join(article(row) for row in failed),
         "others": "".join(
-            details(f"{status}: {len(found)}", [(row["check"], row["what"], row["how"]) for row in found], HEADER)
-            for status, found in others.items()
+            details(
+                f"{status}: {len(rows)}",
+                [(row["check"], row["what"], row["how"]) for row in rows],
+                HEADER,
+            )
+            for status, rows in others.items()
         ),
     }
     with written_whole(page) as new:

@@ -92,12 +92,12 @@ class MaskedString(str):
         return lines if keepends else [line[: len(str.splitlines(line)[0])] for line in lines]
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:  # type: ignore[override]
-        before, found, after = self.located(super().partition(sep), "")
-        return before, found, after
+        before, separator, after = self.located(super().partition(sep), "")
+        return before, separator, after
 
     def rpartition(self, sep: str, /) -> tuple[str, str, str]:  # type: ignore[override]
-        before, found, after = self.located(super().rpartition(sep), "")
-        return before, found, after
+        before, separator, after = self.located(super().rpartition(sep), "")
+        return before, separator, after
 
     def located(self, parts: Iterable[str], separator: str | None) -> list[str]:
         """Consecutive parts of this string with their masks; `separator` lies between them, white space if it is
@@ -204,10 +204,10 @@ def percent(text: str, values: Any) -> str:
     """`text % values`; fields without padding or conversion keep their mask."""
     form, pieces, position = MaskedString(text, mask_of(text)), list[str](), 0
     waiting = list(values) if isinstance(values, tuple) else [values]
-    for found in DIRECTIVE.finditer(form):
-        pieces.append(form[position : found.start()])
-        position, directive, name = found.end(), str.__getitem__(form, slice(*found.span())), found["name"]
-        if any(number == "*" or (number and int(number) > MAX_WIDTH) for number in found.group("width", "digits")):
+    for match in DIRECTIVE.finditer(form):
+        pieces.append(form[position : match.start()])
+        position, directive, name = match.end(), str.__getitem__(form, slice(*match.span())), match["name"]
+        if any(number == "*" or (number and int(number) > MAX_WIDTH) for number in match.group("width", "digits")):
             raise TooLarge
         if directive == "%%":
             pieces.append(form[position - 1 : position])

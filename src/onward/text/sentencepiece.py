@@ -103,7 +103,7 @@ class UnknownField(Exception):
 
 def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list[Any]]:
     """The values of the known fields of a message, by name; a field may occur several times. Texts are decoded."""
-    found: dict[str, list[Any]] = {}
+    entries: dict[str, list[Any]] = {}
     for number, kind, value in (field for part in parts for field in fields_of(part)):
         name, wanted = known.get(number, ("", kind))
         if not name and number not in UNREAD.get(where, ()):
@@ -111,8 +111,8 @@ def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list
         if kind != wanted:
             raise ValueError(f"{name} is no {'text' if wanted == BYTES else 'number'}")
         if name:
-            found.setdefault(name, []).append(value)
-    return found
+            entries.setdefault(name, []).append(value)
+    return entries
 
 
 def read_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
@@ -207,14 +207,14 @@ def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
         return f"has the symbol {spaced!r}, in which spaces are kept (remove_extra_whitespaces)"
     if not fallback and (byte := next(filter(BYTE_PIECE.fullmatch, of_type[USER_DEFINED] + of_type[NORMAL]), "")):
         return f"has {byte!r} as text, and byte_fallback is false"
-    found, symbols = {*of_type[NORMAL], *of_type[UNUSED]}, {*of_type[USER_DEFINED]}
+    ordinary, symbols = {*of_type[NORMAL], *of_type[UNUSED]}, {*of_type[USER_DEFINED]}
     scores = Counter[float]()
     for piece in pieces:
-        pairs = formations(piece.text, found) if piece.text in found else ()
+        pairs = formations(piece.text, ordinary) if piece.text in ordinary else ()
         halves = {half for pair in pairs if symbols.isdisjoint(pair) for half in pair}
         if piece.type == UNUSED and (halves or len(piece.text) == 1):
             return f"has the unused piece {piece.text!r}, which texts form"
-        if alone := halves - found:
+        if alone := halves - ordinary:
             return f"has the piece {piece.text!r} and no piece {min(alone)!r}"
         scores.update([piece.score] if halves else [])
     if same := next((score for score, count in scores.items() if count > 1), None):
@@ -227,8 +227,8 @@ def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tup
     unknown = getattr(inner.model, "unk_token", None)
     inner.encode_special_tokens = True
     for text, expected in samples:
-        found = inner.encode(text, add_special_tokens=False).tokens
-        if unknown not in found and found != expected.split(" "):
+        pieces = inner.encode(text, add_special_tokens=False).tokens
+        if unknown not in pieces and pieces != expected.split(" "):
             raise UserError(f"{path} says that {text!r:.60} has other pieces (self_test_data): take a tokenizer.json")
 
 
@@ -242,7 +242,7 @@ def split_at(inner: tokenizers.Tokenizer, symbols: Sequence[str]) -> bool:
     """
     model = inner.model
     parts = {text: model.tokenize(text) for text in inner.get_vocab().keys() - {*symbols}}
-    unformed = {text for text, found in parts.items() if [token.value for token in found] != [text]}
+    unformed = {text for text, pieces in parts.items() if [token.value for token in pieces] != [text]}
     firsts = []
     for text in unformed:
         ends = {token.offsets[1] for token in parts[text]}  # in bytes

@@ -73,12 +73,12 @@ class Location:
     def token_positions(self, x: Tensor) -> Tensor:
         """The positions (B or 1, T) of the tokens of an activation. A UserError if they are unknown, as for logits of
         selected tokens outside of an engine."""
-        found = self.forward.positions
+        positions = self.forward.positions
         if self.name == "logits" and (rows := ROWS.get()):
-            found = torch.cat([torch.arange(row.start, row.start + row.tokens) for row in rows])[None].to(x.device)
-        if found is None or x.ndim != len(self.shape) or found.size(1) != x.size(self.shape.index("T")):
+            positions = torch.cat([torch.arange(row.start, row.start + row.tokens) for row in rows])[None].to(x.device)
+        if positions is None or x.ndim != len(self.shape) or positions.size(1) != x.size(self.shape.index("T")):
             raise UserError("the positions of its tokens are not known here: edit all, or another activation")
-        return found
+        return positions
 
     def key_positions(self, x: Tensor) -> Tensor:
         """The positions (B or 1, S) of the keys of an activation; negative for empty cache slots."""

@@ -58,8 +58,8 @@ class Change:
             numbers = [self.at] if isinstance(self.at, int) else list(self.at)
             return torch.isin(positions, torch.tensor(numbers, dtype=positions.dtype, device=positions.device))
         start, stop, step = self.at.start or 0, self.at.stop, self.at.step or 1
-        found = (positions >= start) & ((positions - start) % step == 0)
-        return found if stop is None else found & (positions < stop)
+        mask = (positions >= start) & ((positions - start) % step == 0)
+        return mask if stop is None else mask & (positions < stop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,20 +71,20 @@ class Mean:
     def changes(self, model: Decoder, wanted: Mapping[str, set[int | None]]) -> dict[tuple[str, int | None], Change]:
         """The change of each activation."""
         chosen = [(name, index) for name, indices in wanted.items() for index in indices]
-        found = self.source
-        if not isinstance(found, Trace):
-            found = traced(model, found, [name if index is None else f"{name}.{index}" for name, index in chosen])
-        return {one: replace(found.mean(*one)) for one in chosen}
+        source = self.source
+        if not isinstance(source, Trace):
+            source = traced(model, source, [name if index is None else f"{name}.{index}" for name, index in chosen])
+        return {one: replace(source.mean(*one)) for one in chosen}
 
 
 @torch.no_grad()
 def traced(model: Decoder, data: Data, names: Sequence[str]) -> Trace:
     """A trace of activations over texts."""
     batches = [data] if isinstance(data, Tensor) else [torch.tensor([list(text)]) for text in data]
-    with without_dropout(model), trace(model, *names) as found:
+    with without_dropout(model), trace(model, *names) as recorded:
         for batch in batches:
             model(batch.to(model.device))
-    return found
+    return recorded
 
 
 def mean_of(source: Trace | Data) -> Mean:

@@ -41,7 +41,7 @@ def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[st
 
     `*` in a pattern matches any characters. A UserError lists the names nearest to an unknown one.
     """
-    found: dict[str, set[int | None]] = {}
+    matched: dict[str, set[int | None]] = {}
     for pattern in patterns:
         index: int | None = None
         names = [name for name in known if fnmatchcase(name, full_name(pattern))]
@@ -54,5 +54,5 @@ def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[st
         if not names:
             raise unknown(pattern, known)
         for name in names:
-            found.setdefault(name, set()).add(index)
-    return found
+            matched.setdefault(name, set()).add(index)
+    return matched

@@ -168,17 +168,17 @@ def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Step
 
 def attend_modules(model: Decoder) -> dict[int, Attend]:
     """The `Attend` module of each layer, by the number of the layer."""
-    found: dict[int, Attend] = {}
+    modules: dict[int, Attend] = {}
     for name, activation in activations(model).items():
         layer, site = re.match(r"blocks\.(\d+)\.", name), activation.site
         if layer and isinstance(site, partial) and isinstance(site.args[0], Scores):
-            found[int(layer[1])] = site.args[2].get_submodule(site.args[0].attend)
-    return found
+            modules[int(layer[1])] = site.args[2].get_submodule(site.args[0].attend)
+    return modules
 
 
 def activations(model: Decoder) -> dict[str, Activation]:
     """The activations that the modules of a decoder declare, by name."""
-    found: dict[str, Activation] = {}
+    known_sites: dict[str, Activation] = {}
 
     def walk(prefix: str, module: nn.Module, child: Child, outer: nn.Module) -> None:
         known: dict[type[Steps], Steps] = {}  # the steps of this module
@@ -194,7 +194,7 @@ def activations(model: Decoder) -> dict[str, Activation]:
                 check_step(module, name, one.where, known)
                 site = steps.setdefault(type(one.where), site)
             shape = tuple(model.config.d_model if size == "D" else size for size in one.shape)
-            found[full] = Activation(site, shape, one.axis, one.count, one.editable)
+            known_sites[full] = Activation(site, shape, one.axis, one.count, one.editable)
 
     walk("", model, Child(""), model)
-    return found
+    return known_sites

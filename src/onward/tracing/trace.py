@@ -34,7 +34,7 @@ class Call:
     retained: dict[str, Callable[[], Tensor | None]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
-        return found(self.activations, name)
+        return recorded_activation(self.activations, name)
 
     def __contains__(self, name: str) -> bool:
         return full_name(name) in self.activations
@@ -50,7 +50,7 @@ class Call:
         return gradient
 
 
-def found(activations: dict[str, Tensor], name: str) -> Tensor:
+def recorded_activation(activations: dict[str, Tensor], name: str) -> Tensor:
     """The activation with this name. A UserError lists the recorded names."""
     name = full_name(name)
     if name not in activations:
@@ -172,7 +172,7 @@ class Trace:
                 x = x[x.any(-1)] if index is not None and name.endswith(".experts") else x
                 total, count = total.to(x.device) + x.sum(0), count + len(x)
         if not count:
-            found(self.calls[0].activations if self.calls else {}, key)
+            recorded_activation(self.calls[0].activations if self.calls else {}, key)
             raise UserError(f"{key} has no tokens in this trace: trace a text that has some")
         return total / count
 
@@ -206,6 +206,6 @@ def trace(
     tensor)` returns the value to keep in place of the tensor, such as `tensor.cpu()` or a statistic. A trace records
     activations after edits, and only the calls of its own thread or asyncio task.
     """
-    found = Trace(activations(model), patterns, gradients, keep)
-    with listening(model, found):
-        yield found
+    recorded = Trace(activations(model), patterns, gradients, keep)
+    with listening(model, recorded):
+        yield recorded

@@ -68,29 +68,29 @@ class Target(NamedTuple):
     @property
     def adapters(self) -> WeightAdapters | None:
         """The adapters of this weight, if it has any."""
-        found = self.module._modules.get(f"{self.parameter}_lora")
-        return found if isinstance(found, WeightAdapters) else None
+        adapters = self.module._modules.get(f"{self.parameter}_lora")
+        return adapters if isinstance(adapters, WeightAdapters) else None
 
 
 def weights(model: nn.Module) -> dict[str, Target]:
     """All weights that can have adapters, by name: linear layers, embeddings and stacks of experts."""
-    found = {}
+    targets = {}
     for name, module in model.named_modules():
         if isinstance(module, Linear | QuantizedLinear | nn.Embedding):
-            found[name] = Target(module, "weight")
+            targets[name] = Target(module, "weight")
         elif isinstance(module, ExpertsModule):
-            found |= {f"{name}.{stack}": Target(module, stack) for stack in STACKS}
-    return found
+            targets |= {f"{name}.{stack}": Target(module, stack) for stack in STACKS}
+    return targets
 
 
 def matching(names: Sequence[str], target: str, what: str) -> list[str]:
     """The dotted names that contain the components of a target; a UserError names the nearest where there is none."""
-    found = [name for name in names if f".{target}." in f".{name}."]
-    if not found:
+    matches = [name for name in names if f".{target}." in f".{name}."]
+    if not matches:
         pieces = [[piece for piece in name.split(".") if not piece.isdigit()] for name in names]
         known = {".".join(some) for one in pieces for some in (one[-2:], one[-1:], one[:1]) if some}
         raise UserError(f"{what} {target!r} names nothing in this model: {nearest(target, known)}")
-    return found
+    return matches
 
 
 @checked
@@ -159,8 +159,8 @@ def selection(model: nn.Module) -> Selection:
 def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adapter]]:
     """The weights with an adapter of this name: the name of the weight, where it is, and the adapter."""
     for weight, target in weights(model).items():
-        if (found := target.adapters) is not None and name in found:
-            yield weight, target, found[name]
+        if (adapters := target.adapters) is not None and name in adapters:
+            yield weight, target, adapters[name]
 
 
 def adapter_names(model: nn.Module) -> list[str]:
@@ -219,11 +219,11 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
     The sum is computed in at least fp32 and rounded once. A head that shares its weight with the embedding gets its own
     where either of them has an adapter. A UserError for a quantized model, whose weights are no sums.
     """
-    found = list(adapters_of(model, name))
+    adapters = list(adapters_of(model, name))
     check_adapter(name, adapter_names(model))
-    if any(isinstance(target.module, QuantizedLinear) for _, target, _ in found):
+    if any(isinstance(target.module, QuantizedLinear) for _, target, _ in adapters):
         raise UserError("the model is quantized, and adapters are merged into plain weights: load it without quantize")
-    for weight, target, adapter in found:
+    for weight, target, adapter in adapters:
         merged = adapter.merged(target.weight)
         if weight in ("embed", "head") and model.config.tied:
             untie(model)

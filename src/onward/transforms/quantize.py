@@ -164,7 +164,7 @@ class LayerError:
 
 def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
     """The error of each quantized layer of a model, the greatest first; `plain` is the model that it was made from."""
-    found = []
+    errors = []
     for name, layer in quantized.named_modules():
         if isinstance(layer, QuantizedLinear):
             weight: Any = plain.get_submodule(name).weight
@@ -175,8 +175,8 @@ def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
                 difference = dequantize_weight(layer.codes[rows], layer.scales[rows], torch.float32) - exact
                 squares += torch.stack([difference.square().sum(), exact.square().sum()]).cpu()
             ratio = float((squares[0] / squares[1]).sqrt()) if squares[1] else 0.0
-            found.append(LayerError(name, layer.precision, ratio))
-    return sorted(found, key=lambda one: -one.relative_error)
+            errors.append(LayerError(name, layer.precision, ratio))
+    return sorted(errors, key=lambda one: -one.relative_error)
 
 
 def is_quantized(model: nn.Module) -> bool:

@@ -236,9 +236,9 @@ def smollm3(keys: Keys, sizes: Parts) -> Parts:
 
 
 def gpt_oss(keys: Keys, sizes: Parts) -> Parts:
-    found = experts(keys, True)
-    router = SoftmaxRouting(scale=found.router.scale, bias=True)
-    mlp = ClampedExperts(found.count, found.top_k, found.d_ff, router, bias=True)
+    mixture = experts(keys, True)
+    router = SoftmaxRouting(scale=mixture.router.scale, bias=True)
+    mlp = ClampedExperts(mixture.count, mixture.top_k, mixture.d_ff, router, bias=True)
     part = SelfAttention(bias=True, out_bias=True, sinks=True)
     layers = windowed(keys, part, 2, sizes["n_layers"], keys.number("attention.sliding_window"))
     return plain(keys, sizes) | {"attention": layers, "mlp": mlp}
@@ -255,8 +255,8 @@ def gpt_oss_keys(c: DecoderConfig) -> dict[str, Any]:
 BIASED = SelfAttention(bias=True, out_bias=True)
 TANH = Plain("gelu_tanh", True)
 ARCHITECTURES = {
-    found.name: found
-    for found in (
+    one.name: one
+    for one in (
         Architecture("llama", ("llama", "mistral", "mixtral"), llama, expert_keys, interleaved=True, free_heads=True),
         Architecture("qwen2", ("qwen2",), qwen2),
         Architecture("qwen3", ("qwen3",), qwen3, free_heads=True),

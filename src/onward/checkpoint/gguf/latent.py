@@ -125,7 +125,7 @@ def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
     part, many = at(c.attention, 0), at(c.mlp, c.n_layers - 1)
     if not isinstance(part, LatentAttention):
         return {}
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "attention.head_count_kv": 1,  # for llama.cpp the latent is the one key and the one value of all heads
         "attention.key_length": part.d_latent + part.d_rope,
         "attention.value_length": part.d_latent,
@@ -138,7 +138,7 @@ def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
     }
     if isinstance(many, Experts):
         sigmoid, width = isinstance(many.router, SigmoidRouting), many.d_ff or c.d_ff
-        found |= expert_keys(replace(c, mlp=many)) | {
+        keys |= expert_keys(replace(c, mlp=many)) | {
             "expert_shared_count": many.d_shared // width,
             "expert_weights_scale": many.router.scale,
             "expert_weights_norm": many.router.renormalize,
@@ -146,12 +146,12 @@ def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
         }
         if sigmoid and many.router.n_groups > 1:
             groups = {"expert_group_count": many.router.n_groups}
-            found |= groups | {"expert_group_used_count": many.router.top_k_groups}
+            keys |= groups | {"expert_group_used_count": many.router.top_k_groups}
     position = at(c.position, 0)
     scaling = position.scaling if isinstance(position, Rotary) else None
     if isinstance(scaling, YaRNScaling) and part.scale and (unit := yarn_magnitude(scaling.factor) - 1):
         whole = math.sqrt(abs(part.scale) * math.sqrt(part.d_nope + part.d_rope))
         weight = (whole / scaling.magnitude - 1) / unit
         own = scaling.magnitude / (1.0 if weight else 1 + unit)
-        found |= {"rope.scaling.yarn_log_multiplier": 0.1 * weight, "rope.scaling.attn_factor": own}
-    return found
+        keys |= {"rope.scaling.yarn_log_multiplier": 0.1 * weight, "rope.scaling.attn_factor": own}
+    return keys

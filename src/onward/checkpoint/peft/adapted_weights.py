@@ -89,11 +89,11 @@ def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target])
 def tensor_names(chosen: Sequence[AdaptedWeight]) -> dict[str, AdaptedWeight]:
     """Adapted weights by the module name in their tensors. PEFT wraps the layers of several parameters of a module
     around each other, so each adds `.base_layer` to the name."""
-    found, around = dict[str, AdaptedWeight](), Counter[str]()
+    adapted, around = dict[str, AdaptedWeight](), Counter[str]()
     for place in reversed(chosen):
-        found[place.module + ".base_layer" * around[place.module]] = place
+        adapted[place.module + ".base_layer" * around[place.module]] = place
         around[place.module] += 1
-    return found
+    return adapted
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def split(
     kind: dict[str, Any] = {"dropout": config.lora_dropout, "rslora": config.use_rslora}
     back = place.order.argsort()
     b, magnitude = b[..., back, :], None if magnitude is None else magnitude[back]
-    found, start = [], 0
+    parts, start = [], 0
     for one in place.ours:
         weight = targets[one].weight if place.expert is None else targets[one].weight[0]
         end = start + weight.size(-2)
@@ -168,9 +168,9 @@ def split(
             if parameter.shape != tensor.shape:
                 raise ValueError(f"its shape is {tuple(tensor.shape)}, and the model asks for {tuple(parameter.shape)}")
             parameter.data.copy_(tensor)
-        found.append(adapter)
+        parts.append(adapter)
         start = end
-    return found
+    return parts
 
 
 def initial_factors(

@@ -202,8 +202,8 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
         check_base_layers(model, kind, bases, folder)
     model.requires_grad_(False)
     targeted = config.target_parameters or ()
-    found = adapted_weights(kind, model, targets)
-    present = [place for place in found if not place.stack or any(matches(one, place.key) for one in targeted)]
+    adapted = adapted_weights(kind, model, targets)
+    present = [place for place in adapted if not place.stack or any(matches(one, place.key) for one in targeted)]
     experts: dict[str, dict[int, Adapter]] = {}
     for module, place in tensor_names(present).items():
         if (given := parts.pop(module, None)) is None:

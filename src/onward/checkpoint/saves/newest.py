@@ -36,8 +36,8 @@ def newest_state(
     is good. Where saves hold adapters only, `base` makes the model that they belong to.
     """
     damages: dict[Path, str] = {}
-    for folder in reversed(found := saves(run)):
-        reason = "each step after it fails" if step_of(folder) == spoiled and folder != found[0] else damage(folder)
+    for folder in reversed(known := saves(run)):
+        reason = "each step after it fails" if step_of(folder) == spoiled and folder != known[0] else damage(folder)
         if not reason:
             break
         damages[folder] = reason

@@ -52,20 +52,20 @@ def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.copy_(tensors[f"weight/{name}"])
-    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    saved: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in tensors.items():
         kind, _, rest = name.partition("/")
         if kind in ("optimizer", "number"):
             key, owner = rest.rsplit("/", 1)
-            found[owner][key] = value.item() if kind == "number" else value
+            saved[owner][key] = value.item() if kind == "number" else value
     names = {parameter: name for name, parameter in model.named_parameters()}
     for i, optimizer in enumerate(optimizers):
         optimizer.state.clear()
         for j, group in enumerate(optimizer.param_groups):
-            group.update(found[f"{i}.{j}"])
+            group.update(saved[f"{i}.{j}"])
             on_device = group.get("fused") or group.get("capturable")  # else torch wants the count of steps on the CPU
             for parameter in group["params"]:
-                for key, value in found[names[parameter]].items():
+                for key, value in saved[names[parameter]].items():
                     if isinstance(value, Tensor):
                         where = parameter.device if on_device or value.ndim else value.device
                         value = value.to(where, copy=True)

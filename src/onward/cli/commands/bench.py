@@ -101,7 +101,7 @@ def generate(options: Options, batches: Sequence[int]) -> None:
         soft_wrap=True,
     )
     with console.status("bandwidth and arithmetic of this machine") as status:
-        found, limits = generation_speeds(
+        speeds, limits = generation_speeds(
             options.model,
             precisions,
             batches,
@@ -113,16 +113,16 @@ def generate(options: Options, batches: Sequence[int]) -> None:
             watch=status.update,
         )
     if options.out:
-        roofline(options.model, found, limits).write(Path(options.out))
+        roofline(options.model, speeds, limits).write(Path(options.out))
     peaks = {str(dtype).removeprefix("torch."): flops for dtype, flops in limits.flops.items()}
     if options.json:
         machine = {"device": str(device), "threads": torch.get_num_threads(), "bandwidth": limits.bandwidth}
-        print_json({"model": options.model, **machine, "flops": peaks, "speeds": [asdict(speed) for speed in found]})
+        print_json({"model": options.model, **machine, "flops": peaks, "speeds": [asdict(speed) for speed in speeds]})
         return
-    show_generation(options, found, limits, device)
+    show_generation(options, speeds, limits, device)
 
 
-def show_generation(options: Options, found: "Sequence[Speed]", limits: "Limits", device: "torch.device") -> None:
+def show_generation(options: Options, speeds: "Sequence[Speed]", limits: "Limits", device: "torch.device") -> None:
     """Print the speed of generation, and the limits of the machine."""
     import torch
 
@@ -139,7 +139,7 @@ def show_generation(options: Options, found: "Sequence[Speed]", limits: "Limits"
                 "MB per token": f"{speed.bytes_per_token / MILLION:,.3g}",
                 "of the bandwidth": f"{speed.bandwidth_share:.0%}",
             }
-            for speed in found
+            for speed in speeds
         ]
     )
     names = {str(dtype).removeprefix("torch."): flops for dtype, flops in limits.flops.items()}
@@ -149,7 +149,7 @@ def show_generation(options: Options, found: "Sequence[Speed]", limits: "Limits"
         f"{torch.get_num_threads()} threads",
         soft_wrap=True,
     )
-    for reason, where in plain_cases(found).items():
+    for reason, where in plain_cases(speeds).items():
         console.print(f"plain steps, not compiled ({where}): {reason}", markup=False, soft_wrap=True)
     if options.out:
         console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
@@ -169,7 +169,7 @@ def train(options: Options, batches: Sequence[int]) -> None:
         if name not in TRAINED:
             raise UserError(f"precision has {name!r}, which is not trained: choose {' or '.join(TRAINED)}")
     with console.status("arithmetic of this machine") as status:
-        found, peaks = training_speeds(
+        speeds, peaks = training_speeds(
             options.model,
             precisions,
             batches,
@@ -182,7 +182,7 @@ def train(options: Options, batches: Sequence[int]) -> None:
         )
     if options.json:
         machine = {"device": str(device), "threads": torch.get_num_threads(), "flops": peaks}
-        print_json({"model": options.model, **machine, "training": [asdict(speed) for speed in found]})
+        print_json({"model": options.model, **machine, "training": [asdict(speed) for speed in speeds]})
         return
     print_table(
         [
@@ -195,7 +195,7 @@ def train(options: Options, batches: Sequence[int]) -> None:
                 "ms per step": f"{1000 * speed.step:,.1f}",
                 **{part: f"{1000 * spent:,.1f}" for part, spent in speed.seconds.items()},
             }
-            for speed in found
+            for speed in speeds
         ]
     )
     arithmetic = ", ".join(f"{flops / BILLION:,.0f} GFLOP/s in {name}" for name, flops in peaks.items())
@@ -207,16 +207,16 @@ def words(text: str, known: Sequence[str], name: str) -> list[Any]:
     """The known words in a text such as `a,b`."""
     from onward.fields import nearest
 
-    found = [word.strip() for word in text.split(",")]
-    for word in found:
+    names = [word.strip() for word in text.split(",")]
+    for word in names:
         if word not in known:
             raise UserError(f"{name} has {word!r}: {nearest(word, known)}")
-    return found
+    return names
 
 
 def numbers(text: str) -> list[int]:
     """The numbers of rows in a text such as `1,16`."""
-    found = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
-    if not all(1 <= number <= 4096 for number in found):
+    values = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
+    if not all(1 <= number <= 4096 for number in values):
         raise UserError(f"batch is {text!r}: write numbers of rows from 1 to 4096, such as 1,16")
-    return found
+    return values

@@ -76,15 +76,15 @@ def main(argv: Sequence[str]) -> int:
     from onward.training.studies.variants import common_measure
 
     measure = common_measure(variants)
-    found = results(outcomes, measure)
+    compared = results(outcomes, measure)
     out = Path(values["out"])
     axis = "seconds" if length.time else "tokens"
     comparison_picture(outcomes, measure, str(length), axis).write(out / "compare.svg")
     if own.get("json"):
-        rows = [plain(one) | {"differs": v.differences(variants[0])} for one, v in zip(found, variants)]
+        rows = [plain(one) | {"differs": v.differences(variants[0])} for one, v in zip(compared, variants)]
         print_json({"measure": measure, "length": str(length), "variants": rows})
     else:
-        print_table([row(one, found[0], measure) for one in found])
+        print_table([row(one, compared[0], measure) for one in compared])
         if seeds > 1:
             console.print(
                 f"\nIn brackets: Student's {LEVEL:.0%} interval of the mean difference over {seeds} seeds, paired by "

@@ -92,13 +92,13 @@ def main(argv: Sequence[str]) -> None:
     result: dict[str, object] = {"out": str(out), "dtype": DTYPE_NAMES[weights[0].dtype].lower()}
     if gguf:
         family = str(lm.hf.get("model_type", ""))
-        found = plan(lm.model, lm.tokenizer, options.dtype.upper(), out.stem, family, options.accept)
-        size, tensors = found.nbytes, len(found.outlines)
-        result |= {"architecture": found.architecture.name, "dtype": options.dtype or result["dtype"]}
-        lost = losses(lm.model, lm.tokenizer, found)
+        planned = plan(lm.model, lm.tokenizer, options.dtype.upper(), out.stem, family, options.accept)
+        size, tensors = planned.nbytes, len(planned.outlines)
+        result |= {"architecture": planned.architecture.name, "dtype": options.dtype or result["dtype"]}
+        lost = losses(lm.model, lm.tokenizer, planned)
         if not options.dry_run:
             with progress_bars() as progress:
-                write_model(lm.model, found, out, lambda done: progress(f"writing {out.name}", done, size))
+                write_model(lm.model, planned, out, lambda done: progress(f"writing {out.name}", done, size))
         if options.modelfile and not options.dry_run:
             with written_whole(out.parent / "Modelfile") as new:
                 new.write_text(modelfile(out, lm.model.config, lm.tokenizer), encoding="utf-8")

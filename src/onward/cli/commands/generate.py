@@ -145,10 +145,10 @@ def from_file(file: str, field: str) -> list[str]:
     from onward.data.sources import documents
 
     announce([file])
-    found = [read_text()] if file == "-" else documents([file], field=field)
+    texts = [read_text()] if file == "-" else documents([file], field=field)
     if suffixes(file)[0] in (".jsonl", ".parquet"):
-        return list(found)
-    if lines := [line for text in found for line in text.split("\n") if line.strip()]:
+        return list(texts)
+    if lines := [line for text in texts for line in text.split("\n") if line.strip()]:
         return lines
     raise UserError("standard input is empty: write a prompt on each line")  # a file that is empty is refused by name
 
@@ -211,30 +211,30 @@ class Printed:
 
 def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
     """The tokens, finish reason and figures of an answer, without its text."""
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "tokens": request.tokens,
         "finish_reason": request.finish_reason,
         "seed": request.seed,
     }
     if request.error:
-        found["error"] = str(request.error)
+        values["error"] = str(request.error)
     if request.num_logprobs is not None:
         one = lambda token, value: {"token": token, "text": tokenizer.piece(token), "logprob": value}
-        found["logprobs"] = [
+        values["logprobs"] = [
             one(token.token, token.logprob) | {"alternatives": [one(*other) for other in token.alternatives]}
             for token in request.logprobs
         ]
     if speculative:
-        found |= {"steps": request.steps, "num_drafted": request.num_drafted, "num_accepted": request.num_accepted}
-    return found
+        values |= {"steps": request.steps, "num_drafted": request.num_drafted, "num_accepted": request.num_accepted}
+    return values
 
 
 def likely(logprobs: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
     """Rows of a table: each token, its log-probability and the likeliest alternatives."""
     for one in logprobs:
         others = ", ".join(f"{tokenizer.piece(token)!r} {value:.2f}" for token, value in one.alternatives)
-        found = {"token": repr(tokenizer.piece(one.token)), "logprob": one.logprob}
-        yield found | ({"likeliest": others} if others else {})
+        values = {"token": repr(tokenizer.piece(one.token)), "logprob": one.logprob}
+        yield values | ({"likeliest": others} if others else {})
 
 
 def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
@@ -272,7 +272,7 @@ def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float
 def search(lm: "LanguageModel", prompts: Sequence[str], options: Options) -> None:
     """Search for the answers to all prompts, and print them."""
     if options.beams:
-        found = lm.beam_search(
+        continuations = lm.beam_search(
             prompts,
             options=options,
             beams=options.beams,
@@ -283,9 +283,9 @@ def search(lm: "LanguageModel", prompts: Sequence[str], options: Options) -> Non
         )
     else:
         results = lm.contrastive_search(prompts, options=options, alpha=options.alpha or 0.0, k=options.k)
-        found = [[result] for result in results]
-    count, number = sum(map(len, found)), 0
-    for prompt_index, (prompt, answers) in enumerate(zip(prompts, found)):
+        continuations = [[result] for result in results]
+    count, number = sum(map(len, continuations)), 0
+    for prompt_index, (prompt, answers) in enumerate(zip(prompts, continuations)):
         for index, answer in enumerate(answers):
             if options.json:
                 place = {"prompt_index": prompt_index, "index": index, "prompt": prompt}
@@ -294,7 +294,7 @@ def search(lm: "LanguageModel", prompts: Sequence[str], options: Options) -> Non
                 Printed(prompt, number, count).finish(answer.text)
             number += 1
     if not options.json:
-        tell_cut([answer for answers in found for answer in answers])
+        tell_cut([answer for answers in continuations for answer in answers])
 
 
 def print_line(value: dict[str, Any]) -> None:

@@ -111,19 +111,19 @@ def show_all(families: list[dict[str, Any]]) -> None:
             print(f"  {preset['name']:{width}} {size:>6} parameters {context:>10,} tokens of context{of}")
 
 
-def show_one(found: dict[str, Any]) -> None:
+def show_one(release: dict[str, Any]) -> None:
     """Print a release, its parts and the steps since its first ancestor."""
-    print(f"{found['name']}: {found['family']}")
-    show_rows(found["facts"])
-    for step in found["steps"]:
+    print(f"{release['name']}: {release['family']}")
+    show_rows(release["facts"])
+    for step in release["steps"]:
         print()
         show_step(step)
 
 
-def show_step(found: dict[str, Any]) -> None:
+def show_step(step: dict[str, Any]) -> None:
     """Print the differences between two decoders."""
-    print(f"{found['before']} -> {found['after']}")
-    show_rows(found["changes"], narrow=get_terminal_size().columns < WIDE)
+    print(f"{step['before']} -> {step['after']}")
+    show_rows(step["changes"], narrow=get_terminal_size().columns < WIDE)
 
 
 def show_rows(rows: list[dict[str, Any]], narrow: bool = False) -> None:

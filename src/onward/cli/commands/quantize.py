@@ -57,9 +57,9 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"no linear layer of {options.model} can be {options.to}: choose --to int8")
     with written_whole(Path(options.out)) as new:
         onward.save(lm, new)
-    found = layer_errors(load(None).model, lm.model) if options.errors else []
+    of_layers = layer_errors(load(None).model, lm.model) if options.errors else []
     size, before = quantized_bytes(lm.model)
-    errors = [asdict(error) for error in found]
+    errors = [asdict(error) for error in of_layers]
     if options.json:
         figures = {"layers": len(layers), "bytes": size, "bytes_before": before, "errors": errors}
         print_json({"model": options.model, "out": options.out, **figures})

@@ -39,18 +39,18 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"there is no folder {folder}: name one that holds runs")
     from onward.reports.runs.record import Record, find_runs
 
-    found = [asdict(Record(run).figures()) for run in find_runs(folder)]
+    figures = [asdict(Record(run).figures()) for run in find_runs(folder)]
     key = options.sort.replace("-", "_")
-    found.sort(key=lambda run: (run[key] is None, run[key] or 0) if key != "name" else run[key])
+    figures.sort(key=lambda run: (run[key] is None, run[key] or 0) if key != "name" else run[key])
     if key == "when":
-        found.reverse()
+        figures.reverse()
     if options.json:
-        print_json(found)
-    elif not found:
+        print_json(figures)
+    elif not figures:
         console.print(f"There are no runs in {folder}: onward train mybook.txt --out runs/mybook starts one.")
     else:
-        print_table([row(run) for run in found])
-        print_next(f"onward report {quote(found[0]['name'])}")
+        print_table([row(run) for run in figures])
+        print_next(f"onward report {quote(figures[0]['name'])}")
 
 
 def row(run: dict[str, Any]) -> dict[str, str]:

@@ -61,8 +61,8 @@ def main(argv: Sequence[str]) -> int:
     from onward.training.studies.variants import common_measure
 
     measure = common_measure(variants)
-    found = results(outcomes, measure)
-    valley = Valley.of(grid, found)
+    swept_results = results(outcomes, measure)
+    valley = Valley.of(grid, swept_results)
     _, _, best = valley.best()
     out = Path(values["out"])
     valley_picture(valley, measure, str(length)).write(out / "sweep.svg")
@@ -70,11 +70,11 @@ def main(argv: Sequence[str]) -> int:
     if own.get("json"):
         best_name = best.name if best.values else None
         differ = [one.differences(variants[0]) for one in variants]
-        rows = [{**point, **plain(one), "differs": own} for point, one, own in zip(grid, found, differ)]
+        rows = [{**point, **plain(one), "differs": own} for point, one, own in zip(grid, swept_results, differ)]
         print_json({"measure": measure, "length": str(length), "runs": rows, "best": best_name, "warning": warning})
     else:
         against = f"against {best.name}"
-        print_table([{k: v for k, v in row(one, best, measure).items() if k != against} for one in found])
+        print_table([{k: v for k, v in row(one, best, measure).items() if k != against} for one in swept_results])
         console.print(f"\nbest: {best.name}" if best.values else "\nall runs diverged", markup=False, soft_wrap=True)
     if warning:
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)

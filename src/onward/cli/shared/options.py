@@ -129,7 +129,7 @@ def meant_option(name: str, table: Sequence[Argument]) -> str:
 
 def unescaped(text: str) -> str:
     r"""A text in which \n, \t and \\ stand for a line break, a tab and a backslash."""
-    return re.sub(r"\\([nt\\])", lambda found: ESCAPES[found[1]], text)
+    return re.sub(r"\\([nt\\])", lambda match: ESCAPES[match[1]], text)
 
 
 def with_flags(message: str, argv: Sequence[str]) -> str:
@@ -137,8 +137,8 @@ def with_flags(message: str, argv: Sequence[str]) -> str:
     one: `--top-p is 2` for `top_p is 2`, `--model.d-model` for `d_model`, `--model.mlp: gated.x` for `mlp.gated.x`."""
     typed = {word.partition("=")[0] for word in argv if word.startswith("--")}
 
-    def option(found: re.Match[str]) -> str:
-        path = found[1].removeprefix("model.").split(".")
+    def option(match: re.Match[str]) -> str:
+        path = match[1].removeprefix("model.").split(".")
         names = {flag: parts(flag) for flag in typed}
         flags = [flag for flag, own in names.items() if own[-1] == path[-1]]
         if len(flags) == 1:
@@ -146,7 +146,7 @@ def with_flags(message: str, argv: Sequence[str]) -> str:
         for flag, own in names.items():
             if own[:1] == ["model"] and own[1:] == path[: len(own) - 1] and len(own) > 1:
                 return f"{flag}: {'.'.join(path[len(own) - 1 :])}"
-        return found[0]
+        return match[0]
 
     name = r"([A-Za-z_][\w.]*)(?:\[\d+\])?"
     begin = re.match(rf"{name}(?: and {name})?", message)

@@ -90,11 +90,11 @@ def refused_input() -> Iterator[None]:
         raise UserError(f"standard input is not UTF-8 text (byte {error.start:,}): convert it") from None
 
 
-def within_limit(found: AnyStr) -> AnyStr:
+def within_limit(text: AnyStr) -> AnyStr:
     """Bytes or text; a UserError for more than MOST_INPUT of them, so that an endless input ends."""
-    if len(found) > MOST_INPUT:
+    if len(text) > MOST_INPUT:
         raise UserError(f"standard input is longer than {MOST_INPUT >> 20} MB, too long for a prompt: shorten it")
-    return found
+    return text
 
 
 def complain(message: str) -> None:

@@ -157,13 +157,13 @@ def examine(run: "Run", say: Say) -> None:
     from onward.inspection.doctor.checks import CHEAP, doctor
 
     with torch.compiler.set_stance("force_eager"):
-        found = doctor(run.model, checks=CHEAP, fresh=run.fresh)
-    failed = [finding for finding in found if finding.status == "failed"]
+        findings = doctor(run.model, checks=CHEAP, fresh=run.fresh)
+    failed = [finding for finding in findings if finding.status == "failed"]
     for finding in failed:
         where = f", {finding.where}" if finding.where else ""
         say(Text.assemble(LOOK, f"{finding.check}: {finding.what}{where}; {finding.mend}"))
     if not failed:
-        say(Text.assemble(OK, f"{len(found)} checks of the doctor find nothing in the model"))
+        say(Text.assemble(OK, f"{len(findings)} checks of the doctor find nothing in the model"))
 
 
 def follow(run: "Run", requests: "Requests", say: Say) -> None:

@@ -68,23 +68,23 @@ def positions(s: Subject) -> Outcome:
         f"another order of earlier tokens changes the last logits by {largest((s(swapped) - s.logits)[:, -1]):.1e}"
     )
     measured += shifted(s)
-    found = layers(s, "repeated")
-    blind = bool(found)
-    for layer in found:
+    traced_layers = layers(s, "repeated")
+    blind = bool(traced_layers)
+    for layer in traced_layers:
         where, T = f"first in {layer[0].module}", layer[0].weights.size(-1)
         rows = [rows_of(a.sources["queries"] + a.sources["keys"], T) for a in layer]
         if any(row is None for row in rows):
             return "noted", f"{measured}; the projections of {layer[0].module or 'the attention'} are not known"
         given = torch.stack([row for row in rows if row is not None])
         if apart(given, 1) > max(ALIKE, TOLERANCE.get(s.dtype, 0.0)):
-            if layer is found[0] and (same := repeated_rows(given)):
+            if layer is traced_layers[0] and (same := repeated_rows(given)):
                 return "failed", f"{measured}; positions {same} add the same vector to a token", where
-            return "noted", f"{measured}: positions are absolute" if layer is found[0] else measured
+            return "noted", f"{measured}: positions are absolute" if layer is traced_layers[0] else measured
         wrong, sees = misplaced(s, layer)
         if wrong:
             return "failed", f"{measured}; {wrong}", where
         blind = blind and not sees
-    if not found:
+    if not traced_layers:
         return "noted", f"{measured}; {NO_ATTENTION}"
     if blind and (name := speaks_of_positions(s.model)):
         return "failed", f"{measured}; no position changes a score, although the model has {name}", "the scores"
@@ -201,23 +201,23 @@ def names_in(code: CodeType | None) -> Iterator[str]:
 
 
 def heads(s: Subject) -> Outcome:
-    found = layers(s, "random")
-    if not found:
+    traced_layers = layers(s, "random")
+    if not traced_layers:
         return "not applicable", NO_ATTENTION
     measured = []
-    for layer in found:
+    for layer in traced_layers:
         status, what = of_layer(s, layer)
         if status == "failed":
             return "failed", what, layer[0].module
         measured.append((status, what))
-    for one, other in pairwise(found):  # heads as modules of their own
+    for one, other in pairwise(traced_layers):  # heads as modules of their own
         if all(torch.equal(stacked(one, name), stacked(other, name)) for name in ("queries", "keys", "values")):
             return "failed", "two heads have the same queries, keys and values: they are one head", one[0].module
     return next(((status, what) for status, what in measured if status == "noted"), measured[0])
 
 
 def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
-    """What is found in the heads of one attention."""
+    """The outcome for the heads of one attention."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     H, E = q.size(1), q.size(-1)
     if layer[0].softmax_of_softmax:

@@ -48,10 +48,10 @@ def cached(s: Subject) -> Outcome:
         if logits.size(1) < s.tokens.size(1):
             return "not applicable", "with a cache the model returns the last logits of a call alone"
         differences = (logits - s.logits[:1]).abs().amax((0, 2))
-        if (found := largest(differences)) > worst:
+        if (difference := largest(differences)) > worst:
             token = int((differences > s.allowed).float().argmax())
-            part = parting(s, sizes, token) if found > s.allowed else ""
-            worst, where = found, f"{name}, first at token {token}" + (f", in {part}" if part else "")
+            part = parting(s, sizes, token) if difference > s.allowed else ""
+            worst, where = difference, f"{name}, first at token {token}" + (f", in {part}" if part else "")
     return verdict(worst <= s.allowed, f"logits with the cache and without differ by {worst:.1e}", where)
 
 

@@ -27,8 +27,8 @@ class Corpus:
 def duplicates(c: Corpus) -> Outcome:
     if c.validation is None:
         return "not applicable", "there is no validation text: --validation"
-    found = apart([c.train], c.validation)
-    return verdict(found.ok, found.sentence)
+    check = apart([c.train], c.validation)
+    return verdict(check.ok, check.sentence)
 
 
 def ended(c: Corpus) -> Outcome:

@@ -15,7 +15,7 @@ Outcome = tuple[Status, str] | tuple[Status, str, str]  # status, what, and wher
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found."""
+    """The outcome of a check."""
 
     check: str
     status: Status

@@ -138,12 +138,12 @@ def gradients(s: Subject) -> Outcome:
         value = cross_entropy(s(s.tokens), s.tokens, 1)
         if not value.requires_grad:
             return "failed", "no parameter gets a gradient: the logits have none", "torch.no_grad() or .detach()"
-        found = torch.autograd.grad(value, [*trained.values()], allow_unused=True)
-    reached = {name for name, g in zip(trained, found) if g is not None and bool(g.any())}
+        grads = torch.autograd.grad(value, [*trained.values()], allow_unused=True)
+    reached = {name for name, g in zip(trained, grads) if g is not None and bool(g.any())}
     frozen = [name for name, p in s.model.named_parameters() if not p.requires_grad]
     apart = re.compile(r"expert|^score\.")  # not every text reaches an expert, and no logit a head of rewards
     dead = [name for name in trained if name not in reached and not apart.search(name)]
-    dead += [name for name, g in zip(trained, found) if g is not None and unread(s, name, g) and name in reached]
+    dead += [name for name, g in zip(trained, grads) if g is not None and unread(s, name, g) and name in reached]
     pattern = s.about.get("frozen") or "$^"
     thawed = [name for name in reached if re.search(pattern, name)]
     what = f"{len(dead)} parameters get no gradient" + (f", {len(frozen)} are frozen" if frozen else "")
@@ -196,15 +196,15 @@ def initialization(s: Subject) -> Outcome:
     for name, p in s.model.named_parameters():
         if p.dim() > 1 and (deviation := float(p.detach().float().std())):
             layers[re.sub(r"\.\d+\.", ".*.", name, count=1)][name] = deviation
-    spread = [value for found in layers.values() for value in found.values()]
+    spread = [value for of_kind in layers.values() for value in of_kind.values()]
     equal = [name for name, m in s.model.named_modules() if isinstance(m, nn.Linear) and same_rows(m.weight)]
     if equal:
         return "failed", f"all rows of {len(equal)} matrices are the same: their units stay one", equal[0]
-    for kind, found in layers.items():
-        values = [*found.values()]
+    for kind, of_kind in layers.items():
+        values = [*of_kind.values()]
         times = max(values) / min(values)
         if times > MOST or (times > ODD and values not in (sorted(values), sorted(values, reverse=True))):
-            odd = max(found, key=lambda name: abs(math.log(found[name] / median(spread))))
+            odd = max(of_kind, key=lambda name: abs(math.log(of_kind[name] / median(spread))))
             return "failed", f"the deviations of {kind} differ {times:.3g} times between layers", odd
     what = f"deviations of matrices are {min(spread):.2g} to {max(spread):.2g}, alike in all layers or steady in depth"
     if s.blocks:

@@ -172,8 +172,8 @@ class Operations(TorchDispatchMode):
         elif len(known) != 1 or known[0] is out:
             self.mark_read(*known)
         if len(known) != 1 or known[0] is out:
-            found = {id(s): s for x in known for s in self.sources.get(id(x), [])}
-            self.sources[id(out)] = [*found.values()]
+            reached = {id(s): s for x in known for s in self.sources.get(id(x), [])}
+            self.sources[id(out)] = [*reached.values()]
             return
         x = known[0]
         view = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
@@ -201,17 +201,17 @@ def length_of_texts(s: Subject) -> int:
 @torch.no_grad()
 def operations(s: Subject, tokens: Tensor) -> Operations:
     """The operations of a forward over a text (1, T)."""
-    found = Operations(s.model, tokens.size(1))
+    watched = Operations(s.model, tokens.size(1))
 
     def enter(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
-            found.module.append(name)
-            found.called.add(name)
+            watched.module.append(name)
+            watched.called.add(name)
 
         return hook
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
-        found.module.pop()
+        watched.module.pop()
 
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -220,11 +220,11 @@ def operations(s: Subject, tokens: Tensor) -> Operations:
     handles += [module.register_forward_hook(leave) for _, module in named]
     try:
         # with gradients a model takes the path of training, without kernels of its own
-        with hooked(handles), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), found:
+        with hooked(handles), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), watched:
             s(tokens)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return found
+    return watched
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def number(module: nn.Module, names: Sequence[str]) -> int:
 
 def attention_layers(s: Subject) -> list[AttentionLayer]:
     """The attention modules whose projections are known."""
-    found = []
+    result = []
     for name, module in s.model.named_modules():
         children = {child: m for child, m in module.named_children() if width(m)}
         parts = {
@@ -77,8 +77,8 @@ def attention_layers(s: Subject) -> list[AttentionLayer]:
         size = size or features // heads
         kv_features = width(parts["k"]) if "k" in parts else features
         if features % size == kv_features % size == 0 and kv_features:
-            found.append(AttentionLayer(name, module, parts, size, features // size, kv_features // size))
-    return found
+            result.append(AttentionLayer(name, module, parts, size, features // size, kv_features // size))
+    return result
 
 
 def experts(s: Subject) -> Outcome:
@@ -102,12 +102,12 @@ def experts(s: Subject) -> Outcome:
 
 def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) -> Tensor | None:
     """The result of a module in which each of these items gives a constant."""
-    found: list[Tensor] = []
+    inputs: list[Tensor] = []
     fill = lambda item, args, result: torch.full_like(result, value)
-    take = lambda module, args, result: found.append(result[0] if isinstance(result, tuple) else result)
+    take = lambda module, args, result: inputs.append(result[0] if isinstance(result, tuple) else result)
     with hooked([*(item.register_forward_hook(fill) for item in items), module.register_forward_hook(take)]):
         s(s.tokens)
-    return found[0].detach() if found and isinstance(found[0], Tensor) else None
+    return inputs[0].detach() if inputs and isinstance(inputs[0], Tensor) else None
 
 
 def norms(s: Subject) -> Outcome:

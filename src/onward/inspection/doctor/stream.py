@@ -36,19 +36,19 @@ def traced(s: Subject) -> Operations | None:
     return s.memo["traced"]
 
 
-def head_of(found: Operations, s: Subject) -> Linear | None:
+def head_of(ops: Operations, s: Subject) -> Linear | None:
     """The product that gives the logits."""
-    return next((x for x in reversed(found.linears) if x.result.size(-1) >= s.vocab_size), None)
+    return next((x for x in reversed(ops.linears) if x.result.size(-1) >= s.vocab_size), None)
 
 
 def residual(s: Subject) -> Outcome:
-    found = traced(s)
-    head = head_of(found, s) if found else None
-    if not found or not found.attentions or not head:
-        return "not applicable", NO_TEXT if not found else "no attention and no head are known"
+    ops = traced(s)
+    head = head_of(ops, s) if ops else None
+    if not ops or not ops.attentions or not head:
+        return "not applicable", NO_TEXT if not ops else "no attention and no head are known"
     if head.after:
         return "not applicable", "a matrix follows the stream before the head"
-    tables, last = found.tables, head.weight.untyped_storage().data_ptr()
+    tables, last = ops.tables, head.weight.untyped_storage().data_ptr()
 
     def new(p: Tensor) -> Tensor | None:
         place = p.untyped_storage().data_ptr()
@@ -60,12 +60,12 @@ def residual(s: Subject) -> Outcome:
         return kept_once(operations(s, s.tokens[:1, : length_of_texts(s)].contiguous()), s)
 
 
-def kept_once(found: Operations, s: Subject) -> Outcome:
+def kept_once(ops: Operations, s: Subject) -> Outcome:
     """Whether the head reads the embeddings once, where branches are nearly 0."""
-    head = head_of(found, s)
+    head = head_of(ops, s)
     assert head
     read = head.given.flatten(0, -2)
-    rows = [x.flatten(0, -2) for x in found.lookups]
+    rows = [x.flatten(0, -2) for x in ops.lookups]
     kept = [cosine(x, read) for x in rows if x.shape == read.shape]
     if not kept:
         return "not applicable", "no table gives vectors as wide as those that the head reads"
@@ -73,7 +73,7 @@ def kept_once(found: Operations, s: Subject) -> Outcome:
     if max(kept) < KEPT:
         return "failed", f"{what}: a branch replaces the residual stream", "a sum of the stream and a branch"
     began: Tensor | None = None  # the stream before its first branch
-    for one in found.sums:
+    for one in ops.sums:
         small, big = sorted((one.left, one.right), key=lambda x: float(x.norm()))
         share = float(small.norm() / big.norm().clamp(min=1e-12))
         if one.result.size(-1) != read.size(-1) or (began is not None and one.result.shape != began.shape):
@@ -95,10 +95,10 @@ def cosine(x: Tensor, y: Tensor) -> float:
 
 
 def activation(s: Subject) -> Outcome:
-    found = traced(s)
-    if not found:
+    ops = traced(s)
+    if not ops:
         return "not applicable", NO_TEXT
-    for one in found.linears:
+    for one in ops.linears:
         if one.after is None or one.after.read:
             continue
         sizes = one.after.given.size(-1), one.given.size(-1), one.result.size(-1)
@@ -107,18 +107,18 @@ def activation(s: Subject) -> Outcome:
             return "failed", f"{what}, {sizes[2]}: they are one matrix", one.module or one.after.module
     acts = [(name, m) for name, m in s.model.named_modules() if type(m).__module__ in ACTIVATIONS]
     acts = [(name, m) for name, m in acts if not isinstance(m, nn.MultiheadAttention | nn.Softmax | nn.LogSoftmax)]
-    unused = [name for name, _ in acts if name not in found.called]
-    if acts and len(unused) == len(acts) and found.attentions:  # others may be called in a kernel
+    unused = [name for name, _ in acts if name not in ops.called]
+    if acts and len(unused) == len(acts) and ops.attentions:  # others may be called in a kernel
         return "failed", f"none of {len(acts)} modules of activation functions is called", unused[0]
-    return "ok", f"no two of {len(found.linears)} matrices follow each other with nothing between them"
+    return "ok", f"no two of {len(ops.linears)} matrices follow each other with nothing between them"
 
 
 ACTIVATIONS = "torch.nn.modules.activation", "transformers.activations"
 
 
 def reach(s: Subject) -> Outcome:
-    found = traced(s)
-    head = head_of(found, s) if found else None
+    ops = traced(s)
+    head = head_of(ops, s) if ops else None
     if not head:
         return "not applicable", "no product with a matrix gives the logits"
     place, times = head.weight.untyped_storage().data_ptr(), HEAD / max(1e-12, largest(head.result))

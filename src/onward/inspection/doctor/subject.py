@@ -152,8 +152,8 @@ class Subject:
         """A batch of the user's on the model's device. A UserError if it is no token ids with as many targets."""
         pair = isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)
         if not pair or batch[0].dim() != 2 or batch[0].shape != batch[1].shape or batch[0].is_floating_point():
-            found = [tuple(x.shape) for x in batch if isinstance(x, Tensor)] if isinstance(batch, Sequence) else batch
-            raise UserError(f"a batch is {found!r:.200}: give pairs of token ids and targets, integers (B, T) each")
+            shapes = [tuple(x.shape) for x in batch if isinstance(x, Tensor)] if isinstance(batch, Sequence) else batch
+            raise UserError(f"a batch is {shapes!r:.200}: give pairs of token ids and targets, integers (B, T) each")
         if int(batch[0].max()) >= self.vocab_size:
             raise UserError(
                 f"a batch has token id {int(batch[0].max())}, and the model {self.vocab_size} ids: it needs more"
@@ -252,27 +252,27 @@ class Subject:
     @contextmanager
     def outputs(self) -> Iterator[list[Use]]:
         """A list that gets each call of a module, in the order in which they end."""
-        found: list[Use] = []
+        uses: list[Use] = []
 
         def note(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
                 result = result[0] if isinstance(result, tuple) and result else result
                 given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
                 if isinstance(result, Tensor) and result.is_floating_point():
-                    found.append(Use(name, result.detach(), None if given is None else given.detach()))
+                    uses.append(Use(name, result.detach(), None if given is None else given.detach()))
 
             return hook
 
         modules = [(name, module) for name, module in self.model.named_modules() if name]
         with hooked(module.register_forward_hook(note(name), with_kwargs=True) for name, module in modules):
-            yield found
+            yield uses
 
     def given_to(self, module: nn.Module, tokens: Tensor) -> Tensor | None:
         """The first argument of a module in a run that ends there; None where it is not called."""
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
 
         def stop(module: nn.Module, args: tuple[Any, ...]) -> NoReturn:
-            found.extend(args[:1])
+            tensors.extend(args[:1])
             raise ReachedError
 
         with hooked([module.register_forward_pre_hook(stop)]):
@@ -280,7 +280,7 @@ class Subject:
                 self(tokens)
             except ReachedError:
                 pass
-        return found[0] if found and isinstance(found[0], Tensor) else None
+        return tensors[0] if tensors and isinstance(tensors[0], Tensor) else None
 
     @cached_property
     def blocks(self) -> list[tuple[str, nn.Module]]:

@@ -55,8 +55,8 @@ def subjects_of(
             about[name] = named(value, f"--{name}")  # type: ignore[literal-required]
     for name, value in {"batches": batches, "validation_batches": validation_batches}.items():
         if value:
-            found = named(value, f"--{name.replace('_', '-')}")
-            about[name] = found() if callable(found) else found  # type: ignore[literal-required]
+            made_of = named(value, f"--{name.replace('_', '-')}")
+            about[name] = made_of() if callable(made_of) else made_of  # type: ignore[literal-required]
     if target.endswith(".py"):
         raise UserError(f"{target} is Python code: name one of its classes or functions{choices(target)}")
     if ":" in target and not os.path.exists(target) and "://" not in target:
@@ -121,16 +121,16 @@ def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
         raise UserError(f"--kwargs is no JSON ({error}): write it as '{{\"vocab_size\": 100}}'") from None
     if not isinstance(arguments, dict):
         raise UserError("--kwargs holds no table: write it as '{\"vocab_size\": 100}'")
-    found = named(target, "the target")
+    builder = named(target, "the target")
     torch.manual_seed(0)
     try:
-        model = found if isinstance(found, nn.Module) else found(**arguments)
+        model = builder if isinstance(builder, nn.Module) else builder(**arguments)
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"{target} cannot be made ({what:.300}): give its arguments as --kwargs") from None
     if not isinstance(model, nn.Module):
         raise UserError(f"{target} gives {type(model).__name__}: name a torch.nn.Module, or what returns one")
-    return model, model is not found
+    return model, model is not builder
 
 
 def named(target: str, what: str) -> Any:

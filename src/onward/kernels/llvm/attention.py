@@ -174,14 +174,14 @@ class Group:
         with self.runs(form.d_head, [LOWEST] * (2 * len(form.parts))) as (run, peaks):
             whole = code.sub(run.size, code.urem(run.size, INT(KEYS)))
             for i, (start, stop, keys) in enumerate(((INT(0), whole, KEYS), (whole, run.size, 1))):
-                with code.loop(start, stop, keys, peaks[i::2]) as (index, found):
+                with code.loop(start, stop, keys, peaks[i::2]) as (index, carried):
                     place = code.add(run.place, code.mul(index, INT(form.kv_heads * form.d_head)))
                     self.prefetch(self.given.k, form.d_head, form.d_head, place, keys)
                     for n, part in enumerate(form.parts):
                         scores = self.write_scores_of(part, keys, place, code.add(run.offset, index))
-                        more = code.fcmp_unordered(">", scores, found[n])
-                        found[n] = code.select(more, scores, found[n])
-                peaks[i::2] = found
+                        more = code.fcmp_unordered(">", scores, carried[n])
+                        carried[n] = code.select(more, scores, carried[n])
+                peaks[i::2] = carried
         return self.with_sinks(self.greatest(peaks))
 
     def write_scores_of(self, part: range, keys: int, place: Any, index: Any) -> Any:
@@ -204,14 +204,14 @@ class Group:
     def greatest(self, peaks: Sequence[Any]) -> list[Any]:
         """The greatest score of each head. `peaks` has two vectors for each part of the heads: of scores that were
         computed for KEYS keys together, and for one key."""
-        code, found = self.code, [FLOAT(float("-inf"))] * self.form.group
+        code, highest = self.code, [FLOAT(float("-inf"))] * self.form.group
         for n, part in enumerate(self.form.parts):
             for keys, peak in (KEYS, peaks[2 * n]), (1, peaks[2 * n + 1]):
                 for i, g in enumerate(part):
                     for lane in range(i * keys, (i + 1) * keys):
                         score = code.extract_element(peak, ir.IntType(32)(lane))
-                        found[g] = code.select(code.fcmp_unordered(">", score, found[g]), score, found[g])
-        return found
+                        highest[g] = code.select(code.fcmp_unordered(">", score, highest[g]), score, highest[g])
+        return highest
 
     def sink(self, g: int) -> Any:
         """The sink of head g."""
@@ -260,7 +260,7 @@ class Group:
         zero = ZEROS if lanes > 1 else FLOAT(0.0)
         read, count = (code.floats if lanes > 1 else code.scalar), width // lanes
         with self.runs(form.d_value, [zero] * (form.group * count)) as (run, totals):
-            with code.loop(0, run.size, 1, totals) as (index, found):
+            with code.loop(0, run.size, 1, totals) as (index, carried):
                 place = code.add(code.add(run.place, INT(start)), code.mul(index, INT(form.kv_heads * form.d_value)))
                 self.prefetch(given.v, width, form.d_value, place, 1)
                 values = [read(given.v, form.dtype, code.add(place, INT(i * lanes))) for i in range(count)]
@@ -268,8 +268,8 @@ class Group:
                     weight = code.add(self.weights[g], code.add(run.offset, index))
                     weight = like(code, zero, code.scalar(given.scratch, "float32", weight))
                     for i, value in enumerate(values):
-                        found[g * count + i] = code.fma(weight, value, found[g * count + i])
-            totals[:] = found
+                        carried[g * count + i] = code.fma(weight, value, carried[g * count + i])
+            totals[:] = carried
         for g in range(form.group):
             target = code.add(code.mul(code.add(self.head, INT(g)), INT(form.d_value)), INT(start))
             for i in range(count):

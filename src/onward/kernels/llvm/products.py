@@ -51,11 +51,11 @@ class Product:
             x, unit = Matrix(widened(code, x, code.mul(rows, inputs)), "float32"), Unit()
         with code.loop(first, end) as (output, _), code.loop(0, rows) as (row, _):
             if prepared is not None:
-                found = [int4.dot(code, unit, prepared, row, given.weight, given.scales, output, inputs)]
+                partials = [int4.dot(code, unit, prepared, row, given.weight, given.scales, output, inputs)]
             else:
                 places = [code.mul(row, inputs)], [code.mul(output, inputs)]
-                found = tile(code, unit, x, places[0], weight, places[1], inputs, chains=chains)
-            self.store(code, given, found, row, 1, output, 1)
+                partials = tile(code, unit, x, places[0], weight, places[1], inputs, chains=chains)
+            self.store(code, given, partials, row, 1, output, 1)
 
     def many_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
         """As `few_rows`, in tiles. The rows of x are divided into blocks; all rows of the weight pass each block."""
@@ -111,14 +111,14 @@ class Product:
                 if weight.dtype == self.weight_format and size == outputs == TILE:
                     passed = code.mul(code.udiv(code.sub(row, begin), INT(TILE)), lines)
                     prefetched = code.add(ahead, code.mul(passed, inputs)), lines
-                found = tile(code, self.unit, x, x_places, weight, places, inputs, prefetched)
-                self.store(code, given, found, row, size, output, outputs)
+                partials = tile(code, self.unit, x, x_places, weight, places, inputs, prefetched)
+                self.store(code, given, partials, row, size, output, outputs)
 
     def store(
-        self, code: Code, given: Values, found: Sequence[Any], row: Any, rows: int, output: Any, outputs: int
+        self, code: Code, given: Values, vectors: Sequence[Any], row: Any, rows: int, output: Any, outputs: int
     ) -> None:
         """Write a tile of y, given the partial sums of its numbers, those of a row after each other."""
-        totals = sums(code, found)
+        totals = sums(code, vectors)
         if self.weight_format == "int8":
             totals = code.fmul(totals, repeated(code, given.scales, "float32", output, outputs))
         if self.biased:

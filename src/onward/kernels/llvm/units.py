@@ -76,22 +76,22 @@ def sums(code: Code, vectors: Sequence[Any]) -> Any:
     Each sum is computed in the same order, whatever the number of vectors: number i and i + 8 first, then i + 4, ...
     """
     count, step = 1 << (len(vectors) - 1).bit_length(), LANES // 2
-    found = [*vectors, *[vectors[-1]] * (count - len(vectors))]
+    padded = [*vectors, *[vectors[-1]] * (count - len(vectors))]
     order = [0]  # the place of the sum of each vector
     while step:
         starts = range(0, LANES, 2 * step)
-        if len(found) > 1:
-            half = len(found) // 2
+        if len(padded) > 1:
+            half = len(padded) // 2
             low = [start + i + other for start in starts for other in (0, LANES) for i in range(step)]
-            pairs = zip(found[:half], found[half:])
-            found = [
+            pairs = zip(padded[:half], padded[half:])
+            padded = [
                 code.fadd(shuffle(code, low, a, b), shuffle(code, [i + step for i in low], a, b)) for a, b in pairs
             ]
             order = [place + more for place in order for more in (0, step)]
         else:
-            found = [code.fadd(found[0], shuffle(code, [i ^ step for i in range(LANES)], found[0]))]
+            padded = [code.fadd(padded[0], shuffle(code, [i ^ step for i in range(LANES)], padded[0]))]
         step //= 2
-    return found[0] if count == 1 else shuffle(code, (order * LANES)[:LANES], found[0])
+    return padded[0] if count == 1 else shuffle(code, (order * LANES)[:LANES], padded[0])
 
 
 def shuffle(code: Code, places: Sequence[int], a: Any, b: Any = None) -> Any:

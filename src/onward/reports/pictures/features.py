@@ -30,30 +30,30 @@ def features(
 ) -> Picture:
     """The strongest features of the activation `name` over texts of token ids (N, T): the tokens at which each is
     active, and its effect on the prediction."""
-    found = units(model, texts, name, top=TEXTS, encode=autoencoder.encode)
-    chosen = [feature for feature in found.most_active(SHOWN) if found.share[feature] > 0]
+    active = units(model, texts, name, top=TEXTS, encode=autoencoder.encode)
+    chosen = [feature for feature in active.most_active(SHOWN) if active.share[feature] > 0]
     pieces = lambda ids: [readable(tokenizer.piece(i), MARKS) for i in ids]
     panels = []
     for feature in chosen:
         parts = []
-        for text, position in zip(found.texts[feature].tolist(), found.positions[feature].tolist()):
+        for text, position in zip(active.texts[feature].tolist(), active.positions[feature].tolist()):
             part = slice(max(0, position - BEFORE), position + AFTER)
             values = activity(model, autoencoder, name, texts[text])[part, feature].tolist()
             parts.append([*zip(pieces(texts[text][part]), values)])
         effect = feature_effect(
-            model, name, autoencoder, feature, texts[int(found.texts[feature, 0])], int(found.positions[feature, 0])
+            model, name, autoencoder, feature, texts[int(active.texts[feature, 0])], int(active.positions[feature, 0])
         )
         raised, lowered = (", ".join(f"“{piece}”" for piece in pieces(ids)) for ids in (effect.raised, effect.lowered))
-        peak = float(found.peaks[feature, 0])
+        peak = float(active.peaks[feature, 0])
         title = (
-            f"feature {feature}, at {found.share[feature]:.1%} of the tokens, up to {peak:.3g}; it raises {raised}, "
+            f"feature {feature}, at {active.share[feature]:.1%} of the tokens, up to {peak:.3g}; it raises {raised}, "
             f"lowers {lowered} ({effect.divergence:.2f} nats)"
         )
         panels.append(panel(title.replace("%", " %"), parts, peak))
     return Picture(
         f"Features of {name}",
         f"A sparse autoencoder writes this activation as a sum of at most {autoencoder.active} of "
-        f"{found.share.numel():,} directions, its features; {len(found.dead):,} of them are active nowhere in these "
+        f"{active.share.numel():,} directions, its features; {len(active.dead):,} of them are active nowhere in these "
         f"texts. For the {len(chosen)} strongest: the texts where each is most active, with {BETWEEN.strip()} between "
         "them, shaded from 0 to its own greatest value, and the tokens whose probability it raises and lowers most "
         "after the strongest place, with how much the prediction changes when the feature is set to 0.",

@@ -251,7 +251,7 @@ def positions() -> Picture:
 
 def samplers() -> Picture:
     """One distribution under each sampling strategy."""
-    found = compare(torch.tensor([*NEXT.values()]).log(), [*NEXT].__getitem__)
+    comparison = compare(torch.tensor([*NEXT.values()]).log(), [*NEXT].__getitem__)
     return Picture(
         "Sampling strategies",
         "Gray bars: one distribution of the next token. Colored bars: the same after each strategy, with its value. A "
@@ -259,7 +259,7 @@ def samplers() -> Picture:
         "top_p a share of the probability, min_p tokens with at least a fraction of the likeliest's, typical_p tokens "
         "about as surprising as the entropy; the rest is scaled up to 1. Penalties act upon tokens that were generated "
         "before: floor, bed and again floor, after which no_repeat_ngram_size 2 forbids another floor bed.",
-        found.panels(),
+        comparison.panels(),
     )
 
 

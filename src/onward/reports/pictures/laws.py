@@ -21,9 +21,9 @@ def optimum_picture(flops: float) -> Picture:
     powers, mark = np.log10(budgets), {"here": float(np.log10(flops))}
     losses = {law.name: [law.law.loss(*law.optimum(c)) for c in budgets] for law in LAWS if isinstance(law.law, Loss)}
     x_name = "FLOPs, as a power of ten"
-    sizes = {name: found[:, 0] for name, found in best.items()}
-    tokens = {name: found[:, 1] for name, found in best.items()}
-    ratios = {name: found[:, 1] / found[:, 0] for name, found in best.items()}
+    sizes = {name: points[:, 0] for name, points in best.items()}
+    tokens = {name: points[:, 1] for name, points in best.items()}
+    ratios = {name: points[:, 1] / points[:, 0] for name, points in best.items()}
     caption = (
         "For each amount of operations C = 6 N D, the number of parameters N and of tokens D that give the least loss, "
         f"by the published laws. They were fitted on runs of {FITTED[0]:.0e} to {FITTED[1]:.0e} FLOPs: elsewhere they "
@@ -48,21 +48,23 @@ def profiles(law: Loss, flops: float) -> Panel:
     return curves("IsoFLOP curves", np.log10(sizes).tolist(), series, x_name="parameters, as a power of ten")
 
 
-def isoflops(law: Loss, runs: Sequence[Run], found: Sequence[Parabola]) -> Panel:
+def isoflops(law: Loss, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola]) -> Panel:
     """The loss by size for each budget with several sizes: the law, and the runs."""
     sizes = np.log10([run.parameters for run in runs])
     x = np.linspace(sizes.min() - 0.1, sizes.max() + 0.1, POINTS)
-    series = {f"{one.flops:.1e} FLOPs": [law.loss(n, one.flops / 6 / n) for n in 10**x] for one in found}
-    dots = [point for one in found for point in zip(np.log10(one.sizes), one.losses)]
+    series = {f"{one.flops:.1e} FLOPs": [law.loss(n, one.flops / 6 / n) for n in 10**x] for one in profiles_of_runs}
+    dots = [point for one in profiles_of_runs for point in zip(np.log10(one.sizes), one.losses)]
     return curves("IsoFLOP curves, and runs", x.tolist(), series, x_name="parameters, as a power of ten", dots=dots)
 
 
-def fit_picture(fit: LossFit, runs: Sequence[Run], found: Sequence[Parabola], frontier: Frontier | None) -> Picture:
+def fit_picture(
+    fit: LossFit, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola], frontier: Frontier | None
+) -> Picture:
     """A fitted law: the frontier with the runs above it, its IsoFLOP curves, the best N and D, and the residual of each
     run. The best N and D are left out if the runs do not determine the law."""
     low, high = min(run.flops for run in runs), max(run.flops for run in runs)
     made, x_name = np.log10([run.flops for run in runs]), "FLOPs, as a power of ten"
-    panels = [isoflops(fit.law, runs, found)] if found else []
+    panels = [isoflops(fit.law, runs, profiles_of_runs)] if profiles_of_runs else []
     if fit.determined:
         budgets = np.logspace(np.log10(low), np.log10(high) + 1, POINTS)
         powers, marks = np.log10(budgets).tolist(), {"largest run": float(np.log10(high))}

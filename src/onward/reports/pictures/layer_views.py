@@ -59,9 +59,9 @@ def attention(reading: Reading, *, layer: int | None = None, head: int | None = 
 
 def heads(reading: Reading) -> Picture:
     """The role of each head, and the scores of four of them."""
-    found = head_roles(reading.model, reading.tokens if reading.text else None)
-    roles = found.map()
-    best = torch.stack([*found.scores.values()]).amax(0).clamp(min=0).numpy()
+    scored = head_roles(reading.model, reading.tokens if reading.text else None)
+    roles = scored.map()
+    best = torch.stack([*scored.scores.values()]).amax(0).clamp(min=0).numpy()
     layers, count = best.shape
     rows, columns = [f"layer {i}" for i in range(layers)], [f"{h}" for h in range(count)]
     short = 9 if count <= 12 else 4
@@ -77,7 +77,7 @@ def heads(reading: Reading) -> Picture:
         )
     ]
     for role in SHOWN_ROLES:
-        scores = found.scores[role].clamp(min=0).numpy()
+        scores = scored.scores[role].clamp(min=0).numpy()
         panels.append(
             cells(
                 role,

@@ -315,11 +315,11 @@ def words(
 
 def unique(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
     """Values by name; repeated names are numbered."""
-    found: dict[str, float] = {}
+    named: dict[str, float] = {}
     for name, value in zip(names, values):
-        count = sum(one == name or one.startswith(f"{name} (") for one in found)
-        found[f"{name} ({count + 1})" if count else name] = value
-    return found
+        count = sum(one == name or one.startswith(f"{name} (") for one in named)
+        named[f"{name} ({count + 1})" if count else name] = value
+    return named
 
 
 def number(value: float, unit: str) -> str:

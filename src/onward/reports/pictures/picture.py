@@ -230,7 +230,7 @@ def colors(theme: Theme) -> str:
 def png_of(svg: str) -> bytes:
     """An SVG in the light or the dark theme as a PNG, two pixels for each of its units."""
     values = dict(re.findall(r"--(\w+): (#\w+)", svg))
-    plain = re.sub(r"var\(--(\w+)\)", lambda found: values[found[1]], svg)
+    plain = re.sub(r"var\(--(\w+)\)", lambda match: values[match[1]], svg)
 
     def render(source: str) -> bytes:  # resvg's own default fonts, Arial and Times, are missing on many machines
         return bytes(

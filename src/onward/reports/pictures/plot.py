@@ -177,10 +177,10 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     """At most `most` powers of ten from low to high and, where they fit, their multiples by 2 and 5, or by 3."""
     exponents = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     for factors in (1, 2, 5), (1, 3), (1,):
-        found = [m * 10.0**e for e in exponents for m in factors if low * 0.999 <= m * 10.0**e <= high * 1.001]
-        if len(found) <= most:
-            return found
-    return found[:: math.ceil(len(found) / most)]
+        round_numbers = [m * 10.0**e for e in exponents for m in factors if low * 0.999 <= m * 10.0**e <= high * 1.001]
+        if len(round_numbers) <= most:
+            return round_numbers
+    return round_numbers[:: math.ceil(len(round_numbers) / most)]
 
 
 def short(number: float) -> str:

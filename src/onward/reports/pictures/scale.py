@@ -113,12 +113,12 @@ class Scale:
 
 def legends(scales: Iterable[Scale | None]) -> list[Scale]:
     """The distinct scales that have a legend; a scale is clipped if any of its panels is."""
-    found: dict[Scale, bool] = {}
+    distinct: dict[Scale, bool] = {}
     for scale in scales:
         if scale and (scale.unit or scale.keys):
             plain = replace(scale, clipped=False)
-            found[plain] = found.get(plain, False) or scale.clipped
-    return [replace(scale, clipped=clipped) for scale, clipped in found.items()]
+            distinct[plain] = distinct.get(plain, False) or scale.clipped
+    return [replace(scale, clipped=clipped) for scale, clipped in distinct.items()]
 
 
 def brief(value: float) -> str:

@@ -27,12 +27,12 @@ ENDING = 5  # tokens of a text that a title quotes
 
 def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
     """The likeliest next tokens, and the effect of each step of sampling on them."""
-    found = sampling_steps(reading.model, reading.tokens, sampling)
-    names = [f"{piece}" for piece in reading.pieces(found.candidates)]
+    effects = sampling_steps(reading.model, reading.tokens, sampling)
+    names = [f"{piece}" for piece in reading.pieces(effects.candidates)]
     rest = reading.model.config.vocab_size > len(names)
     panels = []
     for step, row, others, kept in zip(
-        found.steps, found.probabilities.tolist(), found.rest.tolist(), found.kept.tolist()
+        effects.steps, effects.probabilities.tolist(), effects.rest.tolist(), effects.kept.tolist()
     ):
         values = unique(names, row) | ({"all others": others} if rest else {})
         title = "the model" if step == "model" else f"{applied(sampling, step)}: {counted(kept, 'token')}"
@@ -56,11 +56,11 @@ def applied(sampling: Sampling, step: str) -> str:
 
 def lens(reading: Reading, *, tuned: TunedLens | None = None) -> Picture:
     """The next token predicted by each layer at each position. `tuned` translates the residual streams first."""
-    found = logit_lens(reading.model, reading.tokens, top=1, tuned=tuned)
-    order = range(len(found.names) - 1, -1, -1)
+    predictions = logit_lens(reading.model, reading.tokens, top=1, tuned=tuned)
+    order = range(len(predictions.names) - 1, -1, -1)
     names = [f"block {layer - 1}" if layer else "embedding" for layer in order]
-    pieces, probabilities = reading.pieces(reading.tokens), found.probabilities[..., 0].numpy()
-    texts = [reading.pieces(found.ids[layer, :, 0].tolist()) for layer in order]
+    pieces, probabilities = reading.pieces(reading.tokens), predictions.probabilities[..., 0].numpy()
+    texts = [reading.pieces(predictions.ids[layer, :, 0].tolist()) for layer in order]
     width = text_width([[fitted(text, LENS_TEXT) for text in row] for row in texts])
     columns, panels = int(LENS_WIDTH / width), []
     for start in range(0, len(pieces), columns):
@@ -90,17 +90,19 @@ def lens(reading: Reading, *, tuned: TunedLens | None = None) -> Picture:
 
 def tokens(reading: Reading) -> Picture:
     """The loss, rank and entropy of each token of a text."""
-    found = token_statistics(reading.model, reading.tokens)
-    losses, pieces = -found.logprobs, reading.pieces(reading.tokens)
+    statistics = token_statistics(reading.model, reading.tokens)
+    losses, pieces = -statistics.logprobs, reading.pieces(reading.tokens)
     notes = ["the first token is given"]
-    for loss, rank, entropy in zip(losses[1:].tolist(), found.ranks[1:].tolist(), found.entropies[1:].tolist()):
+    for loss, rank, entropy in zip(
+        losses[1:].tolist(), statistics.ranks[1:].tolist(), statistics.entropies[1:].tolist()
+    ):
         notes.append(f"loss {loss:.2f}, rank {rank:,}, entropy {entropy:.2f}")
     uniform = float(np.log(reading.model.config.vocab_size))
-    ranks = ["", *(f"{rank:,}" for rank in found.ranks[1:].tolist())]
+    ranks = ["", *(f"{rank:,}" for rank in statistics.ranks[1:].tolist())]
     scale = Scale(uniform, unit="nats of loss")
     panels = [words("each token by its loss, over its rank", pieces, losses.numpy(), notes, scale, below=ranks)]
     if len(pieces) > 2:
-        series = {"loss": losses[1:].tolist(), "entropy": found.entropies[1:].tolist()}
+        series = {"loss": losses[1:].tolist(), "entropy": statistics.entropies[1:].tolist()}
         panels.append(curves("nats", range(1, len(pieces)), series, x_name="position", size=(760, 220)))
     caption = (
         "The loss of a token is the negative logarithm of the probability that the model gave it: faint tokens were "

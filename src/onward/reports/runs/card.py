@@ -58,18 +58,18 @@ def properties(license: str, model_type: str, base: str, sources: Sequence[Any])
     """The table of properties at the top, in YAML."""
     from huggingface_hub import ModelCardData
 
-    found: dict[str, Any] = {
+    table: dict[str, Any] = {
         "license": license,
         "library_name": "onward" if model_type == "onward" else "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["onward", model_type],
     }
     if base and not PurePath(base).is_absolute() and not Path(base).exists():  # a name on the hub
-        found["base_model"] = base.partition("@")[0].removeprefix("hf://")
-        found["base_model_relation"] = "finetune"
+        table["base_model"] = base.partition("@")[0].removeprefix("hf://")
+        table["base_model_relation"] = "finetune"
     if published := [str(source).removeprefix("hf://") for source in sources if str(source).startswith("hf://")]:
-        found["datasets"] = published
-    return f"---\n{ModelCardData(**found).to_yaml()}\n---"
+        table["datasets"] = published
+    return f"---\n{ModelCardData(**table).to_yaml()}\n---"
 
 
 def lead(record: Record, model: Decoder, model_type: str) -> str:
@@ -131,12 +131,12 @@ def training(record: Record) -> Iterator[str]:
         rows = [[fields.text(row.get(name)) for name in ("step", "validation_loss", "bits_per_byte")] for row in chosen]
         yield f"### Curves\n\n{curve}" + table(("step", "validation loss", "bits per byte"), rows)
     if record.result:
-        found = [(key.replace("_", " "), fields.text(value)) for key, value in record.result.items()]
+        figures = [(key.replace("_", " "), fields.text(value)) for key, value in record.result.items()]
         of = public(str(record.options.get("validation", "")))
         about = (
             f"On the validation text (`--validation {of}`), which was not trained on; the loss is in nats per token."
         )
-        yield f"## Evaluation\n\n{about}\n\n" + table(("figure", "value"), found)
+        yield f"## Evaluation\n\n{about}\n\n" + table(("figure", "value"), figures)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

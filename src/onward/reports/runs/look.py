@@ -80,7 +80,7 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
         every = math.ceil(len(of_tokens.panels) / EXPERT_LAYERS)
         pictures.append(replace(of_tokens, panels=of_tokens.panels[::every]))
     drawn = [(picture.svg(alone=False), visible(picture.caption)) for picture in pictures] + [("", "")]
-    found = {
+    parts = {
         "attention": embedded(attention),
         "legend": legend_of(WEIGHT),
         "sinks": " (to less here, where a sink takes the rest)" if sinks else "",
@@ -98,7 +98,7 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
         "experts": drawn[1][0],
         "experts_about": drawn[1][1],
     }
-    return found, pictures
+    return parts, pictures
 
 
 def distributions(
@@ -106,9 +106,9 @@ def distributions(
 ) -> dict[str, Any]:
     """The data of the sliders from logits (T, V): the log-probabilities of the likeliest tokens at each position, the
     log-sum-exp of all others at each of TEMPERATURES, and the index of the token in `following`."""
-    found = logits.float().log_softmax(-1)
-    top = found.topk(min(likeliest, found.size(-1)))
-    rest = found.scatter(-1, top.indices, -math.inf)
+    log_p = logits.float().log_softmax(-1)
+    top = log_p.topk(min(likeliest, log_p.size(-1)))
+    rest = log_p.scatter(-1, top.indices, -math.inf)
     others = torch.stack([(rest / temperature).logsumexp(-1) for temperature in TEMPERATURES], -1)
     pieces: dict[int, int] = {}  # token id -> its place in the list of pieces
     rows: list[dict[str, Any]] = []
@@ -136,19 +136,19 @@ def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
     """The tokens of a paragraph as spans, shaded by their losses, and a sentence about them."""
     most = min(PARAGRAPH, model.config.context_length)
     tokens = tokenizer.begin(tokenizer.encode(passage(tokenizer, text, most)))[:most]
-    found = -logprobs(model, np.array([tokens]))[0]
+    nats = -logprobs(model, np.array([tokens]))[0]
     uniform = math.log(model.config.vocab_size)
     spans = [f'<span class="token">{visible(tokenizer.piece(tokens[0]), MARKS)}</span>']
-    for token, loss in zip(tokens[1:], found.tolist()):
+    for token, loss in zip(tokens[1:], nats.tolist()):
         spans.append(
             f'<span class="token" style="--p:{min(100.0, 100 * loss / uniform):.0f}%" title="{loss:.2f} nats, '
             f'probability {math.exp(-loss):.2%}">{visible(tokenizer.piece(token), MARKS)}</span>'
         )
-    hardest = visible(tokenizer.piece(tokens[1 + int(found.argmax())]), MARKS)
+    hardest = visible(tokenizer.piece(tokens[1 + int(nats.argmax())]), MARKS)
     return {
         "losses": "".join(spans),
-        "losses_about": f"The mean over these {len(found)} tokens is {found.mean():.3f} nats; the largest loss is "
-        f"{found.max():.2f}, of “<bdi>{hardest}</bdi>”. A uniform guess has {uniform:.2f}: "
+        "losses_about": f"The mean over these {len(nats)} tokens is {nats.mean():.3f} nats; the largest loss is "
+        f"{nats.max():.2f}, of “<bdi>{hardest}</bdi>”. A uniform guess has {uniform:.2f}: "
         "the strongest shade, also of losses beyond it.",
     }
 
@@ -178,9 +178,9 @@ def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
 
 def sentence_ends(text: str) -> Iterator[int]:
     """Where sentences end: not after an abbreviation, except at the end of the text, and not inside parentheses."""
-    for found in SENTENCE_END.finditer(text):
-        end = found.end()
-        abbreviated = end < len(text) and ABBREVIATION.search(text[max(0, found.start() - 6) : found.start()])
+    for match in SENTENCE_END.finditer(text):
+        end = match.end()
+        abbreviated = end < len(text) and ABBREVIATION.search(text[max(0, match.start() - 6) : match.start()])
         inside = re.search(r"\([^()]*$", text[:end]) and re.match(r"[^()]*[()]", text[end:])
         if not abbreviated and not inside:
             yield end

@@ -144,8 +144,8 @@ class Record(Shown):
 def find_runs(folder: Path) -> list[Path]:
     """The run folders in a folder, down to three levels, and the folder itself if it is one; sorted by name."""
     patterns = ["/".join(["*"] * depth + ["run.json"]) for depth in range(4)]
-    found = {path.parent for pattern in patterns for path in folder.glob(pattern)}
-    return sorted(run for run in found if not any(part.startswith(".") for part in run.relative_to(folder).parts))
+    folders = {path.parent for pattern in patterns for path in folder.glob(pattern)}
+    return sorted(run for run in folders if not any(part.startswith(".") for part in run.relative_to(folder).parts))
 
 
 def finished_runs(folder: Path) -> list[Run]:

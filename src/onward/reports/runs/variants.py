@@ -55,10 +55,10 @@ class Result:
             return "diverged" if not self.values else f"{first.name} diverged"
         if self.difference is None:
             return f"{self.mean - first.mean:+.4f}; one seed says nothing of noise"
-        found, word = self.difference, "better" if self.mean < first.mean else "worse"
-        between = f"{found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f})"
+        difference, word = self.difference, "better" if self.mean < first.mean else "worse"
+        between = f"{difference.mean:+.4f} ({difference.low:+.4f} to {difference.high:+.4f})"
         seeds = len(self.values)
-        return f"{between}: {word if found.shown else f'{NUMBERS.get(seeds, seeds)} seeds cannot tell'}"
+        return f"{between}: {word if difference.shown else f'{NUMBERS.get(seeds, seeds)} seeds cannot tell'}"
 
 
 def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
@@ -66,16 +66,16 @@ def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
     with LEVEL: each with 1 - (1 - LEVEL) / n for n differences (Bonferroni)."""
     base = outcomes[0].values(measure)
     level = 1 - (1 - LEVEL) / max(1, len(outcomes) - 1)
-    found = []
+    result = []
     for outcome in outcomes:
         runs = [Record(run).figures() for run in outcome.runs]
         values = outcome.values(measure)
         paired = paired_difference(values, base, level) if values and base and outcome is not outcomes[0] else None
         seconds = fmean(run.seconds or 0.0 for run in runs)
-        found.append(
+        result.append(
             Result(outcome.variant.name, values, runs[0].parameters, runs[0].step, runs[0].tokens, seconds, paired)
         )
-    return found
+    return result
 
 
 def row(result: Result, first: Result, measure: Measure) -> dict[str, str]:
@@ -131,11 +131,11 @@ class Valley:
     lines: Mapping[str, Mapping[str, Result]]  # by the second field's value ("": there is none), by the field's
 
     @classmethod
-    def of(cls, grid: Sequence[Mapping[str, str]], found: Sequence[Result]) -> Valley:
+    def of(cls, grid: Sequence[Mapping[str, str]], points: Sequence[Result]) -> Valley:
         """The valley of results at the points of a grid, each with the values of the same one or two fields."""
         first, *second = grid[0]
         lines: dict[str, dict[str, Result]] = {}
-        for point, result in zip(grid, found):
+        for point, result in zip(grid, points):
             line = f"{second[0]} {point[second[0]]}" if second else ""
             lines.setdefault(line, {})[point[first]] = result
         return cls(first, lines)
@@ -152,7 +152,7 @@ class Valley:
         """The result with the least mean, and its values of the second field and the field."""
         return min(
             ((line, value, result) for line, values in self.lines.items() for value, result in values.items()),
-            key=lambda found: found[2].mean,
+            key=lambda point: point[2].mean,
         )
 
     def edge(self) -> str:
@@ -183,10 +183,10 @@ def valley_picture(valley: Valley, measure: Measure, length: str) -> Picture:
     x, log = np.array(numbers)[order], min(numbers) > 0 and max(numbers) / min(numbers) >= 4
     series, ranges = {}, {}
     for line, values in valley.lines.items():
-        found = [[*values.values()][i] for i in order]
+        heights = [[*values.values()][i] for i in order]
         name = line or UNITS[measure]
-        series[name] = np.array([result.mean if result.values else np.nan for result in found])
-        ends = [(min(r.values), max(r.values)) if r.values else (np.nan, np.nan) for r in found]
+        series[name] = np.array([result.mean if result.values else np.nan for result in heights])
+        ends = [(min(r.values), max(r.values)) if r.values else (np.nan, np.nan) for r in heights]
         ranges[name] = tuple(np.array(ends).T)
     many = any(len(result.values) > 1 for values in valley.lines.values() for result in values.values())
     if many:

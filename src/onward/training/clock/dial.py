@@ -130,7 +130,7 @@ def dial(
 
     Sizes are timed in increasing order, until the forecast becomes worse or a twentieth of the time is spent.
     """
-    found, spent, seconds = list[Candidate](), 0.0, 0.0
+    candidates, spent, seconds = list[Candidate](), 0.0, 0.0
     text = compression(tokenizer, inputs)
     config = replace(config, optimizer=config.optimizer or "muon")
     for size in SIZES:
@@ -141,9 +141,9 @@ def dial(
         except UserError:  # with the fields that are given
             continue
         parameters = sum(p.numel() for p in model.parameters())
-        if found:
-            expected = 3 * seconds * parameters / found[-1].parameters
-            if parameters == found[-1].parameters or spent + expected > SHARE * limit:
+        if candidates:
+            expected = 3 * seconds * parameters / candidates[-1].parameters
+            if parameters == candidates[-1].parameters or spent + expected > SHARE * limit:
                 break
         seconds = timing(trial, model, inputs, loss)
         spent += 3 * seconds  # the first step takes longer
@@ -153,12 +153,12 @@ def dial(
         blocks = sum(p.numel() for p in model.blocks.parameters())
         bits = text.bits_per_byte * LAW.loss(blocks, read)
         epochs = tokens / max(1, inputs.tokens)
-        found.append(Candidate(chosen, longer * trial.batch_size, parameters, longer * seconds, epochs, bits))
-        if len(found) > 1 and bits > found[-2].bits_per_byte:
+        candidates.append(Candidate(chosen, longer * trial.batch_size, parameters, longer * seconds, epochs, bits))
+        if len(candidates) > 1 and bits > candidates[-2].bits_per_byte:
             break
-    if not found:
+    if not candidates:
         return replace(config, batch_size=config.batch_size or WINDOWS), None
-    best = min(found, key=lambda one: one.bits_per_byte)
+    best = min(candidates, key=lambda one: one.bits_per_byte)
     nats = best.bits_per_byte * math.log(2) * text.bytes_per_token
-    choice = Choice(tuple(found), best, (nats * (1 - SPREAD), nats * (1 + SPREAD)))
+    choice = Choice(tuple(candidates), best, (nats * (1 - SPREAD), nats * (1 + SPREAD)))
     return replace(config, model=best.model | config.model, batch_size=best.batch_size), choice

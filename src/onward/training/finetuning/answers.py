@@ -123,9 +123,9 @@ class PairLoss(Loss):
         beta * (log p of the model - log p of the reference)."""
         reference = 0.0 if self.reference is None else self.reference.totals(model, batch)
         with without_dropout(model):
-            found = sequence_logprobs(model, batch)
-        score = found.total - reference
-        mean = score / found.count.clamp(min=1)
+            scores = sequence_logprobs(model, batch)
+        score = scores.total - reference
+        mean = score / scores.count.clamp(min=1)
         loss = self.of_pairs(score[::2], score[1::2], mean[::2], mean[1::2]).sum()
         ranked = score.detach() if self.reference is not None else mean.detach()
         return loss, loss.detach(), preference_figures(self.beta * ranked[::2], self.beta * ranked[1::2])

@@ -21,12 +21,12 @@ CHUNK = 256  # at least as many prompt tokens are read at a time
 
 def prompts_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
     """The prompt and the answer in each row of a batch: the tokens before the first target, and the targets."""
-    found = []
+    pairs = []
     for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist()):
         answer = [target for target in targets if target != IGNORE_INDEX]
         first = next(i for i, target in enumerate(targets) if target != IGNORE_INDEX)
-        found.append((tokens[: first + 1], answer))
-    return found
+        pairs.append((tokens[: first + 1], answer))
+    return pairs
 
 
 @torch.no_grad()

@@ -169,28 +169,28 @@ class PolicyGradient(Loss):
         o = self.options
         tokens, targets, logprobs = completion_batch(requests)
         ended = torch.tensor([float(r.tokens[-1] in self.ends) for r in requests])
-        found = Rollouts(tokens, targets, seed=batch.seed, rewards=rewards, ended=ended, engine_logprobs=logprobs)
-        found = found.to(model.device)
-        mask, changes = found.mask, dict[str, Any]()
+        sampled = Rollouts(tokens, targets, seed=batch.seed, rewards=rewards, ended=ended, engine_logprobs=logprobs)
+        sampled = sampled.to(model.device)
+        mask, changes = sampled.mask, dict[str, Any]()
         with without_dropout(model):
-            reference = self.reference_logprobs(model, found) if o.kl else None
+            reference = self.reference_logprobs(model, sampled) if o.kl else None
             if o.iterations > 1 or o.method == "ppo" or reference is not None:
-                known = policy_outputs(model, found, o.temperature)
+                known = policy_outputs(model, sampled, o.temperature)
                 old, values = known.logprobs, known.values
                 changes = {"reference_logprobs": reference}
                 if o.iterations > 1:
-                    changes |= {"old_logprobs": old, "gap": largest(known.plain - found.engine_logprobs, mask)}
+                    changes |= {"old_logprobs": old, "gap": largest(known.plain - sampled.engine_logprobs, mask)}
         if o.method == "ppo":
             per_token = torch.zeros_like(mask)
             last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
-            per_token[torch.arange(len(mask)), last] = found.rewards
+            per_token[torch.arange(len(mask)), last] = sampled.rewards
             if reference is not None:
                 per_token -= o.kl * (old - reference) * mask
             advantages, returns = gae(per_token, values * mask, mask, o.discount, o.gae_lambda)
             changes |= {"old_values": values * mask, "returns": returns}
             advantages = whitened(advantages, mask)
         else:
-            score = found.rewards
+            score = sampled.rewards
             if o.method == "rloo" and reference is not None:
                 score = score - o.kl * ((old - reference) * mask).sum(1)
             scores = (
@@ -200,7 +200,7 @@ class PolicyGradient(Loss):
             )
             advantages = scores[:, None]
         share = reduced(mask, mask, self.reduction, o.completion_length)[1] if o.method != "rloo" else len(mask)
-        return found.changed(advantages=advantages, share=share, **changes)
+        return sampled.changed(advantages=advantages, share=share, **changes)
 
     def state(self) -> dict[str, Tensor]:
         """The completions that further steps use, and the number of these steps."""
@@ -246,8 +246,8 @@ class PolicyGradient(Loss):
             scale = share / rollouts.divisor
             return total * scale, reported * scale, {name: value * scale for name, value in sums.items()}
         mask, reference = batch.mask, batch.reference_logprobs
-        found = policy_outputs(model, batch, o.temperature)
-        logprobs = found.logprobs
+        outputs = policy_outputs(model, batch, o.temperature)
+        logprobs = outputs.logprobs
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         if o.method == "rloo":  # the ratio of whole completions
             loss, is_clipped = clipped(
@@ -259,7 +259,7 @@ class PolicyGradient(Loss):
             if o.method == "grpo" and reference is not None:
                 loss = loss + o.kl * kl_estimate(logprobs, reference)
             if batch.old_values is not None and batch.returns is not None:
-                loss = loss + o.value_weight * value_loss(found.values, batch.old_values, batch.returns, 0.2)
+                loss = loss + o.value_weight * value_loss(outputs.values, batch.old_values, batch.returns, 0.2)
             total, _ = reduced(loss, mask, self.reduction, o.completion_length)
             clip_share = (is_clipped * mask).sum() / mask.sum()
         count = mask.sum()
@@ -267,13 +267,13 @@ class PolicyGradient(Loss):
             "reward": batch.rewards.mean(),
             "length": mask.sum(1).mean(),
             "ended": batch.ended.mean(),
-            "entropy": (found.entropy * mask).sum() / count,
+            "entropy": (outputs.entropy * mask).sum() / count,
             "clip_share": clip_share,
         }
         if reference is not None:
             figures["kl"] = (kl_estimate(logprobs.detach(), reference) * mask).sum() / count
         sums = {name: value.detach() * batch.divisor for name, value in figures.items()}
-        gap = largest(found.plain - batch.engine_logprobs, mask) if batch.gap is None else batch.gap
+        gap = largest(outputs.plain - batch.engine_logprobs, mask) if batch.gap is None else batch.gap
         sums["logprob_gap"] = total.new_tensor(self.gap(gap, batch.divisor))
         return total, total.detach(), sums
 

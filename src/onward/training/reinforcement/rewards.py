@@ -29,10 +29,10 @@ def exact_match(completion: str, answer: str) -> float:
 
 def arithmetic(completion: str, answer: str) -> float:
     """1 if the last number in the completion is the last number in the answer; else 0."""
-    found, wanted = (NUMBER.findall(text) for text in (completion, answer))
-    if not found or not wanted:
+    last_numbers, wanted = (NUMBER.findall(text) for text in (completion, answer))
+    if not last_numbers or not wanted:
         return 0.0
-    value, right = (float(numbers[-1].replace(",", "")) for numbers in (found, wanted))
+    value, right = (float(numbers[-1].replace(",", "")) for numbers in (last_numbers, wanted))
     return float(math.isclose(value, right, rel_tol=1e-9, abs_tol=1e-9))
 
 
@@ -103,8 +103,8 @@ def function_of(file: Path, name: str) -> Reward:
     functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     if name not in functions:
         raise UserError(f"{file} has no function {name!r}: {nearest(name, functions)}")
-    found: Reward = getattr(module, name)
-    return found
+    function: Reward = getattr(module, name)
+    return function
 
 
 def rewarded(

@@ -89,15 +89,15 @@ def apart(train: Sequence[Tokens], validation: Tokens, searched: int = SEARCHED)
     text, length = Tokens.join(train), min(LENGTH, len(validation))
     starts = np.linspace(0, len(validation) - length, PROBES).astype(int)
     probes = np.unique([np.asarray(validation[i : i + length], np.uint32) for i in starts.tolist()], axis=0)
-    found, chunks = np.zeros(len(probes), bool), math.ceil(len(text) / CHUNK)
+    present, chunks = np.zeros(len(probes), bool), math.ceil(len(text) / CHUNK)
     chosen = np.unique(np.linspace(0, chunks - 1, min(chunks, searched // CHUNK)).astype(int))
     for first in (chosen * CHUNK).tolist():
         chunk = np.asarray(text[first : first + CHUNK + length - 1], np.uint32)
-        found[~found] = search(chunk, probes[~found])
-    sentence = f"{found.sum()} of {len(found)} passages of the validation text are in the training text too"
+        present[~present] = search(chunk, probes[~present])
+    sentence = f"{present.sum()} of {len(present)} passages of the validation text are in the training text too"
     if len(chosen) < chunks:
         sentence += f", of which {len(chosen) / chunks:.1%} was searched"
-    return Check("validation", float(found.mean()) <= COMMON, sentence)
+    return Check("validation", float(present.mean()) <= COMMON, sentence)
 
 
 MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)  # odd, so that no bit is lost
@@ -118,10 +118,10 @@ def search(tokens: np.ndarray, probes: np.ndarray) -> np.ndarray:
     table = np.zeros(1 << 16, bool)
     table[wanted] = True
     candidates = np.flatnonzero(table[there])
-    found = []
+    result = []
     for probe, code in zip(probes, wanted):
         at = candidates[there[candidates] == code]
         for offset in range(length):
             at = at[tokens[at + offset] == probe[offset]]
-        found.append(len(at) > 0)
-    return np.array(found)
+        result.append(len(at) > 0)
+    return np.array(result)

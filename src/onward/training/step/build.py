@@ -32,7 +32,7 @@ def build_trainer(
     c = config
     peak = c.peak_learning_rate(model.config.d_model)
     choose_backend(model, c.experts)
-    rates = {name: found.rate for name, found in factors_of(c, model.config).items()}
+    rates = {name: factor.rate for name, factor in factors_of(c, model.config).items()}
     trainer = Trainer(
         model,
         optimizers(model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2), rates),

@@ -69,11 +69,11 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
     """
     positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
     sinks = {layer: attend.sinks is not None for layer, attend in attend_modules(model).items()}
-    found = dict[str, float]()
+    figures = dict[str, float]()
 
     def note_entropy(name: str, weights: Tensor) -> None:
         layer = layer_of(name)
-        found[f"attention_entropy/{layer}"] = entropy(weights, sinks[layer])
+        figures[f"attention_entropy/{layer}"] = entropy(weights, sinks[layer])
 
     quietly = partial(warnings.catch_warnings, action="ignore", category=Uncompiled)
     if weights := [name for name in activation_names(model) if name.endswith("attn.weights")]:
@@ -95,8 +95,8 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
             model.hidden(batch.tokens, batch.positions)
     for layer, of_layer in peaks.items():
         units = torch.cat(of_layer)
-        found[f"dead_units/{layer}"] = int((units <= DEAD * units.max()).sum()) / len(units)
-    return found
+        figures[f"dead_units/{layer}"] = int((units <= DEAD * units.max()).sum()) / len(units)
+    return figures
 
 
 def layer_of(name: str) -> int:
@@ -119,10 +119,10 @@ def entropy(weights: Tensor, sinks: bool) -> float:
     """The mean entropy, in nats, of attention weights (..., T). With sinks, 1 minus the sum of the weights counts as
     one more weight."""
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    found = torch.special.entr(weights).sum(-1)
+    nats = torch.special.entr(weights).sum(-1)
     if sinks:
-        found = found + torch.special.entr((1 - weights.sum(-1)).clamp(min=0))
-    return found.mean().item()
+        nats = nats + torch.special.entr((1 - weights.sum(-1)).clamp(min=0))
+    return nats.mean().item()
 
 
 def matrices(model: nn.Module) -> list[Tensor]:

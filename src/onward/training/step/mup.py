@@ -59,31 +59,31 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
         shapes, wide = (
             {n: (p.shape, is_matrix(n, p)) for n, p in Decoder(c).named_parameters()} for c in (config, twice)
         )
-    found: dict[str, Factors] = {}
+    result: dict[str, Factors] = {}
     for name, (shape, matrix) in shapes.items():
         grown = [a != b for a, b in zip(shape, wide[name][0])]
         if not matrix or not grown[-1] or name.startswith(("embed.", "position.", "head.")):
-            found[name] = Factors()
+            result[name] = Factors()
         else:
-            found[name] = Factors(m**-0.5 if grown[-2] else 1 / m, 1 / m)
+            result[name] = Factors(m**-0.5 if grown[-2] else 1 / m, 1 / m)
     embed = m**-0.5 if twice.embed_scale != config.embed_scale else 1.0
-    found["embed.weight"] = Factors(embed, embed)
+    result["embed.weight"] = Factors(embed, embed)
     if twice.d_embed != config.d_embed:  # elsewhere the projection before the head is scaled
-        names = ["norm.weight", "norm.bias"] if "norm.weight" in found else ["head.weight"]
-        last = [name for name in names if name in found]
+        names = ["norm.weight", "norm.bias"] if "norm.weight" in result else ["head.weight"]
+        last = [name for name in names if name in result]
         if not last:
             raise UserError(
                 "mup scales logits by the final norm or the head, and this decoder has no norm and a tied head"
             )
         for name in last:
-            found[name] = Factors().times(1 / (m * (embed if config.tied else 1.0)))
+            result[name] = Factors().times(1 / (m * (embed if config.tied else 1.0)))
     for layer in range(config.n_layers):
         if isinstance(at(config.attention, layer), SelfAttention):
             queries = f"blocks.{layer}.attn.q"
-            names = [n for n in found if n.startswith(f"{queries}_norm.")] or [f"{queries}.weight", f"{queries}.bias"]
-            for name in found.keys() & {*names}:
-                found[name] = found[name].times((base_head / config.d_head) ** 0.5)
-    return found
+            names = [n for n in result if n.startswith(f"{queries}_norm.")] or [f"{queries}.weight", f"{queries}.bias"]
+            for name in result.keys() & {*names}:
+                result[name] = result[name].times((base_head / config.d_head) ** 0.5)
+    return result
 
 
 def factors_of(config: RunConfig, model: DecoderConfig) -> Mapping[str, Factors]:

@@ -38,10 +38,10 @@ def optimizers(
         roots = {name: rate**0.5 for name, rate in rates.items()}
         muon = Muon(parameter_groups(hidden, weight_decay, roots), learning_rate, weight_decay)
         return [muon, adamw(rest, learning_rate, weight_decay, betas, rates)]
-    found = library_class(name)
-    options: dict[str, Any] = {"betas": betas} if "betas" in inspect.signature(found).parameters else {}
+    cls = library_class(name)
+    options: dict[str, Any] = {"betas": betas} if "betas" in inspect.signature(cls).parameters else {}
     try:
-        return [found(parameter_groups(trained, weight_decay, rates), lr=learning_rate, **options)]
+        return [cls(parameter_groups(trained, weight_decay, rates), lr=learning_rate, **options)]
     except (TypeError, ValueError) as error:
         raise UserError(f"the optimizer {name} does not take the arguments (parameters, lr, betas): {error}") from None
 
@@ -63,12 +63,12 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Parameter groups by weight decay, which vectors do not have, and by `rate`, the factor of the learning rate. What
     decays in a step, the product of learning rate and weight decay, does not depend on the factor."""
-    found = defaultdict[tuple[bool, float], list[nn.Parameter]](list)
+    groups = defaultdict[tuple[bool, float], list[nn.Parameter]](list)
     for name, parameter in parameters.items():
-        found[is_matrix(name, parameter), rates.get(name, 1.0)].append(parameter)
+        groups[is_matrix(name, parameter), rates.get(name, 1.0)].append(parameter)
     return [
         {"params": several, "weight_decay": weight_decay / rate if matrix else 0.0, "rate": rate}
-        for (matrix, rate), several in found.items()
+        for (matrix, rate), several in groups.items()
     ]
 
 
@@ -89,12 +89,12 @@ def library_class(name: str) -> Callable[..., torch.optim.Optimizer]:
     if not (module and attribute):
         raise UserError(f"optimizer is {name!r}: choose adamw, muon, or a library's class, such as torch.optim:NAdam")
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        cls = getattr(importlib.import_module(module), attribute, None)
     except ImportError as error:
         raise UserError(f"the optimizer {name} cannot be imported: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise UserError(f"{name} is not an optimizer: name a class that is a torch.optim.Optimizer")
-    return found
+    return cls
 
 
 class Muon(torch.optim.Optimizer):

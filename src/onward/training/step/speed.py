@@ -146,5 +146,5 @@ def trial_share(
     if parameters(config) > LARGEST:
         config = replace(decoder("small", min(config.vocab_size, 8192), {}), context_length=context)
     model, batch = Decoder(config).train().to(device), max(1, TRIAL_TOKENS // context)
-    found = measure_training(model, precision, batch, context, peak=peak, seconds=seconds, warm_up=1, least=1)
-    return found.flops_share
+    speed = measure_training(model, precision, batch, context, peak=peak, seconds=seconds, warm_up=1, least=1)
+    return speed.flops_share

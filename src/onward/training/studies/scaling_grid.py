@@ -134,7 +134,7 @@ class Speed:
 
 def measured(config: RunConfig, inputs: Inputs, vocab_size: int, cells: Sequence[Cell]) -> Speed:
     """The speed of this machine, from a few steps of a small and a large run."""
-    found = []
+    seconds = []
     for cell in cells:
         own = cell.variant(config).config
         trainer = build_trainer(own, Decoder(own.decoder(vocab_size)).to(torch.device(config.device)))
@@ -144,8 +144,8 @@ def measured(config: RunConfig, inputs: Inputs, vocab_size: int, cells: Sequence
             start = perf_counter()
             trainer.train_step(StepPlan([batch]))
             times.append(perf_counter() - start)
-        found.append((sorted(times[1:])[TIMED // 2], cell.flops / cell.steps))
-    (quick, few), (slow, many) = found
+        seconds.append((sorted(times[1:])[TIMED // 2], cell.flops / cell.steps))
+    (quick, few), (slow, many) = seconds
     per_flop = max(0.0, slow - quick) / max(1.0, many - few)
     return Speed(max(0.0, quick - few * per_flop), per_flop)
 

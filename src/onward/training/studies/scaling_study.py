@@ -59,29 +59,29 @@ class ScalingStudy:
 
     def warnings(self) -> list[str]:
         """Reasons for which the law of this grid would say little."""
-        found, steps = [], min(cell.steps for cell in self.cells)
+        sentences, steps = [], min(cell.steps for cell in self.cells)
         if steps < FEW_STEPS:
-            found.append(
+            sentences.append(
                 f"the shortest run has {steps} steps, and below {FEW_STEPS} a loss says more of the first steps "
                 "than of size and length: give more time or operations"
             )
         if (most := max(cell.tokens for cell in self.cells)) > 4 * self.training_tokens:
-            found.append(
+            sentences.append(
                 f"the longest run reads the {self.training_tokens:,} training tokens "
                 f"{most / self.training_tokens:.0f} times, and the law is one of new tokens: give more text"
             )
-        return found
+        return sentences
 
     def runs(self, outcomes: Sequence[Outcome]) -> list[Run]:
         """The runs of the grid that ended. Raises a UserError where they are too few for a law."""
         pairs = zip(self.cells, outcomes)
-        found = [Run(cell.parameters, cell.tokens, one["loss"]) for cell, done in pairs for one in done.figures if one]
-        if len(found) < LEAST:
+        ended = [Run(cell.parameters, cell.tokens, one["loss"]) for cell, done in pairs for one in done.figures if one]
+        if len(ended) < LEAST:
             raise UserError(
-                f"{len(found)} runs ended in the time, and a law needs {LEAST}: give a longer --budget; the runs "
+                f"{len(ended)} runs ended in the time, and a law needs {LEAST}: give a longer --budget; the runs "
                 f"are kept in {self.config.out}"
             )
-        return found
+        return ended
 
     def larger_cell(self, law: FittedLaw) -> Cell:
         """The run of LARGER times the operations of the largest one, of the best size by a law of the grid."""
