@@ -66,7 +66,7 @@ def test_the_built_in_texts_are_in_many_languages_and_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "tell", "noted"), [("language", script, SCRIPTS), ("kind", kind, {})], ids=["script", "kind"]
+    ("by", "tell", "told"), [("language", script, SCRIPTS), ("kind", kind, {})], ids=["script", "kind"]
 )
 def test_script_and_kind_are_told_from_the_built_in_texts(by, tell, told) -> None:
     for name, text in samples()[by].items():
