@@ -212,7 +212,7 @@ def test_a_text_shorter_than_one_window_is_one_sentence(count: int, weights: tup
 
 
 @pytest.mark.parametrize(
-    ("weights", "noted"),
+    ("weights", "told"),
     [
         ((1, 2, 3), "3 weights for 2 sources"),
         *((w, "positive, and above 1/10,000") for w in [(1, 0), (1, -1), (-1, -1), (9e6, 1), (1, np.nan), (1, np.inf)]),
