@@ -42,8 +42,8 @@ def signature(text: str) -> np.ndarray:
 
 
 def found_by_bands(agreeing: int, width: int) -> float:
-    """The probability that signatures which agree in this many columns, at random places, agree in all columns of one
-    of the bands of this width: by inclusion and exclusion over the bands."""
+    """The probability that two signatures that agree in this many columns, at random positions, agree in all columns of
+    at least one band of this width; by inclusion and exclusion over the bands."""
     bands = min(PERMUTATIONS // width, agreeing // width)
     terms = (
         (-1) ** n * comb(PERMUTATIONS // width, n) * comb(PERMUTATIONS - n * width, agreeing - n * width)
@@ -54,7 +54,7 @@ def found_by_bands(agreeing: int, width: int) -> float:
 
 @cache
 def band_width(similarity: float) -> int:
-    """The widest bands, which make the fewest candidates, that find RECALL of the pairs with this similarity."""
+    """The widest band, with the fewest candidates, that still finds RECALL of the pairs with this similarity."""
     least = ceil(similarity * PERMUTATIONS)  # agreeing columns of a near duplicate
     return max(width for width in range(1, PERMUTATIONS + 1) if found_by_bands(least, width) >= RECALL)
 

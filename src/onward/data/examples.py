@@ -1,4 +1,4 @@
-"""Examples for fine-tuning: records become token sequences, of which some tokens are trained.
+"""Examples for fine-tuning: records become token sequences, and some of their tokens are trained.
 
 An example is one or more sequences that belong together, such as a preferred and a rejected answer. On disk a table of
 examples is one .safetensors file.
@@ -29,7 +29,7 @@ NO_TEMPLATE = "the model has no chat template for messages: name one, such as --
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Token ids, and whether each is trained; `text` is how a chat template rendered them."""
+    """Token ids, and whether each token is trained; `text` is the text rendered by a chat template."""
 
     tokens: Sequence[int]
     trained: Sequence[bool]
@@ -37,13 +37,13 @@ class TokenSequence:
     unread: int = 0  # the last tokens that the model never reads, such as an answer that a reward compares with
 
     def until_trained(self) -> Sequence[int]:
-        """The tokens up to the last that is trained."""
+        """The tokens up to the last trained token."""
         return self.tokens[: len(self.trained) - [*reversed(self.trained)].index(True)]
 
 
 @dataclass(frozen=True)
 class Example:
-    """Sequences that belong together, their numbers (such as a margin), and the place of their record."""
+    """Sequences that belong together, their numbers (such as a margin), and the location of their record."""
 
     sequences: Sequence[TokenSequence]
     place: str
@@ -60,13 +60,13 @@ class Encoder:
         self.labels: tuple[str, ...] = ()  # the classes of `classified`, which are known after its first table
 
     def document(self, text: str) -> TokenSequence:
-        """A text between beginning-of-text and end token; all of it is trained."""
+        """A text between the beginning-of-text token and the end token; all tokens are trained."""
         check_text(text, "text")
         tokens = self.tokenizer.begin(self.tokenizer.encode(text, special=False)) + self.end
         return TokenSequence(tokens, [True] * len(tokens))
 
     def texts(self, *texts: str) -> TokenSequence:
-        """Texts, each followed by the end token or, without one, by a line break; all of it is trained."""
+        """Texts, each followed by the end token or, without one, by a line break; all tokens are trained."""
         tokens = self.tokenizer.begin([])
         for text in texts:
             check_text(text, "text or pair")
@@ -75,8 +75,8 @@ class Encoder:
         return TokenSequence(tokens, [True] * len(tokens))
 
     def answer(self, prompt: str | Sequence[Message], completion: str | Sequence[Message]) -> TokenSequence:
-        """A prompt, which is not trained, and its completion, which is: both texts, or both messages. The end token
-        follows a completion that is a text."""
+        """A prompt and its trained completion, as two texts or as two lists of messages. A completion that is a text
+        ends with the end token."""
         if isinstance(prompt, str) and isinstance(completion, str):
             before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])
             whole = self.tokenizer.encode(prompt + completion) or self.tokenizer.begin([])
@@ -92,7 +92,7 @@ class Encoder:
         return self.conversation([*prompt, *completion], len(prompt))
 
     def prompt(self, prompt: str | Sequence[Message]) -> list[int]:
-        """The tokens of a prompt, a text or messages, as they are at the time of use."""
+        """The tokens of a prompt, a text or messages, as in generation."""
         if isinstance(prompt, str):
             check_text(prompt, "prompt")
             return self.tokenizer.encode(prompt)
@@ -104,7 +104,7 @@ class Encoder:
         return self.chat.encode(prompt)
 
     def conversation(self, messages: Sequence[Message], given: int = 0) -> TokenSequence:
-        """Messages, of which what the assistant says is trained, after the first `given` of them."""
+        """Messages. The assistant's messages after the first `given` messages are trained."""
         if self.chat is None:
             raise UserError(NO_TEMPLATE)
         check_roles(messages)
@@ -115,7 +115,7 @@ class Encoder:
 
 
 def check_text(text: str, name: str) -> None:
-    """A UserError where a text is empty."""
+    """A UserError if a text is empty."""
     if not text:
         raise UserError(f"the {name} is empty: give it words, or remove the example")
 
@@ -161,16 +161,16 @@ class Examples:
         return (self.ends - self.starts).reshape(-1, self.per_example).sum(1)
 
     def all_tokens(self) -> Tokens:
-        """The tokens of all sequences, each a document."""
+        """The tokens of all sequences; each sequence is a document."""
         return Tokens.of(self.tokens, self.ends)
 
     def sequence(self, number: int) -> TokenSequence:
-        """The sequence of a number."""
+        """The sequence with this number."""
         where = slice(int(self.starts[number]), int(self.ends[number]))
         return TokenSequence(self.tokens[where].tolist(), self.trained[where].tolist())
 
     def select(self, chosen: np.ndarray) -> "Examples":
-        """The examples of these numbers, in this order."""
+        """The examples with these numbers, in this order."""
         sequences = (chosen[:, None] * self.per_example + np.arange(self.per_example)).ravel()
         starts, ends = self.starts[sequences], self.ends[sequences]
         index = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends)] or [np.empty(0, np.int64)])
@@ -201,18 +201,18 @@ class Examples:
 
 @dataclass(frozen=True)
 class Left:
-    """How many examples were cut or dropped, and the longest of all, in tokens."""
+    """The number of examples that were cut or dropped, and the length of the longest, in tokens."""
 
     count: int = 0
     longest: int = 0
 
 
 def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, Left]:
-    """A table of examples, of each of whose sequences the model reads at most `length` tokens.
+    """A table of examples, with at most `length` tokens of input for each sequence.
 
-    Of a longer sequence, "cut" keeps the first tokens, "drop" leaves the example out, and "error" is a UserError. An
-    example of which no trained token is left is left out, too; one that never had any is a UserError. A number that an
-    example lacks is 0.
+    For a longer sequence, "cut" keeps its first tokens, "drop" leaves out the example, and "error" raises a UserError.
+    An example whose trained tokens are all cut is left out too; an example without trained tokens is a UserError.
+    Numbers that an example lacks are 0.
     """
     tokens, trained, ends = list[np.ndarray](), list[np.ndarray](), [0]
     numbers: dict[str, list[float]] = {}
@@ -253,13 +253,14 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
 
 
 def cut(sequence: TokenSequence, length: int) -> tuple[Sequence[int], Sequence[bool]]:
-    """The first `length` tokens that the model reads, and all that it does not read; and whether each is trained."""
+    """The first `length` input tokens of a sequence, and its tokens that are targets only; and whether each is
+    trained."""
     read = len(sequence.tokens) - sequence.unread
     tokens, trained = ([*x[: min(read, length)], *x[read:]] for x in (sequence.tokens, sequence.trained))
     return tokens, trained  # type: ignore[return-value]
 
 
 def held_out(count: int, share: float) -> np.ndarray:
-    """Which of `count` examples are for validation, (count,) of bool: a share of them, evenly spread."""
+    """Select a share of `count` examples for validation, evenly spread: (count,) of bool."""
     steps = np.floor(np.arange(count + 1) * share)
     return steps[1:] > steps[:-1]

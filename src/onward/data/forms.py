@@ -1,4 +1,4 @@
-"""The forms of examples: each method of fine-tuning makes examples of one form from the records of a table."""
+"""The forms of examples: each method of fine-tuning builds examples of one form from records."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,8 +23,8 @@ def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
 
 
 def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A prompt, a text or messages, to be answered by the model, and the `answer` that a reward compares with; on disk
-    the answer follows the prompt as tokens that are trained, with an end token."""
+    """A prompt, a text or messages, for the model to answer, and the `answer` for the reward; the answer is stored
+    after the prompt as trained tokens with an end token."""
     end = encoder.end or encoder.tokenizer.end_ids[:1] or [0]
     for record in records:
         with placed(record):
@@ -37,14 +37,14 @@ def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def answer_text(value: Any) -> str:
-    """The answer of a record as a text; the record has a text, a number, or no answer."""
+    """The answer of a record as text; "" if it has none. A UserError if it is not a text or a number."""
     if not isinstance(value, str | int | float | None) or isinstance(value, bool):
         raise UserError(f"answer is {shown(value)}: give a text or a number")
     return "" if value is None else str(value)
 
 
 def answered(records: Iterable[Record], reward: str) -> Iterator[Record]:
-    """Records, each with the answer that a reward compares with."""
+    """Records, each with the answer for the reward."""
     for record in records:
         with placed(record):
             if not answer_text(record.values.get("answer")).strip():
@@ -53,14 +53,14 @@ def answered(records: Iterable[Record], reward: str) -> Iterator[Record]:
 
 
 def said(encoder: Encoder, prompt: Any, answer: Any) -> TokenSequence:
-    """The sequence of a prompt and its answer, which is not empty."""
+    """The sequence of a prompt and its non-empty answer."""
     if isinstance(answer, str):
         check_text(answer, "answer")
     return encoder.answer(prompt, answer)
 
 
 def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
-    """The sequence of a record that has one."""
+    """The sequence of a record with one sequence."""
     if "messages" in values:
         return encoder.conversation(values["messages"])
     if "prompt" in values and "completion" in values:
@@ -71,7 +71,7 @@ def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
 
 
 def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A prompt with a chosen and a rejected answer, and perhaps the `margin` between them."""
+    """A prompt with a chosen and a rejected answer, and optionally the `margin` between them."""
     for record in records:
         with placed(record):
             prompt, *answers = pair(record.values)
@@ -80,8 +80,8 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """A prompt, its chosen answer and its rejected answer. If both answers are whole conversations, the prompt is their
-    common beginning."""
+    """A prompt, its chosen and its rejected answer. If both answers are whole conversations, the prompt is their common
+    prefix."""
     if "chosen" not in values or "rejected" not in values:
         raise missing(values, "chosen and rejected, with a prompt")
     prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
@@ -95,7 +95,7 @@ def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def margin(values: Mapping[str, Any]) -> dict[str, float]:
-    """The margin of a pair, if its record has one."""
+    """The margin of a pair, if the record has one."""
     if values.get("margin") is None:
         return {}
     return {"margin": number(values["margin"], "margin")}
@@ -109,9 +109,12 @@ def number(value: Any, name: str) -> float:
 
 
 def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A prompt, a completion and a `label`, whether it is wanted; of a pair, both answers with their labels. The second
-    sequence of an example is its prompt with the completion of the nearest example before, around the end of the table,
-    that has another prompt."""
+    """A prompt, a completion and a `label`: whether the completion is wanted. A pair gives both of its answers, with
+    labels.
+
+    The second sequence of an example is its prompt with the completion of the nearest earlier example that has another
+    prompt, wrapping around at the start of the table.
+    """
     rows: list[tuple[Any, Any, TokenSequence, float, str]] = []
     for record in records:
         with placed(record):
@@ -156,8 +159,8 @@ def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
 
 
 def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A `text`, perhaps a second one as `pair`, and their `label`, a text or a whole number. The labels of the first
-    table are the classes, in the order of the alphabet or of the numbers."""
+    """A `text`, optionally a second text as `pair`, and their `label`, a text or a whole number. The labels of the
+    first table are the classes, sorted."""
     rows: list[tuple[TokenSequence, Any, str]] = []
     for record in records:
         with placed(record):
@@ -181,7 +184,7 @@ def order_of(label: str | int) -> tuple[bool, str | int]:
 
 @contextmanager
 def placed(record: Record) -> Iterator[None]:
-    """A UserError in the block names the record."""
+    """A context that adds the location of the record to a UserError."""
     try:
         yield
     except UserError as error:
@@ -189,5 +192,5 @@ def placed(record: Record) -> Iterator[None]:
 
 
 def missing(values: Mapping[str, Any], wanted: str) -> UserError:
-    """The error for a record that lacks a field which the method needs."""
+    """The error for a record without a field that the method needs."""
     return UserError(f"it has {', '.join(map(repr, values)) or 'no fields'}, and needs {wanted}")

@@ -1,4 +1,4 @@
-"""Batches of examples: several in one row, none cut, and none sees another.
+"""Batches of examples: several per row, none cut; no sequence attends to another.
 
 Shapes: B rows, T tokens of each, S sequences in a batch, M examples, N examples in all.
 """
@@ -33,7 +33,7 @@ class ExampleBatch(Batch):
 
     @property
     def divisor(self) -> int:
-        """The number by which a summed loss is divided: of examples or of targets."""
+        """The divisor of a summed loss: the number of examples or of targets."""
         return self.num_examples if self.by_example else self.num_targets
 
     def to(self, device: torch.device | str) -> Self:
@@ -43,11 +43,10 @@ class ExampleBatch(Batch):
 
 
 class PackedExamples:
-    """The rows of examples that a run trains on, epoch after epoch; row i is a pure function of the seed and i.
+    """The rows of examples of a training run, epoch after epoch; row i is a pure function of the seed and i.
 
-    An epoch has every row once, in shuffled order, or in the order of the examples where the seed is None. Rows have
-    room for `length` tokens of each of an example's sequences and, with `packed`, hold as many examples as fit;
-    otherwise one.
+    An epoch has every row once, shuffled, or in the order of the examples if the seed is None. A row has room for
+    `length` tokens of each sequence of an example; with `packed` it holds as many examples as fit, else one.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class PackedExamples:
         return len(self.rows)
 
     def read(self, numbers: Sequence[int]) -> ExampleBatch:
-        """The rows with these numbers, from 0 on without end, padded to the longest of them."""
+        """The rows with these numbers, padded to the longest of them; numbers continue without end."""
         if self.seed is None:
             order = np.array(numbers)
         else:
@@ -76,9 +75,11 @@ class PackedExamples:
 
 
 def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool = False) -> ExampleBatch:
-    """Rows of the examples with these numbers. Positions restart at each sequence, which sees no other; padding is a
-    sequence of one token each. `lasts` are the places in (B * T) of each sequence's last trained token or, where none
-    is trained, of its last token."""
+    """Rows of the examples with these numbers. Positions restart at each sequence, so that no sequence attends to
+    another; each padding token is a sequence of its own.
+
+    `lasts` are the indices in (B * T) of each sequence's last trained token, or of its last token if none is trained.
+    """
     k, starts = examples.per_example, examples.starts
     spans = [[(int(starts[s]), int(examples.ends[s])) for e in row for s in range(e * k, e * k + k)] for row in rows]
     width = max(sum(b - a for a, b in row) for row in spans)
@@ -112,7 +113,8 @@ def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool
 
 
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Pack lengths into rows, longest first: each goes into the fullest row that has room for it. Rows of indices."""
+    """Pack lengths into rows, longest first: each goes into the fullest row with enough room. Returns rows of
+    indices."""
     rows: list[list[int]] = []
     by_room: dict[int, list[int]] = defaultdict(list)  # rows by the room that is left in them
     rooms: list[int] = []  # ascending, those of which there are rows

@@ -47,7 +47,7 @@ HUB = "hf://"
 
 @dataclass(frozen=True)
 class Stored:
-    """A stream, which can be read only once, as a file with its content; `str` of it is the source as it was given."""
+    """A stream, which can be read only once, stored as a file; `str` gives the source's original name."""
 
     source: str
     path: Path

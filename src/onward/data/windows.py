@@ -1,4 +1,4 @@
-"""Windows of tokens to train on: which tokens are window i, and batches of them.
+"""Windows of tokens to train on: the tokens of window i, and batches of windows.
 
 Shapes: B windows, T context_length.
 """
@@ -31,7 +31,7 @@ SHIFTING = 10  # windows: a text in which as many fit has one fewer in an epoch,
 @named
 @dataclass(frozen=True)
 class Batch:
-    """Windows for one forward and backward. Other tasks derive from it and add their tensors."""
+    """Windows for one forward and backward. Batches of other tasks are subclasses with more tensors."""
 
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T), the token after each; IGNORE_INDEX where no token is predicted
@@ -46,7 +46,7 @@ class Batch:
 
     @property
     def divisor(self) -> int:
-        """The number by which a sum over the batch is divided to become a mean."""
+        """The divisor that turns a sum over the batch into a mean."""
         return self.num_targets
 
     @explained
@@ -57,7 +57,7 @@ class Batch:
         return self.changed(**{name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)})
 
     def changed(self, **fields: Any) -> Self:
-        """The batch with other values of some fields, and the same number of targets."""
+        """The batch with other values of some fields and the same number of targets."""
         batch = replace(self, **fields)
         vars(batch)["num_targets"] = self.num_targets
         return batch
@@ -80,15 +80,16 @@ class HeldOutWindows(TrainingWindows, Protocol):
 
 
 class Windows:
-    """The windows of T tokens that a run trains on, epoch after epoch.
+    """The windows of T tokens of a training run, epoch after epoch.
 
     Window i is a pure function of the seed and i, and needs no memory that grows with i. An epoch has every window
-    once, in shuffled order, without overlap. Where n windows fit into the text, it has n of them, or from n = SHIFTING
-    on n - 1, and begins at another place than the epoch before, as far as the rest of the text allows: so other targets
-    are left out each time. Without `weights` the sources are one text. With weights, one per source, every BLOCK
-    windows have exactly that share of each source, evenly spread, and each source has its own epochs. With pack
-    "documents" positions restart at 0 in each document and the last token of a document has no target, so no token sees
-    another document; with "stream" the documents are one text.
+    once, shuffled, without overlap. A text with room for n windows has n of them per epoch; from n = SHIFTING on it has
+    n - 1, and each epoch begins at another offset, so that different targets are left out each time.
+
+    Without `weights` the sources are one text. With weights, one per source, every BLOCK windows contain exactly that
+    share of each source, evenly spread, and each source has its own epochs. With pack "documents", positions restart at
+    0 in each document and the last token of a document has no target, so that no token attends to another document;
+    with "stream" the documents are one text.
 
     A UserError if the weights do not fit the sources, or if a source is shorter than one window.
     """
@@ -128,7 +129,7 @@ class Windows:
 
     @explained
     def read(self, numbers: Sequence[int]) -> Batch:
-        """The windows with these numbers, from 0 on without end. The seed of the batch's dropout is a function of the
+        """The windows with these numbers, which continue without end. The batch's dropout seed is a function of the
         seed and the first number."""
         block, place = np.divmod(np.array(numbers), BLOCK)
         source = self.source[place]
@@ -168,7 +169,7 @@ class ValidationWindows:
 
 
 def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
-    """The windows that begin at these places, (text, start). Past the end of a text they are padded, with token 0 and
+    """The windows that begin at these (text, start). Past the end of a text they are padded with token 0 and
     IGNORE_INDEX."""
     tokens = np.zeros((len(segments), length), np.int64)
     targets = np.full((len(segments), length), IGNORE_INDEX)

@@ -87,10 +87,10 @@ class Chat:
     def conversation(
         self, messages: Sequence[Message], given: int = 0, **variables: Any
     ) -> tuple[list[int], list[bool], str]:
-        """The token ids of a conversation, whether each is trained, and the text that the template made.
+        """The token ids of a conversation, whether each is trained, and the text rendered by the template.
 
-        A model is trained on what the assistant says in the messages after the first `given`, and on the control token
-        that ends each turn of it. A UserError where no control token does.
+        The assistant's messages after the first `given` messages are trained, and the control token that ends each of
+        them. A UserError if no control token ends them.
         """
         text = self.text([*messages[:given], *map(trained_message, messages[given:])], False, variables)
         ids, mask = list[int](), list[bool]()
@@ -109,7 +109,7 @@ class Chat:
         return ids, mask, str.__getitem__(text, slice(None))
 
     def text(self, given: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> MaskedString:
-        """The text that the template makes of messages."""
+        """The text of messages, rendered by the template."""
         if not isinstance(given, Sequence):
             raise UserError(f"messages are {given!r}: give a text or a list of messages")
         if not given:
@@ -178,8 +178,8 @@ class Chat:
         return self.spell(text[: len(text) // 2]) + self.spell(text[len(text) // 2 :]) if len(text) > 1 else []
 
     def spans(self, text: str, encoding: tokenizers.Encoding) -> list[Span]:
-        """The control tokens in an encoded text, without the white space that they take along. The unknown token is one
-        only where the text spells it."""
+        """The control tokens in an encoded text, without adjacent white space. The unknown token counts only if the
+        text spells it."""
         result = []
         for i, (start, end) in zip(encoding.ids, encoding.offsets):
             start, end = trimmed(text, start, end) if i in self.marks else (start, end)

@@ -16,7 +16,7 @@ BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a vocabulary; its id is its place in the list."""
+    """A piece of a vocabulary; its id is its index in the list."""
 
     text: str
     score: float
@@ -52,10 +52,10 @@ def bpe_of_pieces(
     squeeze: bool = False,
     normalized: bool = False,
 ) -> tokenizers.Tokenizer:
-    """The tokenizer that merges pieces by their scores, with bytes for unknown characters where there are byte pieces.
+    """The tokenizer that merges pieces by their scores, with byte pieces, if any, for unknown characters.
 
-    `prefix` puts a space before a text, with `suffix` behind it; `squeeze` strips spaces and leaves one of several. For
-    `normalized` see `add_tokens`.
+    `prefix` adds a space before a text, or with `suffix` after it; `squeeze` strips spaces and collapses runs of them.
+    For `normalized` see `add_tokens`.
     """
     unknown = next((piece.text for piece in pieces if piece.type == UNKNOWN), None)
     vocab = {piece.text: i for i, piece in enumerate(pieces)}
