@@ -17,8 +17,8 @@ from onward.model.cache import KVCache, LayerCache
 
 
 class Binding:
-    """The layers and threads that the arguments of some calls are set for. `rows` is B; `cache` has the kinds of layers
-    that the calls were compiled for."""
+    """The cache layers and the number of threads to which the arguments of some calls are bound. `rows` is B; `cache`
+    has the kinds of layers that the calls were compiled for."""
 
     def __init__(self, calls: Sequence[Call], cache: KVCache, rows: int) -> None:
         self.calls, self.rows = calls, rows
@@ -28,8 +28,8 @@ class Binding:
         self.scratch: Tensor | None = None  # (T, H, L): attention scores
 
     def follow(self, cache: KVCache) -> None:
-        """Bind the calls anew if the cache has other layers than before, as after it has grown, or PyTorch another
-        number of threads. Raises NotCompilable."""
+        """Bind the calls again if the cache has other layers, as after it has grown, or if the number of threads has
+        changed. Raises NotCompilable."""
         if self.layers != cache.layers or self.threads != torch.get_num_threads():
             with unreadable_is_not_compilable():
                 self.bind(list(cache.layers), torch.get_num_threads())

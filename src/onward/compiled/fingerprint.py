@@ -89,12 +89,12 @@ class Snapshot:
 
     @property
     def compilable(self) -> bool:
-        """Whether nothing sees or changes the computations of modules, so that a step may be compiled."""
+        """Whether no hook, edit or replaced method observes or changes the model, so that a step may be compiled."""
         return not self.hooks and not self.replaced
 
     def fingerprint(self) -> str | None:
-        """A hash of the form and the numbers in the tensors, for cached prefixes: it reads all weights. None with hooks
-        other than those of adapters, edits or replaced methods: keys and values then depend on more."""
+        """A hash of the form and the numbers in the tensors, for cached prefixes; it reads all weights. None with hooks
+        other than those of adapters, edits or replaced methods, since keys and values then depend on more."""
         hooks = [getattr(hook, "__func__", hook) for hooks in self.hooks for hook in hooks]
         if self.replaced or any(hook not in ADAPTER_HOOKS for hook in hooks):
             return None

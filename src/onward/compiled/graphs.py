@@ -28,7 +28,7 @@ Replay = Callable[[], Tensor]
 
 
 def captured(step: Callable[[], Tensor]) -> Replay:
-    """A function that repeats `step()` on the memory that it uses now and returns the same tensor each time. Raises
+    """A function that repeats `step()` on the same memory and returns the same tensor each time. Raises
     NotCompilable."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())

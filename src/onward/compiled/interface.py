@@ -18,17 +18,17 @@ Shape = tuple[int, int]  # (B, T)
 
 
 class NotCompilable(Exception):
-    """The message names the operation or the circumstance that prevents the compilation of a step."""
+    """A step cannot be compiled; the message names the operation or the circumstance."""
 
 
 class TooManyRows(NotCompilable):
-    """A step of fewer rows of the same model may be compiled."""
+    """A step cannot be compiled for this many rows; fewer rows of the same model may be possible."""
 
 
 class CompiledStep(ABC):
-    """A decoding step of a model for the first rows of a cache.
+    """A compiled decoding step of a model for the first rows of a cache.
 
-    Its tokens, positions and results have memory of their own: one runner at a time uses it.
+    Its tokens, positions and results have memory of their own, so that one runner at a time can use it.
     """
 
     @classmethod
@@ -49,5 +49,5 @@ class CompiledStep(ABC):
 
 
 def decoding_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
-    """The step that is compiled: the logits (B, T, V) for tokens (B, T) at positions (B, T)."""
+    """The step to compile: the logits (B, T, V) for tokens (B, T) at positions (B, T)."""
     return model.logits(model.hidden_of_checked(tokens, positions, view))

@@ -10,10 +10,10 @@ from onward.model.experts import ExpertsModule
 
 
 def compile_blocks(model: Decoder, **options: Any) -> None:
-    """Compile every block with torch.compile, which takes the `options`, at the next call.
+    """Compile every block with torch.compile and these `options`, at its next call.
 
-    Experts run uncompiled, since the number of tokens per expert depends on the data. Call this once for a model,
-    before `recompute_blocks`.
+    Experts run uncompiled, since the number of tokens per expert depends on the data. Call this once per model, before
+    `recompute_blocks`.
     """
     for module in model.modules():  # functions are bound by `partial`, so that a copy of the model calls its own
         if isinstance(module, ExpertsModule):

@@ -20,11 +20,10 @@ MOST = 1000  # the greatest factor
 
 
 def extended(config: DecoderConfig, rope: str) -> DecoderConfig:
-    """A config whose rotary positions are scaled and whose context is as many times longer: "yarn:2", "linear:4",
-    "dynamic:2" or "llama3:8". The weights stay as they are.
+    """A config with scaled rotary positions and a context longer by the same factor: "yarn:2", "linear:4", "dynamic:2"
+    or "llama3:8". The weights do not change.
 
-    Raises a UserError for an unknown scaling, a factor that is not above 1, and positions that are not rotary or have a
-    scaling already.
+    A UserError for an unknown scaling, a factor of 1 or less, and positions that are not rotary or already scaled.
     """
     kind, _, number = rope.partition(":")
     if kind not in SCALINGS:

@@ -1,6 +1,6 @@
-"""A head of outputs beside the logits: rewards, values or classes, from the hidden states of a finished model.
+"""A head of outputs in addition to the logits: rewards, values or classes, from the hidden states of a finished model.
 
-It is the module `score` of transformers' models for sequence classification, and is saved with the weights.
+It is the module `score` of transformers' sequence classification models, and is saved with the weights.
 
 Shapes: D d_model, N outputs.
 """
@@ -35,21 +35,21 @@ class Head(nn.Linear):
 
 
 def add_head(model: Decoder, labels: Sequence[str]) -> None:
-    """Give a model a head with an output for each label, in place, unless it has this one; it begins at 0, and is
-    trained."""
+    """Add a trained head with one output per label to a model, in place, unless the model has that head already. Its
+    weights begin at 0."""
     if head_labels(model) != tuple(labels):
         model.add_module(NAME, Head(model.config.d_model, labels, model.device, model.dtype))
     head_of(model).requires_grad_(True)
 
 
 def head_labels(model: nn.Module) -> tuple[str, ...]:
-    """The labels of a model's head; () where it has none."""
+    """The labels of a model's head; () without a head."""
     head = model._modules.get(NAME)
     return head.labels if isinstance(head, Head) else ()
 
 
 def head_of(model: nn.Module) -> Head:
-    """The head of a model; a UserError where it has none."""
+    """The head of a model; a UserError if it has none."""
     head = model._modules.get(NAME)
     if not isinstance(head, Head):
         raise UserError("the model has no head of outputs: train one, such as with onward finetune --method reward")

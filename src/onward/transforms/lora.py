@@ -28,10 +28,10 @@ STACKS = "gate", "up", "down"  # of a mixture of experts
 @named
 @dataclass(frozen=True)
 class LoRA:
-    """Adapters of a rank for the weights that `targets` name.
+    """Adapters of one rank for the weights that match `targets`.
 
-    A target is a part of the dotted name of a weight: "q" and "attn.q" name the queries of all layers, "mlp" all
-    weights of the feed-forwards, stacks of experts included, "blocks.0" those of the first block, "head" the head.
+    A target is a part of a weight's dotted name: "q" and "attn.q" match the queries of all layers, "mlp" all weights of
+    the feed-forwards including stacks of experts, "blocks.0" those of the first block, "head" the head.
     """
 
     rank: Size = 16
@@ -61,7 +61,7 @@ class Target(NamedTuple):
 
     @property
     def weight(self) -> Tensor:
-        """The weight (O, I) or a stack of them (X, O, I); that of an embedding (V, D) transposed."""
+        """The weight (O, I), or a stack (X, O, I); of an embedding (V, D) the transposed weight."""
         weight: Tensor = getattr(self.module, self.parameter)
         return weight.mT if isinstance(self.module, nn.Embedding) else weight
 
@@ -84,7 +84,7 @@ def weights(model: nn.Module) -> dict[str, Target]:
 
 
 def matching(names: Sequence[str], target: str, what: str) -> list[str]:
-    """The dotted names that contain the components of a target; a UserError names the nearest where there is none."""
+    """The dotted names that contain the components of a target. A UserError names the nearest if there is none."""
     matches = [name for name in names if f".{target}." in f".{name}."]
     if not matches:
         pieces = [[piece for piece in name.split(".") if not piece.isdigit()] for name in names]
@@ -95,10 +95,10 @@ def matching(names: Sequence[str], target: str, what: str) -> list[str]:
 
 @checked
 def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
-    """Add adapters of a name to a model, in place, and use them; everything else but the modules in `lora.full` is
-    frozen.
+    """Add named adapters to a model, in place, and use them. All other parameters are frozen, except those of the
+    modules in `lora.full`.
 
-    They change nothing until they are trained: B is 0. A UserError names a target that does not exist.
+    New adapters change nothing, since B is 0. A UserError names a target that does not exist.
     """
     targets = weights(model)
     chosen = [one for target in lora.targets for one in matching(list(targets), target, "target")]
@@ -117,8 +117,7 @@ def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
 
 
 def train_whole(model: Decoder, name: str) -> None:
-    """Train all parameters of a module. A head that shares its weight with the embedding gets its own, and so does an
-    embedding."""
+    """Train all parameters of a module. If head and embedding share a weight, the module gets its own copy."""
     if model.config.tied and name in ("embed", "head"):
         untie(model)
     model.get_submodule(name).requires_grad_(True)
@@ -131,7 +130,7 @@ def untie(model: Decoder) -> None:
 
 
 def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter) -> None:
-    """Add an adapter of a name to one weight. A UserError where it has one of this name."""
+    """Add a named adapter to one weight. A UserError if the name is taken."""
     if not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"the name of an adapter is {name!r}: use letters, digits, - and _")
     adapters = target.adapters
@@ -152,12 +151,12 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter) -> 
 
 
 def selection(model: nn.Module) -> Selection:
-    """The selection that the adapters of a model share; a new one where it has none."""
+    """The Selection shared by the adapters of a model; a new one if it has none."""
     return next((one.selection for one in model.modules() if isinstance(one, WeightAdapters)), None) or Selection()
 
 
 def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adapter]]:
-    """The weights with an adapter of this name: the name of the weight, where it is, and the adapter."""
+    """The weights with an adapter of this name: the name of the weight, its Target, and the adapter."""
     for weight, target in weights(model).items():
         if (adapters := target.adapters) is not None and name in adapters:
             yield weight, target, adapters[name]
@@ -172,7 +171,7 @@ def adapter_names(model: nn.Module) -> list[str]:
 
 @checked
 def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextManager[None]:
-    """A context in which a model uses one of its adapters or, for "", none; or, by row, several of them.
+    """A context in which a model uses one of its adapters, none (""), or one per row.
 
     A UserError names an adapter that the model does not have.
     """
@@ -183,7 +182,7 @@ def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextMan
 
 
 def check_adapter(name: str, known: Sequence[str]) -> None:
-    """Raise a UserError for the name of an adapter that is not known; "" is none."""
+    """Raise a UserError for an unknown adapter; "" is none."""
     if name and name not in known:
         hint = nearest(name, known) if known else "the model has none: load one with adapter"
         raise UserError(f"there is no adapter of the name {name!r}: {hint}")
@@ -191,7 +190,7 @@ def check_adapter(name: str, known: Sequence[str]) -> None:
 
 @checked
 def remove_lora(model: Decoder, name: str = "default") -> None:
-    """Remove the adapters of a name; the base is as it was."""
+    """Remove the adapters with a name; the base model is unchanged."""
     for _, target, _ in list(adapters_of(model, name)):
         assert target.adapters is not None
         del target.adapters[name]
@@ -202,7 +201,7 @@ def remove_lora(model: Decoder, name: str = "default") -> None:
 
 
 def detach(target: Target) -> None:
-    """Leave a module as it was before its first adapter."""
+    """Remove the hooks of adapters from a module."""
     module, adapters = target.module, target.adapters
     delattr(module, f"{target.parameter}_lora")
     others = any(isinstance(child, WeightAdapters) for child in module.children())
@@ -214,10 +213,10 @@ def detach(target: Target) -> None:
 @checked
 @torch.no_grad()
 def merge_lora(model: Decoder, name: str = "default") -> None:
-    """Add the adapters of a name to the weights of a model, in place, and remove them.
+    """Add the adapters with a name to the weights of a model, in place, and remove them.
 
     The sum is computed in at least fp32 and rounded once. A head that shares its weight with the embedding gets its own
-    where either of them has an adapter. A UserError for a quantized model, whose weights are no sums.
+    weight if either has an adapter. A UserError for a quantized model, whose weights cannot hold the sum.
     """
     adapters = list(adapters_of(model, name))
     check_adapter(name, adapter_names(model))

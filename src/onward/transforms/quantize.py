@@ -1,7 +1,8 @@
 """Weight-only quantization of a finished model: linear layers keep integers and scales in place of their weights.
 
-int8: a scale for each output (a row of the weight). int4: a bf16 scale for each group of 32 inputs, two weights in a
-byte. Activations are not quantized: a product is that of x with the numbers that the integers stand for.
+int8: one scale per output (a row of the weight). int4: one bf16 scale per group of 32 inputs, two weights per byte.
+Activations are not quantized: x is multiplied with the dequantized weight.
+
 Shapes: N rows, I inputs, O outputs.
 """
 
@@ -28,8 +29,8 @@ ELEMENTS = 1 << 18  # of a weight, quantized at a time
 def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
     """The codes and scales of a weight (O, I), rounded to nearest.
 
-    int8: codes (O, I) from -127 to 127, scales (O,) in fp32. int4: codes (O, I / 2) as bytes, of which the low bits are
-    the first half of a group, the high bits its second half, each plus 8; scales (O, I / 32) in bf16.
+    int8: codes (O, I) from -127 to 127, scales (O,) in fp32. int4: codes (O, I / 2) as bytes, with the first half of a
+    group in the low bits and its second half in the high bits, each plus 8; scales (O, I / 32) in bf16.
     """
     weight = weight.detach().float()
     if precision == "int8":
@@ -54,7 +55,8 @@ def pack(integers: Tensor, precision: Precision) -> Tensor:
 def quantize_rows(
     read: Callable[[int, int], tuple[Tensor, Tensor]], start: int, end: int, inputs: int
 ) -> tuple[Tensor, Tensor]:
-    """The codes and scales of the outputs from `start` to `end` - 1 of a weight; `read` gives those of a few rows."""
+    """The codes and scales of outputs `start` to `end` - 1 of a weight; `read` returns those of a few rows at a
+    time."""
     whole = [part.new_empty(end - start, *part.shape[1:]) for part in read(start, min(start + 1, end))]
     step = max(1, ELEMENTS // inputs)
     for first in range(start, end, step):
@@ -65,14 +67,14 @@ def quantize_rows(
 
 
 def quantize_tensor(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-    """`quantize_weight` with little memory beside the result."""
+    """`quantize_weight` with little temporary memory."""
     read = lambda start, end: quantize_weight(weight[start:end], precision)
     return quantize_rows(read, 0, len(weight), weight.size(1))
 
 
 class DequantizedLinear(torch.autograd.Function):
-    """x (..., I) times the weight of codes and scales, plus a bias, with the gradient of x. The weight is dequantized
-    again in the backward, so that none is kept between the two."""
+    """x (..., I) times the weight of codes and scales, plus a bias, with the gradient of x. The backward dequantizes
+    the weight again instead of keeping it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
@@ -88,7 +90,7 @@ class DequantizedLinear(torch.autograd.Function):
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with a quantized weight, which is not trained: (..., I) -> (..., O)."""
+    """A linear layer with a quantized weight, which cannot be trained: (..., I) -> (..., O)."""
 
     codes: Tensor
     scales: Tensor
@@ -122,8 +124,8 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_model(model: nn.Module, precision: str) -> list[str]:
-    """Replace the linear layers of a model by quantized ones, in place; returns the names of those that stay as they
-    are, see `choose_layers`."""
+    """Replace the linear layers of a model by quantized ones, in place. Returns the names of the layers that are not
+    replaced; see `choose_layers`."""
     chosen, kept = choose_layers(model, precision)
     for name, kind in chosen.items():
         model.set_submodule(name, QuantizedLinear.of(model.get_submodule(name), kind))  # type: ignore[arg-type]
@@ -131,11 +133,11 @@ def quantize_model(model: nn.Module, precision: str) -> list[str]:
 
 
 def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision], list[str]]:
-    """The linear layers that are quantized, with the precision of each, and the names of those that are not, whose
-    number of inputs is no multiple of 32 (int4).
+    """The linear layers to quantize, each with its precision, and the names of the others: for int4, layers whose
+    number of inputs is not a multiple of 32.
 
-    A head that shares its weight with the embedding becomes int8. Embeddings, norms, routers and stacks of experts
-    stay as they are. Raises a UserError for an unknown precision, and for a model that is quantized already.
+    A head that shares its weight with the embedding becomes int8. Embeddings, norms, routers and stacks of experts are
+    not quantized. A UserError for an unknown precision, and for a model that is quantized already.
     """
     if precision not in get_args(Precision):
         raise UserError(f"quantize is {precision!r}: choose int8 or int4")
@@ -155,7 +157,7 @@ def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision
 
 @dataclass(frozen=True)
 class LayerError:
-    """How far a quantized layer's weight is from the plain one."""
+    """The error of a quantized layer's weight."""
 
     layer: str
     precision: Precision
@@ -163,7 +165,7 @@ class LayerError:
 
 
 def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
-    """The error of each quantized layer of a model, the greatest first; `plain` is the model that it was made from."""
+    """The error of each quantized layer of a model, in descending order; `plain` is the unquantized model."""
     errors = []
     for name, layer in quantized.named_modules():
         if isinstance(layer, QuantizedLinear):
@@ -185,7 +187,7 @@ def is_quantized(model: nn.Module) -> bool:
 
 
 def quantized_bytes(model: Decoder) -> tuple[int, int]:
-    """The bytes of all weights of a quantized model, and of the same weights as they were before."""
+    """The bytes of all weights of a quantized model, and of the same weights before quantization."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
     own = [layer for name, layer in layers.items() if not (model.config.tied and name == "head")]
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

@@ -24,7 +24,7 @@ def same_context() -> tuple[AbstractContextManager[None], AbstractContextManager
 
 
 class Variables:
-    """The context variables of a forward, which its repetition has as well: a backward may run in another thread, and
+    """The context variables of a forward, restored for its recomputation: a backward may run in another thread, and
     after other calls of the model."""
 
     def __init__(self, context: Context) -> None:
