@@ -100,7 +100,7 @@ def locate(
         if revision:
             raise UserError(f"revision is {revision!r}, and {text} is a path on this machine: name hf://{text} instead")
         if hub_name and hub_name.name in cached_names():
-            say(f"{text} is a path here, which is used; the model of that name on the hub is hf://{text}")
+            say(f"{text} is a path here and is used; the hub's model of that name is hf://{text}")
         return Path(name)
     if hub_name is None or "\0" in text:
         if "://" in text or re.match(r"\w\w+:/", text):

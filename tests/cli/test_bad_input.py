@@ -58,7 +58,7 @@ TRAIN = {
     "latin.txt --encoding klingon": "--encoding klingon is unknown",
     "rows.jsonl": "rows.jsonl line 1 has no text under 'text'",
     "": "no text to train on",
-    "--from nothere": "no text to train nothere on, which is no run with tokens of its own",
+    "--from nothere": "no text to train nothere on: it is not a run with tokens of its own",
     "story.txt --stepz 3": "did you mean --steps",
     "story.txt --model.positon learned": "did you mean --model.position",
     "story.txt --model.position lerned": "did you mean learned",

@@ -62,7 +62,7 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
     ):
         raise UserError(f"{path.name} holds no table of tensors")
     if strange := [name for name, tensor in state.items() if tensor.dtype not in DTYPE_NAMES]:
-        raise UserError(f"{path.name}: {strange[0]} is {state[strange[0]].dtype}, which no model here has")
+        raise UserError(f"{path.name}: {strange[0]} is {state[strange[0]].dtype}, a dtype that Onward does not read")
     return dict(state)
 
 

@@ -133,7 +133,9 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     for (prompt, _, sequence, label, place), partner in zip(rows, partners):
         with placed(Record({}, place)):
             if partner is None:
-                raise UserError("no other example has another prompt, whose answer estimates the divergence: add some")
+                raise UserError(
+                    "all examples have the same prompt, and answers to other prompts estimate the divergence: add some"
+                )
             yield Example([sequence, encoder.answer(prompt, rows[partner][1])], place, {"label": label})
 
 

@@ -51,7 +51,7 @@ class Sampling:
         try:
             bias = {token_id(token): float(value) for token, value in self.logit_bias.items()}
         except (TypeError, ValueError, AttributeError, OverflowError):
-            raise UserError("logit_bias is no table of numbers by token ids: write it as {50256: -100}") from None
+            raise UserError("logit_bias is not a table of numbers by token ids: write it as {50256: -100}") from None
         if not all(abs(value) <= LARGEST or value == -math.inf for value in bias.values()):  # nan is not
             raise UserError(f"logit_bias holds NaN or a number beyond {LARGEST}: use less, or -inf to ban a token")
         object.__setattr__(self, "logit_bias", bias)

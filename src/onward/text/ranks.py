@@ -87,7 +87,7 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
     known = PUBLISHED.get(len(ranks))
     if not pattern and known is None:
         raise UserError(
-            f"{path} has {len(ranks):,} ranks, and the pattern that splits texts is not in such a file: give it to "
+            f"{path} has {len(ranks):,} ranks but no pattern that splits texts: give the pattern to "
             "onward.text.ranks.load_ranks(path, pattern)"
         )
     inner = ranked_bpe(ranks, pattern or known.pattern, path)  # type: ignore[union-attr]

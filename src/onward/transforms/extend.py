@@ -27,7 +27,7 @@ def extended(config: DecoderConfig, rope: str) -> DecoderConfig:
     """
     kind, _, number = rope.partition(":")
     if kind not in SCALINGS:
-        raise UserError(f"rope is {rope!r}, of which {kind!r} is no scaling: {nearest(kind, SCALINGS)}")
+        raise UserError(f"rope is {rope!r}: {kind!r} is not a scaling; {nearest(kind, SCALINGS)}")
     try:
         factor = float(number)
     except ValueError:

@@ -148,7 +148,7 @@ def sizes_of(keys: Keys) -> Parts:
     d_head = keys.number("attention.key_length", width // max(heads, 1))
     latent = "attention.kv_lora_rank" in keys
     if not latent and keys.number("attention.value_length", d_head) != d_head:
-        raise UserError("its values are not as wide as its keys, which Onward has for no such architecture")
+        raise UserError("values and keys have different widths, which Onward supports in latent attention alone")
     layers = keys.number("block_count")
     if layers > len(keys.header.tensors):
         raise UserError(f"block_count is {layers}, and the file has {len(keys.header.tensors)} tensors: get it again")

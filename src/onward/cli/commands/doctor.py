@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     """Run `onward doctor`; returns the exit status."""
     options = parse(Options, argv, prog="onward doctor", about=ABOUT)
     if options.text and options.batches:
-        raise UserError("text and batches are both given, and either is what a trained model predicts: choose one")
+        raise UserError("text and batches are both given, and a trained model predicts one of them: choose one")
     from onward.inspection.doctor.isolated import examine_apart
 
     arguments = {name: value for name, value in vars(options).items() if name not in LIMITS}

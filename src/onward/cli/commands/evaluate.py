@@ -93,7 +93,7 @@ def of_examples(options: Options, lm: "LanguageModel") -> Measure:
     from onward.evaluation.heads import evaluate_head, examples_of
 
     if given := [name for name in OF_TEXT if getattr(options, name) != getattr(Options, name)]:
-        raise UserError(f"{given[0]} is read of texts, and {options.model} is evaluated on examples: leave it out")
+        raise UserError(f"{given[0]} applies to texts, and {options.model} is evaluated on examples: leave it out")
     if options.sources:
         records = (record for source in options.sources for record in read_records(source))
         examples = examples_of(lm.model, lm.text(), records)

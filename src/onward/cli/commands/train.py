@@ -70,7 +70,7 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
     if "sources" not in values and (Path(values.get("base", "")) / "inputs.json").exists():
         values = old_data(Path(values["base"])) | values
     if "sources" not in values and "base" in values:
-        raise UserError(f"no text to train {values['base']} on, which is no run with tokens of its own: name files")
+        raise UserError(f"no text to train {values['base']} on: it is not a run with tokens of its own, so name files")
     if "sources" not in values:
         raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")
     config = fields.build(RunConfig, values)

@@ -26,7 +26,7 @@ def check_texts(sources: Sequence[str]) -> None:
     for source in sources:
         if (Path(source) / "run.json").exists():
             raise UserError(
-                f"{source} is a run and no text: --resume {source} goes on with it, --from {source} begins from its "
+                f"{source} is a run, not a text: --resume {source} goes on with it, --from {source} begins from its "
                 "model, and --out names the folder of a new run"
             )
     last = sources[-1]
