@@ -263,7 +263,7 @@ def equal(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def mapped(source: StoredTensor, dtype: torch.dtype) -> Tensor | None:
-    """The memory-mapped tensor, if it has the dtype and the alignment that are wanted."""
+    """The memory-mapped tensor, if it has the requested dtype and torch's alignment; else None."""
     if source.mapped is None or dtype != FLOATS[source.dtype]:
         return None
     tensor = source.mapped()

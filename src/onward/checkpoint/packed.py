@@ -109,8 +109,8 @@ def moves_rows(change: Change, outputs: int) -> bool:
 
 
 def packed_tensors(name: str, layers: Sequence[QuantizedLinear], change: Change) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a file of layers whose weights are there the rows of one, after a change that moves rows; on the
-    meta device their outlines."""
+    """The tensors with which a file stores layers as the rows of one weight, after a change that only moves rows; on
+    the meta device their outlines."""
     bits, inputs = BITS[layers[0].precision], layers[0].in_features
     outputs = sum(layer.out_features for layer in layers)
     words, groups = math.ceil(inputs * bits / 32), layers[0].scales.view(layers[0].out_features, -1).size(1)

@@ -65,10 +65,11 @@ def load_with_adapters(
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any], ModelSource]:
-    """The decoder in a folder with adapters, each named after its folder; the first is in use. Of a folder that holds
-    an adapter, its base with it. Also the base's config.json, and the source that has the tokenizer.
+    """The decoder in a folder with adapters, each named after its folder; the first is in use. If the folder itself
+    holds an adapter, its base is loaded with it. Also returns the base's config.json, and the source of the
+    tokenizer.
 
-    Arguments as of `load_model`. A UserError for an adapter of another base.
+    Arguments as for `load_model`. A UserError for an adapter of another base.
     """
     if is_adapter(folder):
         adapter_folders, folder = [folder, *adapter_folders], base_folder(folder)
@@ -94,14 +95,14 @@ class AdapterFiles:
 
 
 def save_adapter(model: Decoder, folder: Path, hf: HF, base: BaseModel, name: str = "default") -> None:
-    """Write the adapters of a name and all modules that are trained whole as a PEFT folder."""
+    """Write the adapters with a name, and all fully trained modules, as a PEFT folder."""
     write_adapter(folder, adapter_files(model, hf, base, name))
 
 
 def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default") -> AdapterFiles:
-    """The adapters of a name and all modules that are trained whole, as PEFT names them.
+    """The adapters with a name, and all fully trained modules, under PEFT's names.
 
-    Fused projections of other families whose parts have different A are written with the sum of their ranks.
+    If the parts of a fused projection have different A, it is written with the sum of their ranks.
     """
     check_adapter(name, adapter_names(model))
     kind = family(describe(model.config, hf)["model_type"])
@@ -250,7 +251,7 @@ def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str
 
 
 def check_alone(model: Decoder, whole: Mapping[str, Tensor], folder: Path) -> None:
-    """Raise a UserError where modules that are trained whole would change the base of other adapters."""
+    """Raise a UserError if fully trained modules would change the base of other adapters."""
     others = [name for name, p in model.named_parameters() if p.requires_grad and "_lora." not in name]
     if adapter_names(model) and (whole or others):
         what = f"{folder} has" if whole else "the adapter that is loaded has"

@@ -118,5 +118,5 @@ class Display:
 
 
 def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
-    """The text that the model continues a prompt with, drawn with the same random numbers each time."""
+    """The model's continuation of a prompt, drawn with the same random numbers each time."""
     return lm.complete([prompt], SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)[0][0].text

@@ -1,4 +1,4 @@
-"""The examples of fine-tuning as tokens, in the order of training, colored by what is trained."""
+"""The examples of fine-tuning as tokens, in training order, with trained tokens in color."""
 
 from itertools import islice
 
@@ -33,7 +33,7 @@ def show_examples(config: FinetuneConfig, count: int) -> int:
 
 
 def colored(sequence: TokenSequence, tokenizer: Tokenizer) -> Text:
-    """Tokens with a line between them; where there is no color, trained ones are in brackets."""
+    """Tokens with a line between them; without color, trained tokens are in brackets."""
     result = Text()
     for token, trained in zip(sequence.tokens, sequence.trained):
         piece = printable(tokenizer.piece(token)).replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""A scaling law as it is fitted with a status line, drawn and printed."""
+"""Fit a scaling law with a status line, draw it and print it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def fit_with_picture(runs: "Sequence[Run]", out: str) -> "FittedLaw":
-    """Fit the law of runs; draw it, where `out` names a file."""
+    """Fit the law of runs; draw it if `out` names a file."""
     from onward.planning.fitted import fit_runs
     from onward.reports.pictures.laws import fit_picture
 

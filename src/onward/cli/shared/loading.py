@@ -51,7 +51,7 @@ def compile_steps(engine: Engine, rows: int) -> None:
 
 
 def code_folder() -> Path | None:
-    """The folder of machine code, in $XDG_CACHE_HOME or ~/.cache, whichever is an absolute path; None where neither
+    """The folder of machine code, in $XDG_CACHE_HOME or ~/.cache, the first that is an absolute path; None if neither
     is."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
     return next((folder / "onward" / "code" for folder in caches if folder.is_absolute()), None)

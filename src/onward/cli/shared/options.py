@@ -25,10 +25,10 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
 
 
 def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
-    """An instance of the dataclass `cls` from the values that are given. A UserError for one that nothing reads.
+    """An instance of the dataclass `cls` from the given values. A UserError for a value without effect.
 
-    The class variable `reads` names the fields that are read in some cases only, by the case: another field that is
-    given (out: theme), or the `view` of the instance (attention: layer, head). All other fields are always read.
+    The class variable `reads` names the fields that only some cases read, by case. A case is another given field (out:
+    theme), or the `view` of the instance (attention: layer, head). All other fields are always read.
     """
     check_order(cls, values, prog)
     options, reads = fields.build(cls, values), getattr(cls, "reads", {})
@@ -44,7 +44,7 @@ def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
 
 
 def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
-    """A UserError where the first argument, a model, is none, and another argument is: they were swapped."""
+    """A UserError if the first argument should be a model and is not, while another argument is: they were swapped."""
     from onward.hub import is_model
 
     first, *others = getattr(cls, "positional", ("",))
@@ -114,8 +114,8 @@ def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
 
 
 def meant_option(name: str, table: Sequence[Argument]) -> str:
-    """The option that an unknown one stands for, with its value where the name is that of a value (--rope for
-    --model.position rotary); "" if there is none like it."""
+    """The option meant by an unknown one, with its value if the name is that of a value (--rope for --model.position
+    rotary); "" if none is similar."""
     flags = [argument.flag for argument in table if not argument.positional]
     if close := same_meaning(name.lstrip("-"), flags):
         return close[0]
@@ -133,8 +133,8 @@ def unescaped(text: str) -> str:
 
 
 def with_flags(message: str, argv: Sequence[str]) -> str:
-    """The message of a UserError with the option that was typed in place of the name of its field, where it begins with
-    one: `--top-p is 2` for `top_p is 2`, `--model.d-model` for `d_model`, `--model.mlp: gated.x` for `mlp.gated.x`."""
+    """The message of a UserError with the option as typed in place of the field's name at its start: `--top-p is 2` for
+    `top_p is 2`, `--model.d-model` for `d_model`, `--model.mlp: gated.x` for `mlp.gated.x`."""
     typed = {word.partition("=")[0] for word in argv if word.startswith("--")}
 
     def option(match: re.Match[str]) -> str:

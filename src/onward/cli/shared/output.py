@@ -21,7 +21,7 @@ WIDEST = 1000  # columns of a table that is not printed on a terminal
 
 
 class Output(Console):
-    """Standard output. Where its reader has gone it raises BrokenPipeError, as `print` does, and not SystemExit."""
+    """Standard output. If its reader has gone it raises BrokenPipeError, as `print` does, and not SystemExit."""
 
     def on_broken_pipe(self) -> None:
         """Raise BrokenPipeError, which ends the command with status 0."""

@@ -26,7 +26,8 @@ def show(names: Sequence[str]) -> dict[str, Any]:
 
 
 def opened(name: str) -> Tokenizer:
-    """The tokenizer of a folder, a file, a GGUF file or a model on the hub, of which only the tokenizer is fetched."""
+    """The tokenizer in a folder, a file, a GGUF file, or a model on the hub, of which only the tokenizer's files are
+    downloaded."""
     from onward.checkpoint.load import open_source
 
     return open_source(Path(name) if Path(name).exists() else locate(name, only="tokenizer")).required_tokenizer()

@@ -12,7 +12,7 @@ from onward.data.progress import Progress
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A function that shows one bar per task on standard error, for as long as the block runs; silent elsewhere."""
+    """A context with a function that shows one bar per task on standard error; silent if that is not a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}

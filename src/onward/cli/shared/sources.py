@@ -13,7 +13,7 @@ from onward.errors import UserError
 
 
 def announce(sources: Iterable[str]) -> None:
-    """Say which of the sources the command now waits for: pipes, and standard input on a terminal."""
+    """Print the sources that the command waits for: pipes, and standard input on a terminal."""
     for source in sources:
         if is_pipe(source):
             console.print(f"reading the pipe {source} until it is closed", markup=False, soft_wrap=True)

@@ -104,7 +104,7 @@ def complain(message: str) -> None:
 
 
 def drop_output() -> None:
-    """Give up standard output if it cannot be written, or else Python fails again when it ends."""
+    """Detach standard output if it cannot be written, so that Python does not fail again when it exits."""
     try:
         sys.stdout.flush()
     except (OSError, UserError):

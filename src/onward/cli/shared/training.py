@@ -1,4 +1,4 @@
-"""A run with its display: start or resume it, train it, and print its figures and the commands that follow."""
+"""A run with its display: start or resume it, train it, print its figures and the usual next commands."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ OK, LOOK = ("ok    ", "green"), ("look  ", "red")
 
 
 def in_processes(command: Callable[[], int]) -> int:
-    """The exit status of a command that may be one of several processes, whose errors then become one report."""
+    """The exit status of a command that may run in several processes; their errors become one report."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return command()

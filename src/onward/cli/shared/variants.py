@@ -1,4 +1,4 @@
-"""Options and progress that `onward compare`, `onward sweep` and `onward scaling run` share."""
+"""Options and progress shared by `onward compare`, `onward sweep` and `onward scaling run`."""
 
 import os
 import re
@@ -29,7 +29,7 @@ LENGTHS = "time", "steps", "tokens", "flops"
 
 @dataclass(frozen=True)
 class VariantOptions(RunConfig):
-    """The configuration that variants share, and how long each is trained."""
+    """The configuration that variants share, and their length of training."""
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     fixed: ClassVar[tuple[str, ...]] = ("epochs",)
@@ -41,13 +41,13 @@ class VariantOptions(RunConfig):
 
 
 def in_one_process(command: str) -> None:
-    """A UserError where torchrun has started several processes."""
+    """A UserError if torchrun has started several processes."""
     if (count := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise UserError(f"{command} trains in one process, and torchrun started {count}: call it without torchrun")
 
 
 def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
-    """The options that are given, those of a TOML file included, as plain values."""
+    """The given options, including those of a TOML file, as plain values."""
     values = read(cls, join_duration(argv), prog=prog, about=about)
     in_one_process(prog)
     toml = values.pop("config", "")
@@ -61,7 +61,7 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
 
 
 def no_length(values: Mapping[str, Any], where: str) -> None:
-    """A UserError where a file says how long to train."""
+    """A UserError if a file gives a length of training."""
     if given := next((name for name in ("time", "steps", "epochs") if values.get(name)), None):
         raise UserError(
             f"{where} has {given}, and all variants train equally long: give --time, --tokens, --flops or "
@@ -70,7 +70,7 @@ def no_length(values: Mapping[str, Any], where: str) -> None:
 
 
 def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, Any], "Length"]:
-    """The options of the command itself among values, which are removed, and the length that they give."""
+    """Remove the command's own options from values; return them, and the length of training that they give."""
     from onward.planning.tables import amount
     from onward.training.studies.variants import Length
 
@@ -91,7 +91,7 @@ def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, A
 
 
 def variant(name: str, values: Mapping[str, Any]) -> "Variant":
-    """A variant from plain values; its name is made fit for a folder."""
+    """A variant from plain values; its name is made valid as a folder name."""
     from onward.training.studies.variants import Variant
 
     plain = re.sub(r"[^\w.=+,()-]+", "-", name).strip(".-") or "variant"
@@ -103,7 +103,7 @@ def variant(name: str, values: Mapping[str, Any]) -> "Variant":
 
 
 def folder_of(values: Mapping[str, Any], kind: str) -> str:
-    """Where runs are written by default."""
+    """The default folder of the runs."""
     sources = values.get("sources") or RunConfig.sources
     return values.get("out") or f"runs/{default_name(sources[0])}-{kind}"
 
@@ -142,7 +142,7 @@ class Shown:
 
 
 def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "list[Outcome] | int":
-    """Train variants, with their progress; the exit status where a signal ended it."""
+    """Train variants and show their progress. Returns the exit status if a signal ended the training."""
     from onward.cli.shared.progress import progress_bars
     from onward.training.studies.variants import prepare_variants, train_variants
 
@@ -158,7 +158,7 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
 
 
 def watched(train: "Callable[..., list[Outcome] | None]") -> "list[Outcome] | int":
-    """The outcomes of `train`, a partial of `train_variants`, with a display of its progress; the exit status where a
+    """The outcomes of `train`, a partial of `train_variants`, with a display of its progress; the exit status if a
     signal ended it."""
     say = partial(console.print, markup=False, soft_wrap=True)
     with signals(Requests(say, interrupts=1)) as requests, Shown() as shown:
