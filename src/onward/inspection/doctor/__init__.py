@@ -1,4 +1,4 @@
-"""The doctor: finds the usual mistakes in any decoder of which only "token ids in, logits out" is known."""
+"""The doctor: finds the usual mistakes in any decoder, given only that it maps token ids to logits."""
 
 from onward.inspection.doctor.checks import doctor
 from onward.inspection.doctor.finding import Finding

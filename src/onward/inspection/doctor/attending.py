@@ -1,6 +1,8 @@
 """Checks of attention by its operations: positions, the scale of scores, and the heads' keys and values.
 
-A text of one repeated token has the same content everywhere, so that whatever differs in it is a matter of position.
+A text of one repeated token has the same content at every position, so that any difference inside it comes from
+positions.
+
 Shapes: N texts, H heads, T tokens, E size of a head.
 """
 
@@ -32,7 +34,7 @@ Layer = Sequence[Attention]  # one attention in each of the texts
 
 
 def layers(s: Subject, kind: str) -> list[Layer]:
-    """The attentions of the loud model in N texts: "repeated", each of one token, or "random"."""
+    """The attentions of the loud model on N texts: "repeated", each text of one token, or "random"."""
     if kind not in s.memo:
         T, generator = length_of_texts(s), torch.Generator().manual_seed(3)
         ids = torch.randperm(s.vocab_size, generator=generator)[: TEXTS if T else 0, None].expand(-1, T)
@@ -51,12 +53,12 @@ def stacked(layer: Layer, name: str) -> Tensor:
 
 
 def apart(x: Tensor, dim: int) -> float:
-    """How much a tensor differs along a dimension, as a share of its largest number."""
+    """The variation of a tensor along a dimension, relative to its largest number."""
     return largest(x - x.narrow(dim, 0, 1)) / max(1e-12, largest(x))
 
 
 def rows_of(parts: Sequence[Tensor], T: int) -> Tensor | None:
-    """What the parts of a projection say of each token (T, ...); None where that is not known."""
+    """The outputs of the parts of a projection for each token (T, ...); None if they are unknown."""
     turned = [x.movedim(x.shape.index(T), 0).flatten(1).double() for x in parts if T in x.shape]
     return torch.cat(turned, 1) if parts and len(turned) == len(parts) else None
 
@@ -92,7 +94,7 @@ def positions(s: Subject) -> Outcome:
 
 
 def shifted(s: Subject) -> str:
-    """What a shift of all positions changes, where forward takes positions."""
+    """The effect of shifting all positions, in words, if forward takes positions."""
     half, name = s.tokens.size(1) // 2, s.parameter(*POSITION_NAMES)
     if not name or not half:
         return ""
@@ -102,8 +104,8 @@ def shifted(s: Subject) -> str:
 
 
 def misplaced(s: Subject, layer: Layer) -> tuple[str, bool]:
-    """What is wrong with the positions in an attention of texts of one repeated token, whose projections are the same
-    at each place; and whether positions change a score there."""
+    """A mistake in the positions of an attention, in words, found on texts of one repeated token, whose projections are
+    equal at all positions; and whether positions change a score there."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     allowed = max(1e-3, 2 * TOLERANCE.get(s.dtype, 0.0))
     if apart(v, 2) > allowed:
@@ -128,15 +130,15 @@ def misplaced(s: Subject, layer: Layer) -> tuple[str, bool]:
 
 
 def along_diagonals(scores: Tensor) -> float:
-    """How much scores (N, H, T, T) differ at the same distance, as a share of the largest one."""
+    """The largest difference of scores (N, H, T, T) at the same distance, relative to the largest score."""
     T = scores.size(-1)
     diagonals = [scores.diagonal(d, -2, -1) for d in range(1 - T, T)]
     return max(largest(x - x.mean(-1, keepdim=True)) for x in diagonals) / largest(scores)
 
 
 def biased(weights: Tensor) -> tuple[str, bool]:
-    """Of weights (N, H, T, T) where queries and keys are the same everywhere, so that only a bias can tell places
-    apart: whether it grows with distance, or is one for all heads; and whether there is one."""
+    """For weights (N, H, T, T) with equal queries and keys at all positions, where only a bias can make a difference: a
+    mistake of the bias in words (it grows with distance, or is the same for all heads), and whether there is a bias."""
     last = weights[0, :, -1]  # (H, T)
     seen = (last > SEEN).all(0)
     logs = last[:, seen].log().flip(-1)  # by distance
@@ -154,8 +156,8 @@ def biased(weights: Tensor) -> tuple[str, bool]:
 
 
 def repeated_rows(x: Tensor) -> str:
-    """Two places of x (N, T, ...) with the same vectors, where they are not merely the last ones, as after a
-    convolution of zeros before the text; "" where there are none."""
+    """Two positions of x (N, T, ...) with equal vectors, unless they are the last ones, as after a convolution with
+    zeros before the text; "" without any."""
     flat = x.transpose(0, 1).flatten(1)
     equal = torch.cdist(flat, flat, p=math.inf) <= ALIKE * largest(flat)
     T = len(flat)
@@ -165,8 +167,8 @@ def repeated_rows(x: Tensor) -> str:
 
 
 def turns(queries: Tensor) -> str:
-    """What is wrong with the angles by which queries (N, H, T, E) of one token turn from place to place; "" if
-    nothing is, or if no single rotation explains them."""
+    """A mistake in the angles by which queries (N, H, T, E) of one token rotate from position to position; "" if there
+    is none, or if no single rotation explains them."""
     before, after = (x.flatten(0, -2) for x in (queries[:, :, :-1], queries[:, :, 1:]))
     if len(before) < 2 * queries.size(-1):
         return ""
@@ -184,7 +186,7 @@ def turns(queries: Tensor) -> str:
 
 
 def speaks_of_positions(model: nn.Module) -> str:
-    """The first name in a model that speaks of positions: of a parameter, buffer, module or function; "" if none."""
+    """The first parameter, buffer, module or function of a model with a name about positions; "" without any."""
     named = [name for name, _ in [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]]
     named += [type(module).__name__ for module in model.modules()]
     used = chain.from_iterable(names_in(getattr(type(m).forward, "__code__", None)) for m in model.modules())
@@ -192,7 +194,7 @@ def speaks_of_positions(model: nn.Module) -> str:
 
 
 def names_in(code: CodeType | None) -> Iterator[str]:
-    """The names that a function uses, in what it defines too."""
+    """The names that a function uses, including its inner functions."""
     if code:
         yield from code.co_names
         for constant in code.co_consts:
@@ -253,7 +255,7 @@ def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
 
 
 def alike(x: Tensor) -> list[int]:
-    """For each head of x (N, H, T, E) the number of the first one with the same vectors, numbered as they come."""
+    """For each head of x (N, H, T, E), the index of the first head with equal vectors."""
     firsts: list[Tensor] = []
     numbers = []
     for head in x.unbind(1):
@@ -264,10 +266,10 @@ def alike(x: Tensor) -> list[int]:
 
 
 def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
-    """The factor by which products of projected queries and keys become scores; why not, where it does not follow.
+    """The factor between products of projected queries and keys, and scores; or the reason why it cannot be determined.
 
-    log w is the score less a number for each row. Means over texts and over keys take that number and all that depends
-    on places alone out of both sides.
+    log w is the score minus a number per row. Subtracting the means over texts and over keys removes this number, and
+    all that depends on positions alone, from both sides.
     """
     if not all(a.sources["queries"] and a.sources["keys"] for a in layer):
         return "the projections of queries and keys are not known"

@@ -1,4 +1,4 @@
-"""Checks of the cache: that it changes nothing, and that it costs what it should.
+"""Checks of the cache: it changes no logits, and it costs what it should.
 
 Shapes: B rows, T tokens, S tokens in one call, V vocabulary.
 """
@@ -56,7 +56,7 @@ def cached(s: Subject) -> Outcome:
 
 
 def parting(s: Subject, sizes: Sequence[int], token: int) -> str:
-    """The first module whose result for a token is another one with the cache than without; "" if none is."""
+    """The first module whose result for a token differs with the cache; "" without any."""
     memory, tokens = s.new_cache(), s.tokens[:1]
     assert memory
     with s.outputs() as plain:

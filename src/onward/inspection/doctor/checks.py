@@ -31,7 +31,7 @@ CHEAP = tuple(name for name, check in CHECKS.items() if check.cheap)
 
 @torch.no_grad()
 def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[Finding]:
-    """The findings of the checks of these names, by default all, on a model or a corpus, one by one."""
+    """Run the named checks, by default all, on a model or a corpus; yields their findings one by one."""
     for name, check in (CORPUS if isinstance(subject, Corpus) else CHECKS).items():
         if names and name not in names:
             continue
@@ -47,7 +47,7 @@ def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[
 
 @contextmanager
 def left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """The mode of each module and the state of the random numbers are put back."""
+    """A context that restores the mode of each module and the state of the random number generators."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.random.fork_rng():
@@ -59,12 +59,12 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
 
 @checked
 def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[About]) -> list[Finding]:
-    """The findings of the checks of these names, by default all, on a model that takes token ids (B, T) and returns
-    logits (B, T, V), a tuple that begins with them, or an object with `.logits`.
+    """The findings of the named checks, by default all, on a model from token ids (B, T) to logits (B, T, V), to a
+    tuple that begins with them, or to an object with `.logits`.
 
-    What else is known of the model is given by name, see `About`: `fresh` and `trained` weights, an `adapter` for a
-    model that is called in another way, its `loss`, its `cache`, its `batches`, its `tokenizer`, the pattern of what
-    should be `frozen`. A check that lacks what it needs is `not applicable`. The model is left as it was.
+    Optional facts about the model are keyword arguments, see `About`: `fresh` and `trained` weights, an `adapter` for a
+    model with another call, its `loss`, its `cache`, its `batches`, its `tokenizer`, the pattern of parameters that
+    should be `frozen`. A check without the facts it needs is `not applicable`. The model is left unchanged.
     """
     kinds = get_type_hints(About, include_extras=True)
     if unknown := next((name for name in about if name not in kinds), None):

@@ -1,4 +1,4 @@
-"""What a check is and what it finds. Shapes: B rows, T tokens, V vocabulary."""
+"""The types of a check and of its finding. Shapes: B rows, T tokens, V vocabulary."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A row of the table: what a check needs beside tokens in and logits out, how it measures, why a failure matters,
-    how it is mended, and the function that looks for it."""
+    """A row of the table of checks: the facts it needs, its measurement, the reason why a failure matters, the remedy,
+    and its function."""
 
     needs: str
     how: str
@@ -45,7 +45,7 @@ def largest(x: Tensor) -> float:
 
 
 def verdict(good: bool, what: str, where: str = "") -> Outcome:
-    """ok, or failed there."""
+    """ "ok", or "failed" with the location."""
     return "ok" if good else "failed", what, "" if good else where
 
 

@@ -1,4 +1,4 @@
-"""Checks of the forward: who sees whom, in which mode, of which length and in which precision.
+"""Checks of the forward: causality, modes, lengths and precision.
 
 Shapes: B rows, T tokens, D width, V vocabulary.
 """
@@ -52,7 +52,7 @@ def repeatable(s: Subject) -> Outcome:
 
 
 def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
-    """Each module with the name and the value of a rate of dropout that it holds."""
+    """Each module with a dropout rate, the name of its attribute, and the rate."""
     return [
         (module, name, value)
         for module in model.modules()
@@ -63,7 +63,8 @@ def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 @contextmanager
 def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
-    """The model in train mode; then all is as before. Gives its rates of dropout, which may be changed."""
+    """A context with the model in train mode, which then restores everything. Yields its dropout rates, which may be
+    changed."""
     rates, buffers = dropout_rates(s.model), [(buffer, buffer.clone()) for buffer in s.model.buffers()]
     try:
         s.model.train()
@@ -128,7 +129,7 @@ def causal(s: Subject) -> Outcome:
 
 
 def first_different(before: list[Use], after: list[Use], s: Subject, tokens: slice) -> str:
-    """The first module whose results (B, T, ...) differ at these tokens; "" where there is none."""
+    """The first module whose results (B, T, ...) differ at these tokens; "" without any."""
     for (name, one, _), (_, other, _) in zip(before, after):
         same = one.shape == other.shape and one.dim() > 1 and one.shape[:2] == s.tokens.shape
         if same and largest((one - other)[:, tokens]) > 1e-4 * max(1e-3, largest(one)):
@@ -166,7 +167,7 @@ def ids(s: Subject) -> Outcome:
 
 
 def shapes(s: Subject) -> Outcome:
-    """Whether texts of other shapes give logits; a model may say which it refuses."""
+    """Whether texts of other shapes give logits. A model may refuse shapes with an error that names them."""
     T = s.tokens.size(1)
     done: list[str] = []
     for rows, length in (1, T), (3, T), (2, 1), (2, T - 1), (1, 2):
@@ -253,7 +254,7 @@ def precision(s: Subject) -> Outcome:
 
 
 def drifted(one: Tensor, other: Tensor) -> float:
-    """The median over tokens of the norm of a difference, as a share of what varies over the width."""
+    """The median over tokens of the norm of a difference, relative to the variation over the width."""
     one, other = (x.float() - x.float().mean(-1, keepdim=True) for x in (one, other))
     return float(((one - other).norm(dim=-1) / one.norm(dim=-1).clamp(min=1e-9)).median())
 

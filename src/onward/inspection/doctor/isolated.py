@@ -23,10 +23,10 @@ GIGABYTE = 1 << 30
 
 
 def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float) -> list[dict[str, Any]]:
-    """The findings, as tables, on the subjects with these arguments of `target.subjects_of`.
+    """The findings, as tables, on the subjects given by these arguments of `target.subjects_of`.
 
-    A UserError if the process takes longer, ends before its last check, or cannot make the subject. What the model
-    prints is dropped, and processes that it started end with it.
+    A UserError if the process exceeds the time, ends before its last check, or cannot make the subject. Output of the
+    model is discarded, and processes that it started are ended.
     """
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.jsonl"
@@ -58,7 +58,7 @@ def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float
 
 
 def main(results: str, gigabytes: str, arguments: str) -> None:
-    """The work of the process: one line of JSON for each finding and one at the end, or one with the error."""
+    """Run the checks in this process: print one line of JSON per finding and one at the end, or one with the error."""
     from onward.inspection.doctor.checks import examine
     from onward.inspection.doctor.target import subjects_of
 

@@ -1,4 +1,4 @@
-"""Checks of what training needs: targets, loss, gradients, initialization.
+"""Checks of the parts of training: targets, loss, gradients, initialization.
 
 Shapes: B rows, T tokens, V vocabulary.
 """
@@ -43,7 +43,7 @@ def targets(s: Subject) -> Outcome:
 
 
 def share_equal(batches: list[tuple[Tensor, Tensor]], offset: int) -> float:
-    """The share of targets at i that are the token at i + offset, of those that count."""
+    """The share of counted targets at i that equal the token at i + offset."""
     equal = total = 0
     for tokens, wanted in batches:
         span = tokens.size(1) - abs(offset)
@@ -80,7 +80,7 @@ def loss(s: Subject) -> Outcome:
 
 
 def spread_targets(s: Subject) -> Tensor:
-    """Random targets (B, T), among them the first and the last token ids, which a loss may treat otherwise."""
+    """Random targets (B, T), including the first and the last token ids, which a loss may treat differently."""
     generator = torch.Generator().manual_seed(1)
     wanted = torch.randint(s.vocab_size, s.tokens.shape, generator=generator)
     wanted[:, 1], wanted[:, 2] = 0, s.vocab_size - 1
@@ -88,7 +88,7 @@ def spread_targets(s: Subject) -> Tensor:
 
 
 def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
-    """The values that the usual mistakes give instead of the expected loss."""
+    """The values of the loss under the usual mistakes."""
     known = {f"that of targets {k} ahead of the logits": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
     known["that over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
         F.cross_entropy(z.reshape(z.size(0), z.size(2), z.size(1)).float(), wanted)
@@ -106,7 +106,7 @@ def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
 
 
 def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
-    """Whether the loss has a target that does not count: -100, as in PyTorch, or -1, as in nanoGPT."""
+    """Whether the loss ignores a target: -100, as in PyTorch, or -1, as in nanoGPT."""
     if s.about.get("loss") is None and s.attribute("pad_token_id", "padding_idx") is not None:
         return "ok", what
     for value in IGNORED, -1:
@@ -153,8 +153,8 @@ def gradients(s: Subject) -> Outcome:
 
 
 def unread(s: Subject, name: str, gradient: Tensor) -> bool:
-    """Whether a quarter of the rows or columns of a linear layer, side by side, get no gradient, such as the part of
-    packed projections that makes values."""
+    """Whether a contiguous quarter of the rows or columns of a linear layer gets no gradient, such as the value part of
+    packed projections."""
     if not isinstance(s.model.get_submodule(name.rpartition(".")[0]), nn.Linear) or gradient.dim() != 2:
         return False
     if re.search("expert|rout|gate", name):
@@ -217,7 +217,7 @@ def initialization(s: Subject) -> Outcome:
 
 
 def same_rows(p: Tensor) -> bool:
-    """Whether all rows of a matrix are one, and not zero."""
+    """Whether all rows of a matrix are equal and not zero."""
     return min(p.shape) > 1 and bool(p.any()) and bool((p == p[:1]).all())
 
 

@@ -1,7 +1,7 @@
-"""The operations of a forward, in any style of code: which products have weights, which are attention, what adds up.
+"""The operations of a forward, in any style of code: products with weights, attention, and sums.
 
 Every decoder comes down to a few operations of PyTorch, whether it is written with modules, functions, einsum or fused
-attention. A dispatch mode sees them all. Attention is a product of queries and keys whose result is (T, T) for each
+attention. A dispatch mode records them all. Attention is a product of queries and keys with a (T, T) result for each
 head, and a later product of weights (T, T) and values.
 
 Shapes: N texts times heads, H heads, T tokens, E size of a head, D width, V vocabulary.
@@ -42,7 +42,7 @@ class Linear:
 
 @dataclass(eq=False)
 class Attention:
-    """A product of weights and values, and that of the queries and keys before it."""
+    """A product of weights and values, with the product of queries and keys before it."""
 
     module: str
     queries: Tensor  # (H, T, E), as they enter the product
@@ -142,8 +142,8 @@ class Operations(TorchDispatchMode):
             self.mixed(right.transpose(-2, -1), left.transpose(-2, -1), left)
 
     def mixed(self, weights: Tensor, values: Tensor, of_values: Tensor) -> None:
-        """Pair a product of weights and values with the last one of queries and keys. Heads (K, G T, E) that are
-        folded into the texts of their group become (K G, T, E)."""
+        """Pair a product of weights and values with the last product of queries and keys. Grouped heads (K, G T, E),
+        folded into the query length, become (K G, T, E)."""
         assert self.scores
         T, (queries, keys) = self.length, self.scores
         of = lambda x: self.sources.get(id(x), [])
@@ -159,7 +159,7 @@ class Operations(TorchDispatchMode):
         self.scores, self.twice = None, False
 
     def follow(self, name: str, floats: list[Tensor], out: Tensor) -> None:
-        """What a result descends from."""
+        """Record the sources of a result."""
         T, known = self.length, [x for x in floats if not self.is_weight(x)]
         if out.shape[-2:] == (T, T):
             descends = any(id(x) in self.soft for x in known)
@@ -193,7 +193,7 @@ class Operations(TorchDispatchMode):
 
 
 def length_of_texts(s: Subject) -> int:
-    """A length T that no width in the model is a multiple of, so that (T, T) is distinct from other shapes; 0: none."""
+    """A length T that divides no width of the model, so that (T, T) is distinct from other shapes; 0 without any."""
     sizes = {size for p in s.model.parameters() for size in p.shape}
     return next((n for n in range(min(13, s.tokens.size(1)), 3, -1) if all(size % n for size in sizes)), 0)
 
@@ -229,7 +229,7 @@ def operations(s: Subject, tokens: Tensor) -> Operations:
 
 @contextmanager
 def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-    """The model with other values of those parameters for which `new` gives one; then all is as before."""
+    """A context in which parameters have the values from `new`, if it returns any; then they are restored."""
     kept: list[tuple[Tensor, Tensor]] = []
     try:
         with torch.no_grad():
@@ -246,9 +246,9 @@ def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterato
 
 
 def loud(s: Subject, gain: float = 1.5) -> Any:
-    """The model with matrices that let every part show: each multiplies the size of vectors by about `gain`, and none
-    is zero. A
-    fresh model has scores near 0 and branches near 0, in which many a mistake is smaller than rounding."""
+    """A context in which every part of the model is visible: each matrix multiplies the size of vectors by about
+    `gain`, and none is zero. In a fresh model scores and branches are near 0, and many mistakes are smaller than
+    rounding."""
     generator = torch.Generator().manual_seed(2)
 
     def new(p: Tensor) -> Tensor | None:

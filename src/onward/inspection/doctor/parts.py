@@ -1,5 +1,5 @@
-"""Checks of parts that no output alone shows: experts, norms, the embedding. Each compares a module with what
-its own weights and inputs say.
+"""Checks of parts that the output alone does not show: experts, norms, the embedding. Each compares a module with its
+own weights and inputs.
 
 Shapes: B rows, T tokens, H heads, K key/value heads, E size of a head, D width.
 """
@@ -58,7 +58,7 @@ def number(module: nn.Module, names: Sequence[str]) -> int:
 
 
 def attention_layers(s: Subject) -> list[AttentionLayer]:
-    """The attention modules whose projections are known."""
+    """The attention modules with known projections."""
     result = []
     for name, module in s.model.named_modules():
         children = {child: m for child, m in module.named_children() if width(m)}
@@ -101,7 +101,7 @@ def experts(s: Subject) -> Outcome:
 
 
 def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) -> Tensor | None:
-    """The result of a module in which each of these items gives a constant."""
+    """The result of a module in which each of these submodules returns a constant."""
     inputs: list[Tensor] = []
     fill = lambda item, args, result: torch.full_like(result, value)
     take = lambda module, args, result: inputs.append(result[0] if isinstance(result, tuple) else result)

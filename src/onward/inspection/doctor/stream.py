@@ -1,4 +1,4 @@
-"""Checks of the residual stream and of what is around it, by the operations of a forward.
+"""Checks of the residual stream and its surroundings, by the operations of a forward.
 
 Shapes: T tokens, D width, V vocabulary.
 """
@@ -37,7 +37,7 @@ def traced(s: Subject) -> Operations | None:
 
 
 def head_of(ops: Operations, s: Subject) -> Linear | None:
-    """The product that gives the logits."""
+    """The product that computes the logits."""
     return next((x for x in reversed(ops.linears) if x.result.size(-1) >= s.vocab_size), None)
 
 
@@ -61,7 +61,7 @@ def residual(s: Subject) -> Outcome:
 
 
 def kept_once(ops: Operations, s: Subject) -> Outcome:
-    """Whether the head reads the embeddings once, where branches are nearly 0."""
+    """Whether the head reads the embeddings exactly once, with branches near 0."""
     head = head_of(ops, s)
     assert head
     read = head.given.flatten(0, -2)

@@ -1,4 +1,4 @@
-"""What the doctor examines: a model as a function from token ids to logits, and what else it can do.
+"""The subject of the doctor: a model as a function from token ids to logits, and optional facts about it.
 
 Shapes: B rows, T tokens, S tokens in one call, D width, V vocabulary.
 """
@@ -34,7 +34,7 @@ TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-10}  #
 
 
 class About(TypedDict, total=False):
-    """What is known of a model beside its forward."""
+    """Optional facts about the model under test."""
 
     vocab_size: Annotated[int, Range(1, 1 << 31)]  # number of token ids; by default as many as there are logits
     context_length: Annotated[
@@ -71,7 +71,8 @@ class Use(NamedTuple):
 
 
 class ReachedError(BaseException):
-    """The model has been run as far as it was wanted; no `except Exception` of a model stops it."""
+    """Ends a run of the model at a module; not an Exception, so that `except Exception` in a model does not catch
+    it."""
 
 
 class Subject:
@@ -149,7 +150,7 @@ class Subject:
         raise UserError(f"{cause}; if its context is shorter, give --context-length") from cause
 
     def checked_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """A batch of the user's on the model's device. A UserError if it is no token ids with as many targets."""
+        """A batch of the user on the model's device. A UserError unless it is token ids with as many targets."""
         pair = isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)
         if not pair or batch[0].dim() != 2 or batch[0].shape != batch[1].shape or batch[0].is_floating_point():
             shapes = [tuple(x.shape) for x in batch if isinstance(x, Tensor)] if isinstance(batch, Sequence) else batch
@@ -161,12 +162,12 @@ class Subject:
         return batch[0].to(self.device), batch[1].to(self.device)
 
     def attribute(self, *names: str) -> Any:
-        """The first attribute of the model or its config with one of these names; None where there is none."""
+        """The first attribute of the model or its config with one of these names; None without any."""
         holders = self.model, getattr(self.model, "config", None)
         return next((getattr(h, name) for name in names for h in holders if getattr(h, name, None) is not None), None)
 
     def parameter(self, *names: str) -> str:
-        """The first parameter of `forward` that has one of these names; "" where there is none."""
+        """The first parameter of `forward` with one of these names; "" without any."""
         known = () if self.adapter else inspect.signature(self.model.forward).parameters
         return next((name for name in names if name in known), "")
 
@@ -176,7 +177,7 @@ class Subject:
         return [float(x) for x in re.findall(rf"\w*(?:{pattern})\w*['\"]?[=:] ?(\d+\.?\d*(?:e-?\d+)?)", text)]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor | None:
-        """The loss that is given, else the one that the model returns for its tokens and targets; None without any."""
+        """The given loss, else the loss that the model returns for its tokens and targets; None without any."""
         if own := self.about.get("loss"):
             return own(logits, targets)
         name = self.parameter(*TARGET_NAMES)
@@ -190,10 +191,10 @@ class Subject:
         return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 
     def new_cache(self) -> Cache | None:
-        """An empty cache; None where the model has none that is known.
+        """An empty cache; None if no cache of the model is known.
 
-        Known are one that is given, Onward's, that of transformers, and a parameter `cache` of `forward` with a method
-        `new_cache()`.
+        Known caches are the given one, Onward's, that of transformers, and a parameter `cache` of `forward` with a
+        method `new_cache()`.
         """
         model = self.model
         if made := self.about.get("cache"):
@@ -235,12 +236,12 @@ class Subject:
 
     @cached_property
     def later(self) -> Tensor:
-        """The tokens with other ones from the middle on."""
+        """The tokens, replaced by others from the middle on."""
         half = self.tokens.size(1) // 2
         return torch.cat([self.tokens[:, :half], (self.tokens[:, half:] + 1) % self.vocab_size], 1)
 
     def leak(self, logits: Tensor, of_later: Tensor) -> float:
-        """How much the tokens from the middle on change logits before them."""
+        """The largest change of earlier logits when the tokens from the middle on change."""
         return float((logits - of_later)[:, : self.tokens.size(1) // 2].abs().max())
 
     @cached_property
@@ -251,7 +252,7 @@ class Subject:
 
     @contextmanager
     def outputs(self) -> Iterator[list[Use]]:
-        """A list that gets each call of a module, in the order in which they end."""
+        """A context with a list of each call of a module, in the order in which the calls end."""
         uses: list[Use] = []
 
         def note(name: str) -> Callable[..., None]:
@@ -268,7 +269,7 @@ class Subject:
             yield uses
 
     def given_to(self, module: nn.Module, tokens: Tensor) -> Tensor | None:
-        """The first argument of a module in a run that ends there; None where it is not called."""
+        """The first argument of a module, in a run that ends there; None if the module is not called."""
         tensors: list[Tensor] = []
 
         def stop(module: nn.Module, args: tuple[Any, ...]) -> NoReturn:
@@ -285,7 +286,7 @@ class Subject:
     @cached_property
     def blocks(self) -> list[tuple[str, nn.Module]]:
         """The names and modules of the layers of the residual stream: the outermost list of modules of one class that
-        return (B, T, D); [] where there is none."""
+        return (B, T, D); [] without any."""
         with torch.no_grad(), self.outputs() as uses:
             self(self.tokens)
         streams = {use.name for use in uses if use.result.dim() == 3 and use.result.shape[:2] == self.tokens.shape}
@@ -299,7 +300,7 @@ class Subject:
 
 @contextmanager
 def hooked(handles: Iterable[Any]) -> Iterator[None]:
-    """A context at whose end hooks are removed."""
+    """A context that removes hooks at its end."""
     handles = list(handles)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the doctor is pointed at: a folder of a model or of tokens, texts, or a class or function in Python code."""
+"""The target of the doctor: the folder of a model or of tokens, texts, or a class or function in Python code."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def subjects_of(
 
 
 def loaded(path: Path) -> nn.Module:
-    """The model of a folder: Onward's, or that of transformers where Onward has no such family."""
+    """The model in a folder: Onward's, or that of transformers if Onward has no such family."""
     try:
         return load_model(path)[0]
     except UserError as error:
@@ -114,7 +114,7 @@ def text_tokens(text: str, tokenizer: Tokenizer | None) -> Tokens:
 
 
 def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
-    """The model of FILE.py:NAME or MODULE:NAME, and whether it was made here, fresh."""
+    """The model of FILE.py:NAME or MODULE:NAME, and whether it was made by this call, and is therefore fresh."""
     try:
         arguments = json.loads(kwargs or "{}")
     except ValueError as error:
@@ -146,7 +146,7 @@ def named(target: str, what: str) -> Any:
 
 
 def choices(file: str) -> str:
-    """How the modules (else the other classes and functions) of a file are named as targets."""
+    """The possible targets in a file: its modules, else its other classes and functions."""
     own = {k: v for k, v in vars(imported(file)).items() if getattr(v, "__module__", "") == Path(file).stem}
     modules = [name for name, value in own.items() if isinstance(value, type) and issubclass(value, nn.Module)]
     names = [f"{file}:{name}" for name in modules or own]

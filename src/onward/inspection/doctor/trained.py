@@ -1,4 +1,4 @@
-"""Checks of a trained model, and of the tokenizer that it comes with.
+"""Checks of a trained model and of its tokenizer.
 
 Shapes: B rows, T tokens, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Checks of a training loop: its batches, its validation batches, and what its steps do to the gradients.
+"""Checks of a training loop: its batches, its validation batches, and the gradients of its steps.
 
 Shapes: B rows, T tokens.
 """
@@ -28,7 +28,7 @@ NO_BATCHES = "no batches are given: --batches"
 
 
 def padded(s: Subject) -> Outcome:
-    """Whether targets in runs of one token at the ends of rows count."""
+    """Whether targets count in runs of one token at the ends of rows."""
     if not s.batches:
         return "not applicable", NO_BATCHES
     ends: dict[int, int] = {}  # lengths of runs, by their token
@@ -50,7 +50,7 @@ def padded(s: Subject) -> Outcome:
 
 
 def changes_loss(s: Subject, token: int) -> bool:
-    """Whether targets that are this token change the loss that is given; without one, they do."""
+    """Whether targets with this token change the given loss; True without a loss."""
     if not s.about.get("loss"):
         return True
     rows = s.tokens.clone()
@@ -62,7 +62,7 @@ def changes_loss(s: Subject, token: int) -> bool:
 
 
 def shuffled(s: Subject) -> Outcome:
-    """Whether neighboring rows follow each other in a text."""
+    """Whether neighboring rows are consecutive in a text."""
     if not s.batches:
         return "not applicable", NO_BATCHES
     pairs = [pair for tokens, wanted in s.batches for pair in zip(tokens, tokens[1:], wanted)]
@@ -79,13 +79,14 @@ def shuffled(s: Subject) -> Outcome:
 
 
 def follows_by(one: Tensor, other: Tensor, wanted: Tensor, k: int) -> bool:
-    """Whether a row is the one before it, shifted by k tokens; for k = T it begins with its last target."""
+    """Whether a row is the previous one shifted by k tokens; for k = T it begins with the previous row's last
+    target."""
     T = one.size(0)
     return torch.equal(other[: T - k], one[k:]) if T - k >= 2 else k == T and bool(other[0] == wanted[-1])
 
 
 def held_out(s: Subject) -> Outcome:
-    """Whether passages of the validation batches stand in the training batches."""
+    """Whether passages of the validation batches occur in the training batches."""
     if not s.batches or not s.validation_batches:
         return "not applicable", NO_BATCHES if not s.batches else "none for validation are given: --validation-batches"
     passages = lambda batches, step: {
@@ -103,7 +104,7 @@ def held_out(s: Subject) -> Outcome:
 
 
 class Watch:
-    """The gradients of each backward pass, and what the optimizer gets in each step."""
+    """Records the gradients of each backward pass, and the input of the optimizer in each step."""
 
     def __init__(self, model: nn.Module) -> None:
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -143,7 +144,7 @@ class Watch:
 
 @contextmanager
 def stopped() -> Iterator[None]:
-    """Ends a loop quietly when enough steps are seen."""
+    """Ends a loop quietly after enough steps."""
     try:
         yield
     except ReachedError:
@@ -172,7 +173,7 @@ def step(s: Subject) -> Outcome:
 
 
 def judged(watch: Watch, before: list[Tensor]) -> Outcome:
-    """What the steps of a training function show."""
+    """The outcome for the steps of a training function."""
     since, ever = watch.cosines[-1]
     what = f"in step {watch.steps} the optimizer gets gradients at a cosine of {since:.4f} with those since the last"
     if since < SAME and ever > SAME:
@@ -189,7 +190,8 @@ def judged(watch: Watch, before: list[Tensor]) -> Outcome:
 
 
 def run(s: Subject, train: Callable[..., Any], model: nn.Module) -> None:
-    """The user's function: train(model), which may go on for ever, or one step (model, optimizer, tokens, targets)."""
+    """Call the user's function: train(model), which may loop without end, or one step (model, optimizer, tokens,
+    targets)."""
     needed = [p for p in inspect.signature(train).parameters.values() if p.default is p.empty and p.kind < 2]
     if len(needed) == 1:
         train(model)
