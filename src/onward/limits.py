@@ -1,4 +1,4 @@
-"""The memory of this machine, a limit of it for a process that does what is not trusted, and what is freed of it."""
+"""The memory of this machine, memory limits for untrusted processes, and freed memory that a process keeps."""
 
 import ctypes
 import os
@@ -13,14 +13,14 @@ CONTAINER = Path("/sys/fs/cgroup/memory.max")  # of a container; "max": no limit
 
 
 def limit_memory(more: int) -> None:
-    """Let this process allocate this many bytes more, and then have a MemoryError; no limit where Linux is not."""
+    """Let this process allocate this many more bytes before a MemoryError; without effect outside of Linux."""
     if STATM.exists():
         most = int(STATM.read_text().split()[0]) * resource.getpagesize() + more
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def memory_size() -> int:
-    """The bytes of memory that this machine, or the container that the process is in, has; 0 where it does not say."""
+    """The bytes of memory of this machine, or of the container; 0 if unknown."""
     names = os.sysconf_names if hasattr(os, "sysconf") else {}
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else 0
     try:

@@ -1,4 +1,4 @@
-"""What a notebook asks of objects: that they show themselves as HTML, and that progress is one line that changes."""
+"""Display in a notebook: objects as HTML, and progress as one changing line."""
 
 import sys
 from importlib import import_module

@@ -57,8 +57,8 @@ def pretraining(out: str, time: str) -> RunConfig:
 
 
 def make_room(config: RunConfig, *, assistant: bool) -> None:
-    """Remove the runs of an earlier quickstart in the folders of this one, those of its fine-tuning if `assistant`.
-    Raises a UserError, before any is removed, where a folder holds something else."""
+    """Remove the runs of an earlier quickstart from the folders of this one, with `assistant` also those of its
+    fine-tuning. A UserError, before anything is removed, if a folder holds something else."""
     folder = Path(config.out)
     stale = [stage.folder(folder) for stage in STAGES if assistant and stage.folder(folder).exists()]
     for old in stale:

@@ -223,7 +223,7 @@ def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
 
 
 def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tuple[str, ...]]) -> None:
-    """Raise a UserError if a text that a file brings to test itself has other pieces than it says."""
+    """Raise a UserError if a self-test text in the file has other pieces than the file says."""
     unknown = getattr(inner.model, "unk_token", None)
     inner.encode_special_tokens = True
     for text, expected in samples:

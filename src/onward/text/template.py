@@ -50,13 +50,13 @@ MAX_BITS = 1 << 16  # of an integer
 
 @dataclass
 class Budget:
-    """The steps and the time that are left to a template."""
+    """The remaining steps and time of a template."""
 
     steps: int = field(default_factory=lambda: MAX_STEPS)
     deadline: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
 
     def spend(self) -> None:
-        """Take a step."""
+        """Count one step."""
         self.steps -= 1
         if self.steps < 0 or time.monotonic() > self.deadline:
             raise jinja2.TemplateError(f"it runs for more than {MAX_STEPS:,} steps or {MAX_SECONDS:.0f} seconds")

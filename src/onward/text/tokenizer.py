@@ -124,7 +124,7 @@ class Tokenizer:
         return [[i for _ in pieces for i in next(encodings).ids] for pieces in cut]
 
     def encoded(self, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of an encoding function of the library; a UserError where it fails."""
+        """The result of an encoding function of the library; a UserError if it fails."""
         try:
             return encode(*args, **kwargs)
         except Exception as error:  # the library raises nothing narrower

@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def print_findings(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each finding; under that of a failure, where it is, why it matters, and how it is mended."""
+    """Print a line for each finding; for a failure also its location, why it matters, and the remedy."""
     output = Output(highlight=False)
     for row in rows:
         line = Text.assemble((f"{row['status']:<15}", COLORS[row["status"]]), f"{row['check']:<15}", row["what"])

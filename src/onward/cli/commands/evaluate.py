@@ -1,4 +1,5 @@
-"""onward evaluate: the loss, perplexity and bits per byte of a model on a text; what a classifier gets right."""
+"""onward evaluate: the loss, perplexity and bits per byte of a model on a text; the accuracy of a classifier or reward
+model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -178,7 +178,7 @@ def present(options: Options, picture: Picture) -> None:
 
 
 def drawn(options: Options, lm: LanguageModel) -> Picture:
-    """The picture of a view of a text; of the roles of heads, perhaps without one."""
+    """The picture of a view of a text; the roles of heads may be drawn without a text."""
     from onward.generation.sampling import Sampling
     from onward.reports.pictures.reading import Reading
     from onward.reports.pictures.views import VIEWS
@@ -203,7 +203,7 @@ def tokenizer_of(options: Options, lm: LanguageModel) -> Tokenizer:
 
 
 def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens | None:
-    """A tuned lens that is trained on --tuned."""
+    """A tuned lens, trained on --tuned."""
     from onward.inspection.fitting import fit_lens
     from onward.training.config import seconds
 
@@ -215,7 +215,7 @@ def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens |
 
 
 def features(options: Options, source: str) -> Picture:
-    """The features of a sparse autoencoder that is trained on a text."""
+    """The features of a sparse autoencoder, trained on a text."""
     from onward.inspection.fitting import fit_features, windows_of
     from onward.reports.pictures.features import features
     from onward.training.config import seconds

@@ -1,4 +1,4 @@
-"""onward plan: what a decoder needs before it is there, and how fast it will be."""
+"""onward plan: the memory, operations, speed and cost of a decoder before it exists."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

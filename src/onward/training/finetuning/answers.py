@@ -41,8 +41,8 @@ def sequence_logprobs(model: Decoder, batch: ExampleBatch) -> Logprobs:
 def hidden_states(model: Decoder, batch: ExampleBatch) -> Tensor:
     """The hidden states of a batch, (B * T, D).
 
-    Where gradients are enabled, embeddings require them in a frozen model too: so a policy and its reference use the
-    same kernels of attention, and are equal to the bit before the first step, in bf16 too.
+    With gradients enabled, embeddings require gradients even in a frozen model: a policy and its reference then use the
+    same attention kernels, and are equal bit for bit before the first step, in bf16 too.
     """
     vectors = model.embed(batch.tokens)
     if torch.is_grad_enabled() and not vectors.requires_grad:
@@ -51,8 +51,8 @@ def hidden_states(model: Decoder, batch: ExampleBatch) -> Tensor:
 
 
 def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch) -> Logprobs:
-    """The log-probabilities of a batch's sequences, from its hidden states (B * T, D). Logits are made for targets
-    only, and in chunks, which are made again in the backward, where all at once would fill the memory."""
+    """The log-probabilities of a batch's sequences, from its hidden states (B * T, D). Logits are computed for targets
+    only, and in chunks that the backward recomputes if all logits at once would fill the memory."""
     targets = batch.targets.flatten()
     chosen = (targets != IGNORE_INDEX).nonzero()[:, 0]
     sequences = batch.sequences.flatten()[chosen]
@@ -75,7 +75,7 @@ def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
 
 
 class Frozen:
-    """A model that is not trained, which `load` returns when it is first asked for."""
+    """A frozen model, loaded by `load` at its first use."""
 
     def __init__(self, load: Callable[[], Decoder]) -> None:
         self.load = load
@@ -89,11 +89,11 @@ class Frozen:
 
 
 class Reference(Frozen):
-    """The model that a policy is compared with: the policy without its adapters, where it has any, else another."""
+    """The reference of a policy: the policy without its adapters, if it has any, else another model."""
 
     @contextmanager
     def of(self, policy: Decoder) -> Iterator[Decoder]:
-        """A context in which the model that is yielded is the reference."""
+        """A context that yields the reference model."""
         if adapter_names(policy):
             with use_adapter(policy, ""):
                 yield policy
@@ -101,8 +101,7 @@ class Reference(Frozen):
             yield self.on(policy.device)
 
     def totals(self, policy: Decoder, batch: ExampleBatch) -> Tensor:
-        """The log-probabilities of a batch's sequences, (S,), without gradient: those that were kept, where they
-        were."""
+        """The log-probabilities (S,) of a batch's sequences, without gradient; stored ones if the batch has them."""
         kept = [batch.numbers[name] for name in sorted(batch.numbers) if name.startswith(REFERENCE)]
         if kept:
             return torch.stack(kept, 1).flatten().float()
@@ -132,7 +131,7 @@ class PairLoss(Loss):
 
 
 def preference_figures(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
-    """Sums over pairs, from the rewards of both answers, (M,): ties count as half right."""
+    """Sums over pairs, from the rewards (M,) of both answers; a tie counts as half correct."""
     right = (chosen > rejected).float() + 0.5 * (chosen == rejected)
     return {
         "accuracy": right.sum(),
@@ -144,8 +143,8 @@ def preference_figures(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class JudgedLoss(Loss):
-    """A loss of single answers with a `label`: 1 for a wanted one, 0 for another. The second sequence of an example is
-    the answer to another prompt, whose log-probabilities estimate the divergence from the reference."""
+    """A loss of single answers with a `label`: 1 for a wanted answer, 0 for an unwanted one. The second sequence of an
+    example is an answer to another prompt; its log-probabilities estimate the divergence from the reference."""
 
     of_answers: Callable[[Tensor, Tensor, Tensor], Tensor]  # log-ratios and labels (M,), KL () -> (M,)
     beta: float

@@ -39,7 +39,7 @@ class Trackers:
     def write(self, row: Mapping[str, Any]) -> None:
         """Record a row of metrics.jsonl: its numbers, at its "step".
 
-        A row of an earlier step than the last goes back to it: the rows of later steps become void.
+        A row with an earlier step than the last goes back to that step: the rows of later steps become void.
         """
         for name, tracker in list(self.open.items()):
             with self.dispensable(name):

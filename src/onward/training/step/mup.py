@@ -38,13 +38,13 @@ from onward.training.step.optimizer import is_matrix
 
 @dataclass(frozen=True)
 class Factors:
-    """What multiplies a parameter's initial weights, and its learning rate."""
+    """The factors of a parameter's initial weights and of its learning rate."""
 
     init: float = 1.0
     rate: float = 1.0
 
     def times(self, factor: float) -> Factors:
-        """Both times a factor."""
+        """Both factors, multiplied by a number."""
         return replace(self, init=self.init * factor, rate=self.rate * factor)
 
 
@@ -87,7 +87,7 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
 
 
 def factors_of(config: RunConfig, model: DecoderConfig) -> Mapping[str, Factors]:
-    """The factors of each parameter in a run; none where it does not use muP."""
+    """The factors of each parameter in a run; empty without muP."""
     if not config.mup:
         return {}
     preset = decoder(config.preset, model.vocab_size, {})
@@ -97,7 +97,7 @@ def factors_of(config: RunConfig, model: DecoderConfig) -> Mapping[str, Factors]
 
 @torch.no_grad()
 def scale_weights(model: Decoder, scaled: Mapping[str, Factors]) -> None:
-    """Multiply new weights by their factors; the weight of a norm with an offset counts with it."""
+    """Multiply new weights by their factors; a norm's weight is scaled together with its offset."""
     for name, parameter in model.named_parameters():
         if name in scaled and not math.isclose(scaled[name].init, 1):
             offset = getattr(model.get_submodule(name.rpartition(".")[0]), "offset", 0.0) * name.endswith("weight")

@@ -21,13 +21,14 @@ def optimizers(
     betas: tuple[float, float],
     rates: Mapping[str, float] = {},
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers that together train a decoder's trainable parameters.
+    """The optimizers for a decoder's trainable parameters.
 
     "adamw" (Loshchilov and Hutter 2019); "muon", with AdamW for embeddings, head and vectors; or "module:Class", any
     torch.optim.Optimizer of a library. Weight decay applies to matrices and stacks of matrices, not to vectors. A
-    UserError for any other name. `rates` are factors of the learning rates of AdamW by the names of parameters, in the
-    groups as "rate"; those of Muon's matrices, whose updates grow with the root of the width where AdamW's grow with
-    the width, are their roots.
+    UserError for any other name.
+
+    `rates` are factors of AdamW's learning rate by parameter name, stored in the groups as "rate". For Muon's matrices
+    the factor is the root: their updates grow with the root of the width, AdamW's with the width.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if name == "adamw":
@@ -61,8 +62,8 @@ def adamw(
 def parameter_groups(
     parameters: dict[str, nn.Parameter], weight_decay: float, rates: Mapping[str, float] = {}
 ) -> list[dict[str, Any]]:
-    """Parameter groups by weight decay, which vectors do not have, and by `rate`, the factor of the learning rate. What
-    decays in a step, the product of learning rate and weight decay, does not depend on the factor."""
+    """Parameter groups by weight decay, which vectors do not have, and by `rate`, the factor of the learning rate. The
+    decay per step, learning rate times weight decay, does not depend on the factor."""
     groups = defaultdict[tuple[bool, float], list[nn.Parameter]](list)
     for name, parameter in parameters.items():
         groups[is_matrix(name, parameter), rates.get(name, 1.0)].append(parameter)
@@ -84,7 +85,7 @@ def check_optimizer(name: str) -> None:
 
 
 def library_class(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """The optimizer that "module:Class" names."""
+    """The optimizer class for "module:Class"."""
     module, _, attribute = name.partition(":")
     if not (module and attribute):
         raise UserError(f"optimizer is {name!r}: choose adamw, muon, or a library's class, such as torch.optim:NAdam")
@@ -98,11 +99,11 @@ def library_class(name: str) -> Callable[..., torch.optim.Optimizer]:
 
 
 class Muon(torch.optim.Optimizer):
-    """The update is the momentum with all singular values set to about 1 (Jordan et al. 2024), for matrices (O, I) and
+    """Updates are the momentum with all singular values set to about 1 (Jordan et al. 2024), for matrices (O, I) and
     for stacks (X, O, I), matrix by matrix.
 
-    Updates have the root mean square of AdamW's, so that both use the same learning rate and weight decay (Liu et al.
-    2025, section 2.2).
+    They have the root mean square of AdamW's updates, so that both optimizers use the same learning rate and weight
+    decay (Liu et al. 2025, section 2.2).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Plans of steps, made ahead: which windows each step trains on."""
+"""Plans of steps, made ahead: the windows of each step."""
 
 from collections.abc import Generator, Iterator, Sequence
 
@@ -18,8 +18,8 @@ class Planner:
         self.config, self.windows, self.device, self.processes = config, windows, device, processes
 
     def plans(self, position: int, skipped: Sequence[tuple[int, int]] = ()) -> Generator[StepPlan]:
-        """Plans of steps without end, prepared ahead in another thread, from the window number `position` on and
-        without those skipped."""
+        """Iterate over plans of steps without end, prepared ahead in another thread, from the window number `position`
+        on, without the windows in `skipped`."""
         c, left_out = self.config, tuple(skipped)
 
         def prepare() -> Iterator[StepPlan]:
