@@ -224,7 +224,7 @@ BAD = {
     ),
     "nothing": ("tokenizer.model", b"", "it has no pieces"),
     "ranks cut off": ("x.tiktoken", b"YQ== 0\nYg==", "not a file of ranks"),
-    "ranks of no known vocabulary": ("x.tiktoken", b"YQ== 0\nYg== 1\n", "has 2 ranks, and the pattern"),
+    "ranks of no known vocabulary": ("x.tiktoken", b"YQ== 0\nYg== 1\n", "has 2 ranks but no pattern"),
     "no base64": ("x.tiktoken", b"a!! 0\n", "not a file of ranks"),
     "tekken without a vocabulary": ("tekken.json", b'{"config": {}}', "is not a tekken.json (KeyError"),
     "tekken cut off": ("tekken.json", b'{"config": {', "is not a tekken.json"),

@@ -237,7 +237,7 @@ MISTAKES: dict[str, tuple[Any, str, str]] = {  # a record or several, further op
     "one class": ([KIND] * 4, "--method classify", "all 4 examples have the same label, and classify learns"),
     "one label": ([JUDGED, {**JUDGED, "prompt": "4?"}], "--method kto", "all 2 examples have the same label, and kto"),
     "a strength as label": ([JUDGED, {**JUDGED, "label": 5}], "--method kto", "line 2: label is 5: it is 1 or true"),
-    "one prompt": ([JUDGED, {**JUDGED, "label": 0}], "--method kto", "line 1: no other example has another prompt"),
+    "one prompt": ([JUDGED, {**JUDGED, "label": 0}], "--method kto", "line 1: all examples have the same prompt"),
     "mixed rows": (
         [JUDGED, {**JUDGED, "prompt": "4?"}, {**JUDGED, "completion": TALK[1:]}],
         "--method kto",

@@ -92,7 +92,7 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
         (lambda: add_lora(model, LoRA(targets=("attn.qq",))), "target 'attn.qq' names nothing .* did you mean attn.q?"),
         (lambda: add_lora(model, LoRA(targets=("o_proj",))), "did you mean .*out?"),
         (lambda: add_lora(model, LoRA(full=("heads",))), "full 'heads' names nothing .* did you mean head?"),
-        (lambda: use_adapter(model, "poems"), "there is no adapter named 'poems'"),
+        (lambda: use_adapter(model, "poems"), "there is no adapter of the name 'poems'"),
         (lambda: LoRA(targets=()), "targets are empty"),
         (lambda: LoRA(targets=(), full=("norm",)), "targets are empty"),
     ):
