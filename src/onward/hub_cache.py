@@ -47,7 +47,8 @@ def cached(name: str, path: str, commit: str) -> str:
 
 
 def unverified(name: str, commit: str) -> Path:
-    """The path of the note in the cache that names the files of a commit that are still to be compared."""
+    """The path of the list of downloaded files of a model's commit that have not been compared with the hub's checksums
+    yet. The list may not exist."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", f"unverified-{commit}.json")

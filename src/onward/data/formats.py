@@ -192,7 +192,8 @@ def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iter
 
 
 class NotText(UserError):
-    """Bytes that an encoding cannot decode: `what` gives the place, and the advice is for commands with --encoding."""
+    """Raised for bytes that an encoding cannot decode. `what` names the file and the place; the message of the
+    exception adds the advice to give --encoding."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}: {advice}")

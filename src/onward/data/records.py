@@ -34,9 +34,10 @@ class Record:
 
 
 def read_records(source: str) -> Iterator[Record]:
-    """The rows of a source: a .jsonl, a .parquet, a folder or glob of them, or `hf://` as for `data.sources.documents`.
+    """Iterate over the rows of a source: a .jsonl, a .parquet, a folder or glob of them, or `hf://` as for
+    `data.sources.documents`.
 
-    A UserError if it is missing, empty or of another kind, or a line is not a JSON object.
+    Raises a UserError if the source is missing, empty or of another kind, or if a line is not a JSON object.
     """
     if source.startswith(HUB):
         for i, row in enumerate(dataset(source), 1):

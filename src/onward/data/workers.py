@@ -96,7 +96,8 @@ def serve() -> None:
 
 
 def exit_with_parent(parent: int) -> None:
-    """Exit as soon as the parent process has exited, even in the middle of a task, so no task is done twice."""
+    """Wait in this process until the process `parent` (a PID) has exited, then exit at once, even in the middle of a
+    task: a surviving worker would repeat work of the next run."""
     while os.getppid() == parent:
         time.sleep(0.1)
     os._exit(1)

@@ -62,7 +62,7 @@ def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> t
 
 
 def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
-    """The metric of both texts; a UserError if it is the same."""
+    """The two metrics as floats. Raises a UserError if they are equal, since patching then has no effect to measure."""
     if float(good) == float(bad):
         raise UserError("the metric is the same for both texts: choose texts, or a metric, that differ")
     return float(good), float(bad)

@@ -144,7 +144,7 @@ def adapted(module: nn.Module, name: str) -> Tensor:
 
 
 def rows_differ(module: nn.Module) -> bool:
-    """Whether rows use different adapters of a module's weight."""
+    """Whether the rows of the present batch use different adapters of a module."""
     adapters = module._modules.get("weight_lora")
     return isinstance(adapters, WeightAdapters) and adapters.selection.groups is not None
 

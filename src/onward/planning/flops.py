@@ -20,7 +20,8 @@ ORDER = "embedding", "positions", "attention", "feed-forward", "experts", "route
 
 @dataclass(frozen=True)
 class PartSize:
-    """A part of a decoder, in all of its layers."""
+    """The parameters and the operations per token of one part of a decoder, such as its attention, summed over all
+    layers."""
 
     name: str
     parameters: int  # trainable ones; those that parts share count once

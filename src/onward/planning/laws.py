@@ -65,7 +65,7 @@ class Law:
     exponents: tuple[float, float] | None = None
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """The best parameters and tokens for an amount of operations."""
+        """The numbers of parameters and of training tokens with the least loss for a budget of `flops` operations."""
         return self.law.optimum(flops)
 
     def range(self, flops: float) -> tuple[float, float] | None:

@@ -25,7 +25,8 @@ class MaskedString(str):
     """A string with a mask: for each character, whether the template wrote it or a variable supplied it, and whether a
     model is trained on it.
 
-    Operations that keep characters keep their mask; the result of any other operation counts as supplied by a variable.
+    Operations that select or join characters keep their mask. The result of any other operation counts as supplied by a
+    variable and not trained on.
     """
 
     _mask: bytes  # a byte per character, of FROM_TEMPLATE and TRAINED; templates cannot read private attributes

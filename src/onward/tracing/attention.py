@@ -89,7 +89,8 @@ class LatentContext(AttentionContext):
 
 
 def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Queries and keys before their rotation, and keys and values as they enter the cache."""
+    """Add the hooks on `attn` that pass queries and keys before their rotation, and keys and values as they enter the
+    cache, to traces and edits."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
@@ -100,7 +101,8 @@ def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: Model
 
 
 def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """The rotated queries."""
+    """Add the hooks on `attn` that pass its queries, after their rotation, to traces and edits under the name
+    `name`."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return hooks.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
@@ -111,7 +113,8 @@ def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) 
 def hook_latents(
     where: Latents, name: str, attn: LatentAttentionModule, hooks: ModelHooks
 ) -> Iterator[RemovableHandle]:
-    """The latent and the rotary key in the cache, and the queries, keys and values of each head."""
+    """Add the hooks on `attn` that pass the latent and the rotary key in the cache, and the queries, keys and values of
+    each head, to traces and edits."""
     names = [f"{name}.{one}" for one in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -128,7 +131,8 @@ def hook_latents(
 
 
 def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Scores before and after the mask, and attention weights."""
+    """Add the hooks on `attn` that pass scores before and after the mask, and attention weights, to traces and
+    edits."""
     steps = [f"{name}.{step}" for step in where.names]
     attend: Any = attn.get_submodule(where.attend)
 

@@ -255,7 +255,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
 
 
 def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]:
-    """Descriptions of the information that a model loses in the file of this plan."""
+    """Sentences that name the information a GGUF file written by this plan does not hold."""
     source = DTYPE_NAMES[model.embed.weight.dtype]
     rounded = Counter(own.type.name for own in plan.outlines.values() if own.type.name not in (source, "F32"))
     lost = [f"{counted(number, 'tensor')} rounded from {source} to {kind}" for kind, number in rounded.items()]

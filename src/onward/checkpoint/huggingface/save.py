@@ -104,9 +104,12 @@ def save_weights(
 def describe(
     config: DecoderConfig, original: HF, accepts: Callable[[Family], bool] = lambda family: True
 ) -> dict[str, Any]:
-    """The config.json of a decoder, in a family that `accepts` allows. It is the first of these that describes the
-    decoder: the original; the original with its family's keys for this decoder; the keys of the first family that can
-    express it, with the original's token ids and labels."""
+    """The config.json of a decoder, in a family for which `accepts` is true. The first of these that describes the
+    decoder exactly:
+
+    1. `original`, unchanged; 2. `original`, with its family's keys set for this decoder; 3. the keys of the first
+    family that can express the decoder, with the token ids and labels of `original`.
+    """
     original = {key: value for key, value in original.items() if key != "quantization_config"}
     unpadded = {"pad_token_id": None}  # the default of transformers may be outside of this vocabulary
     if "model_type" not in original:

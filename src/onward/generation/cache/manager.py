@@ -40,11 +40,12 @@ class CacheManager:
         self.used = [0] * cache.rows  # of each row: positions that may have been written, padding included
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
-        """Assign a row to a request with these tokens, which will have at most `rope_length` tokens. The `key`
-        names the model and the adapter: rows share keys and values only where their keys are equal.
+        """Assign `row` to a request that begins with `tokens` and grows to at most `rope_length` tokens, the length for
+        which rotary positions are scaled. `key` names the model and the adapter: rows share cached keys and values
+        only if their `key` is equal.
 
-        Returns the number of first tokens that the row already holds, always fewer than all, or None if memory is short
-        now.
+        Returns the number of leading tokens that the row already holds, which is always less than all of them; None if
+        memory is short now.
         """
         self.starts[row] = 0
         self.cache.rope_length[row] = rope_length

@@ -290,8 +290,9 @@ def words(
     below: Sequence[str] = (),
     width: float = 760,
 ) -> Panel:
-    """The tokens of a text in a row, shaded by value, with short texts `below` them. `notes` appear under the pointer
-    and, in a terminal, beside each token."""
+    """The tokens `pieces` of a text in a row, each shaded by its value on `scale`. `below` are short texts, one under
+    each token. `notes` appear under the pointer and, in a terminal, beside each token. `width` is the width of the
+    panel in pixels."""
     scale, parts, x, y = replace(scale, faint=True).over(values), [], 0.0, 0.0
     down = 38 if any(below) else 23
     for piece, note, under, strength in zip(pieces, notes, below or [""] * len(pieces), scale.strength(values)):

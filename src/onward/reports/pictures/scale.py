@@ -90,7 +90,7 @@ class Scale:
         return Legend(svg, max(width, CHARACTER * cell_len(self.words)), LINE + BAR + 23)
 
     def legend_of_keys(self) -> Legend:
-        """A cell in the color of each of `keys`, with its meaning."""
+        """One legend cell for each of `keys`: its color and its meaning."""
         values, meanings = zip(*self.keys)
         cell = f'width="16" height="{BAR}"'
         rows = "".join(

@@ -135,7 +135,7 @@ def why_they_differ(record: Record) -> str:
 
 
 def source_line(value: Any) -> str:
-    """The sources of a run, each as its name and what else is known of it, with hashes shortened."""
+    """The sources of a run in one line: each source's name and its recorded facts, with shortened hashes."""
     if isinstance(value, Mapping):
         shown = {key: source_line(item) for key, item in value.items() if key not in UNSHOWN}
         return ", ".join(item if key == "name" else f"{key} {item}" for key, item in shown.items())

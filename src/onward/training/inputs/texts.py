@@ -49,12 +49,13 @@ class Inputs:
         return sum(map(len, self.train))
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
-        """A prompt that shows what the model learns: the first words of the validation text."""
+        """The first words of the validation text, as a prompt for samples during training."""
         tokens = self.train[0] if self.validation is None else self.validation
         return " ".join(tokenizer.decode(tokens[:64].tolist()).split()[:4])
 
     def windows(self, config: RunConfig, context_length: int) -> TrainingWindows:
-        """The training windows."""
+        """The training tokens as windows of `context_length` tokens and their targets, in the order and from the
+        sources that `config` gives."""
         return Windows(self.train, context_length, config.seed, weights=config.weights, pack=config.pack)
 
     def validation_windows(self, config: RunConfig, context_length: int) -> HeldOutWindows | None:

@@ -121,7 +121,7 @@ def run(config: RunConfig, given: dict[str, Any]) -> dict[str, Any] | int:
 
 
 def describe(study: "ScalingStudy") -> None:
-    """Print the sizes of the grid, and warnings."""
+    """Print the number and the sizes of the models in the study's grid, and its warnings."""
     say, sizes = partial(console.print, markup=False, soft_wrap=True), [cell.parameters for cell in study.cells]
     lengths = [cell.tokens for cell in study.cells]
     say(
