@@ -25,6 +25,7 @@ T = TypeVar("T")
 # of the fields whose option has another name
 FLAGS = {"imports": "--import", "base": "--from", "adapter_folder": "--adapter"}
 HUGE = 1e15  # from here on, numbers are written with a power of ten
+SUM = "sum"  # the kind of a weighted sum of parts
 FAMILIES = "onward.families"  # the package whose modules define further parts; imported when a kind is unknown
 
 
@@ -34,6 +35,8 @@ class Part:
     A type of part is a subclass of Part without a kind (`class Norm(Part)`); a choice is a subclass of a type of part
     with one (`class RMSNorm(Norm, kind="rms")`). Written as text it is `rms` or `rms(eps=1e-6)`, as JSON or TOML
     `{"kind": "rms", "eps": 1e-6}`. An `internal` choice exists to read published files and is not offered to users.
+    Where a type has a choice of kind `sum`, `dpo + 0.2 * sft` is that choice, with the pairs (1.0, dpo) and (0.2, sft)
+    as its `terms`.
     """
 
     kind: ClassVar[str]
@@ -57,6 +60,12 @@ class Part:
     def __post_init__(self) -> None:
         slot = next(base for base in type(self).__mro__ if "kinds" in vars(base))
         check_fields(self, f"{slot.__name__.lower()}.{self.kind}.")
+
+    @classmethod
+    def shorthand(cls, value: Any) -> Any:
+        """The table of a part that is written in a shorter way, such as 16 for lora(rank=16); None for other values. A
+        type of part overrides it."""
+        return None
 
     @classmethod
     def choices(cls) -> dict[str, type[Any]]:
@@ -174,7 +183,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 def part(slot: type[Part], value: Any, where: str) -> Part:
     """A part of a type from its text (`rotary(theta=5e5)`) or its table (`{"kind": "rotary", "theta": 5e5}`)."""
-    value = parse(value, where) if isinstance(value, str) else value
+    value = slot.shorthand(value) or (parse(value, where) if isinstance(value, str) else value)
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
     kind, module = value["kind"], value.get("import")
@@ -229,10 +238,15 @@ def trusted(modules: abc.Iterable[str]) -> str:
 
 
 def parse(text: str, where: str) -> Any:
-    """Plain values from text in Python's notation; names and calls become tables with a `kind`."""
+    """Plain values from text in Python's notation; names and calls become tables with a `kind`, and sums of them a
+    table of the kind "sum"."""
 
     def read(node: ast.expr) -> Any:
         match node:
+            case ast.BinOp(_, ast.Add() | ast.Sub() | ast.Mult(), _) if any(
+                isinstance(one, ast.Name) for one in ast.walk(node)
+            ):
+                return {"kind": SUM, "terms": terms(node)}
             case ast.Name(name):
                 return {"kind": name}
             case ast.Call(ast.Name(name), [], keywords) if all(k.arg for k in keywords):
@@ -242,23 +256,46 @@ def parse(text: str, where: str) -> Any:
             case _:
                 return ast.literal_eval(node)
 
+    def terms(node: ast.expr) -> list[list[Any]]:
+        match node:
+            case ast.BinOp(left, ast.Add(), right):
+                return terms(left) + terms(right)
+            case ast.BinOp(left, ast.Sub(), right):
+                return terms(left) + [[-weight, part] for weight, part in terms(right)]
+            case ast.BinOp(weight, ast.Mult(), ast.Name() | ast.Call() as part):
+                return [[float(ast.literal_eval(weight)), read(part)]]
+            case ast.Name() | ast.Call():
+                return [[1.0, read(node)]]
+        raise ValueError
+
     def word(node: ast.expr) -> Any:  # relu, true, none: read by the type of the field
         return node.id if isinstance(node, ast.Name) else read(node)
 
     try:
         return read(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise UserError(f"{where} is {text!r}: write it as name, name(field=value) or (first, second)") from None
+        raise UserError(f"{where} is {shown(text)}: write it as name, name(field=value) or (first, second)") from None
 
 
 def notation(value: Any) -> str:
     """A value as `parse` reads it: of a part, its kind and the fields that differ from their defaults."""
+    if isinstance(value, Part) and value.kind == SUM:
+        [(first, part), *others] = getattr(value, "terms")  # noqa: B009
+        rest = "".join(f" {'-' if w < 0 else '+'} {weighted(abs(w), p)}" for w, p in others)
+        return weighted(first, part) + rest
     if isinstance(value, Part):
         changed = ", ".join(f"{name}={notation(field)}" for name, field in changed_fields(value).items())
         return f"{value.kind}({changed})" if changed else value.kind
     if isinstance(value, tuple):
         return f"({', '.join(map(notation, value))}{',' * (len(value) == 1)})"
+    if isinstance(value, str) and not value.isidentifier():
+        return repr(value)
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def weighted(weight: float, part: Any) -> str:
+    """A term of a sum of parts: 0.2 * sft; sft for the weight 1."""
+    return notation(part) if weight == 1 else f"{weight:g} * {notation(part)}"
 
 
 def decimal(number: float, digits: int) -> str:
