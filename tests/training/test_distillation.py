@@ -11,10 +11,10 @@ import torch
 import onward
 from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
-from onward.training.finetuning.answers import Frozen
+from onward.training.losses.answers import Frozen
 from onward.training.finetuning.base import with_vocabulary
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.finetuning.distillation import Distillation, OnPolicy, divergence
+from onward.training.losses.distillation import Distillation, OnPolicy, divergence
 from onward.training.run.run import Run
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids

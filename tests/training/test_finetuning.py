@@ -21,7 +21,7 @@ from onward.data.packing import batch_of
 from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder, without_dropout
-from onward.training.finetuning.answers import REFERENCE
+from onward.training.losses.answers import REFERENCE
 from onward.training.finetuning.base import with_vocabulary
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.methods import METHODS, Method

@@ -24,7 +24,7 @@ from onward.evaluation.outputs import calibration_bins, calibration_error, outpu
 from onward.model.decoder import Decoder
 from onward.reports.runs.record import Record as RunRecord
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.finetuning.scoring import ClassLoss, RewardLoss, reward_loss
+from onward.training.losses.scoring import ClassLoss, RewardLoss, reward_loss
 from onward.training.methods import METHODS
 from onward.training.reinforcement.reward_model import RewardModel
 from onward.training.run.result import evaluate_run

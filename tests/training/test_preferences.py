@@ -22,7 +22,7 @@ from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.text.templates import with_template
 from onward.training.finetuning import preferences
-from onward.training.finetuning.answers import sequence_logprobs
+from onward.training.losses.answers import sequence_logprobs
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.methods import METHODS
 from onward.training.run.run import Run

@@ -16,7 +16,7 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
-from onward.training.finetuning.answers import Reference
+from onward.training.losses.answers import Reference
 from onward.training.reinforcement.policy import PolicyGradient, PolicyOptions
 from onward.training.reinforcement.policy_losses import (
     clipped,

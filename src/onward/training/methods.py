@@ -13,11 +13,11 @@ from onward.data.forms import Form, classified, judged, preferred, prompted, sup
 from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.training.finetuning import preferences
-from onward.training.finetuning.answers import Frozen, JudgedLoss, PairLoss, Reference
+from onward.training.losses.answers import Frozen, JudgedLoss, PairLoss, Reference
 from onward.training.finetuning.base import base_tokenizer, load_base
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.finetuning.distillation import Distillation, OnPolicy
-from onward.training.finetuning.scoring import ClassLoss, RewardLoss
+from onward.training.losses.distillation import Distillation, OnPolicy
+from onward.training.losses.scoring import ClassLoss, RewardLoss
 from onward.training.reinforcement.policy import PolicyGradient, PolicyOptions
 from onward.training.reinforcement.reward_model import RewardModel
 from onward.training.reinforcement.rewards import reward_of

@@ -27,7 +27,7 @@ from onward.files import file_sha256, write_json
 from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
-from onward.training.finetuning.answers import REFERENCE, sequence_logprobs
+from onward.training.losses.answers import REFERENCE, sequence_logprobs
 from onward.training.finetuning.base import base_tokenizer, load_base
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.record import read_record

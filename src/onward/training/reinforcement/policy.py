@@ -24,8 +24,8 @@ from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder, without_dropout
 from onward.text.tokenizer import Tokenizer
-from onward.training.finetuning.answers import Reference
-from onward.training.finetuning.completions import complete, completion_batch, prompts_of
+from onward.training.losses.answers import Reference
+from onward.training.losses.completions import complete, completion_batch, prompts_of
 from onward.training.finetuning.config import Reduction
 from onward.training.reinforcement.policy_losses import (
     clipped,

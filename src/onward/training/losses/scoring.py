@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from onward.data.packing import ExampleBatch
 from onward.evaluation.outputs import calibration_bins, calibration_error
 from onward.model.decoder import Decoder
-from onward.training.finetuning.answers import hidden_states, logprobs_of, preference_figures
+from onward.training.losses.answers import hidden_states, logprobs_of, preference_figures
 from onward.training.step.loss import Loss, Sums
 from onward.transforms.heads import head_of
 

@@ -18,8 +18,8 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
-from onward.training.finetuning.answers import Frozen
-from onward.training.finetuning.completions import complete, completion_batch, prompts_of
+from onward.training.losses.answers import Frozen
+from onward.training.losses.completions import complete, completion_batch, prompts_of
 from onward.training.step.loss import MAX_LOGITS, Loss, Sums
 
 
