@@ -25,7 +25,8 @@ import torch
 
 import onward
 from onward.text.tokenizer import train_tokenizer
-from onward.training.reinforcement.policy import PolicyGradient, PolicyOptions
+from onward.training.methods.grpo import GRPO
+from onward.training.reinforcement.policy import PolicyGradient
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
@@ -101,7 +102,7 @@ def ours(task: str, folder: str, steps: int, precision: str) -> Iterator[float]:
     if task == "lora":
         onward.add_lora(lm.model, onward.LoRA(16))
     if task == "grpo":
-        options = PolicyOptions(samples=SAMPLES, completion_length=COMPLETION)
+        options = GRPO(samples=SAMPLES, completion_length=COMPLETION)
         loss = PolicyGradient(options, lm.text(), lambda prompts, texts, answers: [float(len(t)) for t in texts])
         rows = torch.tensor([[*lm.text().encode(PROMPT), 0]] * PROMPTS)
         targets = torch.full_like(rows[:, 1:], -100)

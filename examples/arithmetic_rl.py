@@ -19,7 +19,8 @@ from onward.generation.request import Request
 from onward.reports.pictures.panels import curves
 from onward.reports.pictures.picture import Picture
 from onward.text.tokenizer import train_tokenizer
-from onward.training.reinforcement.policy import PolicyGradient, PolicyOptions
+from onward.training.methods.grpo import GRPO
+from onward.training.reinforcement.policy import PolicyGradient
 from onward.training.reinforcement.rewards import reward_of
 from onward.training.step.loss import Loss
 from onward.training.step.optimizer import optimizers
@@ -75,7 +76,7 @@ for step in range(options.sft_steps):
 right = [accuracy()]
 print(f"after supervised fine-tuning: {right[0]:.1%} of the held-out sums are right", flush=True)
 
-loss = PolicyGradient(PolicyOptions(samples=16, completion_length=3), tokenizer, reward_of("exact"))
+loss = PolicyGradient(GRPO(samples=16, completion_length=3), tokenizer, reward_of("exact"))
 grpo, rewards, every = trainer(5e-4, loss), list[float](), max(1, options.steps // 20)
 for step in range(options.steps):
     plan = StepPlan([batch_of(choose.sample(others, options.sums), options.sft_steps + step)])

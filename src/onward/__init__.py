@@ -12,6 +12,7 @@ from functools import cache
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from here
     from onward.config.decoder import DecoderConfig
+    from onward.config.lora import LoRA
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
     from onward.config.parts import (
         Alibi,
@@ -76,7 +77,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.training.step.loss import Loss, mean_loss
     from onward.training.step.trainer import Step, StepConfig, StepPlan, Trainer
     from onward.training.step.validation import Validation
-    from onward.transforms.lora import LoRA, add_lora, merge_lora, remove_lora, use_adapter
+    from onward.transforms.lora import add_lora, merge_lora, remove_lora, use_adapter
 
 __all__ = [
     "Alibi",

@@ -33,8 +33,9 @@ class Part:
     """A choice with fields of its own: a frozen dataclass, registered by `kind` in the type of part it is a choice for.
 
     A type of part is a subclass of Part without a kind (`class Norm(Part)`); a choice is a subclass of a type of part
-    with one (`class RMSNorm(Norm, kind="rms")`). Written as text it is `rms` or `rms(eps=1e-6)`, as JSON or TOML
-    `{"kind": "rms", "eps": 1e-6}`. An `internal` choice exists to read published files and is not offered to users.
+    with one (`class RMSNorm(Norm, kind="rms")`), or with kind "" if it is only a base class of choices. Written as text
+    it is `rms` or `rms(eps=1e-6)`, as JSON or TOML `{"kind": "rms", "eps": 1e-6}`. An `internal` choice exists to read
+    published files and is not offered to users.
     Where a type has a choice of kind `sum`, `dpo + 0.2 * sft` is that choice, with the pairs (1.0, dpo) and (0.2, sft)
     as its `terms`.
     """
@@ -53,7 +54,7 @@ class Part:
     def __init_subclass__(cls, kind: str | None = None, internal: bool = False) -> None:
         if kind is None:
             cls.kinds = {}
-        else:
+        elif kind:
             cls.kind, cls.internal = kind, internal
             cls.kinds[kind] = cls
 
@@ -148,6 +149,8 @@ def convert(kind: Any, value: Any, where: str) -> Any:
         raise UserError(f"{where} is {shown(value)}: {nearest(str(value), map(str, args))}")
     if origin is tuple:
         value = parse(value, where) if isinstance(value, str) else value
+        if args == (str, Ellipsis) and not isinstance(value, list | tuple):
+            value = [value]
         if isinstance(value, list | tuple):
             each = args[:1] * len(value) if args[-1] is Ellipsis else args
             if len(each) == len(value):
@@ -155,6 +158,8 @@ def convert(kind: Any, value: Any, where: str) -> Any:
         raise UserError(f"{where} is {shown(value)}: it takes {describe(kind)}")
     if only_in_python(kind):
         return value
+    if kind is str and isinstance(value, Mapping) and value.keys() == {"kind"}:
+        return value["kind"]  # a name without quotes
     if origin in (dict, abc.Mapping):
         value = parse(value, where) if isinstance(value, str) else value
         if isinstance(value, Mapping):
@@ -249,6 +254,8 @@ def parse(text: str, where: str) -> Any:
                 return {"kind": SUM, "terms": terms(node)}
             case ast.Name(name):
                 return {"kind": name}
+            case ast.Attribute():  # a dotted name, such as attn.q
+                return ast.unparse(node)
             case ast.Call(ast.Name(name), [], keywords) if all(k.arg for k in keywords):
                 return {"kind": name} | {k.arg: word(k.value) for k in keywords}
             case ast.Tuple(items) | ast.List(items):

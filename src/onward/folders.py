@@ -26,7 +26,7 @@ from onward.hub import locate
 from onward.language_model import LanguageModel
 from onward.reports.runs.write import conclude
 from onward.training.config import RunConfig
-from onward.training.finetuning.config import FinetuneConfig
+from onward.training.finetuning.config import FinetuneConfig, with_method
 from onward.training.keywords import FinetuneKeywords, RunKeywords
 from onward.training.run.events import Event
 from onward.training.run.progress import progress
@@ -174,9 +174,10 @@ def finetune(
 ) -> LanguageModel:
     """Train the model in the folder `base` on examples into the run folder `out`, and return it.
 
-    `config` are the fields of FinetuneConfig, such as method="sft", template="chatml" or epochs=3; see `train`.
+    `config` are the fields of FinetuneConfig, such as method="sft", template="chatml" or epochs=3, and those of the
+    method, such as method="dpo", beta=0.2; see `train`.
     """
-    return trained(FinetuneConfig, sources, out, on_event, {"base": str(base), **config})
+    return trained(FinetuneConfig, sources, out, on_event, with_method({"base": str(base), **config}))
 
 
 def trained(

@@ -21,8 +21,12 @@ from onward.language_model import LanguageModel
 from onward.text.chat import chat_of
 from onward.text.templates import with_template
 from onward.training.config import RunConfig, seconds
-from onward.training.finetuning.config import FinetuneConfig, MethodName
-from onward.training.methods import METHODS
+from onward.training.finetuning.base import base_of
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.methods import Method
+from onward.training.methods.dpo import DPO
+from onward.training.methods.sft import SFT
+from onward.training.methods.simpo import SimPO
 from onward.training.run.lock import run_lock
 from onward.training.run.run import Run
 from onward.training.step.loss import CrossEntropy
@@ -35,19 +39,19 @@ ENDS, MOST = 32, 48  # held-out questions that are answered, and tokens of an an
 class Stage:
     """A run of fine-tuning after the pre-training."""
 
-    method: MethodName
+    method: Method
     learned: str  # in words
     share: float  # of the time
     learning_rate: float
 
     def folder(self, base: Path) -> Path:
         """The folder of the run, beside that of the pre-training."""
-        return base.with_name(f"{base.name}-{self.method}")
+        return base.with_name(f"{base.name}-{self.method.kind}")
 
 
 STAGES = (
-    Stage("sft", "answers to questions", 0.65, 1.5e-3),
-    Stage("dpo", "which of two answers is right", 0.35, 5e-4),
+    Stage(SFT(), "answers to questions", 0.65, 1.5e-3),
+    Stage(DPO(), "which of two answers is right", 0.35, 5e-4),
 )
 
 
@@ -89,8 +93,8 @@ def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -
     """The run of a stage on the model in `before`. Its questions are written into `base`."""
     held_out = held_out_answers()
     trained = {name: answer for name, answer in answers().items() if name not in held_out}
-    rows = conversations if stage.method == "sft" else preferences
-    files = [base / f"{stage.method}-{part}.jsonl" for part in ("train", "held-out")]
+    rows = conversations if isinstance(stage.method, SFT) else preferences
+    files = [base / f"{stage.method.kind}-{part}.jsonl" for part in ("train", "held-out")]
     for file, part in zip(files, (trained, held_out)):
         write_rows(file, rows(part))
     return FinetuneConfig(
@@ -99,7 +103,7 @@ def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -
         validation=str(files[1]),
         out=str(stage.folder(base)),
         method=stage.method,
-        template=TEMPLATE if stage.method == "sft" else "",
+        template=TEMPLATE if isinstance(stage.method, SFT) else "",
         time=f"{max(1.0, stage.share * seconds(time)):g}s",
         learning_rate=stage.learning_rate,
         device=device,
@@ -115,7 +119,7 @@ def with_chat(folder: Path) -> LanguageModel:
 
 def stage_figures(base: Path, runs: Mapping[str, Run]) -> Iterator[dict[str, Any]]:
     """The figures of the pre-training and of each stage on held-out questions."""
-    ranking = METHODS["simpo"].loss(FinetuneConfig(base=str(base), method="simpo"))  # by the model's own probabilities
+    ranking = SimPO().loss(base_of(FinetuneConfig(base=str(base))))  # by the model's own probabilities
     names = [*held_out_answers()][:ENDS]
     for stage, folder in {"pre-training": base, **{name: run.folder for name, run in runs.items()}}.items():
         lm = with_chat(folder)

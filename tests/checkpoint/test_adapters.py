@@ -15,9 +15,10 @@ from onward.checkpoint.peft.adapters import load_adapter, save_adapter
 from onward.checkpoint.peft.bases import BaseModel, check_base, weights_checksum
 from onward.checkpoint.weights import write_tensors
 from onward.cli import main
+from onward.config.lora import LoRA
 from onward.errors import UserError
 from onward.model.decoder import Decoder
-from onward.transforms.lora import LoRA, add_lora, merge_lora
+from onward.transforms.lora import add_lora, merge_lora
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.families import CASES

@@ -85,7 +85,9 @@ def test_help_lists_common_options_and_help_all_every_option(command: str) -> No
     for argument in table:
         if not argument.positional:
             assert f"  {argument.flag}" in long
-            assert (f"  {argument.flag} " in short or f"  {argument.flag}," in short) == (argument.name in common)
+            assert (f"  {argument.flag} " in short or f"  {argument.flag}," in short) == (
+                argument.of_part or argument.name in common
+            )
     assert long.index("common options:") < long.index("\noptions:")
     assert f"onward {command} --help-all lists" in short
     assert short.count("\n") < 100

@@ -2,8 +2,9 @@
 
 import torch
 
+from onward.config.lora import LoRA
 from onward.model.decoder import Decoder
-from onward.transforms.lora import LoRA, add_lora
+from onward.transforms.lora import add_lora
 
 LORA = LoRA(rank=2, targets=("blocks", "embed", "head"))
 

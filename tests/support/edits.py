@@ -13,10 +13,11 @@ from torch.nn.utils import parametrize, prune
 
 import onward
 from onward.config.decoder import Rotary
+from onward.config.lora import LoRA
 from onward.model.attention import Attend, SelfAttentionModule
 from onward.model.decoder import Decoder
 from onward.model.norms import RMSNormModule
-from onward.transforms.lora import LoRA, adapters_of, add_lora, merge_lora
+from onward.transforms.lora import adapters_of, add_lora, merge_lora
 from onward.transforms.quantize import quantize_model
 
 Edit = Callable[[Decoder, ExitStack], object]

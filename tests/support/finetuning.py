@@ -11,7 +11,10 @@ import onward
 from onward.config.decoder import DecoderConfig, SelfAttention
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.training.finetuning.base import base_of
 from onward.training.finetuning.config import FinetuneConfig
+from onward.training.methods import Method
+from onward.training.methods.method import Base
 
 from support.devices import device
 
@@ -57,5 +60,15 @@ def base_model(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def method(name: str, **fields: Any) -> Any:
+    """A method by its kind."""
+    return Method.kinds[name](**fields)
+
+
+def base_in(folder: Path | str) -> Base:
+    """The model in a folder, as a run gives it to the loss of a method."""
+    return base_of(FinetuneConfig(base=str(folder)))
+
+
 def config(base: Path, data: Path, out: Path, **changes: Any) -> FinetuneConfig:
-    return FinetuneConfig(base=str(base), sources=(str(data),), out=str(out), **SETTINGS | changes)
+    return FinetuneConfig.of(base=str(base), sources=(str(data),), out=str(out), **SETTINGS | changes)

@@ -11,9 +11,9 @@ import torch
 import onward
 from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
-from onward.training.losses.answers import Frozen
 from onward.training.finetuning.base import with_vocabulary
 from onward.training.finetuning.config import FinetuneConfig
+from onward.training.losses.answers import Frozen
 from onward.training.losses.distillation import Distillation, OnPolicy, divergence
 from onward.training.run.run import Run
 
@@ -105,11 +105,14 @@ def test_a_teacher_of_another_vocabulary_is_one_sentence(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
-    [({"method": "distill"}, "missing, which distill needs"), ({"teacher": "a"}, "it is for distill")],
+    [
+        ({"method": "distill"}, "missing, which distill needs"),
+        ({"teacher": "a"}, "not an option of sft, but of distill"),
+    ],
 )
 def test_only_distillation_has_a_teacher(values: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=f"teacher is .*{sentence}"):
-        FinetuneConfig(base="base", **values)
+        FinetuneConfig.of(base="base", **values)
 
 
 def test_on_policy_loss_is_the_divergence_at_the_students_own_tokens() -> None:

@@ -25,7 +25,6 @@ from onward.model.decoder import Decoder
 from onward.reports.runs.record import Record as RunRecord
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.losses.scoring import ClassLoss, RewardLoss, reward_loss
-from onward.training.methods import METHODS
 from onward.training.reinforcement.reward_model import RewardModel
 from onward.training.run.result import evaluate_run
 from onward.training.run.run import Run
@@ -33,6 +32,7 @@ from onward.transforms.heads import add_head, head_labels, head_of
 
 from support.decoders import DECODERS, assert_close, decoder
 from support.finetuning import base_model, config, tokenizer, write_rows
+from support.finetuning import method as method_of
 from support.runs import assert_same_run, metrics
 
 PAIRS: list[dict[str, Any]] = [
@@ -54,7 +54,7 @@ def runs(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str
     folder, found = tmp_path_factory.mktemp("runs"), {}
     for method in DATA:
         for rank in 0, 2:
-            run = Run.start(options(method, base, folder, f"{method}-{rank}", lora=rank))
+            run = Run.start(options(method, base, folder, f"{method}-{rank}", lora=rank or None))
             list(run.train())
             found[method, rank] = run.folder
     return found
@@ -68,7 +68,9 @@ def options(method: str, base: Path, folder: Path, name: str, **changes: Any) ->
 
 def example_batch(method: str) -> Any:
     """Four examples in two rows."""
-    table, _ = tabulated(METHODS[method].form(Encoder(tokenizer()), [Record(r, "") for r in DATA[method]]), 96, "error")
+    table, _ = tabulated(
+        method_of(method).examples(Encoder(tokenizer()), [Record(r, "") for r in DATA[method]]), 96, "error"
+    )
     return batch_of(table, [[0, 1], [2, 3]], by_example=True)
 
 
@@ -173,7 +175,7 @@ def test_a_run_learns_its_head_and_saves_it(method: str, rank: int, runs: dict[t
 def test_a_run_with_a_head_resumes_exactly(
     rank: int, base: Path, runs: dict[tuple[str, int], Path], tmp_path: Path
 ) -> None:
-    run = Run.start(options("classify", base, tmp_path, f"classify-{rank}", lora=rank))
+    run = Run.start(options("classify", base, tmp_path, f"classify-{rank}", lora=rank or None))
     for _ in run.train(stop=lambda: run.step == 3):
         pass
     list(Run.resume(run.folder).train())

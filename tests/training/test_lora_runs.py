@@ -23,7 +23,7 @@ from onward.training.run.run import Run
 from support.finetuning import base_model, config
 from support.runs import metrics
 
-LORA: dict[str, Any] = {"lora": 4, "lora_dropout": 0.1, "learning_rate": 1e-2, "template": "plain"}
+LORA: dict[str, Any] = {"lora": "lora(rank=4, dropout=0.1)", "learning_rate": 1e-2, "template": "plain"}
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +105,11 @@ def test_another_base_under_a_run_is_refused_with_both_checksums(base: Path, cha
 
 def test_options_of_adapters_that_contradict_are_one_sentence(base: Path, chats: Path, tmp_path: Path) -> None:
     for changes, message in (
-        ({"lora": 4, "full": True}, "full and lora are both given"),
-        ({"quantize": "int8"}, "it is for runs with lora or dora"),
+        ({"lora": "lora(dropout=0.1)", "method": "dpo"}, "dpo computes without dropout: leave it out"),
+        ({"quantize": "int8"}, "quantize is 'int8' without adapters to train: give lora"),
         ({"lora": 4, "balance_bias": 0.1}, "beside which routers stay as they are"),
         ({"lora": 4, "average": 0.9}, "leave it out"),
-        ({"lora": 4, "lora_targets": ("attn.qq",)}, "did you mean attn.q?"),
+        ({"lora": "lora(targets=('attn.qq',))"}, "did you mean attn.q?"),
         ({"lora": 4, "template": "chatml"}, "tokens to the vocabulary"),
     ):
         with pytest.raises(UserError, match=message):
@@ -118,7 +118,7 @@ def test_options_of_adapters_that_contradict_are_one_sentence(base: Path, chats:
 
 
 def test_the_command_trains_adapters(base: Path, chats: Path, tmp_path: Path) -> None:
-    words = ["--lora", "2", "--lora-targets", "attn", "--steps", "1", "--template", "plain", "--precision", "fp32"]
+    words = ["--lora", "lora(rank=2, targets=(attn,))", "--steps", "1", "--template", "plain", "--precision", "fp32"]
     assert main(["finetune", str(base), str(chats), "--out", str(tmp_path / "run"), *words]) == 0
     assert main(["merge", str(tmp_path / "run"), str(tmp_path / "merged")]) == 0
     assert onward.load(tmp_path / "merged").tokenizer.templates

@@ -1,32 +1,33 @@
-"""Every option of fine-tuning, for every method: it changes what is computed, or one sentence says who reads it."""
+"""Methods as values: every field of every method changes what is computed, or one sentence says who reads it."""
 
-import dataclasses
 import hashlib
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
+from onward import fields
+from onward.cli import main
 from onward.errors import UserError
-from onward.fields import changed_fields
 from onward.files import file_sha256
-from onward.training.finetuning.config import READERS, REQUIRED, FinetuneConfig, MethodName
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.methods import Method
+from onward.training.methods.policy import PolicyMethod
 from onward.training.run.run import Run
 
 from support.finetuning import base_model, config, write_rows
+from support.runs import metrics
 
-BY_ALL = {  # options that all methods read
-    *("sources", "validation", "optimizer", "learning_rate", "schedule", "warmup", "decay", "min_lr_ratio"),
-    *("weight_decay", "beta1", "beta2", "clip", "balance_loss", "balance_bias", "average", "device", "precision"),
-    *("compile", "recompute", "experts", "validate_every", "validation_tokens", "evaluation_tokens", "keep", "spike"),
-    *("track", "prompt", "out", "base", "imports", "steps", "time", "epochs", "batch_size", "accumulation", "seed"),
-    *("method", "template", "length", "too_long", "packed", "full", "lora", "dora"),
-}
-VALUES: dict[str, Any] = {  # of each other option, one that is not its default
+METHODS = Method.choices()
+VALUES: dict[str, Any] = {  # of each field, a value that is not its default
     "label_smoothing": 0.3,
     "z_loss": 0.5,
     "loss_chunk": 7,
     "beta": 3.0,
+    "tail": 0.3,
+    "normalized": True,
+    "variant": "down",
+    "tau": 3.0,
     "gamma": 9.0,
     "desirable": 3.0,
     "undesirable": 3.0,
@@ -41,67 +42,89 @@ VALUES: dict[str, Any] = {  # of each other option, one that is not its default
     "reward": "length:3",
     "samples": 4,
     "kl": 1.0,
+    "scale": "none",
     "clip_low": 0.0,
     "clip_high": 0.0,
+    "clip_worst": 1.0,
+    "highest": 1.0,
+    "tau_good": 30.0,
+    "tau_bad": 30.0,
     "iterations": 3,
+    "mask_truncated": True,
     "reduction": "dr_grpo",
     "discount": 0.5,
     "gae_lambda": 0.2,
     "value_weight": 0.0,
-    "lora_alpha": 32.0,
-    "lora_targets": ("attn",),
-    "rslora": True,
-    "quantize": "int8",
-    "lora_dropout": 0.5,
 }
-WITH: dict[str, dict[str, Any]] = {one: {"lora": 2} for one in VALUES if one.startswith("lora_") or one == "quantize"}
-WITH |= {"rslora": {"lora": 2, "lora_alpha": 9.0}, "clip_low": {"iterations": 3}, "clip_high": {"iterations": 3}}
+NEEDED = {"teacher": "other", "reward": "length:5"}
+CLIPS = "clip_low", "clip_high", "clip_worst", "highest", "tau_good", "tau_bad"
+WITH: dict[str, dict[str, Any]] = {name: {"iterations": 3} for name in CLIPS}
 EQUAL = {"loss_chunk", "reference"}  # another way to compute the same
 ROWS: dict[str, list[dict[str, Any]]] = {
     "prompt": [{"prompt": f"{i} + 3?", "answer": str(i)} for i in range(4)],
-    "pair": [{"prompt": f"{i} + 3?", "chosen": f"It is {i}.", "rejected": "be brief"} for i in range(4)],
+    "pair": [{"prompt": f"{i} + 3?", "chosen": f"It is {i}.", "rejected": "be brief" + "!" * i} for i in range(4)],
     "class": [{"text": f"{i} + 3", "label": i % 2} for i in range(4)],
     "text": [{"prompt": f"{i} + 3?", "completion": f"It is {i}."} for i in range(4)],
 }
+READERS = {name: [kind for kind, method in METHODS.items() if name in fields.hints(method)] for name in VALUES}
 
 
-def needed(method: str) -> dict[str, Any]:
-    """What a method cannot do without."""
-    return {name: {"teacher": "other", "reward": "length:5"}[name] for name, by in REQUIRED.items() if method in by}
+def needed(kind: str) -> dict[str, Any]:
+    """The options without which a method refuses to run."""
+    return {name: value for name, value in NEEDED.items() if name in fields.hints(METHODS[kind])}
 
 
-def test_every_option_is_read_by_all_methods_or_has_its_readers() -> None:
-    names = {field.name for field in dataclasses.fields(FinetuneConfig)} - {*FinetuneConfig.fixed}
-    assert names == BY_ALL | VALUES.keys()
-    assert {option for one in READERS for option in one.options} == VALUES.keys()
+def rows_of(kind: str) -> list[dict[str, Any]]:
+    if issubclass(METHODS[kind], PolicyMethod):
+        return ROWS["prompt"]
+    return ROWS[{"classify": "class", "sft": "text", "distill": "text"}.get(kind, "pair")]
 
 
-@pytest.mark.parametrize("method", get_args(MethodName))
-def test_an_option_that_no_one_reads_is_refused_with_its_readers(method: Any) -> None:
+def test_every_field_of_a_method_has_a_case() -> None:
+    assert {name for method in METHODS.values() for name in fields.hints(method)} == VALUES.keys()
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_an_option_is_a_field_of_the_method_or_refused_with_its_readers(kind: str) -> None:
     for name, value in VALUES.items():
-        others = needed(method) | {name: value}
-        readers = [one for one in READERS if name in one.options]
-        if any(method in one.methods for one in readers):
-            given = {"on_policy": 0.5} if name == "completion_length" and method == "distill" else {}
-            assert name in changed_fields(
-                FinetuneConfig(base="base", method=method, **WITH.get(name, {}) | given | others)
-            )
-        if not any(method in one.methods and not one.given for one in readers):
-            with pytest.raises(
-                UserError, match=f"^{name} is .* this run does not read: leave it out, it is for "
-            ) as info:
-                FinetuneConfig(base="base", method=method, **others)
-            assert all(reader in str(info.value) for one in readers for reader in (*one.given, str(one)))
-        default: Any = next(field.default for field in dataclasses.fields(FinetuneConfig) if field.name == name)
-        FinetuneConfig(base="base", method=method, **{name: default} | needed(method))  # which changes nothing
+        options = {"base": "base", "method": kind} | needed(kind) | {name: value}
+        options |= {"on_policy": 0.5} if (kind, name) == ("distill", "completion_length") else {}
+        if kind in READERS[name]:
+            beside = FinetuneConfig.of(**options)
+            inside = {"kind": kind} | {key: options[key] for key in options if key not in ("base", "method")}
+            assert beside == FinetuneConfig.of(base="base", method=inside)
+            assert getattr(beside.method, name) == value
+            assert fields.part(Method, fields.notation(beside.method), "") == beside.method
+        else:
+            with pytest.raises(UserError, match=f"^{name} is not an option of {kind}, but of ") as info:
+                FinetuneConfig.of(**options)
+            assert all(reader in str(info.value) for reader in READERS[name])
 
 
-def trained(base: Path, folder: Path, method: str, **options: Any) -> str:
+@pytest.mark.parametrize("kind", METHODS)
+def test_help_of_a_method_shows_its_fields_and_its_formula(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["finetune", "--method", kind, "--help"])
+    out = capsys.readouterr().out
+    assert f"The loss of {kind}: {METHODS[kind].formula}\n" in out
+    for name in fields.hints(METHODS[kind]):
+        assert f"--{name.replace('_', '-')}" in out
+    assert all(other in out for other in METHODS)
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_method_is_documented_and_names_its_source(kind: str) -> None:
+    method = METHODS[kind]
+    assert method.formula
+    assert len(method.__doc__ or "") > 30
+    assert fields.docs(method).keys() >= fields.hints(method).keys()
+
+
+def trained(base: Path, folder: Path, kind: str, **options: Any) -> str:
     """A checksum of the weights after three steps, and of the examples."""
-    kind = {"grpo": "prompt", "rloo": "prompt", "ppo": "prompt", "classify": "class", "sft": "text", "distill": "text"}
-    data = write_rows(folder.parent / f"{folder.name}.jsonl", ROWS[kind.get(method, "pair")])
+    data = write_rows(folder.parent / f"{folder.name}.jsonl", rows_of(kind))
     paths = {name: str(base.parent / options[name]) for name in ("teacher",) if name in options}
-    settings = {"method": method, "steps": 3, "template": "", "validation": "none", "learning_rate": 3e-2}
+    settings = {"method": kind, "steps": 3, "template": "", "validation": "none", "learning_rate": 3e-2}
     run = Run.start(config(base, data, folder, **settings | options | paths))
     list(run.train())
     weights = b"".join(p.detach().cpu().numpy().tobytes() for p in run.model.parameters())
@@ -118,21 +141,28 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "base"
 
 
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_run_reports_the_figures_that_its_method_names(kind: str, base: Path, tmp_path: Path) -> None:
+    trained(base, tmp_path / "run", kind, **needed(kind), **({"samples": 2} if "samples" in needed(kind) else {}))
+    usual = {"step", "loss", "learning_rate", "grad_norm", "tokens", "seconds", "failure", "update_ratio", "kind"}
+    assert {*METHODS[kind].reports} == metrics(tmp_path / "run")[0].keys() - usual
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("method", get_args(MethodName))
-def test_an_option_that_is_read_changes_the_result(method: str, base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", METHODS)
+def test_an_option_that_is_read_changes_the_result(kind: str, base: Path, tmp_path: Path) -> None:
     same, plain = list[str](), dict[str, str]()
     for name, value in VALUES.items():
-        if name in EQUAL or not any(method in one.methods for one in READERS if name in one.options):
+        if name in EQUAL or kind not in READERS[name]:
             continue
-        before = needed(method) | WITH.get(name, {})
-        if method in ("grpo", "rloo", "ppo"):
+        before = needed(kind) | WITH.get(name, {})
+        if issubclass(METHODS[kind], PolicyMethod):
             before = {"completion_length": 8} | before
-        if name == "completion_length" and method == "distill":
+        if name == "completion_length" and kind == "distill":
             before["on_policy"] = 1.0
         key = str(sorted(before.items()))
         if key not in plain:
-            plain[key] = trained(base, tmp_path / f"without-{name}", method, **before)
-        if trained(base, tmp_path / f"with-{name}", method, **before | {name: value}) == plain[key]:
+            plain[key] = trained(base, tmp_path / f"without-{name}", kind, **before)
+        if trained(base, tmp_path / f"with-{name}", kind, **before | {name: value}) == plain[key]:
             same.append(name)
     assert same == []

@@ -4,6 +4,7 @@ import importlib
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 import onward
+from onward import fields
+from onward.config.lora import LoRA
 from onward.data.examples import Encoder, tabulated
 from onward.data.forms import judged, preferred
 from onward.data.packing import ExampleBatch, batch_of
@@ -21,19 +24,19 @@ from onward.data.records import Record
 from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.text.templates import with_template
-from onward.training.finetuning import preferences
-from onward.training.losses.answers import sequence_logprobs
-from onward.training.finetuning.config import FinetuneConfig
-from onward.training.methods import METHODS
+from onward.training.losses.answers import Answers, sequence_logprobs
+from onward.training.methods import Method
+from onward.training.methods.pairs import PairMethod
 from onward.training.run.run import Run
 from onward.training.step.trainer import Step
-from onward.transforms.lora import LoRA, add_lora
+from onward.transforms.lora import add_lora
 
-from support.finetuning import base_model, config, sums, tokenizer, write_rows
+from support.finetuning import base_in, base_model, config, sums, tokenizer, write_rows
+from support.finetuning import method as method_of
 from support.grids import first
 
-PAIRS = [name for name, method in METHODS.items() if method.form is preferred and not method.labels]
-COMPARED = sorted((name for name, method in METHODS.items() if method.reference), key="kto".__ne__)
+PAIRS = [name for name, one in Method.choices().items() if issubclass(one, PairMethod)]
+COMPARED = sorted((name for name, one in Method.choices().items() if one.reference == "online"), key="kto".__ne__)
 
 
 def pairs(count: int = 8) -> list[dict[str, Any]]:
@@ -58,7 +61,7 @@ def batch() -> ExampleBatch:
 def example_batch(method: str) -> ExampleBatch:
     """Pairs or judged answers, two in each row."""
     records = [Record(row, f"line {i}") for i, row in enumerate(pairs(4))]
-    table, _ = tabulated(METHODS[method].form(Encoder(tokenizer()), records), 96, "error")
+    table, _ = tabulated(method_of(method).examples(Encoder(tokenizer()), records), 96, "error")
     return batch_of(table, [[i, i + 1] for i in range(0, len(table), 2)], by_example=True)
 
 
@@ -73,28 +76,99 @@ def changed(base: Path, amount: float = 0.1) -> Decoder:
 
 
 log_s = lambda x: -np.log1p(np.exp(-x))
-FORMULAS: dict[str, Callable[..., Any]] = {  # of margins and mean log-probabilities, in fp64
-    "dpo": lambda m, a, b, e: -log_s(0.3 * m) * (1 - e) - log_s(-0.3 * m) * e,
-    "robust": lambda m, a, b, e: (-log_s(0.3 * m) * (1 - e) + log_s(-0.3 * m) * e) / (1 - 2 * e),
-    "hinge": lambda m, a, b, e: np.maximum(0, 1 - 0.3 * m),
-    "ipo": lambda m, a, b, e: (m - 1 / 0.6) ** 2,
-    "simpo": lambda m, a, b, e: -log_s(0.3 * (a - b) - 0.7) * (1 - e) - log_s(-0.3 * (a - b) + 0.7) * e,
-    "orpo": lambda m, a, b, e: -a - 0.3 * log_s(a - b - np.log(1 - np.exp(a)) + np.log(1 - np.exp(b))),
+sigmoid = lambda x: 1 / (1 + np.exp(-x))
+log_odds = lambda x: x - np.log(1 - np.exp(x))
+# in fp64, with beta 0.3, of the log-ratios c and r of the chosen and the rejected answer, of their mean
+# log-probabilities a and b, and of their numbers of tokens n and k
+FORMULAS: dict[str, Callable[..., Any]] = {
+    "dpo": lambda c, r, a, b, n, k: -log_s(0.3 * (c - r)),
+    "dpo(label_smoothing=0.2)": lambda c, r, a, b, n, k: -log_s(0.3 * (c - r)) * 0.8 - log_s(0.3 * (r - c)) * 0.2,
+    "dpo(normalized=true)": lambda c, r, a, b, n, k: -log_s(0.3 * (c / n - r / k)),
+    "robust(label_smoothing=0.2)": lambda c, r, a, b, n, k: (
+        (-log_s(0.3 * (c - r)) * 0.8 + log_s(0.3 * (r - c)) * 0.2) / 0.6
+    ),
+    "hinge": lambda c, r, a, b, n, k: np.maximum(0, 1 - 0.3 * (c - r)),
+    "ipo": lambda c, r, a, b, n, k: (c / n - r / k - 1 / 0.6) ** 2,
+    "exo(label_smoothing=0.1)": lambda c, r, a, b, n, k: (
+        sigmoid(0.3 * (c - r)) * np.log(sigmoid(0.3 * (c - r)) / 0.9)
+        + sigmoid(0.3 * (r - c)) * np.log(sigmoid(0.3 * (r - c)) / 0.1)
+    ),
+    "nca": lambda c, r, a, b, n, k: -log_s(0.3 * c) - (log_s(-0.3 * c) + log_s(-0.3 * r)) / 2,
+    "bco": lambda c, r, a, b, n, k: -log_s(0.3 * c) - log_s(-0.3 * r),
+    "sppo": lambda c, r, a, b, n, k: (c - 1 / 0.6) ** 2 + (r + 1 / 0.6) ** 2,
+    "apo": lambda c, r, a, b, n, k: 1 - sigmoid(0.3 * c) + sigmoid(0.3 * r),
+    "apo(variant=down)": lambda c, r, a, b, n, k: sigmoid(0.3 * c) + 1 - sigmoid(0.3 * (c - r)),
+    "discopop(tau=0.5)": lambda c, r, a, b, n, k: (
+        -log_s(0.3 * (c - r)) * (1 - sigmoid(0.6 * (c - r))) + np.exp(-0.3 * (c - r)) * sigmoid(0.6 * (c - r))
+    ),
+    "simpo(gamma=0.7, label_smoothing=0.2)": lambda c, r, a, b, n, k: (
+        -log_s(0.3 * (a - b) - 0.7) * 0.8 - log_s(-0.3 * (a - b) + 0.7) * 0.2
+    ),
+    "orpo": lambda c, r, a, b, n, k: -a - 0.3 * log_s(log_odds(a) - log_odds(b)),
+    "dpo + 0.2 * sft": lambda c, r, a, b, n, k: -log_s(0.3 * (c - r)) - 0.2 * a,
+    "ipo - 0.5 * simpo(gamma=0)": lambda c, r, a, b, n, k: (c / n - r / k - 1 / 0.6) ** 2 + 0.5 * log_s(0.3 * (a - b)),
 }
 
 
+def of(notation: str, **changes: Any) -> Any:
+    """A method from its notation, in which every loss of pairs has beta 0.3."""
+    made: Any = fields.part(Method, notation, "method")
+    terms = tuple((weight, with_beta(one)) for weight, one in getattr(made, "terms", ()))
+    return replace(made, terms=terms) if terms else replace(with_beta(made), **changes)
+
+
+def with_beta(method: Any) -> Any:
+    return replace(method, beta=0.3) if hasattr(method, "beta") else method
+
+
+def test_every_loss_of_pairs_has_a_formula() -> None:
+    assert {fields.parse(name, "")["kind"] for name in FORMULAS} - {"sum"} == {*PAIRS}
+
+
 @pytest.mark.parametrize("name", FORMULAS)
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_loss_is_its_formula_in_fp64(name: str, smoothing: float) -> None:
-    m = torch.tensor([-30.0, -2.0, 0.0, 0.5, 40.0], dtype=torch.float64)
-    means = [-1e-3, -0.5, -2, -9, -4], [-3, -0.5, -0.1, -1, -20]
-    a, b = (torch.tensor(values, dtype=torch.float64) for values in means)
-    function = getattr(preferences, name)
-    more = {"smoothing": smoothing} if name in ("dpo", "robust", "simpo") else {}
-    more |= {"gamma": 0.7} if name == "simpo" else {}
-    got = function(a, b, beta=0.3, **more) if name in ("simpo", "orpo") else function(m, beta=0.3, **more)
-    wanted = FORMULAS[name](*(x.numpy() for x in (m, a, b)), smoothing)
-    np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-12)
+def test_loss_is_its_formula_in_fp64(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda most: -torch.rand(40, dtype=torch.float64, generator=generator) * most
+    chosen, rejected, theirs, others = draw(30), draw(30), draw(30), draw(30)
+    counts = [torch.randint(1, 9, (40,), generator=generator) for _ in range(2)]
+    got = of(name).of_pairs(Answers(chosen, theirs, counts[0]), Answers(rejected, others, counts[1]))
+    c, r, n, o = (x.numpy() for x in (chosen - theirs, rejected - others, *counts))
+    wanted = FORMULAS[name](c, r, chosen.numpy() / n, rejected.numpy() / o, n, o)
+    np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_loss_and_gradient_stay_finite_far_from_0(name: str) -> None:
+    far = torch.tensor([0.0, 1e-3, 30.0, 80.0])
+    for sign in -1, 1:
+        logprobs = (-100 - sign * far).requires_grad_()
+        chosen, rejected = Answers(logprobs, torch.full((4,), -100.0), far + 1), Answers(far - 200, far - 100, far + 1)
+        loss = of(name).of_pairs(chosen, rejected)
+        (grad,) = torch.autograd.grad(loss.sum(), logprobs)
+        assert loss.isfinite().all()
+        assert grad.isfinite().all()
+
+
+def test_tail_weighs_the_tokens_beyond_the_shorter_answer(base: Path, batch: ExampleBatch) -> None:
+    model = onward.load(base).model
+    whole, half = (sequence_logprobs(model, batch, tail) for tail in (1.0, 0.25))
+    single = [sequence_logprobs(model, cut_after(batch, count)) for count in range(1, 40)]
+    for pair in range(batch.num_sequences // 2):
+        shorter = int(whole.count[2 * pair : 2 * pair + 2].min())
+        for number in 2 * pair, 2 * pair + 1:
+            shared = single[shorter - 1].total[number]
+            wanted = shared + 0.25 * (whole.total[number] - shared)
+            assert half.total[number].item() == pytest.approx(wanted.item(), abs=1e-4)
+    assert torch.equal(whole.count, half.count)
+
+
+def cut_after(batch: ExampleBatch, count: int) -> ExampleBatch:
+    """The batch, of whose sequences only the first `count` targets are trained."""
+    targets = batch.targets.clone()
+    for number in range(batch.num_sequences):
+        rows, columns = ((batch.sequences == number) & (targets >= 0)).nonzero(as_tuple=True)
+        targets[rows[count:], columns[count:]] = -100
+    return replace(batch, targets=targets)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -103,7 +177,7 @@ def test_dpo_begins_at_ln_2(adapter: bool, precision: str, base: Path, batch: Ex
     model = onward.load(base).model.train()
     if adapter:
         add_lora(model, LoRA(rank=2))
-    loss = METHODS["dpo"].loss(FinetuneConfig(base=str(base), method="dpo"))
+    loss = method_of("dpo").loss(base_in(base))
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         value, _, figures = loss(model, batch)  # type: ignore[misc]
     assert value.item() / 4 == pytest.approx(np.log(2), abs=1e-6)
@@ -246,8 +320,9 @@ def padded(batch: ExampleBatch, which: slice) -> dict[str, Tensor]:
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "completion_mask": mask}
 
 
-def theirs(name: str, model: Decoder, reference: Decoder, batch: ExampleBatch, beta: float, smoothing: float) -> Tensor:
+def theirs(notation: str, model: Decoder, reference: Decoder, batch: ExampleBatch, beta: float) -> Tensor:
     """TRL's loss."""
+    (losses, smoothing, tail), name = TRL[notation], notation.partition("(")[0]
     metrics = {mode: defaultdict[str, list[float]](list) for mode in ("train", "eval")}
     gather = SimpleNamespace(device=torch.device("cpu"), gather_for_metrics=lambda x: x, gather=lambda x: x)
     gather.unwrap_model = lambda x: x
@@ -280,8 +355,9 @@ def theirs(name: str, model: Decoder, reference: Decoder, batch: ExampleBatch, b
         return call(module.KTOTrainer._compute_loss, common, policy, inputs)
     import trl.trainer.dpo_trainer as module
 
-    kind = {"dpo": "sigmoid"}.get(name, name)
-    own |= {"ld_alpha": None, "f_divergence_type": "reverse_kl", "loss_types": [kind], "loss_weights": [1.0]}
+    own |= {"ld_alpha": tail, "f_divergence_type": "reverse_kl"}
+    own |= {"loss_types": [*losses], "loss_weights": [*losses.values()]}
+    own["args"].discopop_tau = 0.05
     both = padded(batch, slice(None))
     inputs = {key: torch.cat([value[::2], value[1::2]]) for key, value in both.items()}
     return call(module.DPOTrainer._compute_loss, common, policy, inputs)
@@ -294,19 +370,44 @@ def call(compute: Any, trainer: Any, policy: Stub, inputs: dict[str, Any]) -> Te
     return compute(trainer, policy, inputs, False)
 
 
+TRL: dict[str, tuple[dict[str, float], float, float | None]] = {  # losses of DPOTrainer, label_smoothing and ld_alpha
+    "dpo": ({"sigmoid": 1.0}, 0.0, None),
+    "dpo(tail=0.4)": ({"sigmoid": 1.0}, 0.0, 0.4),
+    "dpo(normalized=true)": ({"sigmoid_norm": 1.0}, 0.0, None),
+    "robust(label_smoothing=0.1)": ({"robust": 1.0}, 0.1, None),
+    "hinge": ({"hinge": 1.0}, 0.0, None),
+    "ipo": ({"ipo": 1.0}, 0.0, None),
+    "exo(label_smoothing=0.1)": ({"exo_pair": 1.0}, 0.1, None),
+    "nca": ({"nca_pair": 1.0}, 0.0, None),
+    "bco": ({"bco_pair": 1.0}, 0.0, None),
+    "sppo": ({"sppo_hard": 1.0}, 0.0, None),
+    "apo": ({"apo_zero": 1.0}, 0.0, None),
+    "apo(variant=down)": ({"apo_down": 1.0}, 0.0, None),
+    "discopop": ({"discopop": 1.0}, 0.0, None),
+    "dpo + 0.3 * nca - 0.1 * hinge": ({"sigmoid": 1.0, "nca_pair": 0.3, "hinge": -0.1}, 0.0, None),
+    "simpo(label_smoothing=0.1)": ({}, 0.1, None),
+    "orpo": ({}, 0.0, None),
+    "kto": ({}, 0.0, None),
+}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*PAIRS, "kto"])
-def test_loss_and_gradient_equal_those_of_trl(name: str, base: Path) -> None:
+@pytest.mark.parametrize("adapter", [False, True])
+@pytest.mark.parametrize("name", TRL)
+def test_loss_and_gradient_equal_those_of_trl(name: str, adapter: bool, base: Path) -> None:
     pytest.importorskip("trl", reason="needs TRL: pip install trl")
-    smoothing = 0.1 if name in ("robust", "simpo") else 0.0
-    batch, reference = example_batch(name), onward.load(base).model
-    model = changed(base).eval()
-    options = FinetuneConfig(base=str(base), method=name, beta=0.3, label_smoothing=smoothing)  # type: ignore[arg-type]
-    losses = [
-        METHODS[name].loss(options)(model, batch)[0] / batch.divisor,
-        theirs(name, model, reference, batch, 0.3, smoothing),
-    ]
+    batch, reference = example_batch("kto" if name == "kto" else "dpo"), onward.load(base).model.double()
+    model = (onward.load(base).model if adapter else changed(base)).eval().double()
+    if adapter:
+        add_lora(model, LoRA(rank=2))
+        torch.manual_seed(1)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data += torch.randn_like(parameter) * 0.1
+    trained = [p for p in model.parameters() if p.requires_grad]
+    own = of(name).loss(replace(base_in(base), load=lambda: onward.load(base).model.double()))
+    losses = [own(model, batch)[0] / batch.divisor, theirs(name, model, reference, batch, 0.3)]
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6, rel=1e-6)
-    ours, wanted = (torch.autograd.grad(loss, list(model.parameters())) for loss in losses)
+    ours, wanted = (torch.autograd.grad(loss, trained) for loss in losses)
     for got, other in zip(ours, wanted):
         assert (got - other).abs().max() <= 1e-5 * other.abs().max() + 1e-7

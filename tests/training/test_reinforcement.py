@@ -12,12 +12,16 @@ from torch import Tensor
 
 import onward
 from onward.config.decoder import DecoderConfig
+from onward.config.lora import LoRA
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.losses.answers import Reference
-from onward.training.reinforcement.policy import PolicyGradient, PolicyOptions
+from onward.training.methods.grpo import GRPO
+from onward.training.methods.ppo import PPO
+from onward.training.methods.rloo import RLOO
+from onward.training.reinforcement.policy import PolicyGradient
 from onward.training.reinforcement.policy_losses import (
     clipped,
     gae,
@@ -33,9 +37,10 @@ from onward.training.run.run import Run
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 from onward.transforms.heads import VALUE, add_head, head_labels
-from onward.transforms.lora import LoRA, add_lora
+from onward.transforms.lora import add_lora
 
 from support.finetuning import base_model, config, write_rows
+from support.finetuning import method as method_of
 from support.runs import assert_same_run, metrics
 
 REDUCTIONS = "grpo", "bnpo", "dr_grpo", "dapo"
@@ -53,7 +58,7 @@ def case() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 def ours(reduction: Any, kl: float) -> tuple[Tensor, Tensor]:
     """The loss and its gradient."""
     logprobs, old, reference, mask, rewards = case()
-    per_token, _ = clipped(logprobs, old, group_advantages(rewards, 3)[:, None], 0.2, 0.28)
+    per_token, _ = GRPO(clip_high=0.28).surrogate(logprobs, old, group_advantages(rewards, 3)[:, None], mask)
     total, count = reduced(per_token + kl * kl_estimate(logprobs, reference), mask, reduction, 7)
     loss = total / count
     return loss, torch.autograd.grad(loss, logprobs)[0]
@@ -96,13 +101,13 @@ def test_grpo_is_that_of_trl(reduction: str) -> None:
 def test_rloo_is_that_of_trl() -> None:
     trainer = pytest.importorskip("trl.trainer.rloo_trainer", reason="install trl to compare losses with it")
     logprobs, old, _, mask, rewards = case()
-    advantages, sums = leave_one_out(rewards, 3), ((logprobs * mask).sum(1), (old * mask).sum(1))
+    advantages = leave_one_out(rewards, 3)
     assert torch.allclose(advantages[0], rewards[0] - rewards[1:3].mean())
     fake = their_trainer(logprobs, epsilon_low=0.2, epsilon_high=0.2)
     loss = trainer.RLOOTrainer._compute_loss(
-        fake, None, their_inputs(mask) | {"advantages": advantages, "old_logps": sums[1]}
+        fake, None, their_inputs(mask) | {"advantages": advantages, "old_logps": (old * mask).sum(1)}
     )
-    mine = clipped(*sums, advantages, 0.2, 0.2)[0].mean()
+    mine = RLOO().surrogate(logprobs, old, advantages[:, None], mask)[0].mean()
     assert math.isclose(mine.item(), loss.item(), rel_tol=1e-6)
     both = [torch.autograd.grad(one, logprobs, retain_graph=True)[0] for one in (mine, loss)]
     torch.testing.assert_close(*both, rtol=1e-5, atol=1e-12)
@@ -160,7 +165,7 @@ def test_group_of_equal_rewards_gives_no_gradient() -> None:
     logprobs, old, *_ = case()
     equal = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     for advantages in group_advantages(equal, 3), leave_one_out(equal, 3):
-        loss, _ = clipped(logprobs, old, advantages[:, None], 0.2, 0.2)
+        loss, _ = clipped((logprobs - old).exp(), advantages[:, None], 0.2, 0.2)
         assert not torch.autograd.grad(loss.sum(), logprobs)[0].any()
 
 
@@ -232,7 +237,7 @@ def learner(loss: PolicyGradient, rate: float, seed: int, **sizes: Any) -> Train
     torch.manual_seed(seed)
     sizes = {"d_model": 256, "n_layers": 1, "n_heads": 4, "context_length": 8} | sizes
     model = Decoder(DecoderConfig(vocab_size=DIGITS.vocab_size, **sizes))
-    if loss.options.method == "ppo":
+    if isinstance(loss.method, PPO):
         add_head(model, VALUE)
     optimizer = optimizers(model, "adamw", rate, 0.0, (0.9, 0.99))
     return Trainer(model, optimizer, lambda step: rate * min(1, (step + 1) / 10), StepConfig(1.0), loss=loss)
@@ -241,7 +246,7 @@ def learner(loss: PolicyGradient, rate: float, seed: int, **sizes: Any) -> Train
 def learned(seed: int, steps: int, count: int, samples: int, highest: int, enough: float) -> tuple[float, float, float]:
     """The mean reward of the first three and of the last five steps at sums modulo 10 of digits, after at most `steps`
     of them or once that is `enough`, and the largest difference between log-probabilities of engine and trainer."""
-    loss = PolicyGradient(PolicyOptions(samples=samples, completion_length=1), DIGITS, reward_of("exact"))
+    loss = PolicyGradient(GRPO(samples=samples, completion_length=1), DIGITS, reward_of("exact"))
     trainer, generator = learner(loss, 1e-3, seed), torch.Generator().manual_seed(seed)
     rewards, gap = list[float](), 0.0
     for step in range(steps):
@@ -273,8 +278,8 @@ def test_grpo_learns_sums_modulo_ten(
 
 @pytest.mark.parametrize("method", ["rloo", "ppo"])
 def test_rloo_and_ppo_learn_to_give_a_digit(method: Any) -> None:
-    options = PolicyOptions(method=method, samples=8, completion_length=2, iterations=2 if method == "ppo" else 1)
-    loss = PolicyGradient(options, DIGITS, reward_of("regex:7.*"))
+    rule = method_of(method, samples=8, completion_length=2, iterations=2 if method == "ppo" else 1)
+    loss = PolicyGradient(rule, DIGITS, reward_of("regex:7.*"))
     trainer = learner(loss, 3e-3, 0, d_model=32)
     rewards = [
         trainer.train_step(StepPlan([prompts(["1+1=2", "2+3=5"], seed=step)])).figures["reward"] for step in range(35)
@@ -290,9 +295,10 @@ def test_kl_is_from_the_model_at_the_start(adapters: bool) -> None:
     start = Decoder(model.config)
     start.load_state_dict(model.state_dict())
     if adapters:
-        add_lora(model, LoRA(rank=2))
-    options = PolicyOptions(samples=2, completion_length=2, kl=0.1)
-    loss = PolicyGradient(options, DIGITS, reward_of("exact"), Reference(lambda: start))
+        add_lora(model, LoRA(rank=2, alpha=32.0))
+    loss = PolicyGradient(
+        GRPO(samples=2, completion_length=2, kl=0.1), DIGITS, reward_of("exact"), Reference(lambda: start)
+    )
     trainer = Trainer(model, optimizers(model, "adamw", 1e-2, 0.0, (0.9, 0.99)), lambda step: 1e-2, loss=loss)
     kl = [trainer.train_step(StepPlan([prompts(["1+1=2"], seed=step)])).figures["kl"] for step in range(4)]
     assert abs(kl[0]) < 1e-9
@@ -326,7 +332,7 @@ def test_a_run_of_reinforcement_resumes_exactly_and_logs_its_figures(method: str
         list(Run.start(broken).train())
     with pytest.raises(UserError, match="reward is missing"):
         config(base, data, tmp_path / "none", method="rloo")
-    assert json.loads((tmp_path / "whole" / "run.json").read_text())["method"] == method
+    assert json.loads((tmp_path / "whole" / "run.json").read_text())["method"]["kind"] == method
 
 
 def test_prompts_that_are_cut_leave_room_for_a_completion(tmp_path: Path) -> None:

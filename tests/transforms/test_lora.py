@@ -1,16 +1,18 @@
 """Adapters: they change nothing at first, are all that is trained, and equal their merged weights everywhere."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
+from onward.config.lora import LoRA
 from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.cache import KVCache
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import StepPlan, Trainer
-from onward.transforms.lora import LoRA, adapter_names, add_lora, merge_lora, remove_lora, use_adapter, weights
+from onward.transforms.lora import adapter_names, add_lora, merge_lora, remove_lora, use_adapter, weights
 from onward.transforms.quantize import quantize_model
 
 from support.adapters import LORA, stirred
@@ -75,7 +77,7 @@ def test_only_adapters_and_whole_modules_are_trained(lora: LoRA, precision: str)
     model = decoder(config(d_model=32, n_heads=4, d_ff=64))
     if precision:
         quantize_model(model, precision)
-    add_lora(model, LoRA(**{**vars(lora), "full": ("norm",)}))
+    add_lora(model, replace(lora, full=("norm",)))
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     tokens = token_ids(model.config)
     trainer = Trainer(model, optimizers(model, "adamw", 1e-2, 0.0, (0.9, 0.99)), lambda step: 1e-2)

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from onward.training.finetuning.config import MethodName, Reduction
+from onward.config.lora import Adapters
+from onward.training.methods import Method
+from onward.training.reinforcement.policy_losses import Reduction, Scale
 
 
 class CommonKeywords(TypedDict, total=False):
@@ -62,27 +64,21 @@ class RunKeywords(CommonKeywords, total=False):
 
 
 class FinetuneKeywords(CommonKeywords, total=False):
-    """The keyword arguments of `onward.finetune`; see FinetuneConfig for their meanings and defaults."""
+    """The keyword arguments of `onward.finetune`: the fields of FinetuneConfig, and those of the methods."""
 
-    method: MethodName
+    method: str | Method
     template: str
     length: int
     too_long: Literal["error", "cut", "drop"]
     packed: bool
-    reward: str
-    samples: int
-    completion_length: int
-    temperature: float
-    reduction: Reduction
-    kl: float
-    clip_low: float
-    clip_high: float
-    iterations: int
-    discount: float
-    gae_lambda: float
-    value_weight: float
-    full: bool
+    lora: int | str | Adapters
+    quantize: Literal["", "int8", "int4"]
     beta: float
+    reference: Literal["online", "kept"]
+    tail: float
+    normalized: bool
+    variant: Literal["zero", "down"]
+    tau: float
     gamma: float
     desirable: float
     undesirable: float
@@ -91,11 +87,21 @@ class FinetuneKeywords(CommonKeywords, total=False):
     teacher: str
     mix: float
     on_policy: float
-    reference: Literal["online", "kept"]
-    lora: int
-    lora_alpha: float
-    lora_targets: Sequence[str]
-    lora_dropout: float
-    rslora: bool
-    dora: bool
-    quantize: Literal["", "int8", "int4"]
+    reward: str
+    samples: int
+    completion_length: int
+    temperature: float
+    kl: float
+    iterations: int
+    mask_truncated: bool
+    scale: Scale
+    reduction: Reduction
+    clip_low: float
+    clip_high: float
+    clip_worst: float | None
+    highest: float
+    tau_good: float
+    tau_bad: float
+    discount: float
+    gae_lambda: float
+    value_weight: float

@@ -8,11 +8,11 @@ from typing import Any
 from onward.data.progress import Progress
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
+from onward.training.finetuning.base import base_of
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.examples import open_examples, prepare_examples
 from onward.training.inputs.record import read_config
 from onward.training.inputs.texts import Inputs, open_inputs, prepare_inputs
-from onward.training.methods import METHODS
 from onward.training.step.loss import CrossEntropy, Loss
 
 
@@ -31,7 +31,7 @@ def cross_entropy(config: RunConfig) -> Loss:
 
 
 PRETRAINING = Stage(prepare_inputs, open_inputs, cross_entropy)
-FINETUNING = Stage(prepare_examples, open_examples, lambda config: METHODS[config.method].loss(config))
+FINETUNING = Stage(prepare_examples, open_examples, lambda config: config.method.loss(base_of(config)))
 
 
 def stage_of(config: RunConfig) -> Stage:

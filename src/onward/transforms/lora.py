@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from onward.arguments import Range, check_fields, checked, named
-from onward.config.part_types import Rate, Size
+from onward.arguments import checked
+from onward.config.lora import LoRA
 from onward.errors import UserError
 from onward.model.adapters import Adapter, Selection, WeightAdapters, each_adapter
 from onward.model.decoder import Decoder
@@ -23,34 +22,6 @@ from onward.suggestions import nearest
 from onward.transforms.quantize import QuantizedLinear
 
 STACKS = "gate", "up", "down"  # of a mixture of experts
-
-
-@named
-@dataclass(frozen=True)
-class LoRA:
-    """Adapters of one rank for the weights that match `targets`.
-
-    A target is a part of a weight's dotted name: "q" and "attn.q" match the queries of all layers, "mlp" all weights of
-    the feed-forwards including stacks of experts, "blocks.0" those of the first block, "head" the head.
-    """
-
-    rank: Size = 16
-    alpha: Annotated[float, Range(1e-6, 1e6)] = 32.0  # the change is B A times alpha / rank
-    targets: tuple[str, ...] = ("blocks",)
-    dropout: Rate = 0.0  # of the adapters' inputs; stacks of experts and embeddings have none
-    rslora: bool = False  # divide alpha by the root of the rank (Kalajdzievski 2023)
-    dora: bool = False  # learn the norm of each row as well (Liu et al. 2024)
-    full: tuple[str, ...] = ()  # modules that are trained whole, such as head or norm
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not self.targets:
-            raise UserError("targets are empty: name weights to adapt, such as attn.q")
-
-    @property
-    def scaling(self) -> float:
-        """The factor of B A."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 class Target(NamedTuple):

@@ -1,16 +1,21 @@
 """onward finetune: from a pretrained decoder to an assistant."""
 
 import dataclasses
+import inspect
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from onward import fields
 from onward.cli.shared.options import read
-from onward.cli.shared.run_options import given_options, join_duration
+from onward.cli.shared.parser import Parser
+from onward.cli.shared.run_options import from_toml, given_options, join_duration
 from onward.cli.shared.training import in_processes, run_command
 from onward.errors import UserError
-from onward.training.finetuning.config import FinetuneConfig
+from onward.training.finetuning.config import FinetuneConfig, check_readers
+from onward.training.methods import Method
+from onward.training.methods.sft import SFT
 
 ABOUT = """\
 Train a model on examples of answers. The options, the run folder and its resuming are those of onward train.
@@ -20,7 +25,10 @@ examples:
   onward finetune runs/mybook questions.parquet --epochs 3 --learning-rate 1e-4
   onward finetune runs/mybook chats.jsonl --show 3
   onward finetune runs/mybook chats.jsonl --lora 16 --quantize int8
-  onward finetune runs/assistant pairs.jsonl --method dpo
+  onward finetune runs/mybook chats.jsonl --lora "lora(rank=8, targets=(attn, mlp), dora=true)"
+  onward finetune runs/assistant pairs.jsonl --method dpo --beta 0.2
+  onward finetune runs/assistant pairs.jsonl --method "dpo(beta=0.2) + 0.1 * sft"
+  onward finetune --method dpo --help
   onward finetune runs/assistant pairs.jsonl --method reward --out runs/judge
   onward finetune runs/assistant questions.jsonl --method grpo --reward runs/judge
   onward finetune runs/mybook reviews.jsonl --method classify
@@ -30,8 +38,8 @@ Each line of a .jsonl file, or row of a .parquet file, is an example:
   {"messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]}
   {"prompt": "2 + 3 =", "completion": " 5"}
   {"text": "All of this is trained."}
-  {"prompt": "2 + 3 =", "chosen": " 5", "rejected": " 6"}    for dpo, ipo, hinge, robust, kto, orpo, simpo, reward
-  {"prompt": "2 + 3 =", "answer": "5"}                       for grpo, rloo, ppo, with a --reward
+  {"prompt": "2 + 3 =", "chosen": " 5", "rejected": " 6"}    for methods of pairs, such as dpo, and for reward
+  {"prompt": "2 + 3 =", "answer": "5"}                       for methods with a --reward, such as grpo
   {"text": "It rains.", "pair": "It is wet.", "label": "yes"}    for classify; pair may be left out
 """
 
@@ -41,6 +49,7 @@ class Options(FinetuneConfig):
     """A run's configuration, or where to read it from."""
 
     positional: ClassVar[tuple[str, ...]] = ("base", "sources")
+    part: ClassVar[type[Method] | None] = SFT  # the method, whose fields are options
     base: str = ""  # the model to begin from: its folder or its name on the hub
     sources: tuple[str, ...] = ()  # examples: .jsonl, .parquet, folders and globs of them, or hf://NAME
     config: str = ""  # a TOML file with any of these options
@@ -49,10 +58,44 @@ class Options(FinetuneConfig):
     json: bool = False  # print the final figures as JSON
 
 
+def method_of(argv: Sequence[str]) -> type[Method] | None:
+    """The class of the method that the words of a command name, directly or in their TOML file; None for a sum of
+    methods and for an unknown one. The modules of `--import` are imported."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--import", action="append", default=[], dest="imports")
+    for name in "method", "config":
+        parser.add_argument(f"--{name}", default="")
+    first = parser.parse_known_args(argv)[0]
+    for module in first.imports:
+        fields.import_parts(module)
+    named = first.method or (from_toml(Path(first.config), FinetuneConfig).get("method") if first.config else "")
+    table = fields.parse(named, "method") if isinstance(named, str) and named else named or {"kind": SFT.kind}
+    return Method.choices().get(table.get("kind", "")) if isinstance(table, dict) else None
+
+
+def about(method: type[Method] | None) -> str:
+    """The text of `--help`: the command, the methods, and the formula of the chosen one."""
+    summary, _, examples = ABOUT.partition("\n\n")
+    sentences = {kind: summary_of(one) for kind, one in Method.choices().items()}
+    table = "\n".join(f"  {kind:<9} {sentence}" for kind, sentence in sentences.items())
+    formula = f"\nThe loss of {method.kind}: {method.formula}\n" if method else ""
+    return f"{summary}\n{formula}\n{examples}\nmethods (--method NAME --help shows the options of one):\n{table}\n"
+
+
+def summary_of(method: type[Method]) -> str:
+    """The first sentence of a method's docstring, without its sources."""
+    text = " ".join((inspect.getdoc(method) or "").split())
+    return re.split(r"(?<![ (][A-Z])(?<!et al)[.:;](?: |$)| \(", text)[0]
+
+
 def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
     """The configuration of a new run, or the folder of the run to resume; how many examples to print; and whether to
     print figures as JSON."""
-    values = read(Options, join_duration(argv), prog="onward finetune", about=ABOUT)
+    method = method_of(argv)
+    if method:
+        check_readers([word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"], method)
+    own = type(Options.__name__, (Options,), {"part": method, "__doc__": Options.__doc__})
+    values = read(own, join_duration(argv), prog="onward finetune", about=about(method))
     if "show" in values and (unread := values.keys() & {"resume", "json"}):
         raise UserError(f"show prints examples and ends, and {' and '.join(sorted(unread))} is given: choose one")
     show = fields.convert(int, values.pop("show", 0), "show")
@@ -63,9 +106,9 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
         raise UserError("no model to fine-tune: name its folder, and then the examples")
     if not values.get("sources"):
         raise UserError(f"no examples to train {values['base']} on: name a .jsonl or .parquet file after it")
-    config = fields.build(FinetuneConfig, values)
+    config = FinetuneConfig.of(**values)
     if not config.out:
-        config = dataclasses.replace(config, out=f"runs/{Path(config.base).name}-{config.method}")
+        config = dataclasses.replace(config, out=f"runs/{Path(config.base).name}-{config.method.kind}")
     return config, show, as_json
 
 

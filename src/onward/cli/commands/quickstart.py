@@ -91,8 +91,8 @@ def assist(options: Options, device: str) -> int:
     runs: dict[str, Run] = {}
     before = folder
     for stage in STAGES:
-        console.print(f"\nLearning {stage.learned} ({stage.method}).")
-        run = runs[stage.method] = start(finetuning(stage, folder, before, options.time, device))
+        console.print(f"\nLearning {stage.learned} ({stage.method.kind}).")
+        run = runs[stage.method.kind] = start(finetuning(stage, folder, before, options.time, device))
         if status := train(run):
             return status
         before = run.folder

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from onward import fields
 from onward.config.decoder import DecoderConfig
 
+LONGEST = 80  # characters of the choices of an option, which are then listed apart
 IMPORTS = "import this module first, which defines parts of your own"
 
 
@@ -25,6 +26,7 @@ class Argument:
     default: Any = None
     positional: bool = False
     required: bool = False
+    of_part: bool = False  # whether it is a field of the part of the command; see `arguments`
 
     @property
     def flag(self) -> str:
@@ -45,13 +47,20 @@ class Argument:
 
 
 def arguments(cls: type) -> Iterator[Argument]:
-    """Every field of a dataclass that text can set, in the order of its classes; a table stands for all fields of
-    DecoderConfig and of its parts. Last comes `--import`, which every command has."""
+    """Yield an argument for every field of a dataclass that text can set, in the order of its classes; a table stands
+    for all fields of DecoderConfig and of its parts. The class variable `part` may name a class of parts whose fields
+    are options too. Last comes `--import`, which every command has."""
+    if part := getattr(cls, "part", None):
+        for name, kind in fields.hints(part).items():
+            default = getattr(part, name, None)
+            yield Argument(name, kind, fields.docs(part)[name], f"options of {part.kind}", default, of_part=True)
     hints, docs = fields.hints(cls), fields.docs(cls)
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     positional = getattr(cls, "positional", ())
     for owner in filter(dataclasses.is_dataclass, cls.__mro__):
-        title = "options" if owner is cls else (inspect.getdoc(owner) or "").split(".")[0]
+        title = (
+            "options" if owner is cls or "positional" in vars(owner) else (inspect.getdoc(owner) or "").split(".")[0]
+        )
         for name in inspect.get_annotations(owner):
             if name not in defaults:  # a class variable, or declared anew by a subclass
                 continue
@@ -92,4 +101,4 @@ def metavar(kind: Any) -> str:
     words = "|".join(k.kind for k in fields.part_choices(kind)) or fields.describe(kind)
     for long, short in {"a whole number": "N", "a number": "X", " or ": "|"}.items():
         words = words.replace(long, short)
-    return "TEXT" if words == "text" else words
+    return "TEXT" if words == "text" else words if len(words) < LONGEST else "NAME"

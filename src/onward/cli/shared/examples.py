@@ -11,7 +11,6 @@ from onward.errors import UserError
 from onward.text.tokenizer import Tokenizer
 from onward.training.finetuning.base import base_tokenizer
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.methods import METHODS
 
 TRAINED, GIVEN, BETWEEN = "bold green", "dim", "\u2502"
 
@@ -22,7 +21,7 @@ def show_examples(config: FinetuneConfig, count: int) -> int:
         raise UserError(f"show is {count}: it is a number of examples")
     tokenizer = base_tokenizer(config)
     records = (record for source in config.sources for record in read_records(source))
-    for example in islice(METHODS[config.method].form(Encoder(tokenizer), records), count):
+    for example in islice(config.method.examples(Encoder(tokenizer), records), count):
         numbers = "".join(f", {name} {value:g}" for name, value in example.numbers.items())
         for sequence in example.sequences:
             lengths = f"{sum(sequence.trained):,} of {len(sequence.tokens):,} tokens are trained"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NoReturn, get_args, get_origin
 
+from onward import fields
 from onward.cli.shared.arguments import Argument, arguments, metavar
 from onward.errors import UserError
 
@@ -30,8 +31,7 @@ COMMON = {  # the options that `--help` shows, first and in this order; of the o
     ),
     "onward finetune": (
         *("method", "out", "time", "steps", "epochs", "resume", "show", "config", "template", "length", "too_long"),
-        *("validation", "batch_size", "learning_rate", "lora", "dora", "quantize", "beta", "teacher"),
-        *("reward", "samples", "completion_length", "kl", "device", "precision", "seed"),
+        *("validation", "batch_size", "learning_rate", "lora", "quantize", "device", "precision", "seed"),
     ),
     "onward generate": (
         *("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed", "n"),
@@ -62,7 +62,7 @@ def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
     summary, _, examples = about.partition("\n\n")
     table = list(arguments(cls))
     common = COMMON.get(prog, ())
-    hidden = 0 if everything or not common else sum(not a.positional and a.name not in common for a in table)
+    hidden = 0 if everything or not common else sum(not (a.positional or a.of_part or a.name in common) for a in table)
     parser = Parser(
         prog=prog,
         description=summary,
@@ -77,10 +77,11 @@ def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
         parser._action_groups.insert(1, parser._action_groups.pop())  # before "options"
         parser.add_argument("--help-all", action="help", help="show all options and exit")
     for argument in sorted(table, key=lambda a: common.index(a.name) if a.name in common else len(common)):
-        title = "common options" if argument.name in common else argument.group
+        title = "common options" if argument.name in common and not argument.of_part else argument.group
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        add(groups[title], argument, shown=not hidden or argument.positional or argument.name in common)
+        always = argument.positional or argument.of_part or argument.name in common
+        add(groups[title], argument, shown=always or not hidden)
     shapes = {None: "{}", "?": "[{}]", "*": "[{} ...]"}
     places = (shapes[a.nargs].format(a.dest) for a in parser._actions if not a.option_strings)  # type: ignore[index]
     parser.usage = " ".join([prog, *places, "[options]"])
@@ -98,7 +99,7 @@ def add(group: Any, argument: Argument, shown: bool) -> None:
     if argument.name in ESCAPED:
         text += r"; \n, \t and \\ stand for a line break, a tab and a backslash"
     if argument.default not in ("", None, ()) and argument.kind is not bool:
-        text += f" (default: {argument.default})"
+        text += f" (default: {fields.notation(argument.default)})"
     if many:
         text += " (one value; may be given several times)"
     help_text = escaped(text) if shown else argparse.SUPPRESS

@@ -18,6 +18,7 @@ from onward.cli.shared.signals import Requests, Say, signals
 from onward.cli.shared.sources import announce, skipped_in
 from onward.files import read_json
 from onward.training.config import RunConfig
+from onward.training.finetuning.config import FinetuneConfig
 from onward.training.presets import MINI, unnamed_changes
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def run_command(config: RunConfig | Path, as_json: bool) -> int:
 def next_commands(run: "Run") -> list[str]:
     """The commands that usually follow a run."""
     named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
-    method = getattr(run.config, "method", "")
+    method = run.config.method.kind if isinstance(run.config, FinetuneConfig) else ""
     if method == "reward":
         pairs = f"onward evaluate {named} pairs.jsonl{imports}"
         return [pairs, f"onward finetune MODEL prompts.jsonl --method grpo --reward {named}{imports}"]

@@ -17,8 +17,9 @@ from onward.text.templates import with_template
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
+from onward.training.methods.method import Base
 from onward.transforms.heads import add_head, head_labels
-from onward.transforms.lora import LoRA, adapter_names, add_lora
+from onward.transforms.lora import adapter_names, add_lora
 from onward.transforms.quantize import is_quantized
 
 
@@ -26,24 +27,24 @@ def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
     """The model named by `config.base`, in fp32, and its config.json. Its embedding has a row for each token of
     `base_tokenizer`, and it has new adapters if the configuration asks for them."""
     c = config if isinstance(config, FinetuneConfig) else None
+    adapters = c.adapters if c else None
     model, hf = load_model(locate(config.base), torch.float32, quantize=(c.quantize or None) if c else None)
-    if is_quantized(model) and not (c and c.rank):
+    if is_quantized(model) and not adapters:
         raise UserError(
             f"{config.base} has quantized weights, which are not trained: train adapters on it with onward finetune "
             "--lora 16, or begin from the model that was quantized"
         )
     new = base_tokenizer(config).vocab_size - model.config.vocab_size
-    if new > 0 and c and c.rank:
+    if new > 0 and c and adapters:
         raise UserError(
             f"template {c.template} adds {new} tokens to the vocabulary, which adapters do not train: choose one "
             "without new tokens, such as plain, or leave out lora"
         )
     if new > 0:
         model = with_vocabulary(model, model.config.vocab_size + new)
-    if c and c.rank:
-        torch.manual_seed(c.seed)
-        alpha = c.lora_alpha or 2.0 * c.rank
-        add_lora(model, LoRA(c.rank, alpha, c.lora_targets, dropout=c.lora_dropout, rslora=c.rslora, dora=c.dora))
+    if adapters:
+        torch.manual_seed(config.seed)
+        add_lora(model, adapters)
     return model.train(), hf
 
 
@@ -67,6 +68,11 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
     if not config.base:
         raise UserError("the model has adapters, and a run saves these alone: name their base as base, with lora")
     return BaseModel(config.base, weights_checksum(locate(config.base)))
+
+
+def base_of(config: FinetuneConfig) -> Base:
+    """The model that a run begins from, for the loss of its method."""
+    return Base(lambda: load_base(config)[0], lambda: base_tokenizer(config), config.device)
 
 
 def base_tokenizer(config: RunConfig) -> Tokenizer:

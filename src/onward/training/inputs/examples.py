@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from onward import fields
-from onward.checkpoint.huggingface.folder import read_config
 from onward.checkpoint.load import open_source
 from onward.checkpoint.peft.bases import weights_checksum
 from onward.data.examples import Encoder, Examples, held_out, tabulated
@@ -22,17 +21,17 @@ from onward.data.progress import Progress, silent
 from onward.data.records import Record, read_records
 from onward.device import choose_device
 from onward.errors import UserError
-from onward.families import read
 from onward.files import file_sha256, write_json
 from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
-from onward.training.losses.answers import REFERENCE, sequence_logprobs
-from onward.training.finetuning.base import base_tokenizer, load_base
+from onward.training.finetuning.base import base_of, base_tokenizer, load_base
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.record import read_record
 from onward.training.inputs.texts import Inputs, share
-from onward.training.methods import METHODS
+from onward.training.losses.answers import REFERENCE
+from onward.training.methods.distill import Distill
+from onward.training.methods.policy import PolicyMethod
 from onward.training.reinforcement.rewards import COMPARING
 from onward.training.step.loss import Loss, mean_figures
 
@@ -55,9 +54,8 @@ class ExampleInputs(Inputs):
 
     def packed(self, examples: Examples, context_length: int, seed: int | None) -> PackedExamples:
         """Rows of examples."""
-        c = self.config
-        method = METHODS[c.method]
-        packed = c.packed and method.packs and not c.on_policy
+        c, method = self.config, self.config.method
+        packed = c.packed and not method.samples_itself
         length = row_length(c, context_length)
         return PackedExamples(examples, length, seed, packed=packed, by_example=method.by_example)
 
@@ -95,29 +93,19 @@ def row_length(config: FinetuneConfig, context_length: int) -> int:
 def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
     """Make the examples of a run in its folder, and write inputs.json."""
     tokenizer = base_tokenizer(config)
-    if config.teacher:
-        teacher = locate(config.teacher)
-        if open_source(teacher).required_tokenizer().inner.get_vocab() != tokenizer.inner.get_vocab():
-            raise UserError(
-                f"the teacher {config.teacher} has another vocabulary than {config.base}: take one with the same "
-                "tokenizer"
-            )
-        if (rows := read(read_config(teacher))[1].vocab_size) < tokenizer.vocab_size:
-            raise UserError(
-                f"the teacher {config.teacher} has embeddings of {rows} tokens, and its tokenizer "
-                f"{tokenizer.vocab_size}: take another"
-            )
-    method, context_length = METHODS[config.method], config.decoder(1).context_length
+    method, context_length = config.method, config.decoder(1).context_length
+    if isinstance(method, Distill):
+        check_teacher(method.teacher, config.base, tokenizer)
     encoder, length = Encoder(tokenizer), row_length(config, context_length)
-    if not method.packs:
+    if isinstance(method, PolicyMethod):
         length = min(length, context_length - 1)  # room for a token of the completion
 
     def table(sources: Sequence[str]) -> Examples:
         progress("reading examples", 0, 0)
         records: Iterable[Record] = (record for source in sources for record in read_records(source))
-        if config.reward in COMPARING:
-            records = answered(records, config.reward)
-        return tabulated(method.form(encoder, records), length, config.too_long)[0]
+        if isinstance(method, PolicyMethod) and method.reward in COMPARING:
+            records = answered(records, method.reward)
+        return tabulated(method.examples(encoder, records), length, config.too_long)[0]
 
     train, part = table(config.sources), share(config.validation) if config.validation != "none" else None
     files = {TRAIN: train}
@@ -128,9 +116,8 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
     elif config.validation != "none":
         files[VALIDATION] = table([config.validation])
     check_labels(files[TRAIN], config)
-    compared = method.reference and config.reference == "online"
     for name, examples in files.items():
-        (with_reference(examples, config) if method.reference and not compared else examples).save(folder / name)
+        (with_reference(examples, config) if method.reference == "kept" else examples).save(folder / name)
     tokenizer.save(folder)
     record = {
         "train": [(TRAIN, None)],
@@ -138,11 +125,23 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         "data": {name: file_sha256(folder / name) for name in files},
         "tokenizer": file_sha256(folder / "tokenizer.json"),
         "model": fields.plain(config.decoder(tokenizer.vocab_size)),
-        "base": weights_checksum(locate(config.base)) if compared else "",
+        "base": weights_checksum(locate(config.base)) if method.reference == "online" else "",
         "labels": encoder.labels or method.labels,
     }
     write_json(folder / "inputs.json", record)
     return tokenizer
+
+
+def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
+    """Raise a UserError if the teacher does not have the vocabulary of the base, or has too few embeddings for it."""
+    source = open_source(locate(teacher))
+    if source.required_tokenizer().inner.get_vocab() != tokenizer.inner.get_vocab():
+        raise UserError(f"the teacher {teacher} has another vocabulary than {base}: take one with the same tokenizer")
+    if (rows := source.family()[1].vocab_size) < tokenizer.vocab_size:
+        raise UserError(
+            f"the teacher {teacher} has embeddings of {rows} tokens, and its tokenizer {tokenizer.vocab_size}: take "
+            "another"
+        )
 
 
 def check_labels(examples: Examples, config: FinetuneConfig) -> None:
@@ -150,18 +149,19 @@ def check_labels(examples: Examples, config: FinetuneConfig) -> None:
     labels = examples.numbers.get("label")
     if labels is not None and len(np.unique(labels)) == 1:
         raise UserError(
-            f"all {len(labels)} examples have the same label, and {config.method} learns to tell labels apart: add "
-            "examples with another"
+            f"all {len(labels)} examples have the same label, and {config.method.kind} learns to tell labels apart: "
+            "add examples with another"
         )
 
 
 def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
     """Add the log-probabilities of each sequence under the base model."""
+    loss: Any = config.method.loss(base_of(config))
     model, size = load_base(config)[0].eval().to(choose_device(config.device)), config.batch_size
     rows = [[i] for i in range(len(examples))]
     batches = (batch_of(examples, rows[i : i + size]).to(model.device) for i in range(0, len(rows), size))
     with torch.inference_mode():
-        totals = torch.cat([sequence_logprobs(model, batch).total.cpu() for batch in batches])
+        totals = torch.cat([loss.logprobs(model, batch).total.cpu() for batch in batches])
     columns = totals.double().numpy().reshape(-1, examples.per_example).T
     return replace(examples, numbers={**examples.numbers, **{f"{REFERENCE}{i}": c for i, c in enumerate(columns)}})
 
@@ -175,7 +175,7 @@ def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", 
     if record.base and verify == "sha256" and (now := weights_checksum(locate(config.base))) != record.base:
         raise UserError(
             f"{config.base} is not the model that {folder} was started from (its weights have the checksum {now[:12]}, "
-            f"then {record.base[:12]}), and {config.method} compares with it: restore it, or start another run"
+            f"then {record.base[:12]}), and {config.method.kind} compares with it: restore it, or start another run"
         )
     train = Examples.load(folder / TRAIN)
     apart = Examples.load(folder / record.validation) if record.validation else None

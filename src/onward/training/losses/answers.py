@@ -33,9 +33,33 @@ class Logprobs:
         return self.total / self.count.clamp(min=1)
 
 
-def sequence_logprobs(model: Decoder, batch: ExampleBatch) -> Logprobs:
-    """The log-probabilities of a batch's sequences, in at least fp32."""
-    return logprobs_of(model, hidden_states(model, batch), batch)
+@dataclass(frozen=True)
+class Answers:
+    """The scores of the chosen or of the rejected answers of M pairs."""
+
+    logprob: Tensor  # (M,), the sum over an answer's tokens of log p
+    reference: Tensor  # (M,), the same of the reference; 0 without a reference
+    count: Tensor  # (M,), the number of tokens
+
+    @property
+    def ratio(self) -> Tensor:
+        """log p(answer) - log p_ref(answer), (M,)."""
+        return self.logprob - self.reference
+
+    @property
+    def mean_logprob(self) -> Tensor:
+        """The mean over an answer's tokens of log p, (M,)."""
+        return self.logprob / self.count.clamp(min=1)
+
+    @property
+    def mean_ratio(self) -> Tensor:
+        """The mean over an answer's tokens of log p - log p_ref, (M,)."""
+        return self.ratio / self.count.clamp(min=1)
+
+
+def sequence_logprobs(model: Decoder, batch: ExampleBatch, tail: float = 1.0) -> Logprobs:
+    """Compute the log-probabilities of a batch's sequences, in at least fp32; see `logprobs_of` for `tail`."""
+    return logprobs_of(model, hidden_states(model, batch), batch, tail)
 
 
 def hidden_states(model: Decoder, batch: ExampleBatch) -> Tensor:
@@ -50,9 +74,13 @@ def hidden_states(model: Decoder, batch: ExampleBatch) -> Tensor:
     return model.hidden(vectors, batch.positions).flatten(0, 1)
 
 
-def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch) -> Logprobs:
-    """The log-probabilities of a batch's sequences, from its hidden states (B * T, D). Logits are computed for targets
-    only, and in chunks that the backward recomputes if all logits at once would fill the memory."""
+def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch, tail: float = 1.0) -> Logprobs:
+    """Compute the log-probabilities of a batch's sequences from its hidden states (B * T, D). Logits are computed for
+    targets only, and in chunks that the backward recomputes if all logits at once would fill the memory.
+
+    `tail` is the weight, in each sum, of the tokens of a pair's longer answer that lie beyond the length of the shorter
+    one; the two answers of a pair are sequences 2 i and 2 i + 1.
+    """
     targets = batch.targets.flatten()
     chosen = (targets != IGNORE_INDEX).nonzero()[:, 0]
     sequences = batch.sequences.flatten()[chosen]
@@ -63,8 +91,13 @@ def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch) -> Logprobs
     else:
         logprobs = [checkpoint(target_logprobs, model, h, t, use_reentrant=False) for h, t in parts]
     values = torch.cat(logprobs)
-    total = values.new_zeros(batch.num_sequences).index_add(0, sequences, values)
-    return Logprobs(total, torch.bincount(sequences, minlength=batch.num_sequences))
+    counts = torch.bincount(sequences, minlength=batch.num_sequences)
+    if tail != 1.0:
+        starts = (counts.cumsum(0) - counts)[sequences]  # targets are in the order of their sequences
+        index = torch.arange(len(values), device=values.device) - starts
+        shorter = counts.view(-1, 2).amin(1).repeat_interleave(2)[sequences]
+        values = torch.where(index < shorter, values, tail * values)
+    return Logprobs(values.new_zeros(batch.num_sequences).index_add(0, sequences, values), counts)
 
 
 def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -100,34 +133,40 @@ class Reference(Frozen):
         else:
             yield self.on(policy.device)
 
-    def totals(self, policy: Decoder, batch: ExampleBatch) -> Tensor:
-        """The log-probabilities (S,) of a batch's sequences, without gradient; stored ones if the batch has them."""
+    def totals(self, policy: Decoder, batch: ExampleBatch, tail: float = 1.0) -> Tensor:
+        """Return the log-probabilities (S,) of a batch's sequences, without gradient; stored ones if the batch has
+        them."""
         kept = [batch.numbers[name] for name in sorted(batch.numbers) if name.startswith(REFERENCE)]
         if kept:
             return torch.stack(kept, 1).flatten().float()
         with self.of(policy) as model, without_dropout(model):
-            return sequence_logprobs(model, batch).total.detach()
+            return sequence_logprobs(model, batch, tail).total.detach()
 
 
 @dataclass(frozen=True)
 class PairLoss(Loss):
     """A loss of pairs of a chosen and a rejected answer, in this order."""
 
-    of_pairs: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # scores and mean scores of both, (M,) each -> (M,)
-    beta: float
+    of_pairs: Callable[[Answers, Answers], Tensor]  # of the chosen and the rejected answers -> (M,)
+    beta: float  # factor of the rewards that are reported
     reference: Reference | None = None
+    tail: float = 1.0  # see `logprobs_of`
+
+    def logprobs(self, model: Decoder, batch: ExampleBatch) -> Logprobs:
+        """Compute the log-probabilities that are compared with those of the reference."""
+        return sequence_logprobs(model, batch, self.tail)
 
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:
-        """The sums over pairs of the loss and of the figures: how often the chosen answer scores higher, and rewards,
-        beta * (log p of the model - log p of the reference)."""
-        reference = 0.0 if self.reference is None else self.reference.totals(model, batch)
+        """Return the sums over pairs of the loss and of the figures: how often the chosen answer scores higher, and
+        rewards, beta * (log p of the model - log p of the reference)."""
+        reference = None if self.reference is None else self.reference.totals(model, batch, self.tail)
         with without_dropout(model):
-            scores = sequence_logprobs(model, batch)
-        score = scores.total - reference
-        mean = score / scores.count.clamp(min=1)
-        loss = self.of_pairs(score[::2], score[1::2], mean[::2], mean[1::2]).sum()
-        ranked = score.detach() if self.reference is not None else mean.detach()
-        return loss, loss.detach(), preference_figures(self.beta * ranked[::2], self.beta * ranked[1::2])
+            scores = self.logprobs(model, batch)
+        known = torch.zeros_like(scores.total) if reference is None else reference
+        chosen, rejected = (Answers(scores.total[i::2], known[i::2], scores.count[i::2]) for i in (0, 1))
+        loss = self.of_pairs(chosen, rejected).sum()
+        rewards = [a.mean_ratio if reference is None else a.ratio for a in (chosen, rejected)]
+        return loss, loss.detach(), preference_figures(*(self.beta * reward.detach() for reward in rewards))
 
 
 def preference_figures(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
@@ -150,11 +189,15 @@ class JudgedLoss(Loss):
     beta: float
     reference: Reference
 
+    def logprobs(self, model: Decoder, batch: ExampleBatch) -> Logprobs:
+        """Compute the log-probabilities that are compared with those of the reference."""
+        return sequence_logprobs(model, batch)
+
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:
-        """The sums over examples of the loss and of the figures."""
+        """Return the sums over examples of the loss and of the figures."""
         reference = self.reference.totals(model, batch)
         with without_dropout(model):
-            ratio = sequence_logprobs(model, batch).total - reference
+            ratio = self.logprobs(model, batch).total - reference
         label = batch.numbers["label"].to(ratio.dtype)
         kl = ratio[1::2].detach().mean().clamp(min=0)
         loss = self.of_answers(ratio[::2], label, kl).sum()

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from onward.checkpoint.load import load_model
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.generation.sampling import Sampling
+from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.losses.answers import Frozen
@@ -36,6 +38,13 @@ def divergence(student: Tensor, teacher: Tensor, mix: float) -> Tensor:
         return kl(s, t) if mix else kl(t, s)
     m = torch.logaddexp(s + math.log1p(-mix), t + math.log(mix))
     return mix * kl(t, m) + (1 - mix) * kl(s, m)
+
+
+class Teacher(Frozen):
+    """The teacher of a distillation: a model in a folder or on the hub, in fp32."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(lambda: load_model(locate(name), torch.float32)[0])
 
 
 @dataclass(frozen=True)

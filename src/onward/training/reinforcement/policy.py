@@ -10,14 +10,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
-from typing import Annotated, Any, Literal
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from onward.arguments import Range, check_fields, named
-from onward.config.part_types import Size
+from onward.arguments import named
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.errors import UserError
 from onward.generation.request import Request
@@ -26,46 +25,11 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.text.tokenizer import Tokenizer
 from onward.training.losses.answers import Reference
 from onward.training.losses.completions import complete, completion_batch, prompts_of
-from onward.training.finetuning.config import Reduction
-from onward.training.reinforcement.policy_losses import (
-    clipped,
-    gae,
-    group_advantages,
-    kl_estimate,
-    leave_one_out,
-    reduced,
-    value_loss,
-    whitened,
-)
+from onward.training.reinforcement.policy_losses import Reduction, kl_estimate, reduced
 from onward.training.reinforcement.reward_model import RewardModel
 from onward.training.reinforcement.rewards import Reward, rewarded
 from onward.training.step.loss import MAX_LOGITS, Loss
 from onward.transforms.heads import VALUE, head_labels, head_of
-
-
-@named
-@dataclass(frozen=True)
-class PolicyOptions:
-    """How completions are sampled and turned into a loss."""
-
-    method: Literal["grpo", "rloo", "ppo"] = "grpo"
-    samples: Size = 8  # completions of each prompt
-    completion_length: Size = 256  # the most tokens of a completion
-    temperature: Annotated[float, Range(1e-6, 1e6)] = 1.0  # of the samples, and of the probabilities in the loss
-    reduction: Reduction = "dapo"  # what the mean loss of GRPO is over: see policy_losses.reduced
-    scaled: bool = True  # GRPO divides advantages by the deviation of their group
-    clip_low: Annotated[float, Range(0, 1)] = 0.2  # the ratio of probabilities is clipped to 1 - clip_low
-    clip_high: Annotated[float, Range(0, 100)] = 0.2  # and to 1 + clip_high
-    kl: Annotated[float, Range(0, 1e3)] = 0.0  # weight of the KL from the reference, in the loss (GRPO) or the reward
-    iterations: Size = 1  # steps that use the same completions
-    discount: Annotated[float, Range(0, 1)] = 1.0  # PPO: of the rewards of later tokens
-    gae_lambda: Annotated[float, Range(0, 1)] = 0.95  # PPO: lambda of the generalized advantages
-    value_weight: Annotated[float, Range(0, 100)] = 0.5  # PPO: weight of the loss of the values
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.samples < 2 and self.method != "ppo":
-            raise UserError(f"samples is {self.samples}: {self.method} compares completions, so give at least 2")
 
 
 @named
@@ -81,6 +45,7 @@ class Rollouts(Batch):
     returns: Tensor | None = None  # (N, T), PPO
     rewards: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,)
     ended: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,), 1 where the completion ends by itself
+    used: Tensor | None = None  # (N,), 1 where the completion is in the loss; None: all are
     gap: float | None = None  # of engine and trainer when these were sampled; None: to be computed
     share: int = 1  # the divisor
 
@@ -91,22 +56,49 @@ class Rollouts(Batch):
 
     @property
     def mask(self) -> Tensor:
-        """(N, T), 1 for targets."""
-        return (self.targets != IGNORE_INDEX).float()
+        """(N, T), 1 for the tokens of completions in the loss, else 0."""
+        mask = (self.targets != IGNORE_INDEX).float()
+        return mask if self.used is None else mask * self.used[:, None]
+
+
+class Rule(Protocol):
+    """The fields and functions of a policy-gradient method, such as GRPO; see `methods.policy.PolicyMethod`."""
+
+    @property
+    def samples(self) -> int: ...
+    @property
+    def completion_length(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def kl(self) -> float: ...
+    @property
+    def kl_in_loss(self) -> bool: ...
+    @property
+    def iterations(self) -> int: ...
+    @property
+    def mask_truncated(self) -> bool: ...
+    @property
+    def mean_over(self) -> Reduction: ...
+    @property
+    def needs_sampled(self) -> bool: ...
+    def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Any]: ...
+    def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]: ...
+    def further_loss(self, outputs: PolicyOutputs, rollouts: Rollouts) -> Tensor | float: ...
 
 
 class PolicyGradient(Loss):
-    """GRPO, RLOO or PPO as a Loss; make the Trainer with `loss=` this object."""
+    """A policy-gradient method as a Loss; make the Trainer with `loss=` this object."""
 
     def __init__(
         self,
-        options: PolicyOptions,
+        method: Rule,
         tokenizer: Tokenizer,
         reward: Reward | RewardModel,
         reference: Reference | None = None,
     ) -> None:
-        self.options, self.tokenizer, self.reward, self.reference = options, tokenizer, reward, reference
-        self.sampling = Sampling(temperature=options.temperature)
+        self.method, self.tokenizer, self.reward, self.reference = method, tokenizer, reward, reference
+        self.sampling = Sampling(temperature=method.temperature)
         self.ends = frozenset(tokenizer.end_ids)  # tokens that end a completion
         self.kept: list[Rollouts] = []
         self.remaining = 0  # further steps that use the kept rollouts
@@ -118,24 +110,24 @@ class PolicyGradient(Loss):
             self.remaining -= 1
         else:
             self.kept = self.rollouts(model, batches)
-            self.remaining = self.options.iterations - 1
+            self.remaining = self.method.iterations - 1
         self.largest_gap, self.gap_share = 0.0, 0
         return self.kept
 
     @torch.no_grad()
     def rollouts(self, model: Decoder, batches: Sequence[Batch]) -> list[Rollouts]:
         """New completions of the prompts in batches, with their advantages."""
-        o = self.options
+        m = self.method
         rows = [prompts_of(batch) for batch in batches]
-        prompts = [prompt for some in rows for prompt, _ in some for _ in range(o.samples)]
+        prompts = [prompt for some in rows for prompt, _ in some for _ in range(m.samples)]
         seeds = [
             batch.seed * 1_000_003 + number
             for batch, some in zip(batches, rows)
-            for number in range(len(some) * o.samples)
+            for number in range(len(some) * m.samples)
         ]
-        requests = complete(model, prompts, seeds, self.sampling, o.completion_length, self.ends, o.samples)
+        requests = complete(model, prompts, seeds, self.sampling, m.completion_length, self.ends, m.samples)
         rewards = torch.tensor(self.rewards(requests, [answer for some in rows for _, answer in some]))
-        sizes = [len(some) * o.samples for some in rows]
+        sizes = [len(some) * m.samples for some in rows]
         ends = accumulate(sizes)
         return [
             self.rollout(model, batch, requests[end - size : end], rewards[end - size : end])
@@ -148,7 +140,7 @@ class PolicyGradient(Loss):
             return self.reward.of_tokens([[*request.prompt, *request.tokens] for request in requests])
         texts = [self.text(request.tokens) for request in requests]
         prompts = [self.tokenizer.decode(request.prompt) for request in requests]
-        right = [self.text(answer) for answer in answers for _ in range(self.options.samples)]
+        right = [self.text(answer) for answer in answers for _ in range(self.method.samples)]
         return rewarded(self.reward, prompts, texts, right)
 
     @property
@@ -166,41 +158,23 @@ class PolicyGradient(Loss):
 
     def rollout(self, model: Decoder, batch: Batch, requests: Sequence[Request], rewards: Tensor) -> Rollouts:
         """Completions as a batch, padded at the end."""
-        o = self.options
+        m = self.method
         tokens, targets, logprobs = completion_batch(requests)
         ended = torch.tensor([float(r.tokens[-1] in self.ends) for r in requests])
-        sampled = Rollouts(tokens, targets, seed=batch.seed, rewards=rewards, ended=ended, engine_logprobs=logprobs)
-        sampled = sampled.to(model.device)
-        mask, changes = sampled.mask, dict[str, Any]()
+        used = ended if m.mask_truncated else None
+        new = Rollouts(tokens, targets, seed=batch.seed, rewards=rewards, ended=ended, used=used)
+        new = new.changed(engine_logprobs=logprobs).to(model.device)
+        sampled = None
         with without_dropout(model):
-            reference = self.reference_logprobs(model, sampled) if o.kl else None
-            if o.iterations > 1 or o.method == "ppo" or reference is not None:
-                known = policy_outputs(model, sampled, o.temperature)
-                old, values = known.logprobs, known.values
-                changes = {"reference_logprobs": reference}
-                if o.iterations > 1:
-                    changes |= {"old_logprobs": old, "gap": largest(known.plain - sampled.engine_logprobs, mask)}
-        if o.method == "ppo":
-            per_token = torch.zeros_like(mask)
-            last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
-            per_token[torch.arange(len(mask)), last] = sampled.rewards
-            if reference is not None:
-                per_token -= o.kl * (old - reference) * mask
-            advantages, returns = gae(per_token, values * mask, mask, o.discount, o.gae_lambda)
-            changes |= {"old_values": values * mask, "returns": returns}
-            advantages = whitened(advantages, mask)
-        else:
-            score = sampled.rewards
-            if o.method == "rloo" and reference is not None:
-                score = score - o.kl * ((old - reference) * mask).sum(1)
-            scores = (
-                leave_one_out(score, o.samples)
-                if o.method == "rloo"
-                else group_advantages(score, o.samples, scaled=o.scaled)
-            )
-            advantages = scores[:, None]
-        share = reduced(mask, mask, self.reduction, o.completion_length)[1] if o.method != "rloo" else len(mask)
-        return sampled.changed(advantages=advantages, share=share, **changes)
+            if m.kl:
+                new = new.changed(reference_logprobs=self.reference_logprobs(model, new))
+            if m.iterations > 1 or m.needs_sampled:
+                sampled = policy_outputs(model, new, m.temperature)
+            if sampled is not None and m.iterations > 1:
+                gap = largest(sampled.plain - new.engine_logprobs, new.mask)
+                new = new.changed(old_logprobs=sampled.logprobs, gap=gap)
+        share = reduced(new.mask, new.mask, m.mean_over, m.completion_length)[1]
+        return new.changed(share=max(1, share), **m.advantages(new, sampled))
 
     def state(self) -> dict[str, Tensor]:
         """The completions that further steps use, and the number of these steps."""
@@ -229,40 +203,28 @@ class PolicyGradient(Loss):
         if self.reference is None:
             raise UserError("kl is given without a reference: give the model to compare with")
         with self.reference.of(model) as other:
-            return policy_outputs(other, batch, self.options.temperature).logprobs
-
-    @property
-    def reduction(self) -> Reduction:
-        """The reduction of the loss; PPO takes the mean over all tokens."""
-        return "dapo" if self.options.method == "ppo" else self.options.reduction
+            return policy_outputs(other, batch, self.method.temperature).logprobs
 
     def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """The sum to minimize, the sum to report, and figures. Prompts without completions, as in validation, are
         completed first."""
-        o = self.options
+        m = self.method
         if not isinstance(batch, Rollouts):  # such as in validation
             share, [rollouts] = batch.divisor, self.rollouts(model, [batch])
             total, reported, sums = self(model, rollouts)
             scale = share / rollouts.divisor
             return total * scale, reported * scale, {name: value * scale for name, value in sums.items()}
         mask, reference = batch.mask, batch.reference_logprobs
-        outputs = policy_outputs(model, batch, o.temperature)
+        outputs = policy_outputs(model, batch, m.temperature)
         logprobs = outputs.logprobs
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        if o.method == "rloo":  # the ratio of whole completions
-            loss, is_clipped = clipped(
-                (logprobs * mask).sum(1), (old * mask).sum(1), batch.advantages[:, 0], o.clip_low, o.clip_high
-            )
-            total, clip_share = loss.sum(), is_clipped.float().mean()
-        else:
-            loss, is_clipped = clipped(logprobs, old, batch.advantages, o.clip_low, o.clip_high)
-            if o.method == "grpo" and reference is not None:
-                loss = loss + o.kl * kl_estimate(logprobs, reference)
-            if batch.old_values is not None and batch.returns is not None:
-                loss = loss + o.value_weight * value_loss(outputs.values, batch.old_values, batch.returns, 0.2)
-            total, _ = reduced(loss, mask, self.reduction, o.completion_length)
-            clip_share = (is_clipped * mask).sum() / mask.sum()
-        count = mask.sum()
+        loss, is_clipped = m.surrogate(logprobs, old, batch.advantages, mask)
+        if m.kl_in_loss and reference is not None:
+            loss = loss + m.kl * kl_estimate(logprobs, reference)
+        loss = loss + m.further_loss(outputs, batch)
+        total, _ = reduced(loss, mask, m.mean_over, m.completion_length)
+        clip_share = (is_clipped * mask).sum() / mask.sum().clamp(min=1)
+        count = mask.sum().clamp(min=1)
         figures = {
             "reward": batch.rewards.mean(),
             "length": mask.sum(1).mean(),

@@ -1,4 +1,4 @@
-"""Losses of reinforcement as pure functions: group advantages, clipped ratios, reductions, GAE.
+"""Losses of reinforcement as pure functions: group advantages, clipped ratios, reductions, GAE. Does not import torch.
 
 Sources: PPO (Schulman et al. 2017), GAE (Schulman et al. 2016), GRPO (Shao et al. 2024), RLOO (Ahmadian et al. 2024),
 Dr. GRPO (Liu et al. 2025), DAPO (Yu et al. 2025); the estimator of KL is k3 (Schulman 2020).
@@ -7,26 +7,30 @@ Shapes: N completions, G completions of each prompt, T tokens. Masks (N, T) are 
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
-from onward.training.finetuning.config import Reduction
+if TYPE_CHECKING:
+    from torch import Tensor
 
-EPSILON = 1e-4  # added to the deviation of a group's rewards
+Reduction = Literal["grpo", "bnpo", "dr_grpo", "dapo"]
+Scale = Literal["group", "batch", "none"]
+EPSILON = 1e-4  # added to the deviation of rewards
 
 
-def group_advantages(rewards: Tensor, group: int, *, scaled: bool = True) -> Tensor:
-    """GRPO's advantages (N,): rewards (N,) minus the mean of their group of `group` completions in a row and, where
-    `scaled`, divided by the group's standard deviation. A group of equal rewards has advantages of 0."""
+def group_advantages(rewards: Tensor, group: int, scale: Scale = "group") -> Tensor:
+    """Compute GRPO's advantages (N,): rewards (N,) minus the mean of their group of `group` completions in a row,
+    divided by the standard deviation of the group's rewards or, with "batch", of all. A group of equal rewards has
+    advantages of 0."""
     grouped = rewards.view(-1, group)
     advantages = grouped - grouped.mean(1, keepdim=True)
-    if scaled:
-        advantages = advantages / (grouped.std(1, keepdim=True) + EPSILON)
+    if scale != "none":
+        deviation = grouped.std(1, keepdim=True) if scale == "group" else rewards.std()
+        advantages = advantages / (deviation + EPSILON)
     return advantages.view(-1)
 
 
 def leave_one_out(rewards: Tensor, group: int) -> Tensor:
-    """RLOO's advantages (N,): each reward minus the mean of the others in its group."""
+    """Compute RLOO's advantages (N,): each reward minus the mean of the others in its group."""
     grouped = rewards.view(-1, group)
     return (grouped - (grouped.sum(1, keepdim=True) - grouped) / (group - 1)).view(-1)
 
@@ -37,13 +41,24 @@ def kl_estimate(logprobs: Tensor, reference: Tensor) -> Tensor:
     return difference.exp() - difference - 1
 
 
-def clipped(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """PPO's clipped loss -min(ratio A, clip(ratio, 1 - low, 1 + high) A), and where clipping applies; elementwise, with
-    ratio = exp(logprobs - old)."""
-    ratio = (logprobs - old).exp()
+def clipped(
+    ratio: Tensor, advantages: Tensor, low: float, high: float, most: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute PPO's clipped loss -min(ratio A, clip(ratio, 1 - low, 1 + high) A), and where clipping applies;
+    elementwise, of ratios p / p_old. `most` bounds the ratio in the first term too (two-sided clipping, Ye et al.
+    2020)."""
     clipped_ratio = ratio.clamp(1 - low, 1 + high)
     is_clipped = ((ratio < 1 - low) & (advantages < 0)) | ((ratio > 1 + high) & (advantages > 0))
-    return -torch.min(ratio * advantages, clipped_ratio * advantages), is_clipped
+    if most is not None:
+        is_clipped = is_clipped | ((ratio > most) & (advantages < 0))
+        ratio = ratio.clamp(max=most)
+    return -(ratio * advantages).minimum(clipped_ratio * advantages), is_clipped
+
+
+def sequence_ratio(logprobs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """Compute the ratio p / p_old of each completion, (N, 1): the geometric mean of those of its tokens (GSPO, Zheng et
+    al. 2025, equation 7)."""
+    return (((logprobs - old) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).exp()
 
 
 def reduced(per_token: Tensor, mask: Tensor, reduction: Reduction, max_length: int) -> tuple[Tensor, int]:
@@ -71,8 +86,8 @@ def reduced(per_token: Tensor, mask: Tensor, reduction: Reduction, max_length: i
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Generalized advantages and returns, both (N, T), of rewards and values (N, T); a value after the last token of a
     completion is 0. The masked tokens of a row are contiguous."""
-    advantages = torch.zeros_like(rewards)
-    following, next_value = torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards[:, 0])
+    advantages = rewards.new_zeros(rewards.shape)
+    following = next_value = rewards.new_zeros(len(rewards))
     for t in reversed(range(rewards.size(1))):
         inside = mask[:, t]
         delta = rewards[:, t] + gamma * next_value - values[:, t]
@@ -85,7 +100,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> Tensor:
     """PPO's loss of values, elementwise: half the larger squared error, of a value and of one clipped to old ± clip."""
     clipped_values = old + (values - old).clamp(-clip, clip)
-    return 0.5 * torch.max((values - returns).square(), (clipped_values - returns).square())
+    return 0.5 * (values - returns).square().maximum((clipped_values - returns).square())
 
 
 def whitened(advantages: Tensor, mask: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from onward.device import choose_device
 from onward.errors import UserError
 from onward.evaluation.outputs import outputs
 from onward.text.tokenizer import Tokenizer
+from onward.training.reinforcement.rewards import Reward, reward_of
 from onward.transforms.heads import REWARD, head_labels
 
 
@@ -30,3 +31,9 @@ class RewardModel:
     def of_tokens(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """The reward of each sequence of token ids, a prompt with its completion."""
         return outputs(self.model, sequences)[:, 0].tolist()
+
+
+def open_reward(name: str, tokenizer: Tokenizer, device: str) -> Reward | RewardModel:
+    """The reward of a name: a reward model if it is a folder, else as `reward_of`."""
+    folder = Path(name)
+    return RewardModel(folder, tokenizer, device) if folder.is_dir() else reward_of(name)

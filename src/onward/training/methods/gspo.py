@@ -1,0 +1,30 @@
+"""Group sequence policy optimization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from onward.training.methods.policy import Clip, ClipAbove, GroupMethod
+from onward.training.reinforcement.policy_losses import Reduction, clipped, sequence_ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GSPO(GroupMethod, kind="gspo"):
+    """Group sequence policy optimization (Zheng et al. 2025, equation 5): one ratio for all tokens of a completion, the
+    geometric mean of theirs."""
+
+    formula: ClassVar[str] = "-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) + kl KL, s = (p / p_old)^(1 / length)"
+
+    clip_low: Clip = 3e-4  # ratios are clipped to 1 - clip_low
+    clip_high: ClipAbove = 4e-4  # and to 1 + clip_high
+
+    @property
+    def mean_over(self) -> Reduction:
+        return "grpo"
+
+    def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return clipped(sequence_ratio(logprobs, old, mask), advantages, self.clip_low, self.clip_high)

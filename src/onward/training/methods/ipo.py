@@ -1,0 +1,24 @@
+"""Identity preference optimization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from onward.training.methods.pairs import ComparedPairs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from onward.training.losses.answers import Answers
+
+
+@dataclass(frozen=True)
+class IPO(ComparedPairs, kind="ipo"):
+    """Identity preference optimization (Azar et al. 2023, equation 17), with mean margins, as its authors computed
+    it."""
+
+    formula: ClassVar[str] = "(m - 1 / (2 beta))^2, m of mean log-ratios"
+
+    def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
+        return (chosen.mean_ratio - rejected.mean_ratio - 1 / (2 * self.beta)).square()

@@ -1,0 +1,52 @@
+"""Kahneman-Tversky optimization, for single answers that are wanted or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from onward.training.methods.method import Base, Method, NotNegative, Positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from onward.data.examples import Encoder, Example
+    from onward.data.records import Record
+    from onward.training.losses.answers import JudgedLoss
+
+
+@dataclass(frozen=True)
+class KTO(Method, kind="kto"):
+    """Kahneman-Tversky optimization (Ethayarajh et al. 2024, equation 7), of single answers with a label.
+
+    r = log p(answer) - log p_ref(answer); KL is the divergence from the reference, the mean r of answers to other
+    prompts.
+    """
+
+    formula: ClassVar[str] = "w (1 - s(beta (r - KL))) if the answer is wanted, else w (1 - s(beta (KL - r)))"
+    by_example: ClassVar[bool] = True
+    dropout: ClassVar[bool] = False
+    rate: ClassVar[float] = 0.005
+    reports: ClassVar[tuple[str, ...]] = ("accuracy", "kl", "reward")
+
+    beta: Positive = 0.1  # the larger, the nearer the model is held to the reference
+    reference: Literal["online", "kept"] = "online"  # kept: its log-probabilities are computed once, before training
+    desirable: NotNegative = 1.0  # w of wanted answers
+    undesirable: NotNegative = 1.0  # w of other answers
+
+    def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+        from onward.data.forms import judged
+
+        return judged(encoder, records)
+
+    def of_answers(self, ratio: Tensor, wanted: Tensor, kl: Tensor) -> Tensor:
+        """The loss of each answer (M,), from r (M,), whether it is wanted (1 or 0) (M,), and KL ()."""
+        sign = wanted * 2.0 - 1.0
+        weight = wanted * self.desirable + (1 - wanted) * self.undesirable
+        return weight * (1 - (sign * self.beta * (ratio - kl)).sigmoid())
+
+    def loss(self, base: Base) -> JudgedLoss:
+        from onward.training.losses.answers import JudgedLoss, Reference
+
+        return JudgedLoss(self.of_answers, self.beta, Reference(base.load))

@@ -1,0 +1,68 @@
+"""The type of methods, and what a run gives to the loss of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from onward.arguments import Range
+from onward.fields import Part
+
+if TYPE_CHECKING:
+    from onward.data.examples import Encoder, Example
+    from onward.data.records import Record
+    from onward.model.decoder import Decoder
+    from onward.text.tokenizer import Tokenizer
+    from onward.training.step.loss import Loss
+
+NotNegative = Annotated[float, Range(0, 1e15)]
+Positive = Annotated[float, Range(1e-6, 1e6)]
+Share = Annotated[float, Range(0, 1)]
+BelowOne = Annotated[float, Range(0, 0.999999)]
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that a run begins from, for losses that need it again."""
+
+    load: Callable[[], Decoder]  # another copy of the model
+    tokenizer: Callable[[], Tokenizer]  # with the chat template of the run
+    device: str  # that the run is computed on
+
+
+class Method(Part):
+    """How a model learns from examples. A method is a frozen dataclass; its fields are its options.
+
+    A subclass with a kind (`class Mine(Method, kind="mine")`) is known as soon as its module is imported: `onward
+    finetune --import MODULE --method mine`.
+    """
+
+    formula: ClassVar[str] = ""  # the loss of one target or example, for `--help`
+    rate: ClassVar[float] = 0.05  # the default learning rate times d_model; that of pre-training is 0.5
+    by_example: ClassVar[bool] = False  # whether the loss is a mean over examples, and not over targets
+    dropout: ClassVar[bool] = True  # whether training uses dropout; losses that compare log-probabilities do without
+    labels: ClassVar[tuple[str, ...]] = ()  # of the head of outputs that it trains; those of `classify` are in its data
+    reports: ClassVar[tuple[str, ...]] = ()  # the names of its figures in the log, beside the loss
+
+    @property
+    def reference(self) -> str:
+        """Whether the loss compares the model with the one that it began from: "online" if that is computed in each
+        step, "kept" if its log-probabilities are computed once, before training; "" without a reference."""
+        return ""
+
+    @property
+    def samples_itself(self) -> bool:
+        """Whether the model writes answers itself, of which the loss needs one per row."""
+        return False
+
+    def check(self) -> None:
+        """Raise a UserError if an option that a run needs is missing."""
+
+    def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+        """Make examples of records. Raises a UserError that names the record if it lacks a field."""
+        raise NotImplementedError
+
+    def loss(self, base: Base) -> Loss:
+        """Return the loss, which the trainer calls with the model and a batch of examples."""
+        raise NotImplementedError

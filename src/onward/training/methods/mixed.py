@@ -1,0 +1,66 @@
+"""Weighted sums of losses of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from onward.errors import UserError
+from onward.fields import SUM
+from onward.training.methods.method import Base, Method
+from onward.training.methods.pairs import PairMethod
+from onward.training.methods.sft import SFT
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from onward.data.examples import Encoder, Example
+    from onward.data.records import Record
+    from onward.training.losses.answers import Answers, PairLoss
+
+
+@dataclass(frozen=True)
+class Mixed(Method, kind=SUM, internal=True):
+    """A weighted sum of losses of pairs, written as `dpo + 0.2 * sft`."""
+
+    by_example: ClassVar[bool] = True
+    dropout: ClassVar[bool] = False
+    rate: ClassVar[float] = PairMethod.rate
+    reports: ClassVar[tuple[str, ...]] = PairMethod.reports
+
+    terms: tuple[tuple[float, Method], ...] = ()  # weights and methods
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        methods = [method for _, method in self.terms]
+        if other := next((m for m in methods if not isinstance(m, PairMethod | SFT)), None):
+            raise UserError(f"method has the term {other.kind}, which is no loss of pairs: train with it alone")
+        if not self.pairs:
+            raise UserError("method has no term that compares answers, such as dpo: add one")
+        if len({(m.tail, m.reference) for m in self.pairs if m.reference}) > 1:
+            raise UserError("the terms of method have different fields tail or reference: give all the same")
+
+    @property
+    def pairs(self) -> list[PairMethod]:
+        """The terms that compare answers."""
+        return [method for _, method in self.terms if isinstance(method, PairMethod)]
+
+    @property
+    def reference(self) -> str:
+        return next((method.reference for method in self.pairs if method.reference), "")
+
+    def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+        return self.pairs[0].examples(encoder, records)
+
+    def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
+        """The weighted sum of the losses of each pair, (M,)."""
+        losses = [w * m.of_pairs(chosen, rejected) for w, m in self.terms if isinstance(m, PairMethod | SFT)]
+        return sum(losses[1:], losses[0])
+
+    def loss(self, base: Base) -> PairLoss:
+        from onward.training.losses.answers import PairLoss, Reference
+
+        reference = Reference(base.load) if self.reference else None
+        tail = next((method.tail for method in self.pairs if method.reference), 1.0)
+        return PairLoss(self.of_pairs, self.pairs[0].beta, reference, tail)

@@ -1,0 +1,64 @@
+"""Methods that learn from pairs of a chosen and a rejected answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from onward.training.methods.method import Base, Method, Positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from onward.data.examples import Encoder, Example
+    from onward.data.records import Record
+    from onward.training.losses.answers import Answers, PairLoss
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    """log s(x), elementwise, without overflow."""
+    return -x.neg().logaddexp(x.new_zeros(()))
+
+
+@dataclass(frozen=True)
+class PairMethod(Method, kind=""):
+    """A loss of the log-probabilities of a chosen and a rejected answer; a subclass defines `of_pairs`."""
+
+    by_example: ClassVar[bool] = True
+    dropout: ClassVar[bool] = False
+    rate: ClassVar[float] = 0.005
+    reports: ClassVar[tuple[str, ...]] = ("accuracy", "margin", "chosen_reward", "rejected_reward")
+
+    beta: Positive = 0.1  # factor of the log-probabilities in the loss, and of the rewards in the log
+
+    @property
+    def tail(self) -> float:
+        """The weight of the tokens of the longer answer that lie beyond the length of the shorter one."""
+        return 1.0
+
+    def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+        from onward.data.forms import preferred
+
+        return preferred(encoder, records)
+
+    def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
+        """The loss of each pair, (M,)."""
+        raise NotImplementedError
+
+    def loss(self, base: Base) -> PairLoss:
+        from onward.training.losses.answers import PairLoss, Reference
+
+        reference = Reference(base.load) if self.reference else None
+        return PairLoss(self.of_pairs, self.beta, reference, self.tail)
+
+
+@dataclass(frozen=True)
+class ComparedPairs(PairMethod, kind=""):
+    """A loss of pairs that compares the model with a reference, the model at the start of the run.
+
+    r = log p(answer) - log p_ref(answer), a sum over the answer's tokens; m = r(chosen) - r(rejected), the margin.
+    """
+
+    beta: Positive = 0.1  # the larger, the nearer the model is held to the reference
+    reference: Literal["online", "kept"] = "online"  # kept: its log-probabilities are computed once, before training

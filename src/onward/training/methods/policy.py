@@ -1,0 +1,101 @@
+"""Methods that reward what the model writes: it answers prompts itself, and a policy-gradient loss follows.
+
+Shapes: N completions, T tokens of a prompt and its completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from onward.arguments import Range
+from onward.config.part_types import Size
+from onward.errors import UserError
+from onward.training.methods.method import Base, Method, NotNegative, Positive
+from onward.training.reinforcement.policy_losses import Reduction, Scale, group_advantages
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from onward.data.examples import Encoder, Example
+    from onward.data.records import Record
+    from onward.training.reinforcement.policy import PolicyGradient, PolicyOutputs, Rollouts
+
+Clip = Annotated[float, Range(0, 1)]  # below 1
+ClipAbove = Annotated[float, Range(0, 100)]
+
+
+@dataclass(frozen=True)
+class PolicyMethod(Method, kind=""):
+    """A policy-gradient method. A subclass defines `advantages` and `surrogate`.
+
+    p and p_old are the probabilities of a token by the model and by the model that sampled it, A is its advantage.
+    """
+
+    rate: ClassVar[float] = 0.02
+    reports: ClassVar[tuple[str, ...]] = ("reward", "length", "ended", "entropy", "clip_share", "logprob_gap")
+    kl_in_loss: ClassVar[bool] = True  # whether the KL is a term of the loss, and not of the reward
+
+    reward: str = ""  # exact, arithmetic, regex:PATTERN, length:N, json:FILE, FILE.py:FUNCTION or a reward model
+    samples: Annotated[int, Range(2, 4096)] = 8  # completions of each prompt
+    completion_length: Size = 256  # the most tokens of a completion
+    temperature: Positive = 1.0  # of the samples, and of the probabilities in the loss
+    kl: NotNegative = 0.0  # weight of the KL divergence from the model at the start
+    iterations: Size = 1  # steps that use the same completions
+    mask_truncated: bool = False  # leave completions that reach completion_length out of the loss
+
+    def check(self) -> None:
+        if not self.reward:
+            raise UserError(f"reward is missing, which {self.kind} needs: such as --reward exact")
+
+    @property
+    def samples_itself(self) -> bool:
+        return True
+
+    @property
+    def mean_over(self) -> Reduction:
+        """The reduction of the losses of tokens to one loss; see `policy_losses.reduced`."""
+        return "dapo"
+
+    def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+        from onward.data.forms import prompted
+
+        return prompted(encoder, records)
+
+    def loss(self, base: Base) -> PolicyGradient:
+        from onward.training.losses.answers import Reference
+        from onward.training.reinforcement.policy import PolicyGradient
+        from onward.training.reinforcement.reward_model import open_reward
+
+        tokenizer = base.tokenizer()
+        return PolicyGradient(self, tokenizer, open_reward(self.reward, tokenizer, base.device), Reference(base.load))
+
+    def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
+        """Compute the fields of rollouts that follow from their rewards: `advantages` (N, T) or (N, 1), and what else
+        the loss needs. `sampled` are the outputs of the model that sampled, if there is a KL or `needs_sampled`."""
+        raise NotImplementedError
+
+    @property
+    def needs_sampled(self) -> bool:
+        """Whether `advantages` needs the outputs of the model that sampled."""
+        return self.kl > 0
+
+    def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the loss of each token, (N, T) or (N, 1) for all tokens of a completion, and whether it is clipped,
+        from log p and log p_old (N, T), and the mask (N, T), which is 1 for the tokens of completions."""
+        raise NotImplementedError
+
+    def further_loss(self, outputs: PolicyOutputs, rollouts: Rollouts) -> Tensor | float:
+        """Further losses of tokens, (N, T); by default none."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class GroupMethod(PolicyMethod, kind=""):
+    """A method whose advantages compare the completions of a prompt: A = (reward - mean) / deviation."""
+
+    scale: Scale = "group"  # whose deviation divides advantages: the group's, that of all in the batch, or none
+
+    def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
+        return {"advantages": group_advantages(rollouts.rewards, self.samples, self.scale)[:, None]}

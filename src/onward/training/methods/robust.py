@@ -1,0 +1,28 @@
+"""Robust DPO, for pairs of which some are swapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from onward.arguments import Range
+from onward.training.methods.pairs import ComparedPairs, log_sigmoid
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from onward.training.losses.answers import Answers
+
+
+@dataclass(frozen=True)
+class Robust(ComparedPairs, kind="robust"):
+    """The loss of unswapped pairs in expectation, where a share e of the pairs is swapped (Ray Chowdhury et al. 2024,
+    equation 11)."""
+
+    formula: ClassVar[str] = "(-(1 - e) log s(beta m) + e log s(-beta m)) / (1 - 2 e)"
+
+    label_smoothing: Annotated[float, Range(0, 0.499999)] = 0.0  # e: share of the pairs that are swapped
+
+    def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
+        m, e = self.beta * (chosen.ratio - rejected.ratio), self.label_smoothing
+        return (e * log_sigmoid(-m) - (1 - e) * log_sigmoid(m)) / (1 - 2 * e)

@@ -1,0 +1,44 @@
+"""Supervised fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from onward.config.part_types import SizeOrZero
+from onward.training.methods.method import Base, BelowOne, Method, NotNegative
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from onward.data.examples import Encoder, Example
+    from onward.data.records import Record
+    from onward.training.losses.answers import Answers
+    from onward.training.step.loss import Loss
+
+
+@dataclass(frozen=True)
+class SFT(Method, kind="sft"):
+    """Supervised fine-tuning: the cross-entropy of the trained tokens."""
+
+    formula: ClassVar[str] = "-log p(token | tokens before it)"
+
+    label_smoothing: BelowOne = 0.0  # share of the target's probability that is spread over the vocabulary
+    z_loss: NotNegative = 0.0  # weight of the squared log of the softmax's denominator (PaLM: 1e-4)
+    loss_chunk: SizeOrZero = 0  # tokens whose logits are in memory at once; 0: as many as fit into 128 MB
+
+    def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+        from onward.data.forms import supervised
+
+        return supervised(encoder, records)
+
+    def loss(self, base: Base) -> Loss:
+        from onward.training.step.loss import CrossEntropy
+
+        return CrossEntropy(self.z_loss, self.label_smoothing, self.loss_chunk)
+
+    def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
+        """As a term beside losses of pairs: minus the mean log-probability of the chosen answer's tokens (Pang et al.
+        2024, equation 2), (M,)."""
+        return -chosen.mean_logprob
