@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import onward
+from onward.config.lora import Adapters
 from onward.fields import Part
 
 SIZES: dict[str, Any] = {"vocab_size": 13, "d_model": 16, "n_layers": 2, "n_heads": 4}
@@ -72,7 +73,6 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "remove_lora": (onward.remove_lora, {"model": model}),
         "save_adapter": (onward.save_adapter, {"lm": lm, "folder": "saved", "base": "no/such"}),
         "use_adapter": (onward.use_adapter, {"model": model, "name": ""}),
-        "LoRA": (onward.LoRA, {}),
         "activation_names": (onward.activation_names, {"model": model}),
         "doctor": (onward.doctor, {"model": model, "checks": ["causal"]}),
         "edit": (onward.edit, {"model": model, "changes": {"blocks.0": 0.0}}),
@@ -207,6 +207,8 @@ PARTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         onward.Block,
         onward.Routing,
         onward.Scaling,
+        onward.Method,
+        Adapters,
     )
     for kind in slot.choices().values()
 }

@@ -72,6 +72,8 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.tracing.trace import trace
     from onward.training.config import RunConfig
     from onward.training.finetuning.config import FinetuneConfig
+    from onward.training.methods.method import Method
+    from onward.training.methods.pairs import PairMethod
     from onward.training.run.events import Notice, Rollback
     from onward.training.run.run import Run
     from onward.training.step.loss import Loss, mean_loss
@@ -110,11 +112,13 @@ __all__ = [
     "LoRA",
     "LongRoPEScaling",
     "Loss",
+    "Method",
     "NoNorm",
     "NoPosition",
     "Norm",
     "Notice",
     "PagedKVCache",
+    "PairMethod",
     "Parallel",
     "Plain",
     "Position",
