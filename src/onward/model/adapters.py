@@ -23,12 +23,18 @@ class Selection:
     """The adapters that apply in the calls of a model. All of its layers share one object.
 
     Either `name` is the adapter of all rows ("": the base alone), or `groups` maps each adapter to its rows (n,) among
-    `count` rows; the other rows use the base alone.
+    `count` rows; the other rows use the base alone. An adapter may be on top of another, which is then applied before
+    it: `below` maps the name of the upper one to that of the lower one.
     """
 
     def __init__(self) -> None:
         self.name, self.count = "", 0
         self.groups: dict[str, Tensor] | None = None
+        self.below: dict[str, str] = {}
+
+    def chain(self, name: str) -> list[str]:
+        """The adapters that apply where `name` is selected, in the order in which they are applied."""
+        return [*([self.below[name]] if name in self.below else []), name]
 
     @contextmanager
     def use(self, names: str | Sequence[str]) -> Iterator[None]:
@@ -123,18 +129,26 @@ class WeightAdapters(nn.ModuleDict):
         """A forward hook: the output of a linear layer or an embedding with the selected adapters."""
         [x], chosen = inputs, self.selection
         if chosen.groups is None:
-            return self[chosen.name](layer, x, y) if chosen.name in self else y
+            return self.applied(chosen.name, layer, x, y)
         tail = x.shape[-1:] if x.is_floating_point() else ()
         by_row, result = x.reshape(chosen.count, -1, *tail), y.reshape(chosen.count, -1, y.size(-1))
         for name, rows in chosen.groups.items():
-            if name in self:
-                result = result.index_copy(0, rows, self[name](layer, by_row[rows], result[rows]))
+            if any(one in self for one in chosen.chain(name)):
+                result = result.index_copy(0, rows, self.applied(name, layer, by_row[rows], result[rows]))
         return result.view_as(y)
+
+    def applied(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The output y of a layer for the input x, changed by an adapter and the one below it."""
+        for one in self.selection.chain(name):
+            y = self[one](layer, x, y) if one in self else y
+        return y
 
     def weight(self, weight: Tensor) -> Tensor:
         """The weight with the adapter that all rows use."""
         chosen = self.selection
-        return self[chosen.name].merged(weight) if chosen.groups is None and chosen.name in self else weight
+        for name in chosen.chain(chosen.name) if chosen.groups is None else ():
+            weight = self[name].merged(weight) if name in self else weight
+        return weight
 
 
 def adapted(module: nn.Module, name: str) -> Tensor:

@@ -72,6 +72,7 @@ class FinetuneKeywords(CommonKeywords, total=False):
     too_long: Literal["error", "cut", "drop"]
     packed: bool
     lora: int | str | Adapters
+    first: Literal["", "merged", "frozen"]
     quantize: Literal["", "int8", "int4"]
     beta: float
     reference: Literal["online", "kept"]

@@ -159,6 +159,30 @@ def check_adapter(name: str, known: Sequence[str]) -> None:
         raise UserError(f"there is no adapter of the name {name!r}: {hint}")
 
 
+@torch.no_grad()
+def joined_adapters(model: Decoder, name: str) -> dict[str, Adapter]:
+    """Return the adapters with a name, by weight. If they are on top of others, each is joined with the one below it:
+    one adapter of the sum of their ranks."""
+    joined = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
+    for weight, target, lower in adapters_of(model, selection(model).below.get(name, "")):
+        parts = [lower, *([joined[weight]] if weight in joined else [])]
+        rank = sum(part.rank for part in parts)
+        one = Adapter(target.weight, rank, 1.0, dropout=parts[-1].dropout.p, dora=False)
+        one.a.copy_(torch.cat([part.a for part in parts], -2))
+        one.b.copy_(torch.cat([part.scaling * part.b for part in parts], -1))
+        joined[weight] = one
+    return joined
+
+
+def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> None:
+    """Add adapters on top of others with the name `lower`, which are frozen. Raises a UserError for DoRA, whose
+    magnitudes are those of rows of the base."""
+    if lora.dora or any(adapter.magnitude is not None for _, _, adapter in adapters_of(model, lower)):
+        raise UserError("dora is not for adapters on frozen ones: merge the first, or leave it out")
+    add_lora(model, lora, name)
+    selection(model).below[name] = lower
+
+
 @checked
 def remove_lora(model: Decoder, name: str = "default") -> None:
     """Remove the adapters with a name; the base model is unchanged."""

@@ -49,7 +49,15 @@ from onward.files import flush, read_json, written_whole
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
 from onward.transforms.heads import NAME, add_head, head_labels
-from onward.transforms.lora import adapter_names, adapters_of, add_adapter, check_adapter, selection, untie, weights
+from onward.transforms.lora import (
+    adapter_names,
+    add_adapter,
+    check_adapter,
+    joined_adapters,
+    selection,
+    untie,
+    weights,
+)
 
 TENSORS = "adapter_model.safetensors"
 ADAPTER_FILES = TENSORS, BASE, CONFIG
@@ -107,7 +115,7 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
     check_adapter(name, adapter_names(model))
     kind = family(describe(model.config, hf)["model_type"])
     targets = weights(model)
-    adapters = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
+    adapters = joined_adapters(model, name)
     chosen = [
         target
         for target in adapted_weights(kind, model, targets)

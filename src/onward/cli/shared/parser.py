@@ -31,7 +31,7 @@ COMMON = {  # the options that `--help` shows, first and in this order; of the o
     ),
     "onward finetune": (
         *("method", "out", "time", "steps", "epochs", "resume", "show", "config", "template", "length", "too_long"),
-        *("validation", "batch_size", "learning_rate", "lora", "quantize", "device", "precision", "seed"),
+        *("validation", "batch_size", "learning_rate", "lora", "first", "quantize", "device", "precision", "seed"),
     ),
     "onward generate": (
         *("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed", "n"),

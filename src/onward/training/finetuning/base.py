@@ -1,4 +1,4 @@
-"""The base model of a run."""
+"""The base model of a run: a model, or an adapter on one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,44 +8,91 @@ from typing import Any
 import torch
 from torch import nn
 
+from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model, open_source
-from onward.checkpoint.peft.bases import BaseModel, is_adapter, weights_checksum
+from onward.checkpoint.peft.adapters import TENSORS, load_adapter
+from onward.checkpoint.peft.bases import BaseModel, base_folder, check_base, is_adapter, weights_checksum
 from onward.errors import UserError
+from onward.files import file_sha256
 from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.text.templates import with_template
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
+from onward.training.losses.answers import FIRST, START
 from onward.training.methods.method import Base
 from onward.transforms.heads import add_head, head_labels
-from onward.transforms.lora import adapter_names, add_lora
+from onward.transforms.lora import adapter_names, add_lora, merge_lora, on_top
 from onward.transforms.quantize import is_quantized
+
+MERGED = "base"  # the folder in that of a run for the model with its first adapter merged
 
 
 def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
-    """The model named by `config.base`, in fp32, and its config.json. Its embedding has a row for each token of
-    `base_tokenizer`, and it has new adapters if the configuration asks for them."""
+    """Load the model named by `config.base`, in fp32, and its config.json. Its embedding has a row for each token of
+    `base_tokenizer`, and it has the adapters that the run trains.
+
+    Where the base is an adapter, these are its own, beside a frozen copy of them as the reference; or new ones, on top
+    of its own as `config.first` says.
+    """
     c = config if isinstance(config, FinetuneConfig) else None
-    adapters = c.adapters if c else None
-    model, hf = load_model(locate(config.base), torch.float32, quantize=(c.quantize or None) if c else None)
-    if is_quantized(model) and not adapters:
+    adapters, first = (c.adapters, locate(c.base)) if c else (None, None)
+    model, hf = load_model(weights_folder(config), torch.float32, quantize=(c.quantize or None) if c else None)
+    first = first if first and is_adapter(first) else None
+    if is_quantized(model) and not (adapters or first):
         raise UserError(
             f"{config.base} has quantized weights, which are not trained: train adapters on it with onward finetune "
             "--lora 16, or begin from the model that was quantized"
         )
     new = base_tokenizer(config).vocab_size - model.config.vocab_size
-    if new > 0 and c and adapters:
+    if new > 0 and c and (adapters or first):
         raise UserError(
             f"template {c.template} adds {new} tokens to the vocabulary, which adapters do not train: choose one "
             "without new tokens, such as plain, or leave out lora"
         )
     if new > 0:
         model = with_vocabulary(model, model.config.vocab_size + new)
-    if adapters:
-        torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed)
+    if first:
+        check_base(first, weights_folder(config))
+        load_adapter(model, first, hf, FIRST if adapters else START)
+        if adapters:
+            on_top(model, adapters, FIRST)
+        else:
+            model.requires_grad_(False)
+            load_adapter(model, first, hf)
+    elif adapters:
         add_lora(model, adapters)
     return model.train(), hf
+
+
+def weights_folder(config: RunConfig) -> Path:
+    """The folder of the weights beneath all adapters."""
+    folder = locate(config.base)
+    return base_folder(folder) if is_adapter(folder) else folder
+
+
+def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
+    """The configuration of a run in `folder`. If it trains new adapters on a base that is an adapter, and that one is
+    not to be kept beneath them, the base becomes an ordinary model in the folder: it has the first adapter merged, in
+    fp32."""
+    if not isinstance(config, FinetuneConfig) or not config.adapters or not config.base:
+        return config
+    first = locate(config.base)
+    if not is_adapter(first):
+        if config.first:
+            raise UserError(f"first is {config.first!r}, and {config.base} is no adapter: leave it out")
+        return config
+    if config.first == "frozen":
+        return config
+    model, hf = load_model(weights_folder(config), torch.float32)
+    check_base(first, weights_folder(config))
+    load_adapter(model, first, hf)
+    merge_lora(model)
+    save_model(model, folder / MERGED, hf)
+    base_tokenizer(replace(config, template="")).save(folder / MERGED)
+    return replace(config, base=str(folder / MERGED), first="")
 
 
 def base_model(folder: Path, config: RunConfig, labels: Sequence[str]) -> Callable[[], Decoder] | None:
@@ -67,7 +114,15 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
         return None
     if not config.base:
         raise UserError("the model has adapters, and a run saves these alone: name their base as base, with lora")
-    return BaseModel(config.base, weights_checksum(locate(config.base)))
+    folder = weights_folder(config)
+    named = config.base if folder == locate(config.base) else str(folder)
+    return BaseModel(named, weights_checksum(folder))
+
+
+def base_checksum(config: RunConfig) -> str:
+    """A checksum of the weights that a run begins from, of an adapter among them too."""
+    checksum, folder = weights_checksum(weights_folder(config)), locate(config.base)
+    return f"{checksum} {file_sha256(folder / TENSORS)[:16]}" if is_adapter(folder) else checksum
 
 
 def base_of(config: FinetuneConfig) -> Base:
@@ -77,7 +132,10 @@ def base_of(config: FinetuneConfig) -> Base:
 
 def base_tokenizer(config: RunConfig) -> Tokenizer:
     """The tokenizer of the model named by `config.base`, with the configured chat template."""
-    tokenizer = open_source(locate(config.base)).required_tokenizer()
+    folder = locate(config.base)
+    if is_adapter(folder) and not (folder / "tokenizer.json").exists():
+        folder = base_folder(folder)
+    tokenizer = open_source(folder).required_tokenizer()
     named = config.template if isinstance(config, FinetuneConfig) else ""
     return with_template(tokenizer, named) if named else tokenizer
 

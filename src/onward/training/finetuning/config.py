@@ -29,6 +29,7 @@ class ExampleOptions:
     too_long: Literal["error", "cut", "drop"] = "error"  # of a longer example, cut keeps the first tokens
     packed: bool = True  # as many examples in a row as fit, none of which sees another
     lora: Adapters | None = None  # adapters to train in place of the weights: a rank, or lora(rank=16, dora=true)
+    first: Literal["", "merged", "frozen"] = ""  # with lora, of a base that is an adapter: merged, or kept beneath
     quantize: Literal["", "int8", "int4"] = ""  # keep the frozen weights under the adapters as integers (QLoRA)
 
 
@@ -56,6 +57,8 @@ class FinetuneConfig(RunConfig, ExampleOptions):
         self.method.check()
         if self.quantize and not self.lora:
             raise UserError(f"quantize is {self.quantize!r} without adapters to train: give lora, or leave it out")
+        if self.first and not self.lora:
+            raise UserError(f"first is {self.first!r} without adapters on top of it: give lora, or leave it out")
         if self.adapters and self.adapters.dropout and not self.method.dropout:
             raise UserError(f"lora.dropout is given, and {self.method.kind} computes without dropout: leave it out")
         for name, reason in NOT_WITH_ADAPTERS.items():

@@ -13,7 +13,6 @@ import torch
 
 from onward import fields
 from onward.checkpoint.load import open_source
-from onward.checkpoint.peft.bases import weights_checksum
 from onward.data.examples import Encoder, Examples, held_out, tabulated
 from onward.data.forms import answered
 from onward.data.packing import PackedExamples, batch_of
@@ -25,7 +24,7 @@ from onward.files import file_sha256, write_json
 from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
-from onward.training.finetuning.base import base_of, base_tokenizer, load_base
+from onward.training.finetuning.base import base_checksum, base_of, base_tokenizer, load_base
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.record import read_record
 from onward.training.inputs.texts import Inputs, share
@@ -125,7 +124,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         "data": {name: file_sha256(folder / name) for name in files},
         "tokenizer": file_sha256(folder / "tokenizer.json"),
         "model": fields.plain(config.decoder(tokenizer.vocab_size)),
-        "base": weights_checksum(locate(config.base)) if method.reference == "online" else "",
+        "base": base_checksum(config) if method.reference == "online" else "",
         "labels": encoder.labels or method.labels,
     }
     write_json(folder / "inputs.json", record)
@@ -172,7 +171,7 @@ def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", 
     for name, digest in record.data.items():
         if verify == "sha256" and file_sha256(folder / name) != digest:
             raise UserError(f"{folder / name} has changed since it was written: restore it, or start another run")
-    if record.base and verify == "sha256" and (now := weights_checksum(locate(config.base))) != record.base:
+    if record.base and verify == "sha256" and (now := base_checksum(config)) != record.base:
         raise UserError(
             f"{config.base} is not the model that {folder} was started from (its weights have the checksum {now[:12]}, "
             f"then {record.base[:12]}), and {config.method.kind} compares with it: restore it, or start another run"

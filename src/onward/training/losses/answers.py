@@ -15,8 +15,10 @@ from onward.data.packing import ExampleBatch
 from onward.data.windows import IGNORE_INDEX
 from onward.model.decoder import Decoder, without_dropout
 from onward.training.step.loss import MAX_LOGITS, Loss, Sums
+from onward.transforms.heads import NAME
 from onward.transforms.lora import adapter_names, use_adapter
 
+START, FIRST = "start", "first"  # adapters: frozen as they were at the start, and frozen under those that are trained
 REFERENCE = "reference/"  # the numbers of an example: log-probabilities under the reference, by number of the sequence
 
 
@@ -122,13 +124,18 @@ class Frozen:
 
 
 class Reference(Frozen):
-    """The reference of a policy: the policy without its adapters, if it has any, else another model."""
+    """The reference of a policy: the model that it was at the start of its run.
+
+    A policy that trains adapters alone is its own reference, with the adapters that it began with, if any. For other
+    policies it is another model.
+    """
 
     @contextmanager
     def of(self, policy: Decoder) -> Iterator[Decoder]:
         """A context that yields the reference model."""
-        if adapter_names(policy):
-            with use_adapter(policy, ""):
+        names = adapter_names(policy)
+        if names and not trains_weights(policy):
+            with use_adapter(policy, next((name for name in (START, FIRST) if name in names), "")):
                 yield policy
         else:
             yield self.on(policy.device)
@@ -141,6 +148,12 @@ class Reference(Frozen):
             return torch.stack(kept, 1).flatten().float()
         with self.of(policy) as model, without_dropout(model):
             return sequence_logprobs(model, batch, tail).total.detach()
+
+
+def trains_weights(model: Decoder) -> bool:
+    """Whether parameters are trained that are neither of adapters nor of a head of outputs."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return any("_lora." not in name and not name.startswith(f"{NAME}.") for name in trained)
 
 
 @dataclass(frozen=True)

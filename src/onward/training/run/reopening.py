@@ -9,11 +9,10 @@ from onward.checkpoint.saves.newest import SavedState, newest_state
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import read_json
-from onward.hub import locate
 from onward.text.tokenizer import Tokenizer
 from onward.training.clock.budget import Budget
 from onward.training.config import RunConfig, seconds
-from onward.training.finetuning.base import base_model, load_base
+from onward.training.finetuning.base import base_model, load_base, weights_folder
 from onward.training.inputs.record import check_inputs, read_config
 from onward.training.processes import Processes
 from onward.training.run.preparation import Prepared
@@ -48,7 +47,7 @@ def reopened(
     check_inputs(folder, config.decoder(tokenizer.vocab_size))
     adapter, stage = is_adapter(folder), stage_of(config)
     if adapter:
-        check_base(folder, locate(config.base))
+        check_base(folder, weights_folder(config))
     inputs = stage.open(config, folder, "size" if processes.rank else "sha256")
     state = newest_state(folder, device, base=base_model(folder, config, inputs.labels))
     progress = saved_progress(state)

@@ -28,7 +28,7 @@ from onward.model.decoder import Decoder
 from onward.notebook import Shown
 from onward.training.clock.calibration import Sampler
 from onward.training.config import RunConfig
-from onward.training.finetuning.base import adapter_base, base_model
+from onward.training.finetuning.base import adapter_base, base_model, with_merged_base
 from onward.training.processes import Processes
 from onward.training.run.events import Event, EventLog, Rollback
 from onward.training.run.lock import run_lock
@@ -102,11 +102,11 @@ class Run(Shown):
         `progress` is called while texts are read: with the task, the bytes done, and the bytes in all (0: unknown).
         """
         folder, processes = Path(config.out), Processes.join()
-        config, model, hf = chosen_base(config, model)
-        check_options(config, processes)
         if processes.rank:
             return cls.resume(folder, loss=loss)
         with new_folder(folder):
+            config, model, hf = chosen_base(with_merged_base(config, folder), model)
+            check_options(config, processes)
             parts, seconds = prepared(config, folder, model, hf, loss, sample, progress)
             run = cls(parts, RunProgress(seconds=seconds))
             write_json(folder / "run.json", fields.plain(run.config))
