@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 BYTES_OF_TEXT = frozenset(bytes([b]) for b in range(0xF5)) - {b"\xc0", b"\xc1"}  # the bytes that occur in UTF-8
 CONTINUATION = frozenset(bytes([b]) for b in range(0x80, 0xC0))  # bytes after the first of a character
 JSON = '{}[]:,"-.0123456789truefalsn'  # characters that any JSON may need
-BEYOND = re.compile(
-    r"\\\\[pPuUx]|\[\^|format|x-guidance"
-)  # a schema that matches this may need characters that it does not contain
+BEYOND = re.compile(r"\\\\[pPuUx]|\[\^|format|x-guidance")  # schemas that may need further characters
 FIRST, LAST = (
     '"}],:',
     "{[ \t\r\n",
-)  # characters that end JSON soon, and characters that make it longer, in order of preference
+)  # characters that end JSON soon, and that make it longer, in order
 SPACE_COST = 4
 TRIES = 500  # the most states that a search looks at
 STEPS = (1 / 64, 1 / 4, 4)  # the cost of a token in three searches: for long endings, shorter ones and the shortest
