@@ -21,8 +21,8 @@ from onward.tracing.listening import unheard
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
-# how far the sum of the contributions may be from the logit, as a share of the sum of their absolute values or, if that is
-# greater, of the length of the hidden state times that of its direction
+# how far the sum of the contributions may be from the logit, as a share of the sum of their absolute values or, if that
+# is greater, of the norm of the hidden state times the norm of the direction
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 
@@ -98,8 +98,8 @@ def logit_attribution(
     size = max(1.0, float(size), abs(embedding) + sum(float(part.abs().sum()) for part in stacked))
     if not abs(total - logit) <= TOLERANCE[model.dtype] * size:
         raise UserError(
-            f"the contributions to the logit add up to {total:.6g}, and the logit is {logit:.6g}: an edit, a hook or a module "
-            "of your own adds something else than heads, feed-forwards and embeddings to the residual stream"
+            f"the contributions to the logit add up to {total:.6g}, and the logit is {logit:.6g}: an edit, a hook or a "
+            "module of your own adds something else than heads, feed-forwards and embeddings to the residual stream"
         )
     return LogitAttribution(
         list(tokens), position, target, against, logit, embedding, stacked[0], stacked[1], stacked[2], constant
