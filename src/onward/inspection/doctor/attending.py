@@ -23,18 +23,19 @@ from onward.inspection.doctor.subject import POSITION_NAMES, TOLERANCE, Subject
 
 TEXTS = 6
 GAIN = {"repeated": 1.5, "random": 0.5}  # small scores stay where softmax and soft caps are nearly linear
-FIT = 0.05  # the share of what is to be explained that may stay unexplained
+FIT = 0.05  # the largest relative residual of a fit
 ALIKE = 1e-4  # of the largest number: two vectors that differ by less are the same
 FASTEST = 1.05  # radians per token of the fastest pair
 SEEN = 1e-20  # a weight below this is that of a masked key
 POSITIONS = r"(?<![a-z])pos(?!t)|position|wpe|rope|rotary|inv_freq|freqs_cis|alibi|slopes"
-NO_ATTENTION = "no product of weights (T, T) and values is known in this model"
+NO_ATTENTION = "the doctor recognizes no product of weights (T, T) and values in this model"
 
-Layer = Sequence[Attention]  # one attention in each of the texts
+Layer = Sequence[Attention]  # the recordings of one attention, one per text
 
 
 def layers(s: Subject, kind: str) -> list[Layer]:
-    """The attentions of the loud model on N texts: "repeated", each text of one token, or "random"."""
+    """Record each attention of a forward, with all weights enlarged (`loud`), on N texts: "repeated", each of one
+    repeated token, or "random". The result is kept for other checks."""
     if kind not in s.memo:
         T, generator = length_of_texts(s), torch.Generator().manual_seed(3)
         ids = torch.randperm(s.vocab_size, generator=generator)[: TEXTS if T else 0, None].expand(-1, T)
@@ -48,22 +49,23 @@ def layers(s: Subject, kind: str) -> list[Layer]:
 
 
 def stacked(layer: Layer, name: str) -> Tensor:
-    """Queries, keys, values or weights of all texts (N, H, T, ...)."""
+    """Stack the queries, keys, values or weights (`name`) of an attention in all texts, (N, H, T, ...)."""
     return torch.stack([getattr(a, name) for a in layer])
 
 
 def apart(x: Tensor, dim: int) -> float:
-    """The variation of a tensor along a dimension, relative to its largest number."""
+    """Return the variation of a tensor along a dimension, relative to its largest absolute value."""
     return largest(x - x.narrow(dim, 0, 1)) / max(1e-12, largest(x))
 
 
 def rows_of(parts: Sequence[Tensor], T: int) -> Tensor | None:
-    """The outputs of the parts of a projection for each token (T, ...); None if they are unknown."""
+    """Return the outputs of some projections side by side for each token, (T, ...); None if they are unknown."""
     turned = [x.movedim(x.shape.index(T), 0).flatten(1).double() for x in parts if T in x.shape]
     return torch.cat(turned, 1) if parts and len(turned) == len(parts) else None
 
 
 def positions(s: Subject) -> Outcome:
+    """Check that positions reach the scores of attention, in the same way for queries and keys."""
     swapped = s.tokens.clone()
     swapped[:, :-1] = swapped[:, :-1].flip(1)
     measured = (
@@ -94,27 +96,28 @@ def positions(s: Subject) -> Outcome:
 
 
 def shifted(s: Subject) -> str:
-    """The effect of shifting all positions, in words, if forward takes positions."""
+    """Measure the effect of shifting all positions, and return it as text; "" if forward has no parameter for
+    positions."""
     half, name = s.tokens.size(1) // 2, s.parameter(*POSITION_NAMES)
     if not name or not half:
         return ""
-    places, by = torch.arange(half, device=s.device).expand(len(s.tokens), half), s.tokens.size(1) - half
-    here, there = (s(s.tokens[:, :half], **{name: places + add}) for add in (0, by))
-    return f", and all positions {by} further by {largest(here - there):.1e}"
+    indices, by = torch.arange(half, device=s.device).expand(len(s.tokens), half), s.tokens.size(1) - half
+    plain, moved = (s(s.tokens[:, :half], **{name: indices + add}) for add in (0, by))
+    return f", and all positions {by} further by {largest(plain - moved):.1e}"
 
 
 def misplaced(s: Subject, layer: Layer) -> tuple[str, bool]:
-    """A mistake in the positions of an attention, in words, found on texts of one repeated token, whose projections are
-    equal at all positions; and whether positions change a score there."""
+    """Look for a mistake in the positions of an attention, on texts of one repeated token whose projections are equal
+    at all positions. Returns the mistake as text ("" if there is none), and whether positions change a score."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     allowed = max(1e-3, 2 * TOLERANCE.get(s.dtype, 0.0))
     if apart(v, 2) > allowed:
-        return f"values differ between places by {apart(v, 2):.1%}: they are rotated too", True
+        return f"values differ between positions by {apart(v, 2):.1%}: they are rotated too", True
     moves = [name for name, x in (("queries", q), ("keys", k)) if apart(x, 2) > allowed]
     if not moves:
         return biased(w)
     if all(apart(x - x[:1], 2) <= allowed * 2 for x in (q, k)):
-        return "", True  # a vector of the place is added to queries and keys
+        return "", True  # a vector of the position is added to queries and keys
     if len(moves) == 1:
         return f"{moves[0]} turn with the position, and the other side of the product does not", True
     scores = q @ k.mT
@@ -122,7 +125,7 @@ def misplaced(s: Subject, layer: Layer) -> tuple[str, bool]:
     if spread > allowed and apart((size / size[..., :1]).flatten(0, 1), 0) <= allowed:
         spread = along_diagonals(scores / (size / size[..., :1])[..., None])  # scores that grow with the text
     if spread > allowed:
-        what = f"the same tokens at the same distance get scores that differ by {spread:.1%} between places"
+        what = f"the same tokens at the same distance get scores that differ by {spread:.1%} between positions"
         return f"{what}: queries and keys are not turned alike", True
     if same := repeated_rows(q.transpose(1, 2).flatten(2)):
         return f"positions {same} turn queries alike", True
@@ -130,15 +133,16 @@ def misplaced(s: Subject, layer: Layer) -> tuple[str, bool]:
 
 
 def along_diagonals(scores: Tensor) -> float:
-    """The largest difference of scores (N, H, T, T) at the same distance, relative to the largest score."""
+    """Return the largest difference of scores (N, H, T, T) at the same distance, relative to the largest score."""
     T = scores.size(-1)
     diagonals = [scores.diagonal(d, -2, -1) for d in range(1 - T, T)]
     return max(largest(x - x.mean(-1, keepdim=True)) for x in diagonals) / largest(scores)
 
 
 def biased(weights: Tensor) -> tuple[str, bool]:
-    """For weights (N, H, T, T) with equal queries and keys at all positions, where only a bias can make a difference: a
-    mistake of the bias in words (it grows with distance, or is the same for all heads), and whether there is a bias."""
+    """Look for a mistake of a bias for distance in attention weights (N, H, T, T) of equal queries and keys, where only
+    a bias can make a difference: it grows with distance, or is the same for all heads. Returns the mistake as text,
+    and whether there is a bias."""
     last = weights[0, :, -1]  # (H, T)
     seen = (last > SEEN).all(0)
     logs = last[:, seen].log().flip(-1)  # by distance
@@ -156,8 +160,8 @@ def biased(weights: Tensor) -> tuple[str, bool]:
 
 
 def repeated_rows(x: Tensor) -> str:
-    """Two positions of x (N, T, ...) with equal vectors, unless they are the last ones, as after a convolution with
-    zeros before the text; "" without any."""
+    """Return, as text, two positions of x (N, T, ...) with equal vectors; "" if there are none. The last positions may
+    be equal, as after a convolution with zeros before the text."""
     flat = x.transpose(0, 1).flatten(1)
     equal = torch.cdist(flat, flat, p=math.inf) <= ALIKE * largest(flat)
     T = len(flat)
@@ -167,8 +171,8 @@ def repeated_rows(x: Tensor) -> str:
 
 
 def turns(queries: Tensor) -> str:
-    """A mistake in the angles by which queries (N, H, T, E) of one token rotate from position to position; "" if there
-    is none, or if no single rotation explains them."""
+    """Look for a mistake in the angles by which queries (N, H, T, E) of one token rotate from position to position.
+    Returns it as text; "" if there is none, or if no single rotation explains the queries."""
     before, after = (x.flatten(0, -2) for x in (queries[:, :, :-1], queries[:, :, 1:]))
     if len(before) < 2 * queries.size(-1):
         return ""
@@ -186,7 +190,8 @@ def turns(queries: Tensor) -> str:
 
 
 def speaks_of_positions(model: nn.Module) -> str:
-    """The first parameter, buffer, module or function of a model with a name about positions; "" without any."""
+    """Return the first parameter, buffer, module or function of a model with a name about positions; "" if there is
+    none."""
     named = [name for name, _ in [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]]
     named += [type(module).__name__ for module in model.modules()]
     used = chain.from_iterable(names_in(getattr(type(m).forward, "__code__", None)) for m in model.modules())
@@ -194,7 +199,7 @@ def speaks_of_positions(model: nn.Module) -> str:
 
 
 def names_in(code: CodeType | None) -> Iterator[str]:
-    """The names that a function uses, including its inner functions."""
+    """Yield the names that the code of a function uses, including its inner functions."""
     if code:
         yield from code.co_names
         for constant in code.co_consts:
@@ -203,6 +208,7 @@ def names_in(code: CodeType | None) -> Iterator[str]:
 
 
 def heads(s: Subject) -> Outcome:
+    """Check the factor of the scores, and that heads read the keys and values of their groups."""
     traced_layers = layers(s, "random")
     if not traced_layers:
         return "not applicable", NO_ATTENTION
@@ -219,7 +225,7 @@ def heads(s: Subject) -> Outcome:
 
 
 def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
-    """The outcome for the heads of one attention."""
+    """Check the heads of one attention; returns its status and the measurement as text."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     H, E = q.size(1), q.size(-1)
     if layer[0].softmax_of_softmax:
@@ -255,7 +261,7 @@ def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
 
 
 def alike(x: Tensor) -> list[int]:
-    """For each head of x (N, H, T, E), the index of the first head with equal vectors."""
+    """Return, for each head of x (N, H, T, E), the index of the first head with equal vectors."""
     firsts: list[Tensor] = []
     numbers = []
     for head in x.unbind(1):
@@ -266,7 +272,8 @@ def alike(x: Tensor) -> list[int]:
 
 
 def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
-    """The factor between products of projected queries and keys, and scores; or the reason why it cannot be determined.
+    """Estimate the factor between products of projected queries and keys, and scores; returns the reason as text if it
+    cannot be determined.
 
     log w is the score minus a number per row. Subtracting the means over texts and over keys removes this number, and
     all that depends on positions alone, from both sides.
@@ -294,8 +301,8 @@ def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
 ATTENDING = {
     "positions": Check(
         "",
-        "earlier tokens in another order, and texts of one token, repeated: places alone may change its scores",
-        "the model cannot tell the order of tokens, or the same words are another text at another place",
+        "earlier tokens in another order; texts of one repeated token, whose scores only positions may change",
+        "the model cannot tell the order of tokens, or reads the same words differently at another position",
         "give token i position i; rotate queries and keys by the same angles, and leave values as they are",
         positions,
         cheap=True,
