@@ -255,7 +255,8 @@ class Vocabulary:
 
 @lru_cache(maxsize=2)
 def vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """Return the Vocabulary of the token ids below `size`; control tokens and unused ids have no bytes."""
+    """Return the tokens of a tokenizer with ids below `size`, for llguidance; control tokens and unused ids have no
+    bytes."""
     pieces = [tokenizer.token_bytes(i) for i in range(size)]
     starts = [] if tokenizer.of_bytes else [i for i, piece in enumerate(pieces) if piece[:1] == b" "]
     return Vocabulary(pieces, [i for i in starts if tokenizer.decode([i]).encode() != pieces[i]])
@@ -270,7 +271,7 @@ def read_schema(text: str) -> Any:
 
 
 def reason(message: str) -> str:
-    """Shorten an llguidance error message to one sentence, without the excerpt of its grammar."""
+    """Shorten an error message of llguidance to one sentence, without the excerpt of its grammar."""
     match = re.search(r"^error: (.*)", message, re.MULTILINE)
     first = message.partition("\n")[0]
     if first.startswith("panic"):  # a mistake of the library

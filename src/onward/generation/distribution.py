@@ -82,7 +82,7 @@ class History:
         return counts(like, [text[length:] for text, length in zip(self.texts, self.prompt_lengths)])
 
     def repeats(self, row: int, size: int) -> Iterable[int]:
-        """Return the tokens that would repeat an n-gram of `size` tokens of the row."""
+        """Return the tokens that, as the next token of a row, would repeat one of its n-grams of `size` tokens."""
         return p.repeats(self.texts[row], size)
 
 

@@ -114,7 +114,7 @@ class RequestHistory(History):
         return tensor_on(like.device, [i for i, _ in self.prefixes])
 
     def repeats(self, row: int, size: int) -> Iterable[int]:
-        """Return the tokens that would repeat an n-gram of `size` tokens if they came after a row of logits."""
+        """Return the tokens that, after a row of logits, would repeat an n-gram of `size` tokens."""
         if not size:
             return ()
         i, proposed = self.prefixes[row]

@@ -57,8 +57,8 @@ class Runner:
         return self.views[key]
 
     def adapter(self, name: str | None) -> str:
-        """Return the name of an adapter of the model, or of the adapter in use for None. Raises a UserError if the
-        model does not have it."""
+        """Return the name of the adapter that a request uses: `name` or, for None, the adapter in use. Raises a
+        UserError if the model does not have it."""
         self.selection = selection(self.model)
         if name is None:
             return self.selection.name

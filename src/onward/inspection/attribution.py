@@ -72,7 +72,8 @@ def logit_attribution(
     modules = dict(model.named_modules())
 
     def before(name: str, direction: Tensor) -> Tensor:
-        """The direction before the norm with this name, if there is one. The norm's bias counts as a constant."""
+        """Return the direction before the norm with this name, if the model has it. The norm's bias counts as a
+        constant."""
         nonlocal constant
         norm = modules.get(name, nn.Identity())
         constant += norm_constant(norm, direction)

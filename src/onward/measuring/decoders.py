@@ -19,8 +19,8 @@ from onward.transforms.quantize import quantize_model
 
 
 def decoder_of(model: str, vocab_size: int) -> DecoderConfig:
-    """Return the config of a release, a folder, a config.json, a GGUF file, a model on the hub or, with `vocab_size`
-    tokens, a training preset. Reads no weights; raises a UserError for any other name."""
+    """Return the config of a model given by name: a published release, a folder, a config.json, a GGUF file, a model on
+    the hub or, with `vocab_size` tokens, a training preset. Reads no weights; raises a UserError for any other name."""
     if model in PRESETS:
         return decoder(model, vocab_size, {})
     return releases.decoder_of(model, PRESETS)
@@ -33,7 +33,7 @@ def check_context(config: DecoderConfig, context: int) -> None:
 
 
 def has_random_weights(model: str) -> bool:
-    """Return whether a name is a release or a training preset, which are measured with random weights."""
+    """Return whether a name is a published release or a training preset, which are measured with random weights."""
     return model in presets() or model in PRESETS
 
 

@@ -47,8 +47,8 @@ class BlockPool:
         return max(0, start - self.window + 1) // self.size if self.window else 0
 
     def prefix_blocks(self, hashes: Sequence[bytes]) -> list[int]:
-        """Return the registered blocks with these hashes as the first blocks of a row, with NULL_BLOCK behind the
-        window."""
+        """Return the registered blocks with these hashes, for the beginning of a new row; NULL_BLOCK stands for blocks
+        behind the window."""
         first = self.first_visible(len(hashes) * self.size)
         return [NULL_BLOCK] * first + [self.hash_to_block[h] for h in hashes[first:]]
 
@@ -89,7 +89,7 @@ class BlockPool:
                 self.block_hashes[block], self.hash_to_block[block_hash] = block_hash, block
 
     def assign(self, row: int, blocks: list[int]) -> None:
-        """Replace the blocks of a row by these, which are acquired already, and release the old ones."""
+        """Replace the blocks of a row by `blocks`, whose references are counted already, and release the old ones."""
         old, self.row_blocks[row] = self.row_blocks[row], blocks
         self.table[row] = NULL_BLOCK
         self.table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.long)
@@ -258,7 +258,7 @@ class BlockManager(CacheManager):
         self.free(source)
 
     def reorder(self, index: Sequence[int]) -> None:
-        """Give row i the blocks of row index[i] for every i; rows may be left out or repeated."""
+        """Give row i the blocks of row index[i] for every i; `index` may omit or repeat rows."""
         for pool in self.pools.values():
             rows = [[pool.acquire(block) for block in pool.row_blocks[i]] for i in index]
             for row, blocks in enumerate(rows):

@@ -52,7 +52,8 @@ class CacheManager:
         return 0
 
     def reserve(self, row: int, start: int, end: int) -> bool:
-        """Make positions start to end - 1 of a row writable, at most a chunk; the row holds the positions before them.
+        """Prepare positions start to end - 1 of a row for writing, at most a chunk of them; the row holds the positions
+        before.
 
         Returns False, and changes nothing, if memory is short.
         """
@@ -109,7 +110,8 @@ class CacheManager:
         }
 
     def load(self, row: int, length: int, vectors: Mapping[str, Tensor]) -> None:
-        """Write the vectors that `dump` returned to a row; position length - 1 must be reserved."""
+        """Write to a row the cache entries that `dump` returned for `length` tokens; position length - 1 must be
+        reserved."""
         for layer, cache, index in self.needed(row, length):
             for name, entry in cache.entries.items():
                 entry[index] = vectors[f"{layer}.{name}"][None].to(entry.device)

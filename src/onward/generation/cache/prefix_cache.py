@@ -92,8 +92,9 @@ class PrefixCache:
         self.manager.register_prefix(row, tokens)
 
     def keep(self, row: int, tokens: Sequence[int], key: str) -> None:
-        """Save the tokens that a row holds, with their keys and values, to a file. Does nothing without `files` or if
-        the model has changed since the row was allocated. Warns if the file cannot be written."""
+        """Save the keys and values of a row that holds these tokens to a file, under the `key` of its model and
+        adapter. Does nothing without `files`, or if the model has changed since the last admission. Warns if the
+        file cannot be written."""
         if self.files is None or self.model_name() != self.model:
             return
         try:

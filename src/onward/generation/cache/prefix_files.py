@@ -67,7 +67,8 @@ class PrefixFiles:
         return cached
 
     def save(self, manager: CacheManager, row: int, tokens: Sequence[int], key: str | None = None) -> Path:
-        """Save a row that holds these tokens, and at most a chunk beyond them, to a file; returns its path.
+        """Save the keys and values of a cache row to a file; returns its path. The row holds `tokens`, and at most a
+        chunk of further ones, which are not saved.
 
         Raises a UserError if the file cannot be written, or if no key is given and the model has hooks or edits.
         """
@@ -83,7 +84,7 @@ class PrefixFiles:
         return path
 
     def name_hash(self, manager: CacheManager, rope_length: int, key: str) -> hashlib._Hash:
-        """Return the hash of a file name before any token is added to it."""
+        """Return the unfinished hash of a file name, to which the tokens are still to be added."""
         config, layers = self.model.config, manager.cache.layers
         kinds = [(name, t.dtype, t.shape[2:]) for layer in layers for name, t in layer.entries.items()]
         identity = config, kinds, manager.block_size, rope_key(config, rope_length), key

@@ -33,8 +33,8 @@ class Draft(Protocol):
     manager: CacheManager | None  # of the draft's own cache, whose row i belongs to row i of the engine
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        """Prepare for an engine with this number of rows, tokens per row, most tokens per call, and size of the
-        vocabulary."""
+        """Prepare for an engine: its number of `rows`, the `length` of a row in tokens, the most tokens of a row per
+        call (`chunk`), and the size of the vocabulary."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         """Propose at most `room` tokens for each request; request i is in row i."""

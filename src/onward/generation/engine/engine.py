@@ -140,7 +140,8 @@ class Engine:
             self.runner.steps.release()
 
     def run(self) -> Iterator[tuple[Request, int]]:
-        """Step until every request is done; yields (request, token) for each generated token except stop tokens."""
+        """Run steps until every request is done; yields (request, token) for each generated token except stop
+        tokens."""
         with without_dropout(self.model):  # here rather than in every step
             while self.busy:
                 yield from self.step()

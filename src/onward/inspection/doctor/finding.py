@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Status = Literal["ok", "failed", "noted", "not run", "not applicable"]
-Outcome = tuple[Status, str] | tuple[Status, str, str]  # status, what, and where
+Outcome = tuple[Status, str] | tuple[Status, str, str]  # status, the measurement as a sentence, where it fails
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Finding:
 
     check: str
     status: Status
-    what: str  # with the number that was measured
-    where: str = ""  # a module or parameters
-    how: str = ""  # it was measured
-    why: str = ""  # a failure matters
-    mend: str = ""
+    what: str  # the measurement as a sentence, with its number
+    where: str = ""  # the module or parameters that fail
+    how: str = ""  # how it was measured
+    why: str = ""  # why a failure matters
+    mend: str = ""  # what to change
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Check:
     why: str
     mend: str
     run: Callable[[Any], Outcome]
-    cheap: bool = False  # a few forwards, so that training can begin with it
+    cheap: bool = False  # whether it takes only a few forwards, so that training can begin with it
 
 
 def largest(x: Tensor) -> float:

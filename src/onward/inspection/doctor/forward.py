@@ -244,7 +244,7 @@ def length(s: Subject) -> Outcome:
 
 @torch.no_grad()
 def precision(s: Subject) -> Outcome:
-    """Check that the model in bf16 gives about the logits of fp32."""
+    """Check that the logits of the model in bf16 are close to those in fp32."""
     size = sum(p.numel() for p in s.model.parameters())
     if size > COPIED:
         return "not applicable", f"a model of {size:,} parameters is too large to be copied"

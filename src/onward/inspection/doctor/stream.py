@@ -38,7 +38,7 @@ def traced(s: Subject) -> Operations | None:
 
 
 def head_of(ops: Operations, s: Subject) -> Linear | None:
-    """Return the product with a weight that computes the logits; None if there is none."""
+    """Return the recorded product with a weight that computes the logits; None if there is none."""
     return next((x for x in reversed(ops.linears) if x.result.size(-1) >= s.vocab_size), None)
 
 
