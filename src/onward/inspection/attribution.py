@@ -138,7 +138,7 @@ def names_of(model: Decoder) -> list[str]:
 
 
 def weight_of(norm: nn.Module) -> Tensor | float:
-    """Return the factors (D,) by which a norm multiplies its output, or 1."""
+    """Return the weight (D,) by which a norm multiplies its output, with its offset; 1 for a norm without a weight."""
     weight: Any = norm.weight
     return 1.0 if weight is None else exact(weight) + getattr(norm, "offset", 0.0)
 

@@ -85,8 +85,9 @@ class ReconstructionLoss(Loss):
 
 
 def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 16, seed: int = 0) -> SparseAutoencoder:
-    """Create an untrained SparseAutoencoder for an activation (B, T, D) of a model, by default with 8 D features.
-    Raises a UserError if no activation has this name, or if it has another shape."""
+    """Create an untrained SparseAutoencoder for an activation (B, T, D) of a model, with `features` features (by
+    default 8 D), of which a token has at most `active`. Raises a UserError if no activation has this name, or if it
+    has another shape."""
     known, name = activations(model), full_name(name)
     resolve(known, [name])
     if len(known[name].shape) != 3 or known[name].shape[:2] != ("B", "T") or not known[name].editable:

@@ -67,7 +67,8 @@ def silent(step: Step) -> None:
 def fit_lens(
     model: Decoder, tokens: Tokens, *, seconds: float = math.inf, watch: Callable[[Step], None] = silent
 ) -> TunedLens:
-    """Train a tuned lens of a model on a text with `fit`, and return it; `watch` is called after each step."""
+    """Train a tuned lens of a model on a text with `fit`, for at most about `seconds` seconds, and return it; `watch`
+    is called after each step."""
     lens = TunedLens(model)
     for step in fit(lens, LensLoss(model), windows_of(model, tokens), seconds=seconds):
         watch(step)

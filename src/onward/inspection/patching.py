@@ -100,8 +100,8 @@ def activation_patching(
 
 
 def patched(clean: Tensor, indices: Tensor, axis: int, x: Tensor) -> Tensor:
-    """Return a copy of x (B, ...) in which row i has index `indices[i]` along `axis` from the activation of the clean
-    run (1, ...)."""
+    """Return a copy of x (B, ...), an activation of the corrupted text in B rows, in which row i has index `indices[i]`
+    along `axis` from the activation of the clean run (1, ...)."""
     x = x.clone()
     for row, index in enumerate(indices.tolist()):
         x[row].select(axis - 1, index).copy_(clean[0].select(axis - 1, index))

@@ -38,7 +38,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, tor
 
 @dataclass(frozen=True)
 class Finding:
-    """A promise, such as "cached = plain", and the difference that was measured."""
+    """A promise, which is an equality such as "cached = plain", and the difference that was measured."""
 
     promise: str
     measured: float  # the largest difference, in the unit `of`

@@ -53,7 +53,7 @@ def stacked(layer: Layer, name: str) -> Tensor:
     return torch.stack([getattr(a, name) for a in layer])
 
 
-def apart(x: Tensor, dim: int) -> float:
+def variation(x: Tensor, dim: int) -> float:
     """Return the variation of a tensor along a dimension, relative to its largest absolute value."""
     return largest(x - x.narrow(dim, 0, 1)) / max(1e-12, largest(x))
 
@@ -80,17 +80,17 @@ def positions(s: Subject) -> Outcome:
         if any(row is None for row in rows):
             return "noted", f"{measured}; the projections of {layer[0].module or 'the attention'} are not known"
         given = torch.stack([row for row in rows if row is not None])
-        if apart(given, 1) > max(ALIKE, TOLERANCE.get(s.dtype, 0.0)):
+        if variation(given, 1) > max(ALIKE, TOLERANCE.get(s.dtype, 0.0)):
             if layer is traced_layers[0] and (same := repeated_rows(given)):
                 return "failed", f"{measured}; positions {same} add the same vector to a token", where
             return "noted", f"{measured}: positions are absolute" if layer is traced_layers[0] else measured
-        wrong, sees = misplaced(s, layer)
+        wrong, sees = position_mistake(s, layer)
         if wrong:
             return "failed", f"{measured}; {wrong}", where
         blind = blind and not sees
     if not traced_layers:
         return "noted", f"{measured}; {NO_ATTENTION}"
-    if blind and (name := speaks_of_positions(s.model)):
+    if blind and (name := name_about_positions(s.model)):
         return "failed", f"{measured}; no position changes a score, although the model has {name}", "the scores"
     return "noted", f"{measured}: " + ("there are no positions" if blind else "positions are relative")
 
@@ -106,30 +106,30 @@ def shifted(s: Subject) -> str:
     return f", and all positions {by} further by {largest(plain - moved):.1e}"
 
 
-def misplaced(s: Subject, layer: Layer) -> tuple[str, bool]:
+def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
     """Look for a mistake in the positions of an attention, on texts of one repeated token whose projections are equal
     at all positions. Returns the mistake as text ("" if there is none), and whether positions change a score."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     allowed = max(1e-3, 2 * TOLERANCE.get(s.dtype, 0.0))
-    if apart(v, 2) > allowed:
-        return f"values differ between positions by {apart(v, 2):.1%}: they are rotated too", True
-    moves = [name for name, x in (("queries", q), ("keys", k)) if apart(x, 2) > allowed]
+    if variation(v, 2) > allowed:
+        return f"values differ between positions by {variation(v, 2):.1%}: they are rotated too", True
+    moves = [name for name, x in (("queries", q), ("keys", k)) if variation(x, 2) > allowed]
     if not moves:
-        return biased(w)
-    if all(apart(x - x[:1], 2) <= allowed * 2 for x in (q, k)):
+        return bias_mistake(w)
+    if all(variation(x - x[:1], 2) <= allowed * 2 for x in (q, k)):
         return "", True  # a vector of the position is added to queries and keys
     if len(moves) == 1:
         return f"{moves[0]} turn with the position, and the other side of the product does not", True
     scores = q @ k.mT
     spread, size = along_diagonals(scores), q.norm(dim=-1)
-    if spread > allowed and apart((size / size[..., :1]).flatten(0, 1), 0) <= allowed:
+    if spread > allowed and variation((size / size[..., :1]).flatten(0, 1), 0) <= allowed:
         spread = along_diagonals(scores / (size / size[..., :1])[..., None])  # scores that grow with the text
     if spread > allowed:
         what = f"the same tokens at the same distance get scores that differ by {spread:.1%} between positions"
         return f"{what}: queries and keys are not turned alike", True
     if same := repeated_rows(q.transpose(1, 2).flatten(2)):
         return f"positions {same} turn queries alike", True
-    return turns(q), True
+    return rotation_mistake(q), True
 
 
 def along_diagonals(scores: Tensor) -> float:
@@ -139,7 +139,7 @@ def along_diagonals(scores: Tensor) -> float:
     return max(largest(x - x.mean(-1, keepdim=True)) for x in diagonals) / largest(scores)
 
 
-def biased(weights: Tensor) -> tuple[str, bool]:
+def bias_mistake(weights: Tensor) -> tuple[str, bool]:
     """Look for a mistake of a bias for distance in attention weights (N, H, T, T) of equal queries and keys, where only
     a bias can make a difference: it grows with distance, or is the same for all heads. Returns the mistake as text,
     and whether there is a bias."""
@@ -170,7 +170,7 @@ def repeated_rows(x: Tensor) -> str:
     return f"{pairs[0][0]} and {pairs[0][1]}" if pairs else ""
 
 
-def turns(queries: Tensor) -> str:
+def rotation_mistake(queries: Tensor) -> str:
     """Look for a mistake in the angles by which queries (N, H, T, E) of one token rotate from position to position.
     Returns it as text; "" if there is none, or if no single rotation explains the queries."""
     before, after = (x.flatten(0, -2) for x in (queries[:, :, :-1], queries[:, :, 1:]))
@@ -189,7 +189,7 @@ def turns(queries: Tensor) -> str:
     return ""
 
 
-def speaks_of_positions(model: nn.Module) -> str:
+def name_about_positions(model: nn.Module) -> str:
     """Return the first parameter, buffer, module or function of a model with a name about positions; "" if there is
     none."""
     named = [name for name, _ in [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]]
@@ -232,7 +232,7 @@ def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
         return "failed", "weights are the softmax of a softmax: none can be far from the mean"
     if not bool(w.diagonal(0, -2, -1).any()):
         return "failed", "no token sees itself: the weights of all queries for their own keys are 0"
-    groups = {name: alike(x) for name, x in (("queries", q), ("keys", k), ("values", v))}
+    groups = {name: first_equal_heads(x) for name, x in (("queries", q), ("keys", k), ("values", v))}
     count = max(groups["keys"]) + 1
     if H > 1 and not any(max(group) for group in groups.values()):
         return "failed", f"all {H} heads have the same queries, keys and values: they are one head"
@@ -260,7 +260,7 @@ def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
     return ("failed", f"{what}: {named}") if named and s.fresh else ("noted", what)
 
 
-def alike(x: Tensor) -> list[int]:
+def first_equal_heads(x: Tensor) -> list[int]:
     """Return, for each head of x (N, H, T, E), the index of the first head with equal vectors."""
     firsts: list[Tensor] = []
     numbers = []
@@ -272,8 +272,8 @@ def alike(x: Tensor) -> list[int]:
 
 
 def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
-    """Estimate the factor between products of projected queries and keys, and scores; returns the reason as text if it
-    cannot be determined.
+    """Estimate the factor by which products of projected queries q and keys k become scores, from the attention weights
+    w (N, H, T, T). Returns the reason as text if it cannot be determined.
 
     log w is the score minus a number per row. Subtracting the means over texts and over keys removes this number, and
     all that depends on positions alone, from both sides.

@@ -51,12 +51,12 @@ def cached(s: Subject) -> Outcome:
         differences = (logits - s.logits[:1]).abs().amax((0, 2))
         if (difference := largest(differences)) > worst:
             token = int((differences > s.allowed).float().argmax())
-            module = parting(s, sizes, token) if difference > s.allowed else ""
+            module = first_different(s, sizes, token) if difference > s.allowed else ""
             worst, where = difference, f"{name}, first at token {token}" + (f", in {module}" if module else "")
     return verdict(worst <= s.allowed, f"logits with the cache and without differ by {worst:.1e}", where)
 
 
-def parting(s: Subject, sizes: Sequence[int], token: int) -> str:
+def first_different(s: Subject, sizes: Sequence[int], token: int) -> str:
     """Return the name of the first module whose result for a token differs with the cache, fed in pieces of these
     sizes; "" if none does."""
     memory, tokens = s.new_cache(), s.tokens[:1]
@@ -147,7 +147,7 @@ def memory_per_token(s: Subject) -> Outcome:
 
 @cache
 def bandwidth(device: torch.device) -> float:
-    """Measure the bytes per second that the device reads from memory."""
+    """Measure how many bytes per second the device reads from memory; measured once per device."""
     return read_bandwidth(device, ARRAY)
 
 

@@ -47,7 +47,7 @@ def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[
 
 
 @contextmanager
-def left_as_it_was(model: nn.Module) -> Iterator[None]:
+def restored_state(model: nn.Module) -> Iterator[None]:
     """Restore the mode (train or eval) of each module and the state of the random number generators at the end of the
     `with` block."""
     modes = [(module, module.training) for module in model.modules()]
@@ -72,5 +72,5 @@ def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[Ab
     if unknown := next((name for name in about if name not in kinds), None):
         raise UserError(f"doctor: {unknown} is not an argument: {nearest(unknown, kinds)}")
     arguments.check(kinds, about)
-    with left_as_it_was(model):
+    with restored_state(model):
         return list(examine(Subject(model, **about), checks))

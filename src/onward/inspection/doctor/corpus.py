@@ -47,7 +47,7 @@ def ended(c: Corpus) -> Outcome:
 
 
 def dominated(c: Corpus) -> Outcome:
-    """Check that no document has more than LARGEST of all tokens."""
+    """Check that no document has more than the share LARGEST of all tokens."""
     starts = c.train.starts(0, len(c.train))
     lengths = np.diff(np.append(starts, len(c.train)))
     most = int(lengths.argmax())

@@ -120,9 +120,9 @@ class Operations(TorchDispatchMode):
             return
         self.follow(name, floats, out)
         if name in ("add", "add_") and len(floats) == 2 and floats[0].shape == floats[1].shape:
-            self.sums.append(Sum(floats[0], floats[1], out, self.place()))
+            self.sums.append(Sum(floats[0], floats[1], out, self.current_module()))
 
-    def place(self) -> str:
+    def current_module(self) -> str:
         """Return the name of the module that runs now; "" for the model."""
         return self.module[-1] if self.module else ""
 
@@ -131,7 +131,7 @@ class Operations(TorchDispatchMode):
         weights = self.is_weight(left), self.is_weight(right)
         if sum(weights) == 1:
             x, weight = (right, left) if weights[0] else (left, right)
-            linear = Linear(x, weight, out, self.place(), self.direct.get(id(x)))
+            linear = Linear(x, weight, out, self.current_module(), self.direct.get(id(x)))
             self.linears.append(linear)
             self.sources[id(out)], self.direct[id(out)] = [out], linear
             return
@@ -146,8 +146,8 @@ class Operations(TorchDispatchMode):
 
     def mixed(self, weights: Tensor, values: Tensor, of_values: Tensor) -> None:
         """Record an attention: pair a product of weights and values with the last product of queries and keys. Grouped
-        heads (K, G T, E), folded into the query length, become (K G, T, E). `of_values` are the values before they
-        are transposed."""
+        heads (K, G T, E), folded into the query length, become (K G, T, E). `of_values` is the operand of the
+        product that holds the values."""
         assert self.scores
         T, (queries, keys) = self.length, self.scores
         of = lambda x: self.sources.get(id(x), [])
@@ -159,7 +159,7 @@ class Operations(TorchDispatchMode):
         q, k, w, v = unfold(flat[0]), repeat(flat[1]), unfold(flat[2]), repeat(flat[3])
         if q.shape[:2] == k.shape[:2] == w.shape[:2] == v.shape[:2]:
             width = self.linears[-1].given.size(-1) if self.linears else 0
-            self.attentions.append(Attention(self.place(), q, k, w, v, sources, self.twice, width))
+            self.attentions.append(Attention(self.current_module(), q, k, w, v, sources, self.twice, width))
         self.scores, self.twice = None, False
 
     def follow(self, name: str, floats: list[Tensor], out: Tensor) -> None:

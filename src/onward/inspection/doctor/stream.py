@@ -24,12 +24,12 @@ KEPT = 0.3  # the least cosine between an embedding and the input of the head, w
 TIMES = 1.9  # an embedding with this factor in the stream was added to itself
 REACH = 1.5  # positive and negative: in this range no token is e^3 times as likely as another
 HEAD = 100.0  # the size of logits for which the head is made larger
-NO_TEXT = "every possible text length equals or divides a width of the model"
+NO_TEXT = "every possible text length divides a width of the model"
 
 
 def traced(s: Subject) -> Operations | None:
-    """Record the operations of a forward of a random text, with all weights enlarged (`loud`); None if no length of a
-    text is unlike all widths. The result is kept for other checks."""
+    """Record the operations of a forward of a random text, with all weights enlarged (`loud`). The result is kept for
+    other checks; None if every text length divides a width of the model."""
     if "traced" not in s.memo:
         T = length_of_texts(s)
         with loud(s):

@@ -140,7 +140,7 @@ def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
 
 def named(target: str, what: str) -> Any:
     """Import FILE.py or MODULE of a target FILE.py:NAME or MODULE:NAME, and return its attribute NAME. Raises a
-    UserError that begins with `what` if it does not exist."""
+    UserError if it does not exist; `what` names the target in the message."""
     source, _, name = target.rpartition(":")
     if not source:
         raise UserError(f"{what} is {target!r}: name it as FILE.py:NAME or MODULE:NAME")
