@@ -46,11 +46,11 @@ def constraint(
     if not text:
         return None
     language = Language(what, text)
-    known = vocabulary(tokenizer, size)
-    first = TextConstraint(language.start(known), known, sorted(end))
+    vocab = vocabulary(tokenizer, size)
+    first = TextConstraint(language.start(vocab), vocab, sorted(end))
     any_allowed = bool(first.mask.any())
     if not (any_allowed and first.state.possible):
-        if characters := language.unspelled(known.spelling):
+        if characters := language.unspelled(vocab.spelling):
             raise UserError(
                 f"{what} cannot be met: the tokens of this model cannot spell {', '.join(map(repr, characters))}"
             )
@@ -81,35 +81,35 @@ class Language:
                 schema = {"x-guidance": {"whitespace_pattern": SPACE}} | schema
             self.grammar = f"{ALL_TOKENS}start: %json {json.dumps(schema)}"
 
-    def start(self, known: Vocabulary, hint: str = "") -> State:
+    def start(self, vocab: Vocabulary, hint: str = "") -> State:
         """Return the grammar state of an empty answer. Raises a UserError for an expression or schema that llguidance
         rejects.
 
-        If the tokens of `known` cannot spell every text, an answer may have a prefix that no tokens can complete.
+        If the tokens of `vocab` cannot spell every text, an answer may have a prefix that no tokens can complete.
         Regular expressions are therefore intersected with the texts that tokens can spell. If that does not suffice,
         the state searches for tokens that complete the answer, and tries characters of `hint` first.
         """
-        matcher, spelling = self.intersected(known), known.spelling
+        matcher, spelling = self.intersected(vocab), vocab.spelling
         if spelling.complete or (spelling.prefix_free if self.what == "regex" else spelling.covers(self.text)):
             return State(matcher)
-        search = Search({piece: known.ids[piece] for piece in spelling.generators}, hint, self.text, known.size)
+        search = Search({piece: vocab.ids[piece] for piece in spelling.generators}, hint, self.text, vocab.size)
         return State(matcher, search)
 
-    def intersected(self, known: Vocabulary) -> LLMatcher:
+    def intersected(self, vocab: Vocabulary) -> LLMatcher:
         """Return an llguidance matcher of the grammar at its start; a regular expression is intersected with the texts
-        that the tokens of `known` can spell."""
-        matcher = self.matcher(self.grammar, known)
-        if known.spelling.complete or self.what != "regex":
+        that the tokens of `vocab` can spell."""
+        matcher = self.matcher(self.grammar, vocab)
+        if vocab.spelling.complete or self.what != "regex":
             return matcher
-        both = f"start: TEXT\nTEXT: /(?u){self.expression}/ & /(?su:.*)/ & /{known.spelling.expression}/"
-        return self.matcher(ALL_TOKENS + OF_BYTES + both, known)
+        both = f"start: TEXT\nTEXT: /(?u){self.expression}/ & /(?su:.*)/ & /{vocab.spelling.expression}/"
+        return self.matcher(ALL_TOKENS + OF_BYTES + both, vocab)
 
-    def matcher(self, grammar: str, known: Vocabulary) -> LLMatcher:
+    def matcher(self, grammar: str, vocab: Vocabulary) -> LLMatcher:
         """Return an llguidance matcher of a grammar at its start. Raises a UserError if llguidance rejects the
         grammar."""
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(known.inner, grammar, log_level=0)
+        matcher = LLMatcher(vocab.inner, grammar, log_level=0)
         if matcher.is_error():
             raise UserError(f"{self.what} cannot be used: {reason(matcher.get_error())}")
         return matcher
@@ -122,8 +122,8 @@ class Language:
         """
 
         def possible(characters: Collection[str]) -> bool:
-            known = Vocabulary([*spelling.generators, *(c.encode() for c in characters)])
-            state = State(self.intersected(known)) if self.what == "regex" else self.start(known, "".join(characters))
+            vocab = Vocabulary([*spelling.generators, *(c.encode() for c in characters)])
+            state = State(self.intersected(vocab)) if self.what == "regex" else self.start(vocab, "".join(characters))
             return state.possible
 
         def needed(characters: list[str], others: list[str]) -> list[str]:  # QuickXplain (Junker 2004)
@@ -192,8 +192,8 @@ class TextConstraint:
     follow.
     """
 
-    def __init__(self, state: State, known: Vocabulary, end: list[int]) -> None:
-        self.state, self.known, self.end = state, known, end
+    def __init__(self, state: State, vocab: Vocabulary, end: list[int]) -> None:
+        self.state, self.vocab, self.end = state, vocab, end
         self.compute_mask()
 
     def compute_mask(self) -> None:
@@ -227,7 +227,7 @@ class TextConstraint:
         result = self.copy()
         if not text:
             result.mask = self.mask.clone()
-            result.mask[self.known.spaced] = False
+            result.mask[self.vocab.spaced] = False
         return result
 
 

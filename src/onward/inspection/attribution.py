@@ -94,9 +94,9 @@ def logit_attribution(
         heads.append(by_head)
         biases.append(bias)
     embedding = float(at("blocks.0.in") @ direction)
-    stacked = [torch.stack(parts[::-1]).cpu() for parts in (heads, biases, mlps)]
-    total = embedding + constant + sum(float(part.sum()) for part in stacked)
-    size = max(1.0, float(size), abs(embedding) + sum(float(part.abs().sum()) for part in stacked))
+    stacked = [torch.stack(layers[::-1]).cpu() for layers in (heads, biases, mlps)]
+    total = embedding + constant + sum(float(x.sum()) for x in stacked)
+    size = max(1.0, float(size), abs(embedding) + sum(float(x.abs().sum()) for x in stacked))
     if not abs(total - logit) <= TOLERANCE[model.dtype] * size:
         raise UserError(
             f"the contributions to the logit add up to {total:.6g}, and the logit is {logit:.6g}: an edit, a hook or a "

@@ -58,10 +58,10 @@ def variation(x: Tensor, dim: int) -> float:
     return largest(x - x.narrow(dim, 0, 1)) / max(1e-12, largest(x))
 
 
-def rows_of(parts: Sequence[Tensor], T: int) -> Tensor | None:
-    """Return the outputs of some projections side by side for each token, (T, ...); None if they are unknown."""
-    turned = [x.movedim(x.shape.index(T), 0).flatten(1).double() for x in parts if T in x.shape]
-    return torch.cat(turned, 1) if parts and len(turned) == len(parts) else None
+def rows_of(outputs: Sequence[Tensor], T: int) -> Tensor | None:
+    """Concatenate the outputs of some projections for each token, (T, ...); None if they are unknown."""
+    turned = [x.movedim(x.shape.index(T), 0).flatten(1).double() for x in outputs if T in x.shape]
+    return torch.cat(turned, 1) if outputs and len(turned) == len(outputs) else None
 
 
 def positions(s: Subject) -> Outcome:
@@ -218,9 +218,9 @@ def heads(s: Subject) -> Outcome:
         if status == "failed":
             return "failed", what, layer[0].module
         measured.append((status, what))
-    for one, other in pairwise(traced_layers):  # heads as modules of their own
-        if all(torch.equal(stacked(one, name), stacked(other, name)) for name in ("queries", "keys", "values")):
-            return "failed", "two heads have the same queries, keys and values: they are one head", one[0].module
+    for layer, following in pairwise(traced_layers):  # heads as modules of their own
+        if all(torch.equal(stacked(layer, name), stacked(following, name)) for name in ("queries", "keys", "values")):
+            return "failed", "two heads have the same queries, keys and values: they are one head", layer[0].module
     return next(((status, what) for status, what in measured if status == "noted"), measured[0])
 
 
@@ -265,7 +265,7 @@ def first_equal_heads(x: Tensor) -> list[int]:
     firsts: list[Tensor] = []
     numbers = []
     for head in x.unbind(1):
-        same = next((i for i, one in enumerate(firsts) if torch.equal(one, head)), len(firsts))
+        same = next((i for i, first in enumerate(firsts) if torch.equal(first, head)), len(firsts))
         firsts += [head] if same == len(firsts) else []
         numbers.append(same)
     return numbers
@@ -293,8 +293,8 @@ def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
         return "scores are no multiples of products of queries and keys"
     factor = xy / xx
     for name, x in ("queries", q), ("keys", k):
-        parts = torch.cat([part.double().flatten() for a in layer for part in a.sources[name]])
-        factor *= float(x.square().mean().sqrt() / parts.square().mean().sqrt())
+        projected = torch.cat([output.double().flatten() for a in layer for output in a.sources[name]])
+        factor *= float(x.square().mean().sqrt() / projected.square().mean().sqrt())
     return factor
 
 

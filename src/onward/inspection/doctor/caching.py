@@ -68,11 +68,11 @@ def first_different(s: Subject, sizes: Sequence[int], token: int) -> str:
             memory.step(piece)
         if start + piece.size(1) > token:
             break
-    for (name, one, _), (other_name, other, _) in zip(plain, uses):
+    for (name, result, _), (other_name, cached_result, _) in zip(plain, uses):
         if name != other_name:
             return ""
-        rows = one[0] if one.dim() > 2 else one
-        later = other[0] if other.dim() > 2 else other
+        rows = result[0] if result.dim() > 2 else result
+        later = cached_result[0] if cached_result.dim() > 2 else cached_result
         if rows.size(0) == tokens.size(1) and later.size(0) == piece.size(1):
             difference = largest(rows[start : start + piece.size(1)] - later)
             if difference > 1e-4 * max(1e-3, largest(rows)):

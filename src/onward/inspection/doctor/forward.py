@@ -136,9 +136,9 @@ def causal(s: Subject) -> Outcome:
 def first_different(before: list[Use], after: list[Use], s: Subject, tokens: slice) -> str:
     """Return the name of the first module whose results (B, T, ...) differ at these tokens between two recordings of
     `Subject.outputs`; "" if none differs."""
-    for (name, one, _), (_, other, _) in zip(before, after):
-        same = one.shape == other.shape and one.dim() > 1 and one.shape[:2] == s.tokens.shape
-        if same and largest((one - other)[:, tokens]) > 1e-4 * max(1e-3, largest(one)):
+    for (name, result, _), (_, changed_result, _) in zip(before, after):
+        same = result.shape == changed_result.shape and result.dim() > 1 and result.shape[:2] == s.tokens.shape
+        if same and largest((result - changed_result)[:, tokens]) > 1e-4 * max(1e-3, largest(result)):
             return name
     return ""
 
@@ -259,17 +259,17 @@ def precision(s: Subject) -> Outcome:
             return "noted", f"the model does not run in {dtype}: {error.__cause__ or error}".splitlines()[0]
         blocks = {name for name, _ in s.blocks}
         results.append([*(use for use in uses if use.name in blocks), Use("the logits", logits, None)])
-    drift = {one.name: drifted(one.result, other.result) for one, other in zip(*results)}
+    drift = {exact.name: drifted(exact.result, rounded.result) for exact, rounded in zip(*results)}
     where = next((name for name, value in drift.items() if not value <= DRIFT / 2), "the logits")
     rounding = ", ".join(f"{name.rpartition('.')[2]}: {value:.1%}" for name, value in drift.items())
     return verdict(drift["the logits"] <= DRIFT, f"bf16 differs from fp32 by {rounding} (blocks, then logits)", where)
 
 
-def drifted(one: Tensor, other: Tensor) -> float:
-    """Return the median over tokens of the norm of the difference of two tensors (..., D), relative to the variation
+def drifted(exact: Tensor, rounded: Tensor) -> float:
+    """Return the median over tokens of the norm of exact - rounded, both (..., D), relative to the variation of `exact`
     over D."""
-    one, other = (x.float() - x.float().mean(-1, keepdim=True) for x in (one, other))
-    return float(((one - other).norm(dim=-1) / one.norm(dim=-1).clamp(min=1e-9)).median())
+    exact, rounded = (x.float() - x.float().mean(-1, keepdim=True) for x in (exact, rounded))
+    return float(((exact - rounded).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-9)).median())
 
 
 FORWARD = {

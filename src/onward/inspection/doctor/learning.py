@@ -66,13 +66,13 @@ def loss(s: Subject) -> Outcome:
     right = 1 if name.startswith("label") else 0  # as in transformers, and as in nanoGPT
     expected, value = float(cross_entropy(z, wanted, right)), float(theirs)
     close = CLOSE.get(s.dtype, 1e-5)
-    same = lambda one: abs(value - one) <= close * max(1e-3, abs(one))
+    same = lambda other: abs(value - other) <= close * max(1e-3, abs(other))
     shift = "are shifted by one inside" if right else "come shifted by one"
     what = f"the loss is {value:.4f}, and the cross-entropy {expected:.4f} if {name or 'targets'} {shift}"
     if same(expected):
         return ignored(s, wanted, right, what)
-    if like := next((known for known, one in mistakes(z, wanted, expected).items() if same(one)), ""):
-        return "failed", what, f"it is {like}"
+    if mistake := next((name for name, loss in mistakes(z, wanted, expected).items() if same(loss)), ""):
+        return "failed", what, f"it is {mistake}"
     others = wanted.roll(1, 0).flip(1)  # a part that no target changes is not the loss of the next token
     more, gap = s.loss(s.logits, others), value - expected
     assert more is not None
@@ -92,20 +92,20 @@ def spread_targets(s: Subject) -> Tensor:
 def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
     """Return the values that the loss would have under the usual mistakes, by a description of the mistake. `z` are
     logits (B, T, V), `wanted` targets (B, T), and `expected` is the right value."""
-    known = {f"that of targets {k} ahead of the logits": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
-    known["that over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
+    values = {f"the loss of targets {k} ahead of the logits": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
+    values["the loss over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
         F.cross_entropy(z.reshape(z.size(0), z.size(2), z.size(1)).float(), wanted)
     )
     flat = z.transpose(1, 2).reshape(-1, z.size(2)).float()
-    known["that of logits whose axes were exchanged"] = float(F.cross_entropy(flat, wanted.flatten()))
-    known["the sum over tokens instead of their mean"] = expected * wanted.numel()
+    values["the loss of logits whose axes were exchanged"] = float(F.cross_entropy(flat, wanted.flatten()))
+    values["the sum over tokens instead of their mean"] = expected * wanted.numel()
     for token in 0, z.size(2) - 1:
         kept = wanted.masked_fill(wanted == token, IGNORED)
         for k in 0, 1:
-            known[f"that without targets that are token {token}: ignore_index={token}"] = float(
+            values[f"the loss without targets that are token {token}: ignore_index={token}"] = float(
                 cross_entropy(z, kept, k)
             )
-    return known
+    return values
 
 
 def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:

@@ -134,16 +134,16 @@ def norms(s: Subject) -> Outcome:
         pairs = [(a.result, b.result) for a, b in zip(before, after) if a.name == block]
         stream = next((size(b) / max(size(a), 1e-12) for a, b in pairs), 0.0)
         ratios: dict[str, float] = {}  # of the input of the first linear layer of each branch
-        for (name, _, one), (_, _, other) in zip(before, after):
+        for (name, _, given), (_, _, scaled_input) in zip(before, after):
             if (
                 name.startswith(f"{block}.")
                 and width(modules[name])
-                and one is not None
-                and other is not None
-                and one.dim() == 3
+                and given is not None
+                and scaled_input is not None
+                and given.dim() == 3
             ):
                 ratios.setdefault(
-                    ".".join(name.split(".")[: block.count(".") + 2]), size(other) / max(size(one), 1e-12)
+                    ".".join(name.split(".")[: block.count(".") + 2]), size(scaled_input) / max(size(given), 1e-12)
                 )
         odd = next(iter(ratios), "")  # its input is the stream, or a norm of the stream
         if block == s.blocks[0][0] and odd and not 0.5 < ratios[odd] < 2 * BY:

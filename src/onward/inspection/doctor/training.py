@@ -66,23 +66,23 @@ def shuffled(s: Subject) -> Outcome:
     if not s.batches:
         return "not applicable", NO_BATCHES
     pairs = [pair for tokens, wanted in s.batches for pair in zip(tokens, tokens[1:], wanted)]
-    if len(pairs) < FEW or len({tuple(one.tolist()) for one, _, _ in pairs}) < FEW:
+    if len(pairs) < FEW or len({tuple(row.tolist()) for row, _, _ in pairs}) < FEW:
         return "not applicable", f"{len(pairs)} pairs of neighboring rows are too few"
     T = pairs[0][0].size(0)
-    ahead = {}  # the share of rows that are the one before, this many tokens later
+    ahead = {}  # the share of rows that continue the row before them, this many tokens later
     for k in range(1, T + 1):
-        follows = [follows_by(one, other, wanted, k) for one, other, wanted in pairs]
+        follows = [follows_by(row, following, targets, k) for row, following, targets in pairs]
         ahead[k] = sum(follows) / len(follows)
     best = max(ahead, key=lambda k: ahead[k])
     what = f"{ahead[best]:.0%} of {len(pairs)} rows continue the row before them, {best} tokens later"
     return verdict(ahead[best] < 0.9, what, "the order of the windows")
 
 
-def follows_by(one: Tensor, other: Tensor, wanted: Tensor, k: int) -> bool:
-    """Return whether row `other` is the row before it, `one`, shifted by k tokens; for k = T, whether it begins with
-    the last of that row's targets `wanted`."""
-    T = one.size(0)
-    return torch.equal(other[: T - k], one[k:]) if T - k >= 2 else k == T and bool(other[0] == wanted[-1])
+def follows_by(row: Tensor, following: Tensor, targets: Tensor, k: int) -> bool:
+    """Return whether the row `following` is the row before it, `row`, shifted by k tokens; for k = T, whether it begins
+    with the last of that row's targets."""
+    T = row.size(0)
+    return torch.equal(following[: T - k], row[k:]) if T - k >= 2 else k == T and bool(following[0] == targets[-1])
 
 
 def held_out(s: Subject) -> Outcome:
@@ -98,11 +98,11 @@ def held_out(s: Subject) -> Outcome:
         for row in tokens.tolist()
         for i in range(0, len(row) - PASSAGE + 1, step)
     }
-    known, asked = passages(s.batches, 1), passages(s.validation_batches, PASSAGE)
-    if not asked or not known:
+    trained, validation = passages(s.batches, 1), passages(s.validation_batches, PASSAGE)
+    if not validation or not trained:
         return "not applicable", f"rows of fewer than {PASSAGE} tokens"
-    share = len(asked & known) / len(asked)
-    what = f"{share:.0%} of {len(asked):,} passages of {PASSAGE} tokens for validation are in training batches"
+    share = len(validation & trained) / len(validation)
+    what = f"{share:.0%} of {len(validation):,} passages of {PASSAGE} tokens for validation are in training batches"
     return verdict(share <= COMMON, what, "the split of the texts")
 
 
