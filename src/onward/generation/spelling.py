@@ -48,7 +48,8 @@ class Spelling:
 
     @cached_property
     def prefix_free(self) -> bool:
-        """Whether no generator begins with another one, so that a text divides into generators in only one way."""
+        """Whether no generator (a token that is not a sequence of shorter tokens) begins with another one, so that a
+        text divides into generators in only one way."""
         ranked = sorted(self.generators)
         return not any(second.startswith(first) for first, second in pairwise(ranked))
 

@@ -153,7 +153,7 @@ class RoleCurve:
 
 def role_curve(run: str | Path, role: str = "induction", length: int = 0) -> RoleCurve:
     """Compute the scores of a role of `head_roles` for each save in a run folder; the run's option `keep` determines
-    the number of saves."""
+    the number of saves. `length` is that of `repeated_tokens`. Raises a UserError for a run without saves."""
     folders = saves(Path(run))
     if not folders:
         raise UserError(f"{run} has no saves: name the folder of a run")

@@ -33,7 +33,8 @@ class ResidualStream:
 
 @torch.no_grad()
 def residual_stream(model: Decoder, tokens: Sequence[int]) -> ResidualStream:
-    """Compute norms and cosines of the residual stream of a text."""
+    """Compute the norm of each token's residual stream in each layer, and its cosine with the next and with the last
+    layer."""
     streams = torch.cat([exact(x) for x in residuals(model, as_row(model, tokens))])
     cosine = torch.nn.functional.cosine_similarity
     to_next, to_last = cosine(streams[:-1], streams[1:], -1), cosine(streams, streams[-1:], -1)

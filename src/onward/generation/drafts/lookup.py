@@ -27,7 +27,8 @@ class LookupDraft:
         """Do nothing: a look-up needs no preparation."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Propose the tokens after the last occurrence of each request's final n-gram, at most `room` of them."""
+        """Propose the tokens after the last occurrence of each request's final n-gram, at most room[i] for
+        requests[i]."""
         proposals = []
         for request, most in zip(requests, room):
             index = self.indices.setdefault(request, LookupIndex(self.ngram))

@@ -37,5 +37,5 @@ class Draft(Protocol):
         call (`chunk`), and the size of the vocabulary."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Propose at most `room` tokens for each request; request i is in row i."""
+        """Propose at most room[i] tokens for requests[i], which is in row i of the engine."""
         ...

@@ -49,7 +49,7 @@ def layers(s: Subject, kind: str) -> list[Layer]:
 
 
 def stacked(layer: Layer, name: str) -> Tensor:
-    """Stack the queries, keys, values or weights (`name`) of an attention in all texts, (N, H, T, ...)."""
+    """Stack the queries, keys, values or weights (`name`) of one attention over the N texts, (N, H, T, ...)."""
     return torch.stack([getattr(a, name) for a in layer])
 
 
@@ -225,7 +225,7 @@ def heads(s: Subject) -> Outcome:
 
 
 def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
-    """Check the heads of one attention; returns its status and the measurement as text."""
+    """Check the heads of one attention, recorded on N texts; returns its status and the measurement as text."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     H, E = q.size(1), q.size(-1)
     if layer[0].softmax_of_softmax:

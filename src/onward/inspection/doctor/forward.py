@@ -54,7 +54,7 @@ def repeatable(s: Subject) -> Outcome:
 
 
 def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
-    """Return each module with a dropout rate, the name of its attribute, and the rate."""
+    """Return the dropout rates of a model as (module, name of the attribute, rate)."""
     return [
         (module, name, value)
         for module in model.modules()
@@ -66,7 +66,7 @@ def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 @contextmanager
 def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
     """Set the model to train mode inside the `with` block, and restore mode, rates and buffers at its end. Yields its
-    dropout rates, which may be changed."""
+    dropout rates as (module, name of the attribute, rate); the block may change them."""
     rates, buffers = dropout_rates(s.model), [(buffer, buffer.clone()) for buffer in s.model.buffers()]
     try:
         s.model.train()

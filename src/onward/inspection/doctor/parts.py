@@ -34,7 +34,7 @@ BY = 8.0  # the factor by which the residual stream is multiplied
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """An attention module whose projections are known by their names."""
+    """An attention module of the model to check, whose projections are recognized by their names."""
 
     name: str
     module: nn.Module
@@ -58,7 +58,8 @@ def number(module: nn.Module, names: Sequence[str]) -> int:
 
 
 def attention_layers(s: Subject) -> list[AttentionLayer]:
-    """Return the attention modules of the model whose projections have known names."""
+    """Return the attention modules of the model whose projections are recognized by their names, with the number and
+    the size of their heads."""
     result = []
     for name, module in s.model.named_modules():
         children = {child: m for child, m in module.named_children() if width(m)}
